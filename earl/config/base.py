@@ -1,0 +1,11 @@
+"""What all sections of a run file share: strict, frozen, with units in the names."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A table of the run file. Unknown keys are errors; values do not change once loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

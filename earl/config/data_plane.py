@@ -1,0 +1,32 @@
+"""`[data_plane]` and `[bus]`: where tensors lie, how they travel, where facts are kept."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from earl.config.base import Section
+
+
+class DataPlaneConfig(Section):
+    # A tmpfs; arenas are files in a directory of the run's own below it.
+    arena_dir: str = "/dev/shm"
+    # "auto": shared memory where the reader can open the arena, otherwise the wire.
+    transport: Literal["auto", "shm", "ucx"] = "auto"
+    # Refuse to start on anything less.
+    require: Literal["", "shm", "rdma"] = ""
+    # Off loopback the wire carries no TLS: say that the network is trusted, or stay on loopback.
+    trusted_network: bool = False
+    bind: str = "127.0.0.1"
+    read_s: float = Field(30.0, gt=0)
+    # Descriptors lapse this long after their owner last renewed them.
+    descriptor_lease_s: float = Field(60.0, gt=0)
+    checksums: Literal["wire", "always", "off"] = "wire"
+
+
+class BusConfig(Section):
+    # A Redis or Valkey server; empty: an embedded Valkey that keeps its data in the run's directory.
+    redis_url: str = ""
+    # Events kept in the stream, about.
+    stream_events: int = Field(100_000, ge=1000)

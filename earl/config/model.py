@@ -1,0 +1,37 @@
+"""`[model]`: which policy is trained."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from earl.config.base import Section
+
+
+class ScratchModel(Section):
+    """A small decoder with random weights and a word-level tokenizer, made at the run's start."""
+
+    family: Literal["llama", "qwen2", "qwen3"] = "llama"
+    hidden_size: int = Field(128, ge=8)
+    intermediate_size: int = Field(384, ge=8)
+    layers: int = Field(2, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int = Field(4, ge=1)
+    max_positions: int = Field(256, ge=8)
+    # Words of the tokenizer beside its special tokens; text is split into words and single
+    # punctuation characters.
+    words: list[str] = []
+
+
+class ModelConfig(Section):
+    # A local transformers checkpoint directory (config.json, *.safetensors, tokenizer.json).
+    # Empty: `scratch` makes one.
+    path: str = ""
+    scratch: ScratchModel = ScratchModel()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    # Put before an observation and before an action; text, tokenised once.
+    observation_prefix: str = ""
+    action_prefix: str = ""
+    # Generation ends after one of these tokens; the tokenizer's end-of-sequence token always does.
+    stop: list[str] = []

@@ -1,0 +1,42 @@
+"""A run file as one value."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from earl.config.base import Section
+from earl.config.data_plane import BusConfig, DataPlaneConfig
+from earl.config.environment import EnvironmentConfig, GatewayConfig
+from earl.config.model import ModelConfig
+from earl.config.rollout import RolloutConfig
+from earl.config.scheduler import EvaluationConfig, SchedulerConfig
+from earl.config.trainer import TrainerConfig, WarmupConfig
+
+
+class StackConfig(Section):
+    """The local stack: the processes that `earl train` starts."""
+
+    # How often a crashed worker is started again before the run gives up.
+    restarts: int = Field(2, ge=0)
+    start_s: float = Field(60.0, gt=0)
+    stop_s: float = Field(20.0, gt=0)
+
+
+class RunConfig(Section):
+    """Everything a run needs to know; every service reads the same file."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    seed: int = Field(0, ge=0, lt=1 << 31)
+    # Directory of runs; this one is <runs_dir>/<name>.
+    runs_dir: str = "runs"
+    model: ModelConfig = ModelConfig()
+    environment: EnvironmentConfig
+    gateway: GatewayConfig = GatewayConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    warmup: WarmupConfig = WarmupConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    data_plane: DataPlaneConfig = DataPlaneConfig()
+    bus: BusConfig = BusConfig()
+    stack: StackConfig = StackConfig()

@@ -1,0 +1,265 @@
+"""The one catalogue of errors, named by the boundary that was crossed.
+
+Every error says what was wrong, with which value, and what to do about it. `status` is the gRPC
+status code that `earl.rpc` sends it as, `exit_code` what a command ends with (docs/operating.md).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EarlError(Exception):
+    """Base of all errors that EARL raises on purpose.
+
+    message: what was wrong, with the value. remedy: what to do; may be empty.
+    """
+
+    status: ClassVar[str] = "INTERNAL"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+# --- what the person gave -------------------------------------------------------------------
+
+
+class ConfigError(EarlError):
+    """A run file, an override or an argument is wrong; nothing was started."""
+
+    status = "INVALID_ARGUMENT"
+    exit_code = 2
+
+
+class ModelNotFound(ConfigError):
+    """The model directory is missing or lacks a file that it must have."""
+
+    exit_code = 3
+
+
+class IllegalParallelism(ConfigError):
+    """The model cannot be cut this way, for example a head count that tp does not divide."""
+
+    exit_code = 4
+
+
+class PortInUse(EarlError):
+    """An address that a service should listen on is taken."""
+
+    status = "UNAVAILABLE"
+    exit_code = 5
+
+
+class InsecureBind(ConfigError):
+    """A bind off loopback without TLS and token."""
+
+    exit_code = 6
+
+
+# --- the bus and the ledger -----------------------------------------------------------------
+
+
+class BusUnavailable(EarlError):
+    """Redis or Valkey cannot be reached, refused the password, or failed."""
+
+    status = "UNAVAILABLE"
+    exit_code = 7
+
+
+class LedgerError(EarlError):
+    """A command that the ledger refuses; it changed nothing."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class LeaseExpired(LedgerError):
+    """The attempt is no longer the caller's: its lease ended or another fence holds it."""
+
+
+class LedgerFenced(LedgerError):
+    """Another scheduler changed the ledger: this one must stop."""
+
+
+class UnknownWorker(LedgerError):
+    """The worker never joined, or a newer incarnation of it did."""
+
+    status = "NOT_FOUND"
+
+
+class StaleEpoch(LedgerError):
+    """A command or report of an older switch."""
+
+
+# --- the data plane -------------------------------------------------------------------------
+
+
+class DataPlaneError(EarlError):
+    """Base of what can go wrong between arenas and readers."""
+
+    status = "UNAVAILABLE"
+
+
+class LayoutError(DataPlaneError):
+    """A layout that is no partition of its tensor."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class LayoutGap(LayoutError):
+    """No shard holds a box that the target needs; the message names the box."""
+
+
+class LayoutOverlap(LayoutError):
+    """Two shards of one target claim the same elements; the message names the box."""
+
+
+class ArenaFull(DataPlaneError):
+    """No room for a region now: back-pressure, not a failure."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class RegionGone(DataPlaneError):
+    """The region was freed or reused before or while it was read."""
+
+    status = "NOT_FOUND"
+
+
+class VersionGone(DataPlaneError):
+    """The weights' slot was reused: take the newer version."""
+
+    status = "NOT_FOUND"
+
+
+class DescriptorMissing(DataPlaneError):
+    """The registry has no descriptor under this key: never published, or its lease ended."""
+
+    status = "NOT_FOUND"
+
+
+class PeerLost(DataPlaneError):
+    """The owner of the memory died or cannot be reached."""
+
+
+class ReadTimeout(DataPlaneError):
+    """A read did not end before its deadline."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
+class ChecksumMismatch(DataPlaneError):
+    """The bytes that arrived are not those that were published."""
+
+    status = "DATA_LOSS"
+
+
+class TransportUnavailable(DataPlaneError):
+    """No transport reaches the owner under the configured requirements."""
+
+    status = "FAILED_PRECONDITION"
+    exit_code = 8
+
+
+# --- engines and training -------------------------------------------------------------------
+
+
+class EngineError(EarlError):
+    """An engine cannot do what was asked of it."""
+
+
+class ContextTooLong(EngineError):
+    """The sequence does not fit the engine's context bound."""
+
+    status = "OUT_OF_RANGE"
+
+
+class WeightsIncomplete(EngineError):
+    """A load failed part way: the engine refuses to generate until one version is wholly loaded."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class TrainerError(EarlError):
+    """A training step cannot be done, for example because its loss is not finite."""
+
+
+class CheckpointError(EarlError):
+    """A checkpoint is missing, incomplete or belongs to another model."""
+
+    status = "FAILED_PRECONDITION"
+    exit_code = 9
+
+
+# --- environments ---------------------------------------------------------------------------
+
+
+class EnvironmentFailure(EarlError):
+    """Base of what can go wrong between a session and its environment."""
+
+    status = "ABORTED"
+
+
+class EnvProtocolError(EnvironmentFailure):
+    """A message that breaks the environment stream's rules; it was refused and counted."""
+
+    status = "INVALID_ARGUMENT"
+    exit_code = 10
+
+
+class DuplicateEnvironment(EnvProtocolError):
+    """An environment's name is already taken on this host or with another schema."""
+
+    status = "ALREADY_EXISTS"
+
+
+class UnknownEnvironment(EnvironmentFailure):
+    """No attached host serves an environment of this name."""
+
+    status = "NOT_FOUND"
+
+
+class EnvHostLost(EnvironmentFailure):
+    """The env host died, froze or left with the session open: INFRA_ERROR, never a reward."""
+
+    status = "UNAVAILABLE"
+
+
+# --- RPC and processes ----------------------------------------------------------------------
+
+
+class RpcError(EarlError):
+    """A call failed for a reason that is not in this catalogue."""
+
+    status = "UNKNOWN"
+
+
+class Unauthenticated(RpcError):
+    """The token is missing or wrong."""
+
+    status = "UNAUTHENTICATED"
+
+
+class ServiceUnavailable(RpcError):
+    """The service cannot be reached, after the retries that were allowed."""
+
+    status = "UNAVAILABLE"
+    exit_code = 11
+
+
+class DeadlineExceeded(RpcError):
+    """No answer before the deadline."""
+
+    status = "DEADLINE_EXCEEDED"
+    exit_code = 12
+
+
+class ProcessFailed(EarlError):
+    """A process of the local stack ended when it should not have."""
+
+    exit_code = 13

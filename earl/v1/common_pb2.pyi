@@ -1,0 +1,76 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STAGE_UNSPECIFIED: _ClassVar[Stage]
+    STAGE_ROLLOUT: _ClassVar[Stage]
+    STAGE_REFERENCE: _ClassVar[Stage]
+    STAGE_TRAINER: _ClassVar[Stage]
+
+class Ending(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENDING_UNSPECIFIED: _ClassVar[Ending]
+    ENDING_OK: _ClassVar[Ending]
+    ENDING_TRUNCATED: _ClassVar[Ending]
+    ENDING_ENV_ERROR: _ClassVar[Ending]
+    ENDING_INFRA_ERROR: _ClassVar[Ending]
+    ENDING_TIMEOUT: _ClassVar[Ending]
+
+class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PURPOSE_UNSPECIFIED: _ClassVar[Purpose]
+    PURPOSE_TRAIN: _ClassVar[Purpose]
+    PURPOSE_EVALUATE: _ClassVar[Purpose]
+    PURPOSE_WARMUP: _ClassVar[Purpose]
+
+class Actor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACTOR_UNSPECIFIED: _ClassVar[Actor]
+    ACTOR_POLICY: _ClassVar[Actor]
+    ACTOR_RANDOM_LEGAL: _ClassVar[Actor]
+STAGE_UNSPECIFIED: Stage
+STAGE_ROLLOUT: Stage
+STAGE_REFERENCE: Stage
+STAGE_TRAINER: Stage
+ENDING_UNSPECIFIED: Ending
+ENDING_OK: Ending
+ENDING_TRUNCATED: Ending
+ENDING_ENV_ERROR: Ending
+ENDING_INFRA_ERROR: Ending
+ENDING_TIMEOUT: Ending
+PURPOSE_UNSPECIFIED: Purpose
+PURPOSE_TRAIN: Purpose
+PURPOSE_EVALUATE: Purpose
+PURPOSE_WARMUP: Purpose
+ACTOR_UNSPECIFIED: Actor
+ACTOR_POLICY: Actor
+ACTOR_RANDOM_LEGAL: Actor
+
+class Parallelism(_message.Message):
+    __slots__ = ("dp", "tp", "cp", "pp")
+    DP_FIELD_NUMBER: _ClassVar[int]
+    TP_FIELD_NUMBER: _ClassVar[int]
+    CP_FIELD_NUMBER: _ClassVar[int]
+    PP_FIELD_NUMBER: _ClassVar[int]
+    dp: int
+    tp: int
+    cp: int
+    pp: int
+    def __init__(self, dp: _Optional[int] = ..., tp: _Optional[int] = ..., cp: _Optional[int] = ..., pp: _Optional[int] = ...) -> None: ...
+
+class Worker(_message.Message):
+    __slots__ = ("name", "incarnation", "stage", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: int
+    stage: Stage
+    address: str
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., stage: _Optional[_Union[Stage, str]] = ..., address: _Optional[str] = ...) -> None: ...

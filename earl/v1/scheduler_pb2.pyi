@@ -1,0 +1,539 @@
+from earl.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERDICT_UNSPECIFIED: _ClassVar[Verdict]
+    VERDICT_ACCEPTED: _ClassVar[Verdict]
+    VERDICT_RETRIED: _ClassVar[Verdict]
+    VERDICT_REFUSED: _ClassVar[Verdict]
+
+class Objective(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OBJECTIVE_UNSPECIFIED: _ClassVar[Objective]
+    OBJECTIVE_POLICY_GRADIENT: _ClassVar[Objective]
+    OBJECTIVE_IMITATE: _ClassVar[Objective]
+VERDICT_UNSPECIFIED: Verdict
+VERDICT_ACCEPTED: Verdict
+VERDICT_RETRIED: Verdict
+VERDICT_REFUSED: Verdict
+OBJECTIVE_UNSPECIFIED: Objective
+OBJECTIVE_POLICY_GRADIENT: Objective
+OBJECTIVE_IMITATE: Objective
+
+class JoinRequest(_message.Message):
+    __slots__ = ("worker", "capacity", "parallelism")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    PARALLELISM_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    capacity: int
+    parallelism: _common_pb2.Parallelism
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., capacity: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ...) -> None: ...
+
+class JoinResponse(_message.Message):
+    __slots__ = ("lease_s", "epoch", "version", "weight_keys")
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_KEYS_FIELD_NUMBER: _ClassVar[int]
+    lease_s: float
+    epoch: int
+    version: int
+    weight_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_s: _Optional[float] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., weight_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers")
+    class GaugesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GAUGES_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    running: int
+    version: int
+    gauges: _containers.ScalarMap[str, float]
+    spans: _containers.RepeatedCompositeFieldContainer[BusySpan]
+    transfers: _containers.RepeatedCompositeFieldContainer[TransferTotals]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., spans: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ...) -> None: ...
+
+class BusySpan(_message.Message):
+    __slots__ = ("what", "start_ns", "end_ns")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    start_ns: int
+    end_ns: int
+    def __init__(self, what: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ...) -> None: ...
+
+class TransferTotals(_message.Message):
+    __slots__ = ("path", "size_bytes", "seconds", "transfers")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    size_bytes: int
+    seconds: float
+    transfers: int
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., transfers: _Optional[int] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("stop", "epoch")
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    stop: bool
+    epoch: int
+    def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class Ticket(_message.Message):
+    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_JSON_FIELD_NUMBER: _ClassVar[int]
+    ENV_SEED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_SEED_FIELD_NUMBER: _ClassVar[int]
+    MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_TURNS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    attempt: int
+    fence: int
+    purpose: _common_pb2.Purpose
+    actor: _common_pb2.Actor
+    group_id: int
+    environment: str
+    task_json: str
+    env_seed: int
+    sample_seed: int
+    min_version: int
+    temperature: float
+    episode_s: float
+    lease_s: float
+    max_turns: int
+    evaluation: str
+    traceparent: str
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class LeaseTicketsRequest(_message.Message):
+    __slots__ = ("worker", "credit", "wait_s")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    credit: int
+    wait_s: float
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., credit: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class LeaseTicketsResponse(_message.Message):
+    __slots__ = ("tickets", "stop")
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    tickets: _containers.RepeatedCompositeFieldContainer[Ticket]
+    stop: bool
+    def __init__(self, tickets: _Optional[_Iterable[_Union[Ticket, _Mapping]]] = ..., stop: _Optional[bool] = ...) -> None: ...
+
+class AttemptRef(_message.Message):
+    __slots__ = ("ticket_id", "attempt", "fence")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    attempt: int
+    fence: int
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ...) -> None: ...
+
+class RenewLeasesRequest(_message.Message):
+    __slots__ = ("worker", "attempts")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    attempts: _containers.RepeatedCompositeFieldContainer[AttemptRef]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[AttemptRef, _Mapping]]] = ...) -> None: ...
+
+class RenewLeasesResponse(_message.Message):
+    __slots__ = ("lost",)
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    lost: _containers.RepeatedCompositeFieldContainer[AttemptRef]
+    def __init__(self, lost: _Optional[_Iterable[_Union[AttemptRef, _Mapping]]] = ...) -> None: ...
+
+class AttemptResult(_message.Message):
+    __slots__ = ("attempt", "ending", "reward", "prompt_tokens", "total_tokens", "trained_tokens", "turns", "oldest_version", "newest_version", "descriptor_key", "metrics", "message", "turn_tokens")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    attempt: AttemptRef
+    ending: _common_pb2.Ending
+    reward: float
+    prompt_tokens: int
+    total_tokens: int
+    trained_tokens: int
+    turns: int
+    oldest_version: int
+    newest_version: int
+    descriptor_key: str
+    metrics: _containers.ScalarMap[str, float]
+    message: str
+    turn_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attempt: _Optional[_Union[AttemptRef, _Mapping]] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., reward: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., turns: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., message: _Optional[str] = ..., turn_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CompleteTicketsRequest(_message.Message):
+    __slots__ = ("worker", "results")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    results: _containers.RepeatedCompositeFieldContainer[AttemptResult]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., results: _Optional[_Iterable[_Union[AttemptResult, _Mapping]]] = ...) -> None: ...
+
+class CompleteTicketsResponse(_message.Message):
+    __slots__ = ("items",)
+    class Item(_message.Message):
+        __slots__ = ("attempt", "verdict", "reason")
+        ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+        VERDICT_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        attempt: AttemptRef
+        verdict: Verdict
+        reason: str
+        def __init__(self, attempt: _Optional[_Union[AttemptRef, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[CompleteTicketsResponse.Item]
+    def __init__(self, items: _Optional[_Iterable[_Union[CompleteTicketsResponse.Item, _Mapping]]] = ...) -> None: ...
+
+class BatchItem(_message.Message):
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
+    ADVANTAGE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    START_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    attempt: int
+    descriptor_key: str
+    advantage: float
+    total_tokens: int
+    start_token: int
+    stop_token: int
+    group_id: int
+    reward: float
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ...) -> None: ...
+
+class RankItems(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[BatchItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
+
+class BatchPlan(_message.Message):
+    __slots__ = ("batch_id", "version", "objective", "ranks", "total_tokens", "trained_tokens", "publish", "checkpoint", "progress", "first_of_phase")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OF_PHASE_FIELD_NUMBER: _ClassVar[int]
+    batch_id: int
+    version: int
+    objective: Objective
+    ranks: _containers.RepeatedCompositeFieldContainer[RankItems]
+    total_tokens: int
+    trained_tokens: int
+    publish: bool
+    checkpoint: bool
+    progress: float
+    first_of_phase: bool
+    def __init__(self, batch_id: _Optional[int] = ..., version: _Optional[int] = ..., objective: _Optional[_Union[Objective, str]] = ..., ranks: _Optional[_Iterable[_Union[RankItems, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., publish: _Optional[bool] = ..., checkpoint: _Optional[bool] = ..., progress: _Optional[float] = ..., first_of_phase: _Optional[bool] = ...) -> None: ...
+
+class NextBatchRequest(_message.Message):
+    __slots__ = ("worker", "ranks", "wait_s")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    ranks: int
+    wait_s: float
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., ranks: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class NextBatchResponse(_message.Message):
+    __slots__ = ("plan", "stop")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    plan: BatchPlan
+    stop: bool
+    def __init__(self, plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., stop: _Optional[bool] = ...) -> None: ...
+
+class CommitBatchRequest(_message.Message):
+    __slots__ = ("worker", "batch_id", "version", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    batch_id: int
+    version: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., batch_id: _Optional[int] = ..., version: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class CommitBatchResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TicketRange(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class RecordCheckpointRequest(_message.Message):
+    __slots__ = ("worker", "version", "path", "consumed")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    version: int
+    path: str
+    consumed: _containers.RepeatedCompositeFieldContainer[TicketRange]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., version: _Optional[int] = ..., path: _Optional[str] = ..., consumed: _Optional[_Iterable[_Union[TicketRange, _Mapping]]] = ...) -> None: ...
+
+class RecordCheckpointResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReconcileRequest(_message.Message):
+    __slots__ = ("worker", "version", "next_batch_id", "consumed")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    version: int
+    next_batch_id: int
+    consumed: _containers.RepeatedCompositeFieldContainer[TicketRange]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., version: _Optional[int] = ..., next_batch_id: _Optional[int] = ..., consumed: _Optional[_Iterable[_Union[TicketRange, _Mapping]]] = ...) -> None: ...
+
+class ReconcileResponse(_message.Message):
+    __slots__ = ("rolled_back",)
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    rolled_back: int
+    def __init__(self, rolled_back: _Optional[int] = ...) -> None: ...
+
+class LedgerCounts(_message.Message):
+    __slots__ = ("issued", "trained", "evaluated", "dropped", "pending", "leased", "ready", "planned")
+    class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ISSUED_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    issued: int
+    trained: int
+    evaluated: int
+    dropped: _containers.ScalarMap[str, int]
+    pending: int
+    leased: int
+    ready: int
+    planned: int
+    def __init__(self, issued: _Optional[int] = ..., trained: _Optional[int] = ..., evaluated: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., pending: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker", "parallelism", "capacity", "running", "version", "silent_s", "gauges", "transfers")
+    class GaugesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PARALLELISM_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    GAUGES_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    parallelism: _common_pb2.Parallelism
+    capacity: int
+    running: int
+    version: int
+    silent_s: float
+    gauges: _containers.ScalarMap[str, float]
+    transfers: _containers.RepeatedCompositeFieldContainer[TransferTotals]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., capacity: _Optional[int] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., silent_s: _Optional[float] = ..., gauges: _Optional[_Mapping[str, float]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ...) -> None: ...
+
+class EvaluationResult(_message.Message):
+    __slots__ = ("name", "version", "episodes", "done", "win_rate", "mean_reward", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WIN_RATE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_REWARD_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: int
+    episodes: int
+    done: int
+    win_rate: float
+    mean_reward: float
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., episodes: _Optional[int] = ..., done: _Optional[int] = ..., win_rate: _Optional[float] = ..., mean_reward: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class LengthQuantiles(_message.Message):
+    __slots__ = ("mean", "p50", "p95", "max")
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    P50_FIELD_NUMBER: _ClassVar[int]
+    P95_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    mean: float
+    p50: float
+    p95: float
+    max: float
+    def __init__(self, mean: _Optional[float] = ..., p50: _Optional[float] = ..., p95: _Optional[float] = ..., max: _Optional[float] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    phase: str
+    step: int
+    steps: int
+    version: int
+    ledger: LedgerCounts
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationResult]
+    episode_tokens: LengthQuantiles
+    turn_tokens: LengthQuantiles
+    metrics: _containers.ScalarMap[str, float]
+    elapsed_s: float
+    done: bool
+    message: str
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+
+class StopRunRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StopRunResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetParallelismRequest(_message.Message):
+    __slots__ = ("stage", "parallelism", "pin")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PARALLELISM_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    stage: _common_pb2.Stage
+    parallelism: _common_pb2.Parallelism
+    pin: bool
+    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., pin: _Optional[bool] = ...) -> None: ...
+
+class SetParallelismResponse(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The four services. Each imports `earl`, never another service."""
