@@ -173,6 +173,25 @@ class EngineError(EarlError):
     """An engine cannot do what was asked of it."""
 
 
+class EngineLost(EngineError):
+    """The engine's processes died or were stopped with calls waiting."""
+
+    status = "UNAVAILABLE"
+    exit_code = 14
+
+
+class EngineBusy(EngineError):
+    """The engine's queue is full: back-pressure, not a failure."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class ReshapeRefused(EngineError):
+    """The engine cannot change its parallelism while it runs, or not to this one."""
+
+    status = "FAILED_PRECONDITION"
+
+
 class ContextTooLong(EngineError):
     """The sequence does not fit the engine's context bound."""
 

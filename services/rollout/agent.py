@@ -1,0 +1,248 @@
+"""The agent loop: one ticket in, one finished episode out.
+
+    open session ─► observation ─► ids (mask 0) ─► action ids (mask 1) ─► text ─► session.step ─┐
+                        ▲                                                                       │
+                        └────────────────── until done, max_turns, or the context is full ◄─────┘
+
+Promise: token in, token out (what was generated is what is stored); every ending is typed; a failure
+of the infrastructure is an ending of its own and never a reward; `play` raises nothing but
+cancellation and programming errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from earl.env.base import Ending
+from earl.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    EarlError,
+    EngineError,
+    EnvironmentFailure,
+    EnvProtocolError,
+)
+from services.rollout.columns import TokenColumns
+from services.rollout.engines.base import Generation, GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits."""
+
+    ticket_id: int
+    attempt: int
+    fence: int
+    train: bool  # its columns are published
+    scripted: bool  # actions are drawn from the legal ones, no engine is asked
+    environment: str
+    task: dict
+    env_seed: int
+    sample_seed: int
+    min_version: int
+    temperature: float
+    episode_s: float
+    lease_s: float
+    max_turns: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.ticket_id, self.attempt
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How an attempt ended. reward: sum of the steps' rewards. message: one line, for failures and
+    truncations. metrics: numbers of the environment's last result."""
+
+    ending: Ending
+    reward: float = 0.0
+    columns: TokenColumns = field(default_factory=TokenColumns)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
+
+    @property
+    def trainable(self) -> bool:
+        return self.ending in (Ending.OK, Ending.TRUNCATED)
+
+
+class Policy(Protocol):
+    """What samples tokens: the pool of engines."""
+
+    @property
+    def version(self) -> int: ...
+
+    async def generate(self, request: GenerateRequest) -> Generation: ...
+
+    def release(self, session: str) -> None: ...
+
+
+class Session(Protocol):
+    observation: object
+
+    async def step(self, text: str): ...
+
+    async def close(self) -> None: ...
+
+
+class Sessions(Protocol):
+    """What opens sessions: the gateway client, with this run's limits bound to it."""
+
+    async def open(self, environment: str, task: dict, seed: int, episode_s: float) -> Session: ...
+
+
+class Codec(Protocol):
+    """The part of earl.models.tokenizer.Tokenizer that the loop uses."""
+
+    stop_ids: frozenset[int]
+
+    def encode_observation(self, text: str, first: bool) -> list[int]: ...
+
+    def encode_action(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class _Truncated(Exception):
+    """The episode ends here, and trains: carries why."""
+
+
+class Agent:
+    """Plays any number of tickets at once; holds what all episodes share.
+
+    max_context_tokens bounds a whole trajectory, max_new_tokens one answer.
+    """
+
+    def __init__(
+        self, codec: Codec, policy: Policy, sessions: Sessions, *, max_context_tokens: int, max_new_tokens: int
+    ) -> None:
+        self._codec = codec
+        self._policy = policy
+        self._sessions = sessions
+        self._max_context_tokens = max_context_tokens
+        self._max_new_tokens = max_new_tokens
+        self._stop_ids = sorted(codec.stop_ids)
+        # Totals since the start, for gauges.
+        self.steps = 0
+        self.step_wait_s = 0.0
+
+    async def play(self, ticket: Ticket) -> Outcome:
+        """Runs the episode within ticket.episode_s. Cancelling it closes the session and aborts the engine."""
+        outcome = Outcome(Ending.INFRA_ERROR)
+        try:
+            async with asyncio.timeout(ticket.episode_s):
+                await self._episode(ticket, outcome)
+        except _Truncated as cut:
+            outcome.ending, outcome.message = Ending.TRUNCATED, str(cut)
+        except (TimeoutError, DeadlineExceeded) as error:
+            outcome.ending = Ending.TIMEOUT
+            outcome.message = str(error) or f"episode took longer than {ticket.episode_s:g} s"
+        except EnvProtocolError as error:
+            outcome.ending, outcome.message = Ending.ENV_ERROR, str(error)
+        except (EnvironmentFailure, EngineError, EarlError) as error:
+            outcome.ending, outcome.message = Ending.INFRA_ERROR, f"{type(error).__name__}: {error}"
+        if outcome.ending is Ending.TRUNCATED and not outcome.columns.trained_tokens:
+            # Nothing to train on: the task itself does not fit, and trying again would not help.
+            outcome.ending = Ending.ENV_ERROR
+        return outcome
+
+    async def _episode(self, ticket: Ticket, outcome: Outcome) -> None:
+        session = await self._sessions.open(
+            ticket.environment, ticket.task, ticket.env_seed, ticket.episode_s
+        )
+        name = f"{ticket.ticket_id}/{ticket.attempt}"
+        try:
+            choose = self._scripted(ticket) if ticket.scripted else self._sampled(ticket, name)
+            observation = session.observation
+            columns = outcome.columns
+            clock = asyncio.get_running_loop().time
+            while True:
+                text = await choose(observation, columns)
+                before_s = clock()
+                result = await session.step(text)
+                self.step_wait_s += clock() - before_s
+                self.steps += 1
+                if not math.isfinite(result.reward):
+                    raise EnvProtocolError(
+                        f"environment {ticket.environment} gave reward {result.reward}",
+                        "return finite rewards",
+                    )
+                outcome.reward += result.reward
+                if result.done:
+                    outcome.ending, outcome.message = result.ending, result.message
+                    outcome.metrics = result.metrics
+                    return
+                if len(columns.turn_tokens) >= ticket.max_turns:
+                    raise _Truncated(f"max_turns {ticket.max_turns} reached")
+                observation = result.observation
+        finally:
+            if not ticket.scripted:
+                self._policy.release(name)
+            await session.close()
+
+    def _observe(self, observation, columns: TokenColumns) -> int:
+        """Appends the observation; returns the tokens left for the action, at least 1."""
+        ids = self._codec.encode_observation(observation.text, not columns.tokens)
+        room = self._max_context_tokens - len(columns.tokens) - len(ids)
+        if room < 1:
+            raise _Truncated(
+                f"context full: {len(columns)} tokens and an observation of {len(ids)}"
+                f" exceed {self._max_context_tokens}"
+            )
+        columns.observe(ids, self._policy.version)
+        return room
+
+    def _sampled(self, ticket: Ticket, name: str):
+        """Actions that an engine samples at ticket.temperature."""
+        stop_ids, most = self._stop_ids, self._max_new_tokens
+
+        async def choose(observation, columns: TokenColumns) -> str:
+            room = self._observe(observation, columns)
+            request = GenerateRequest(
+                request_id=f"{name}/{len(columns.turn_tokens)}",
+                ids=columns.tokens,
+                max_new_tokens=min(most, room),
+                temperature=ticket.temperature,
+                seed=ticket.sample_seed,
+                stop_ids=stop_ids,
+                session=name,
+            )
+            try:
+                made = await self._policy.generate(request)
+            except ContextTooLong as error:
+                raise _Truncated(str(error)) from error
+            if made.finish == "abort":
+                raise EngineError(f"generation {request.request_id} was aborted by its engine")
+            columns.act(made.ids, made.logprobs, made.versions)
+            if made.finish == "length" and room <= most:
+                raise _Truncated(f"context full: {len(columns)} of {self._max_context_tokens} tokens")
+            ids = made.ids[:-1] if made.finish == "stop" else made.ids
+            return self._codec.decode(ids)
+
+        return choose
+
+    def _scripted(self, ticket: Ticket):
+        """Actions drawn uniformly from the legal ones, reproducible from ticket.sample_seed."""
+        draw = random.Random(ticket.sample_seed).random
+
+        async def choose(observation, columns: TokenColumns) -> str:
+            legal = observation.legal_actions
+            if not legal:
+                raise EnvProtocolError(
+                    f"environment {ticket.environment} lists no legal actions",
+                    "scripted play needs Observation.legal_actions",
+                )
+            room = self._observe(observation, columns)
+            text = legal[int(draw() * len(legal))]
+            ids = self._codec.encode_action(text)
+            if len(ids) > room:
+                raise _Truncated(f"context full: an action of {len(ids)} tokens exceeds the {room} left")
+            columns.act_scripted(ids, self._policy.version)
+            return text
+
+        return choose

@@ -1,0 +1,104 @@
+"""A trajectory's token columns while its episode runs.
+
+Promise: the columns always have one length, T; what the engine sampled is stored exactly as it was
+sampled (ids, log-probs, versions, the stop token included); nothing is ever re-tokenised.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+# Registry key of an accepted attempt's columns; the trainer reads them by these names.
+NAMES = ("tokens", "loss_mask", "logprobs", "versions", "turns")
+
+
+def key(ticket_id: int, attempt: int) -> str:
+    return f"trajectory/{ticket_id}/{attempt}"
+
+
+class TokenColumns:
+    """tokens int32[T] · loss_mask uint8[T] · logprobs float32[T] (0 where the mask is 0) ·
+    versions int32[T] (policy version at that token) · turns int32[T].
+
+    Example of two turns: observation 3 tokens, action 2, observation 2, action 2:
+    loss_mask = 0 0 0 1 1 0 0 1 1, turns = 0 0 0 0 0 1 1 1 1.
+    """
+
+    __slots__ = ("logprobs", "loss_mask", "newest_version", "oldest_version", "prompt_tokens", "tokens",
+                 "trained_tokens", "turn_tokens", "turns", "versions")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.loss_mask = bytearray()
+        self.logprobs = array("f")
+        self.versions = array("i")
+        self.turns = array("i")
+        # Of the loss-masked tokens; 0 while there are none.
+        self.oldest_version = 0
+        self.newest_version = 0
+        self.trained_tokens = 0
+        self.prompt_tokens = 0
+        # Tokens of each turn, observation and action.
+        self.turn_tokens: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def observe(self, ids: Sequence[int], version: int) -> None:
+        """Opens the next turn with what the environment said: never trained on."""
+        count = len(ids)
+        if not self.turn_tokens:
+            self.prompt_tokens = count
+        self.turn_tokens.append(count)
+        self.tokens += ids
+        self.loss_mask += bytes(count)
+        self.logprobs.frombytes(bytes(4 * count))
+        self._stamp(count, version)
+
+    def act(self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+        """Closes the turn with sampled ids [n], their log-probs [n] and versions [n]; n >= 1."""
+        count = len(ids)
+        if not (count == len(logprobs) == len(versions)):
+            raise ValueError(f"{count} ids, {len(logprobs)} log-probs, {len(versions)} versions")
+        if count == 0:
+            return
+        self.tokens += ids
+        self.loss_mask += b"\x01" * count
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
+        self._close(count, min(versions), max(versions))
+
+    def act_scripted(self, ids: Sequence[int], version: int) -> None:
+        """Closes the turn with ids that a script chose while `version` was current; log-probs are 0."""
+        count = len(ids)
+        if count == 0:
+            return
+        self.tokens += ids
+        self.loss_mask += b"\x01" * count
+        self.logprobs.frombytes(bytes(4 * count))
+        self.versions.extend((version,) * count)
+        self._close(count, version, version)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The five columns, each [T]; all but `tokens` are views that end with this object."""
+        return {
+            "tokens": np.array(self.tokens, dtype=np.int32),
+            "loss_mask": np.frombuffer(self.loss_mask, dtype=np.uint8),
+            "logprobs": np.frombuffer(self.logprobs, dtype=np.float32),
+            "versions": np.frombuffer(self.versions, dtype=np.int32),
+            "turns": np.frombuffer(self.turns, dtype=np.int32),
+        }
+
+    def _stamp(self, count: int, version: int) -> None:
+        self.versions.extend((version,) * count)
+        self.turns.extend((len(self.turn_tokens) - 1,) * count)
+
+    def _close(self, count: int, oldest: int, newest: int) -> None:
+        self.turns.extend((len(self.turn_tokens) - 1,) * count)
+        self.oldest_version = min(self.oldest_version, oldest) if self.trained_tokens else oldest
+        self.newest_version = max(self.newest_version, newest)
+        self.trained_tokens += count
+        self.turn_tokens[-1] += count

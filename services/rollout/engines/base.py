@@ -1,0 +1,269 @@
+"""What an engine is: token ids in, sampled token ids out, weights that change underneath.
+
+Every engine promises, and tests/contract/test_engine.py checks:
+- a token carries its log-prob under the temperature-scaled distribution it was sampled from, in
+  float32, and the policy version whose weights sampled it;
+- a request reproduces from (ids, seed, temperature, weights), whatever it was batched with, up to
+  float noise;
+- new weights take effect between two steps, wholly or not at all; sequences in flight continue;
+- a call ends: with its result, or with a typed error within 2 s of the engine's death.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+import msgspec
+
+Finish = Literal["", "stop", "length", "abort"]
+
+
+class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
+    """All that an engine's processes need to know; JSON on their command line's stdin."""
+
+    name: str
+    # A transformers checkpoint directory (see earl.models.weights).
+    model_dir: str
+    engine: str = "torch"
+    # Tensor parallel ranks, each one process.
+    tp: int = 1
+    # "cpu", "cuda", "cuda:1" (rank r of tp takes the device after it) or "auto".
+    device: str = "auto"
+    # torch threads of each rank.
+    threads: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    # Sequences in the KV cache at once, and their longest length (prompt + generated tokens).
+    max_sequences: int = 64
+    max_context_tokens: int = 256
+    # Requests that may wait for a place in the KV cache; more are refused with EngineBusy.
+    max_waiting: int = 4096
+    # Prompt tokens of one step, about: longer prefills are cut over several steps.
+    prefill_tokens: int = 8192
+    # What a sequence's KV becomes when new weights arrive.
+    kv_on_update: Literal["keep", "recompute"] = "keep"
+    # Generation ends after one of these, beside a request's own.
+    stop_ids: tuple[int, ...] = ()
+    # False: no weights are read at start; generation is refused until a version was loaded.
+    load_initial: bool = True
+    # Version of the weights in model_dir.
+    initial_version: int = 0
+    # Where weights are found. An empty url: load_weights is refused.
+    redis_url: str = ""
+    run: str = ""
+    # DataPlaneConfig as JSON text; empty: defaults.
+    data_plane: str = ""
+    # Bound of starting: processes, model, process group.
+    start_s: float = 60.0
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """One turn to sample. `ids` is the whole context so far, prompts and earlier answers."""
+
+    # Unique among the requests in flight.
+    request_id: str
+    ids: list[int]
+    max_new_tokens: int
+    # 0: greedy.
+    temperature: float = 1.0
+    # The uniform that samples the token at position p of the context is a function of (seed, p).
+    seed: int = 0
+    stop_ids: list[int] = []
+    # Requests of one episode name it, so that the KV of their common prefix is used again; a
+    # session has one request in flight at a time. Empty: nothing is kept.
+    session: str = ""
+
+
+class TokenChunk(msgspec.Struct, kw_only=True):
+    """What one or more steps added to a request. Columns are equally long; all zero or more."""
+
+    request_id: str
+    ids: list[int]
+    # Log-prob of each id under the temperature-scaled distribution (of temperature 1 if greedy).
+    logprobs: list[float]
+    # Policy version whose weights sampled each id.
+    versions: list[int]
+    # Set on the last chunk.
+    finish: Finish = ""
+    # Prompt tokens whose KV was there already.
+    reused_tokens: int = 0
+
+
+class Generation(msgspec.Struct, kw_only=True):
+    """A finished request; columns as in TokenChunk. A stop token is part of `ids`."""
+
+    request_id: str
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish: Finish
+    reused_tokens: int = 0
+
+
+class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
+    """What an engine can do, known once it has started."""
+
+    engine: str
+    # Can change tp while sequences are in flight (reshape).
+    live_reshape: bool
+    # pause(keep=True) holds sequences and their KV.
+    pause_keep: bool
+    # Decodes speculatively.
+    speculative: bool
+    # Values of tp that this model allows.
+    legal_tp: tuple[int, ...]
+    max_sequences: int
+    max_context_tokens: int
+    device: str
+    dtype: str
+
+
+class Transfer(msgspec.Struct, kw_only=True):
+    """Totals of one path of the data plane since the engine started."""
+
+    path: str
+    size_bytes: int = 0
+    seconds: float = 0.0
+    transfers: int = 0
+
+
+class BusyPeriod(msgspec.Struct, array_like=True):
+    """What the engine was doing, Unix nanoseconds; neighbouring steps are joined."""
+
+    what: str
+    start_ns: int
+    end_ns: int
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """Counters since start; `busy` holds what was not yet reported by an earlier call."""
+
+    version: int
+    tp: int
+    running: int
+    waiting: int
+    # Sequences whose KV is kept for their session's next turn.
+    retained: int
+    paused: bool
+    # Tokens in the KV cache, as a fraction of what it holds.
+    kv_used_fraction: float
+    steps: int
+    generated_tokens: int
+    prefilled_tokens: int
+    reused_tokens: int
+    evicted_sessions: int
+    # CPU seconds of all ranks' processes.
+    cpu_s: float
+    # Seconds that steps took.
+    step_s: float
+    transfers: list[Transfer] = []
+    busy: list[BusyPeriod] = []
+
+
+class LoadReport(msgspec.Struct, kw_only=True):
+    """What loading a version took. `stall_s`: for how long no step could run."""
+
+    version: int
+    size_bytes: int
+    read_s: float
+    stall_s: float = 0.0
+
+
+class ReshapeReport(msgspec.Struct, kw_only=True):
+    """What a change of tp took."""
+
+    tp: int
+    stall_s: float
+    sequences_continued: int
+    kv_moved_bytes: int
+
+
+class Engine(ABC):
+    """One engine. Methods raise EngineLost once its processes are gone."""
+
+    spec: EngineSpec
+    # Set by start().
+    caps: EngineCaps
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start the processes and wait until they can generate.
+
+        Raises ModelNotFound, IllegalParallelism, EngineError or DeadlineExceeded; nothing is left running.
+        """
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End the processes; requests in flight fail with EngineLost. Idempotent."""
+
+    @abstractmethod
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Stream the sampled tokens; leaving the iterator early aborts the request.
+
+        Raises ContextTooLong, EngineBusy, WeightsIncomplete, EngineLost.
+        """
+
+    @abstractmethod
+    async def generate_all(self, request: GenerateRequest) -> Generation:
+        """The whole turn in one message: cheaper than `generate`. Raises what it raises.
+
+        Cancelling the call aborts the request.
+        """
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> None:
+        """End a request with what it has (finish "abort"); nothing if it is not in flight."""
+
+    @abstractmethod
+    async def pause(self, keep: bool = True) -> None:
+        """Return when no step runs any more. keep: requests stay and continue on resume; otherwise
+        they end with finish "abort". New requests wait."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Continue after pause."""
+
+    @abstractmethod
+    async def begin_update(self, version: int) -> None:
+        """Open an update to `version`; one that was open and not committed is dropped."""
+
+    @abstractmethod
+    async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
+        """Read every tensor's slice of this layout into staging memory while generation goes on.
+
+        keys: registry keys that together describe the version's weights. Raises VersionGone,
+        DataPlaneError or WeightsIncomplete (a tensor is missing); the old version stays in use.
+        """
+
+    @abstractmethod
+    async def commit(self, version: int) -> LoadReport:
+        """Put the staged version to use between two steps. If that fails part way, generation is
+        refused with WeightsIncomplete until a version is wholly loaded."""
+
+    async def load_weights(self, version: int, keys: Sequence[str], deadline_s: float = 30.0) -> LoadReport:
+        """begin_update, load and commit in one."""
+        await self.begin_update(version)
+        staged = await self.load(version, keys, deadline_s)
+        applied = await self.commit(version)
+        return LoadReport(
+            version=version, size_bytes=staged.size_bytes, read_s=staged.read_s, stall_s=applied.stall_s
+        )
+
+    @abstractmethod
+    async def reshape(self, tp: int) -> ReshapeReport:
+        """Change tp while sequences are in flight. Raises ReshapeRefused if caps.live_reshape is False."""
+
+    @abstractmethod
+    async def release(self, session: str) -> None:
+        """The session's episode is over: its KV may go."""
+
+    @abstractmethod
+    async def stats(self) -> EngineStats:
+        """Counters and gauges."""
+
+    @abstractmethod
+    async def wait_lost(self) -> None:
+        """Return when the engine's processes are gone, stopped or dead."""

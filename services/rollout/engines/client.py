@@ -1,0 +1,321 @@
+"""An engine in processes of its own, seen from the service's event loop.
+
+    service loop ── frames of commands ──► rank 0 ── one frame a step ──► rank 1 … tp-1
+                 ◄── frames of replies ───        ◄──── staging done ────
+
+The loop never computes: it encodes what was asked in this turn of the loop into one frame and
+decodes one frame per engine step. The ranks are spawned (never forked into), and all of them end
+when this process or any one of them does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from earl.errors import DeadlineExceeded, EarlError, EngineError, EngineLost, ReshapeRefused
+from services.rollout.engines import wire
+from services.rollout.engines.base import (
+    Engine,
+    EngineSpec,
+    EngineStats,
+    GenerateRequest,
+    Generation,
+    LoadReport,
+    ReshapeReport,
+    TokenChunk,
+)
+
+STOP_S = 5.0
+# Bound of the calls that only wait for the step that runs.
+CALL_S = 60.0
+
+
+class EngineProcess(Engine):
+    """Runs `python -m services.rollout.engines.process`, one process for each rank of spec.tp."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._watchers: list[asyncio.Task] = []
+        self._directory: str | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._outbox: list[Any] = []
+        self._calls: dict[int, asyncio.Future] = {}
+        self._call_ids = itertools.count(1)
+        self._whole: dict[str, asyncio.Future] = {}
+        self._streams: dict[str, asyncio.Queue] = {}
+        self._ready: asyncio.Future | None = None
+        self._lost = asyncio.Event()
+        self._lost_because = ""
+        self._stopping = False
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        self._ready = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self.spec.start_s):
+                await self._spawn()
+                self.caps = await self._ready
+        except TimeoutError:
+            await self._end("its start took too long")
+            raise DeadlineExceeded(
+                f"engine {self.spec.name} did not start in {self.spec.start_s:g} s", "see its log on stderr"
+            ) from None
+        except BaseException:
+            await self._end("its start failed")
+            raise
+
+    async def _spawn(self) -> None:
+        tp = self.spec.tp
+        self._directory = tempfile.mkdtemp(prefix="earl-engine-") if tp > 1 else None
+        store = str(Path(self._directory) / "store") if self._directory else ""
+        ours, theirs = socket.socketpair()
+        pairs = [socket.socketpair() for _ in range(1, tp)]
+        environment = dict(os.environ, OMP_NUM_THREADS=str(self.spec.threads), TOKENIZERS_PARALLELISM="false")
+        if tp > 1:
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        try:
+            for rank in range(tp):
+                own = theirs if rank == 0 else pairs[rank - 1][1]
+                followers = [a.fileno() for a, _ in pairs] if rank == 0 else []
+                fds = [own.fileno(), *followers]
+                command = [sys.executable, "-m", "services.rollout.engines.process", *map(str, fds)]
+                process = await asyncio.create_subprocess_exec(
+                    *command, pass_fds=fds, env=environment, stdin=asyncio.subprocess.DEVNULL
+                )
+                self._processes.append(process)
+                self._watchers.append(asyncio.create_task(self._watch(rank, process)))
+        finally:
+            theirs.close()
+            for pair in pairs:
+                pair[0].close()
+                pair[1].close()
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._watchers.append(asyncio.create_task(self._receive(reader)))
+        self._post(wire.Start(self.spec, 0, 0, store))
+
+    async def stop(self) -> None:
+        if not self._lost.is_set():
+            self._stopping = True
+            self._post(wire.Stop())
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await asyncio.gather(*(process.wait() for process in self._processes))
+            except TimeoutError:
+                pass  # _end kills what is left
+        await self._end("it was stopped")
+
+    async def _end(self, because: str) -> None:
+        """Kill what still runs, wait for it, and fail every call."""
+        self._lose(because)
+        await asyncio.gather(*(process.wait() for process in self._processes))
+        for task in self._watchers:
+            task.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _lose(self, because: str) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+        if self._lost.is_set():
+            return
+        self._lost_because = because
+        self._lost.set()
+        waiting = [*self._calls.values(), *self._whole.values()]
+        if self._ready is not None:
+            waiting.append(self._ready)
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._lost_error())
+                future.exception()  # whoever still waits sees it; nobody else needs to
+        for queue in self._streams.values():
+            queue.put_nowait(self._lost_error())
+
+    def _lost_error(self) -> EngineLost:
+        return EngineLost(
+            f"engine {self.spec.name} is gone: {self._lost_because}", "its requests can run on another engine"
+        )
+
+    async def wait_lost(self) -> None:
+        await self._lost.wait()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks."""
+        return [process.pid for process in self._processes]
+
+    async def _watch(self, rank: int, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self._ready is not None and not self._ready.done():
+            # It may have said why: give the reader its turn, the socket is closed already.
+            await asyncio.sleep(0)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._lose("it was stopped" if self._stopping else f"rank {rank} ended with {how}")
+
+    # --- frames -------------------------------------------------------------------------------
+
+    def _post(self, message: Any) -> None:
+        if self._lost.is_set() or self._writer is None:
+            raise self._lost_error()
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(message)
+
+    def _flush(self) -> None:
+        messages, self._outbox = self._outbox, []
+        if self._writer is not None and not self._lost.is_set():
+            self._writer.write(wire.frame(messages))
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
+                for reply in wire.reply_decoder.decode(await reader.readexactly(size)):
+                    self._handle(reply)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._lose("it was stopped" if self._stopping else "its connection closed")
+
+    def _handle(self, reply: wire.Reply) -> None:
+        match reply:
+            case wire.Tokens():
+                self._handle_tokens(reply)
+            case wire.Refused():
+                self._handle_refused(reply.request_id, reply.error.rebuild())
+            case wire.Answer():
+                future = self._calls.pop(reply.call, None) if reply.call else self._ready
+                if future is None or future.done():
+                    return
+                if reply.error is not None:
+                    future.set_exception(reply.error.rebuild())
+                else:
+                    future.set_result(reply.stats or reply.load)
+            case wire.Ready():
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(reply.caps)
+
+    def _handle_tokens(self, reply: wire.Tokens) -> None:
+        columns: dict[str, Any] = {
+            "request_id": reply.request_id,
+            "ids": reply.ids,
+            "logprobs": reply.logprobs,
+            "versions": reply.versions,
+            "finish": reply.finish,
+            "reused_tokens": reply.reused_tokens,
+        }
+        future = self._whole.get(reply.request_id)
+        if future is not None:
+            if not future.done():
+                future.set_result(Generation(**columns))
+        elif reply.request_id in self._streams:
+            self._streams[reply.request_id].put_nowait(TokenChunk(**columns))
+
+    def _handle_refused(self, request_id: str, error: EarlError) -> None:
+        future = self._whole.get(request_id)
+        if future is not None:
+            if not future.done():
+                future.set_exception(error)
+        elif request_id in self._streams:
+            self._streams[request_id].put_nowait(error)
+
+    async def _call(self, message_type: Any, *values: Any, deadline_s: float = CALL_S) -> Any:
+        call = next(self._call_ids)
+        future = asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        try:
+            self._post(message_type(call, *values))
+            async with asyncio.timeout(deadline_s):
+                return await future
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"engine {self.spec.name} did not answer {message_type.__name__} in {deadline_s:g} s",
+                "it is overloaded or stuck: stop it and start it again",
+            ) from None
+        finally:
+            self._calls.pop(call, None)
+
+    # --- generation ---------------------------------------------------------------------------
+
+    def _check_unused(self, request_id: str) -> None:
+        if request_id in self._whole or request_id in self._streams:
+            raise EngineError(f"request id {request_id!r} is in flight already", "give every request its own")
+
+    async def generate_all(self, request: GenerateRequest) -> Generation:
+        self._check_unused(request.request_id)
+        future = asyncio.get_running_loop().create_future()
+        self._post(wire.Generate(request, False))
+        self._whole[request.request_id] = future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            await self.abort(request.request_id)
+            raise
+        finally:
+            del self._whole[request.request_id]
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        self._check_unused(request.request_id)
+        queue: asyncio.Queue[TokenChunk | EarlError] = asyncio.Queue()
+        self._post(wire.Generate(request, True))
+        self._streams[request.request_id] = queue
+        finished = False
+        try:
+            while not finished:
+                item = await queue.get()
+                finished = isinstance(item, EarlError) or bool(item.finish)
+                if isinstance(item, EarlError):
+                    raise item
+                yield item
+        finally:
+            del self._streams[request.request_id]
+            if not finished:
+                await self.abort(request.request_id)
+
+    async def abort(self, request_id: str) -> None:
+        if not self._lost.is_set():
+            self._post(wire.Abort(request_id))
+
+    async def release(self, session: str) -> None:
+        if not self._lost.is_set():
+            self._post(wire.Release(session))
+
+    # --- control ------------------------------------------------------------------------------
+
+    async def pause(self, keep: bool = True) -> None:
+        await self._call(wire.Pause, keep)
+
+    async def resume(self) -> None:
+        await self._call(wire.Resume)
+
+    async def begin_update(self, version: int) -> None:
+        await self._call(wire.BeginUpdate, version)
+
+    async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
+        # The engine ends the read itself at the deadline; the margin lets it say so.
+        return await self._call(wire.Load, version, list(keys), deadline_s, deadline_s=deadline_s + 5.0)
+
+    async def commit(self, version: int) -> LoadReport:
+        return await self._call(wire.Commit, version)
+
+    async def reshape(self, tp: int) -> ReshapeReport:
+        raise ReshapeRefused(
+            f"engine {self.spec.name} ({self.spec.engine}) cannot go from tp {self.spec.tp} to tp {tp} live",
+            "start another engine with the new tp",
+        )
+
+    async def stats(self) -> EngineStats:
+        return await self._call(wire.GetStats)
