@@ -1,0 +1,141 @@
+"""What one key of a run file alone cannot tell: contradictions between keys, and what they point to.
+
+No torch here: a checkpoint is judged by its config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, TransportUnavailable
+
+
+def cross_check(config: RunConfig) -> None:
+    """What one key alone cannot tell: raises the error of the first contradiction found."""
+    check_model(config)
+    check_lengths(config)
+    check_batches(config)
+    check_data_plane(config)
+
+
+def check_model(config: RunConfig) -> None:
+    """The checkpoint is there, and tp divides its heads."""
+    tp = config.rollout.tp
+    if not config.model.path:
+        scratch = config.model.scratch
+        if scratch.hidden_size % (2 * scratch.heads):
+            raise ConfigError(
+                f"model.scratch.hidden_size = {scratch.hidden_size} does not give "
+                f"{scratch.heads} heads an even size",
+                f"give a multiple of {2 * scratch.heads}",
+            )
+        if scratch.heads % scratch.kv_heads:
+            raise ConfigError(
+                f"model.scratch.heads = {scratch.heads} is no multiple of kv_heads = {scratch.kv_heads}",
+                "give a kv_heads that divides heads",
+            )
+        check_heads(scratch.heads, scratch.kv_heads, tp, "model.scratch")
+        return
+    directory = Path(config.model.path)
+    if not directory.is_dir():
+        raise ModelNotFound(
+            f"model.path = {config.model.path!r} is not a directory",
+            "give a local transformers checkpoint directory, or remove the key to train a model from scratch",
+        )
+    if not (directory / "config.json").is_file():
+        raise ModelNotFound(
+            f"model.path = {config.model.path!r} has no config.json", "give a complete checkpoint"
+        )
+    try:
+        written = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        heads = int(written["num_attention_heads"])
+        kv_heads = int(written.get("num_key_value_heads") or heads)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelNotFound(
+            f"model.path = {config.model.path!r}: config.json names no attention heads ({error})",
+            "give a Llama or Qwen checkpoint",
+        ) from None
+    check_heads(heads, kv_heads, tp, config.model.path)
+
+
+def check_heads(heads: int, kv_heads: int, tp: int, what: str) -> None:
+    legal = [degree for degree in range(1, kv_heads + 1) if heads % degree == 0 and kv_heads % degree == 0]
+    if tp not in legal:
+        raise IllegalParallelism(
+            f"rollout.tp = {tp} does not divide {what}'s {heads} heads and {kv_heads} key-value heads",
+            f"use one of {', '.join(map(str, legal))}",
+        )
+
+
+def check_lengths(config: RunConfig) -> None:
+    """What the engines may hold fits what the model can place."""
+    rollout = config.rollout
+    positions = config.model.scratch.max_positions
+    if not config.model.path and rollout.max_context_tokens > positions:
+        raise ConfigError(
+            f"rollout.max_context_tokens = {rollout.max_context_tokens} exceeds "
+            f"model.scratch.max_positions = {positions}",
+            "lower the one or raise the other",
+        )
+    if rollout.max_new_tokens >= rollout.max_context_tokens:
+        raise ConfigError(
+            f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no room in max_context_tokens = "
+            f"{rollout.max_context_tokens}",
+            "raise rollout.max_context_tokens",
+        )
+    if config.trainer.microbatch_tokens < rollout.max_context_tokens:
+        raise ConfigError(
+            f"trainer.microbatch_tokens = {config.trainer.microbatch_tokens} is less than one sequence "
+            f"(rollout.max_context_tokens = {rollout.max_context_tokens})",
+            "raise trainer.microbatch_tokens",
+        )
+
+
+def check_batches(config: RunConfig) -> None:
+    """Every trainer rank gets at least one sequence of every mini-batch."""
+    scheduler = config.scheduler
+    episodes = scheduler.group_size * scheduler.batch_groups
+    sizes = [
+        ("scheduler.group_size x batch_groups", episodes, "trainer.minibatches", config.trainer.minibatches)
+    ]
+    if config.warmup.batches:
+        episodes = config.warmup.batch_episodes
+        sizes.append(("warmup.batch_episodes", episodes, "warmup.minibatches", config.warmup.minibatches))
+    for name, episodes, key, minibatches in sizes:
+        if episodes < config.trainer.ranks * minibatches:
+            raise ConfigError(
+                f"{name} = {episodes} sequences cannot feed trainer.ranks = {config.trainer.ranks} "
+                f"x {key} = {minibatches}",
+                f"raise {name} or lower {key}",
+            )
+    if scheduler.group_size == 1:
+        raise ConfigError(
+            "scheduler.group_size = 1 makes every advantage zero: a group is compared with its own mean",
+            "use a group_size of 2 or more",
+        )
+
+
+def check_data_plane(config: RunConfig) -> None:
+    """The arenas can lie where they should, and the wire is allowed where it would go."""
+    plane = config.data_plane
+    if not Path(plane.arena_dir).is_dir():
+        raise ConfigError(
+            f"data_plane.arena_dir = {plane.arena_dir!r} is not a directory",
+            "give a tmpfs, on Linux /dev/shm",
+        )
+    if plane.require == "shm" and plane.transport == "ucx":
+        raise TransportUnavailable(
+            'data_plane.require = "shm" contradicts transport = "ucx"', 'set transport = "auto" or "shm"'
+        )
+    if plane.require == "rdma" and plane.transport == "shm":
+        raise TransportUnavailable(
+            'data_plane.require = "rdma" contradicts transport = "shm"', 'set transport = "auto" or "ucx"'
+        )
+    loopback = plane.bind.startswith("127.") or plane.bind in ("localhost", "::1")
+    if not loopback and not plane.trusted_network:
+        raise ConfigError(
+            f"data_plane.bind = {plane.bind!r} is off loopback, and the data plane's wires carry no TLS",
+            "set data_plane.trusted_network = true if the network is yours alone, or bind 127.0.0.1",
+        )

@@ -1,0 +1,63 @@
+"""The source gate finds what it must, and passes what it should."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "check_source.py"
+
+
+@pytest.fixture(scope="module")
+def gate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_source", TOOL)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import pickle",
+        "import pickle as p",
+        "def f():\n    from pickle import loads",
+        "import cPickle",
+        "import cloudpickle",
+        "from dill import dumps",
+        "import marshal",
+        "import shelve",
+        "import importlib\nimportlib.import_module('pickle')",
+        "import torch\ntorch.load('x')",
+        "from torch import load",
+        "import yaml\nyaml.load(text)",
+        "model = AutoModel.from_pretrained('x', trust_remote_code=True)",
+        "model = AutoModel.from_pretrained('x', trust_remote_code=flag)",
+        "import numpy as np\nnp.load('x')",
+        "dist.broadcast_object_list(items)",
+        "from earl.v1 import scheduler_pb2",
+        "import earl.v1.scheduler_pb2 as pb",
+    ],
+)
+def test_a_planted_violation_is_found(gate: ModuleType, planted: str):
+    found = gate.findings(planted, "services/trainer/step.py")
+    assert found and all(remedy for _, _, remedy in found)
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("import json\njson.load(file)", "earl/config/load.py"),
+        ("import yaml\nyaml.safe_load(text)", "earl/config/load.py"),
+        ("from_pretrained('x', trust_remote_code=False)", "earl/models/tokenizer.py"),
+        ("from earl.v1 import scheduler_pb2", "services/scheduler/codec.py"),
+        ("from earl.v1 import events_pb2", "earl/bus/streams.py"),
+        ("'import pickle'", "services/trainer/step.py"),
+    ],
+)
+def test_what_is_allowed_passes(gate: ModuleType, source: str, path: str):
+    assert gate.findings(source, path) == []

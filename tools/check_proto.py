@@ -1,0 +1,58 @@
+"""Regenerates earl/v1 from proto/ and compares, or with --write replaces.
+
+The stubs are committed so that an install needs no compiler; this check keeps them from drifting
+away from their contracts. Exit code 1 and the names of the files if they have.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path("earl/v1")
+SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+
+
+def generate(into: Path) -> None:
+    """Runs protoc over every contract; raises SystemExit with its message if one is wrong."""
+    contracts = ROOT / "proto"
+    sources = sorted(str(path.relative_to(contracts)) for path in (contracts / PACKAGE).glob("*.proto"))
+    options = [f"-I{contracts}", f"--python_out={into}", f"--pyi_out={into}", f"--grpc_python_out={into}"]
+    command = [sys.executable, "-m", "grpc_tools.protoc", *options, *sources]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+
+
+def stubs(directory: Path) -> dict[str, bytes]:
+    """Name and bytes of every generated file in a directory."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name.endswith(SUFFIXES)}
+
+
+def main() -> int:
+    committed = ROOT / PACKAGE
+    with tempfile.TemporaryDirectory() as scratch:
+        generate(Path(scratch))
+        fresh = stubs(Path(scratch) / PACKAGE)
+    have = stubs(committed)
+    different = sorted(name for name in fresh.keys() | have.keys() if fresh.get(name) != have.get(name))
+    if "--write" in sys.argv[1:]:
+        for name in different:
+            if name in fresh:
+                (committed / name).write_bytes(fresh[name])
+            else:
+                (committed / name).unlink()
+        print(f"proto: {len(fresh)} stubs, {len(different)} changed")
+        return 0
+    if different:
+        print(f"proto: differ from proto/: {', '.join(different)}; run `make proto` and commit the result")
+        return 1
+    print(f"proto: {len(fresh)} stubs match proto/")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,131 @@
+"""Refuses what must never stand in EARL's source, by reading syntax trees: `python tools/check_source.py`.
+
+Two rules. Nothing that runs code from data (pickle and its kin, torch.load, yaml.load, remote model
+code): whoever can write to a checkpoint, a socket or a bus would own the process. And generated
+stubs only at the edges (rpc, bus, codecs, servicers), so that contracts can grow without touching
+what decides. Prints `path:line: what; remedy` for each finding; exit code 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("earl", "services", "tests", "benchmarks", "tools", "examples")
+
+MODULES = dict.fromkeys(
+    ("pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"),
+    "use protobuf, msgspec, safetensors or JSON",
+)
+CALLS = {
+    "torch.load": "use safetensors",
+    "torch.save": "use safetensors",
+    "yaml.load": "use yaml.safe_load, or better TOML",
+    "yaml.unsafe_load": "use yaml.safe_load, or better TOML",
+    "yaml.full_load": "use yaml.safe_load, or better TOML",
+    "numpy.load": "use safetensors",
+    "np.load": "use safetensors",
+}
+# Of torch.distributed: these pickle what they carry.
+METHODS = dict.fromkeys(
+    (
+        "broadcast_object_list",
+        "all_gather_object",
+        "gather_object",
+        "scatter_object_list",
+        "send_object_list",
+        "recv_object_list",
+    ),
+    "broadcast uint8 tensors of encoded bytes",
+)
+KEYWORDS = {"trust_remote_code": "never run code from a checkpoint", "allow_pickle": "use safetensors"}
+
+GENERATED = re.compile(r"^earl/v1/")
+STUB_IMPORTERS = re.compile(
+    r"^(earl/(rpc|bus|v1)/|tests/|benchmarks/|(earl|services)/(.*/)?"
+    r"(codec|service|servicer|host|session|store|registry)[a-z_]*\.py$)"
+)
+
+Finding = tuple[int, str, str]
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` of an attribute chain, "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return ""
+
+
+def imported(node: ast.AST) -> list[str]:
+    """Full names that an import statement brings in."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0:
+        return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def call_findings(node: ast.Call) -> Iterator[Finding]:
+    name = dotted(node.func)
+    if name in CALLS:
+        yield node.lineno, f"{name}()", CALLS[name]
+    if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+        yield node.lineno, f"{node.func.attr}()", METHODS[node.func.attr]
+    for keyword in node.keywords:
+        off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
+        if keyword.arg in KEYWORDS and not off:
+            yield node.lineno, f"{keyword.arg}=", KEYWORDS[keyword.arg]
+
+
+def import_findings(node: ast.AST, path: str) -> Iterator[Finding]:
+    line = getattr(node, "lineno", 0)
+    names = imported(node)
+    for name in names:
+        if name in CALLS:
+            yield line, f"import of {name}", CALLS[name]
+    for module in dict.fromkeys(name.split(".")[0] for name in names):
+        if module in MODULES:
+            yield line, f"import of {module}", MODULES[module]
+    stubs = any(name == "earl.v1" or name.startswith("earl.v1.") for name in names)
+    if stubs and not STUB_IMPORTERS.match(path):
+        yield line, "generated stubs away from the edges", "convert in a codec*.py or service*.py beside it"
+
+
+def findings(source: str, path: str) -> list[Finding]:
+    """(line, what, remedy) of every violation in one file; `path` is relative to the root, with slashes."""
+    found: list[Finding] = []
+    for node in ast.walk(ast.parse(source, path)):
+        if isinstance(node, ast.Call):
+            found += call_findings(node)
+            name = dotted(node.func)
+            literal = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+            if name in ("importlib.import_module", "__import__") and str(literal).split(".")[0] in MODULES:
+                found.append((node.lineno, f"import of {literal}", MODULES[str(literal).split(".")[0]]))
+        else:
+            found += import_findings(node, path)
+    return sorted(set(found))
+
+
+def main() -> int:
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    count = 0
+    for path in files:
+        name = path.relative_to(ROOT).as_posix()
+        if GENERATED.match(name):
+            continue
+        for line, what, remedy in findings(path.read_text(), name):
+            print(f"{name}:{line}: {what}; {remedy}")
+            count += 1
+    print(f"source: {len(files)} files, {count} findings")
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Makes the virtual environment: `python tools/install.py .venv`.
+
+Runs on any Python >= 3.11 with nothing installed. torch comes first and by itself, so that a CPU
+build is taken wherever one is offered and no CUDA build (gigabytes) is pulled onto a machine that
+could not use it; the rest of the pins then find it in place.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OLDEST = (3, 11)
+# Asked only on Linux without an NVIDIA driver, and only if the configured index has no CPU build.
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def torch_pin() -> str:
+    """The exact torch version of pyproject.toml, for example "2.13.0"."""
+    found = re.search(r'"torch==([0-9.]+)"', (ROOT / "pyproject.toml").read_text())
+    if found is None:
+        raise SystemExit("install: pyproject.toml pins no torch==X.Y.Z in its stack extra")
+    return found.group(1)
+
+
+def pip(python: Path, *arguments: str, quiet_failure: bool = False) -> bool:
+    """Runs pip in the environment; whether it succeeded. Output is pip's own unless it may fail."""
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    if quiet_failure:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def install_torch(python: Path, version: str) -> bool:
+    """Installs torch once: a CPU build first where the machine has no NVIDIA driver."""
+    linux = platform.system() == "Linux"
+    if linux and shutil.which("nvidia-smi") is None:
+        build = f"torch=={version}+cpu"
+        if pip(python, "install", build, quiet_failure=True):
+            return True
+        if pip(python, "install", build, "--extra-index-url", CPU_INDEX, quiet_failure=True):
+            return True
+    return pip(python, "install", f"torch=={version}")
+
+
+def main() -> int:
+    if sys.version_info < OLDEST:
+        have = platform.python_version()
+        print(f"install: Python {have} is too old; use 3.11 or newer: make setup PYTHON=python3.11")
+        return 2
+    target = Path(sys.argv[1])
+    python = target / "bin" / "python"
+    if not python.exists():
+        print(f"install: creating {target}", flush=True)
+        venv.create(target, with_pip=True)
+    version = torch_pin()
+    print(f"install: torch {version} (a minute or two the first time)", flush=True)
+    if not install_torch(python, version):
+        print(f"install: no build of torch {version} could be installed; see pip's message above")
+        return 1
+    print("install: EARL and its pins", flush=True)
+    if not pip(python, "install", "--quiet", "-e", f"{ROOT}[dev]"):
+        print("install: pip could not install EARL; see its message above")
+        return 1
+    print(f"install: done, {target}/bin/earl is ready", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
