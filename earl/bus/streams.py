@@ -1,0 +1,226 @@
+"""Protobuf events on one Redis Stream per run.
+
+Promises: what `publish` returned from is in the stream; a subscriber group gets each event at
+least once, until one of its consumers acknowledges it; a follower gets every event once, in order.
+No call waits longer than `connection.ANSWER_S` (and its retries) for a server that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.asyncio
+from google.protobuf.message import DecodeError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from earl.bus.connection import CONNECT_S, open_redis, redis_errors
+from earl.v1.events_pb2 import Event
+
+FIELD = b"e"
+BLOCK_MS = 1000
+READ_COUNT = 128
+# How long a reader rides out a server that restarts before it gives up with BusUnavailable.
+OUTAGE_S = 10.0
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One event handed to one consumer of a group; acknowledge it after its effect."""
+
+    event: Event
+    id: str
+    _bus: Bus = field(repr=False)
+    _group: str = field(repr=False)
+
+    async def ack(self) -> None:
+        """Marks the event as done for the group; it is not redelivered. Raises BusUnavailable."""
+        with redis_errors(self._bus.url):
+            await self._bus.redis.xack(self._bus.stream, self._group, self.id)
+
+
+class Bus:
+    """One run's stream. All keys of a run share the hash tag `{earl:<run>}` (one cluster slot)."""
+
+    def __init__(
+        self, client: redis.asyncio.Redis, url: str, run: str, source: str, stream_events: int
+    ) -> None:
+        self.redis = client
+        self.url = url
+        self.run = run
+        self.source = source
+        self.prefix = f"{{earl:{run}}}:"
+        self.stream = self.key("events")
+        self.stream_events = stream_events
+
+    @classmethod
+    async def connect(cls, url: str, run: str, *, source: str = "", stream_events: int = 100_000) -> Bus:
+        """A bus on the server at `url`, proven by a ping.
+
+        source: name of this process, written into its events. stream_events: about how many events
+        the stream keeps. Raises BusUnavailable, naming the URL without its password.
+        """
+        client = open_redis(url)
+        try:
+            with redis_errors(url):
+                async with asyncio.timeout(CONNECT_S + 2.0):
+                    await client.ping()
+        except BaseException:
+            await client.aclose()
+            raise
+        return cls(client, url, run, source or f"{socket.gethostname()}:{os.getpid()}", stream_events)
+
+    def key(self, *parts: object) -> str:
+        """The run's own key of these parts, for example key("ledger", 7) -> "{earl:run}:ledger:7"."""
+        return self.prefix + ":".join(str(part) for part in parts)
+
+    def encode(self, event: Event) -> bytes:
+        """The event's bytes, with time_ns and source filled in where they are empty."""
+        event.time_ns = event.time_ns or time.time_ns()
+        event.source = event.source or self.source
+        return event.SerializeToString()
+
+    async def publish(self, event: Event) -> None:
+        """Appends one event. Raises BusUnavailable."""
+        data = self.encode(event)
+        with redis_errors(self.url):
+            await self.redis.xadd(self.stream, {FIELD: data}, maxlen=self.stream_events, approximate=True)
+
+    async def last_id(self) -> str:
+        """Stream id of the newest event ("0-0" if none): `follow(after=...)` continues from it."""
+        with redis_errors(self.url):
+            newest = _entries([(self.stream, await self.redis.xrevrange(self.stream, count=1))])
+        return newest[0][0] if newest else "0-0"
+
+    async def follow(self, after: str = "$") -> AsyncIterator[tuple[str, Event]]:
+        """Every event after the stream id `after`, in order, as (id, event); waits for more for ever.
+
+        "$" means: from the first `anext` on; "0-0": from the oldest event kept. Raises
+        BusUnavailable when the server stays away for longer than OUTAGE_S.
+        """
+        position = await self.last_id() if after == "$" else after
+        outage = _Outage()
+        while True:
+            with redis_errors(self.url):
+                try:
+                    streams = await self.redis.xread({self.stream: position}, READ_COUNT, BLOCK_MS)
+                except (RedisConnectionError, RedisTimeoutError) as error:
+                    await outage.wait(error)
+                    continue
+            outage.over()
+            for entry_id, fields in _entries(streams):
+                position = entry_id
+                event = _decode(fields)
+                if event is not None:
+                    yield entry_id, event
+
+    async def subscribe(
+        self, group: str, consumer: str, *, idle_s: float = 10.0, start: str = "0"
+    ) -> AsyncIterator[Delivery]:
+        """Events for one consumer of `group`, each to be acknowledged after its effect.
+
+        A consumer that comes back under its name first gets what it had not acknowledged. What any
+        consumer left unacknowledged for `idle_s` is taken over. A new group begins at `start`: "0"
+        is the oldest event kept, "$" only what is new. Raises BusUnavailable.
+        """
+        await self._create_group(group, start)
+        outage = _Outage()
+        resume: str | None = "0"
+        claim_at = 0.0
+        while True:
+            with redis_errors(self.url):
+                try:
+                    if resume is not None:
+                        entries = await self._read_group(group, consumer, resume)
+                        resume = entries[-1][0] if entries else None
+                    elif time.monotonic() >= claim_at:
+                        entries = await self._claim(group, consumer, idle_s)
+                        claim_at = time.monotonic() + (0.0 if entries else idle_s / 2)
+                    else:
+                        entries = await self._read_group(group, consumer, ">")
+                except (RedisConnectionError, RedisTimeoutError) as error:
+                    await outage.wait(error)
+                    continue
+            outage.over()
+            waiting = collections.deque(entries)
+            while waiting:
+                entry_id, fields = waiting.popleft()
+                event = _decode(fields)
+                delivery = Delivery(event or Event(), entry_id, self, group)
+                if event is None:
+                    # Nobody will ever read it; kept pending it would come back for ever.
+                    await delivery.ack()
+                    continue
+                yield delivery
+
+    async def close(self) -> None:
+        """Closes the connections; calls in flight fail."""
+        await self.redis.aclose()
+
+    async def _create_group(self, group: str, start: str) -> None:
+        with redis_errors(self.url):
+            try:
+                await self.redis.xgroup_create(self.stream, group, id=start, mkstream=True)
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+
+    async def _read_group(self, group: str, consumer: str, after: str) -> list[tuple[str, dict]]:
+        block = BLOCK_MS if after == ">" else None
+        streams = await self.redis.xreadgroup(
+            group, consumer, {self.stream: after}, count=READ_COUNT, block=block
+        )
+        return _entries(streams)
+
+    async def _claim(self, group: str, consumer: str, idle_s: float) -> list[tuple[str, dict]]:
+        answer = await self.redis.xautoclaim(
+            self.stream, group, consumer, min_idle_time=int(idle_s * 1000), count=READ_COUNT
+        )
+        return [(entry_id.decode(), fields) for entry_id, fields in answer[1] if fields is not None]
+
+
+class _Outage:
+    """Bounds how long a reader rides out a server that is away."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    async def wait(self, error: Exception) -> None:
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since > OUTAGE_S:
+            raise error
+        await asyncio.sleep(0.2)
+
+    def over(self) -> None:
+        self._since = None
+
+
+def _entries(streams: Any) -> list[tuple[str, dict]]:
+    """[(id, fields)] of a read of one stream."""
+    if not streams:
+        return []
+    pairs = streams.items() if isinstance(streams, dict) else streams
+    return [
+        (entry_id.decode(), fields)
+        for _, entries in pairs
+        for entry_id, fields in entries
+        if fields is not None
+    ]
+
+
+def _decode(fields: dict) -> Event | None:
+    """The event of an entry, None if its bytes are no event."""
+    try:
+        return Event.FromString(fields[FIELD])
+    except (KeyError, DecodeError):
+        return None

