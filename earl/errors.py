@@ -43,6 +43,10 @@ class ModelNotFound(ConfigError):
     exit_code = 3
 
 
+class UnsupportedModel(ConfigError):
+    """The checkpoint is of a family or has a feature that EARL's decoders do not have."""
+
+
 class IllegalParallelism(ConfigError):
     """The model cannot be cut this way, for example a head count that tp does not divide."""
 

@@ -1,0 +1,1 @@
+"""What engines and trainer share: decoders, tokenizer, tensor-parallel slices, checkpoints."""

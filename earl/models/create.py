@@ -1,0 +1,127 @@
+"""`python -m earl.models.create --run run.json` makes <run directory>/model.
+
+From model.path: the checkpoint is checked and linked to, never copied. From model.scratch: random
+weights (seeded) and a word-level tokenizer, in a directory that transformers reads. Doing it again
+changes nothing, so that a resumed run finds the model it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from earl.config.model import ModelConfig, ScratchModel
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, EarlError
+from earl.models.module import Decoder, initialise
+from earl.models.spec import spec_of
+from earl.models.tokenizer import SPECIALS, Tokenizer, scratch_tokenizer
+from earl.models.weights import check_model
+
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def create_model(directory: Path, config: ModelConfig, seed: int) -> Path:
+    """Make `directory` the run's model; returns it. Raises ModelNotFound, UnsupportedModel, ConfigError."""
+    if config.path:
+        source = Path(config.path).expanduser().resolve()
+        check_model(source)
+        Tokenizer.load(source, config)
+        if directory.is_symlink() and directory.resolve() == source:
+            return directory
+        if directory.is_symlink() or directory.exists():
+            raise ConfigError(
+                f"{directory} exists and is not {source}",
+                "give the run another name, or remove its directory",
+            )
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.symlink_to(source, target_is_directory=True)
+        return directory
+    if not directory.exists():
+        write_scratch(directory, config.scratch, seed, config.dtype)
+    check_model(directory)
+    Tokenizer.load(directory, config)
+    return directory
+
+
+def write_scratch(directory: Path, scratch: ScratchModel, seed: int, dtype: str) -> None:
+    """Write a checkpoint with random weights; the directory appears whole. Raises ConfigError."""
+    if scratch.hidden_size % scratch.heads or (scratch.hidden_size // scratch.heads) % 2:
+        raise ConfigError(
+            f"model.scratch: hidden_size {scratch.hidden_size} is no even multiple of heads {scratch.heads}",
+            "make hidden_size / heads a whole, even number",
+        )
+    if scratch.heads % scratch.kv_heads:
+        raise ConfigError(
+            f"model.scratch: heads {scratch.heads} is no multiple of kv_heads {scratch.kv_heads}",
+            "make kv_heads divide heads",
+        )
+    tokenizer = scratch_tokenizer(scratch.words)
+    config = _config(scratch, tokenizer.get_vocab_size(), dtype)
+    decoder = Decoder(spec_of(config))
+    initialise(decoder, seed)
+    weights = {name: tensor.to(getattr(torch, dtype)) for name, tensor in decoder.state_dict().items()}
+    partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
+    partial.mkdir(parents=True)
+    try:
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        tokenizer.save(str(partial / "tokenizer.json"))
+        for name, value in (("config.json", config), ("tokenizer_config.json", _tokenizer_config())):
+            (partial / name).write_text(json.dumps(value, indent=2) + "\n")
+        os.rename(partial, directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _config(scratch: ScratchModel, vocabulary: int, dtype: str) -> dict:
+    config = {
+        "architectures": [_ARCHITECTURES[scratch.family]],
+        "model_type": scratch.family,
+        "vocab_size": vocabulary,
+        "hidden_size": scratch.hidden_size,
+        "intermediate_size": scratch.intermediate_size,
+        "num_hidden_layers": scratch.layers,
+        "num_attention_heads": scratch.heads,
+        "num_key_value_heads": scratch.kv_heads,
+        "head_dim": scratch.hidden_size // scratch.heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": scratch.max_positions,
+        "rms_norm_eps": 1e-6,
+        "initializer_range": 0.02,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "dtype": dtype,
+    }
+    return config | {
+        f"{name.strip('<>')}_token_id": SPECIALS.index(name) for name in ("<pad>", "<bos>", "<eos>")
+    }
+
+
+def _tokenizer_config() -> dict:
+    tokens = {f"{name.strip('<>')}_token": name for name in SPECIALS}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make the model directory of a run.")
+    parser.add_argument("--run", type=Path, required=True, help="the run's run.json")
+    path: Path = parser.parse_args().run
+    config = RunConfig.model_validate_json(path.read_text())
+    try:
+        create_model(path.resolve().parent / "model", config.model, config.seed)
+    except EarlError as error:
+        sys.stderr.write(f"earl: error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""Llama, Qwen2 and Qwen3 decoders in one module whose parameter names are transformers'.
+
+    tokens [T] ─ embed ─► [T, H] ─ blocks (linear layers on packed tokens, attention per sequence)
+               ─ norm ─► hidden [T, H] ─► logits, or log-probs of given targets, chunk by chunk
+
+Logits equal transformers' to 1e-4 (tests/unit/test_models_module.py). Every block is called through
+its forward, and the root's forward reaches all that the root owns, so FSDP2's fully_shard may wrap
+the blocks and the root. With tp, this rank's module holds its slices only (earl.models.tp).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from earl.models.packing import Packing, causal_attention
+from earl.models.parallel import TensorParallel, enter, leave
+from earl.models.spec import ModelSpec, Rope
+from earl.models.tp import check_tp
+
+# Logits that exist at once while log-probs are computed, in elements (float32: 64 MiB).
+CHUNK_ELEMENTS = 1 << 24
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Radians per position of each pair of dimensions: [head_dim / 2] float32, on the CPU."""
+    powers = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
+    frequencies = 1.0 / (rope.theta**powers)
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        wavelengths = 2 * math.pi / frequencies
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        smooth = (rope.original_max_positions / wavelengths - low) / (high - low)
+        smooth = smooth.clamp(0.0, 1.0)
+        return (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    return frequencies
+
+
+def rope_table(
+    frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and signed sine for `rotate`: each [T, 1, D]; positions [T] int64."""
+    angles = positions.to(torch.float32)[:, None] * frequencies.to(positions.device)
+    cosine, sine = angles.cos(), angles.sin()
+    return (
+        torch.cat((cosine, cosine), -1)[:, None].to(dtype),
+        torch.cat((-sine, sine), -1)[:, None].to(dtype),
+    )
+
+
+def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of x [T, heads, D]; the halves of D are the pairs."""
+    return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, -1), sine)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, spec: ModelSpec, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp, self.head_dim = tp, spec.head_dim
+        query, key = spec.heads * spec.head_dim // tp.size, spec.kv_heads * spec.head_dim // tp.size
+        self.q_proj = nn.Linear(spec.hidden, query, bias=spec.qkv_bias)
+        self.k_proj = nn.Linear(spec.hidden, key, bias=spec.qkv_bias)
+        self.v_proj = nn.Linear(spec.hidden, key, bias=spec.qkv_bias)
+        self.o_proj = nn.Linear(query, spec.hidden, bias=spec.o_bias)
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(spec.head_dim, spec.eps)
+            self.k_norm = RMSNorm(spec.head_dim, spec.eps)
+        self.qk_norm = spec.qk_norm
+
+    def forward(
+        self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, packing: Packing
+    ) -> torch.Tensor:
+        x = enter(x, self.tp)
+        query, key, value = (
+            project(x).unflatten(-1, (-1, self.head_dim))
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
+        out = causal_attention(query, key, value, packing).flatten(1)
+        if self.tp.size == 1:
+            return self.o_proj(out)
+        out = leave(F.linear(out, self.o_proj.weight), self.tp)
+        return out if self.o_proj.bias is None else out + self.o_proj.bias
+
+
+class MLP(nn.Module):
+    def __init__(self, spec: ModelSpec, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        inner = spec.intermediate // tp.size
+        self.gate_proj = nn.Linear(spec.hidden, inner, bias=False)
+        self.up_proj = nn.Linear(spec.hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, spec.hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = enter(x, self.tp)
+        return leave(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)), self.tp)
+
+
+class Block(nn.Module):
+    """One decoder layer on packed tokens: x [T, H] → [T, H]."""
+
+    def __init__(self, spec: ModelSpec, tp: TensorParallel) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(spec.hidden, spec.eps)
+        self.self_attn = Attention(spec, tp)
+        self.post_attention_layernorm = RMSNorm(spec.hidden, spec.eps)
+        self.mlp = MLP(spec, tp)
+
+    def forward(
+        self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, packing: Packing
+    ) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cosine, sine, packing)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Stack(nn.Module):
+    """What transformers calls `model`: embedding, blocks and the last norm; a bag of names."""
+
+    def __init__(self, spec: ModelSpec, tp: TensorParallel) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(spec.vocab, spec.hidden)
+        self.layers = nn.ModuleList(Block(spec, tp) for _ in range(spec.layers))
+        self.norm = RMSNorm(spec.hidden, spec.eps)
+
+
+class Decoder(nn.Module):
+    """A decoder for training: `decoder(tokens, positions, lengths, targets)`.
+
+    Raises IllegalParallelism if tp does not divide the heads. May be built on the meta device.
+    """
+
+    def __init__(self, spec: ModelSpec, tp: TensorParallel | None = None) -> None:
+        super().__init__()
+        self.spec, self.tp = spec, tp or TensorParallel()
+        check_tp(spec, self.tp.size)
+        self.model = Stack(spec, self.tp)
+        if not spec.tied:
+            self.lm_head = nn.Linear(spec.hidden, spec.vocab, bias=False)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: Sequence[int] | torch.Tensor,
+        targets: torch.Tensor | None = None,
+        temperature: float | torch.Tensor = 1.0,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Packed forward pass, the only entry under FSDP2.
+
+        tokens, positions [T] int64; lengths [B] of the packed sequences, their sum is T.
+        Without targets: hidden [T, H]. With targets [N] int64: (logprobs [N], entropy [N]) in
+        float32, both differentiable, where targets[i] is the token that follows packed row rows[i]
+        (rows [N] int64; None: every row, N = T). temperature is one number or [N].
+        """
+        hidden = self.forward_packed(tokens, positions, lengths)
+        if targets is None:
+            return hidden
+        return self.token_logprobs(hidden if rows is None else hidden[rows], targets, temperature)
+
+    def forward_packed(
+        self, tokens: torch.Tensor, positions: torch.Tensor, lengths: Sequence[int] | torch.Tensor
+    ) -> torch.Tensor:
+        """hidden [T, H] after the last norm."""
+        x = self.model.embed_tokens(tokens)
+        frequencies = rope_frequencies(self.spec.rope, self.spec.head_dim)
+        cosine, sine = rope_table(frequencies, positions, x.dtype)
+        packing = Packing.of(lengths, tokens.device)
+        for block in self.model.layers:
+            x = block(x, cosine, sine, packing)
+        return self.model.norm(x)
+
+    @property
+    def output_weight(self) -> torch.Tensor:
+        """[vocab, H]: lm_head, or the embedding where they are tied."""
+        return self.model.embed_tokens.weight if self.spec.tied else self.lm_head.weight
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, H] → [N, vocab]."""
+        return F.linear(hidden, self.output_weight)
+
+    def token_logprobs(
+        self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float | torch.Tensor = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-prob of targets, entropy), each [N] float32, of softmax(logits / temperature).
+
+        At most CHUNK_ELEMENTS logits exist at once; chunks are computed again in the backward pass.
+        """
+        chunk = max(1, CHUNK_ELEMENTS // self.spec.vocab)
+        if len(hidden) <= chunk:
+            return _logprobs(hidden, self.output_weight, targets, temperature)
+        parts = []
+        for at in range(0, len(hidden), chunk):
+            piece = slice(at, at + chunk)
+            heat = temperature[piece] if isinstance(temperature, torch.Tensor) else temperature
+            arguments = (hidden[piece], self.output_weight, targets[piece], heat)
+            parts.append(checkpoint(_logprobs, *arguments, use_reentrant=False))
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _logprobs(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = F.linear(hidden, weight).float()
+    if isinstance(temperature, torch.Tensor):
+        logits = logits / temperature.to(logits.dtype)[:, None]
+    elif temperature != 1.0:
+        logits = logits / temperature
+    logprobs = F.log_softmax(logits, -1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
+def initialise(decoder: Decoder, seed: int) -> None:
+    """Random weights as transformers draws them: normal with deviation 0.02, norms one, biases zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.ndim == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, 0.02, generator=generator))

@@ -1,0 +1,112 @@
+"""Packed sequences for attention: [T, ...] of all tokens <-> right-padded [B, L, ...] buckets.
+
+Only attention sees padding; sequences share a bucket if the longest is at most twice the shortest,
+so that padding stays below half of what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+class _Gather(torch.autograd.Function):
+    """Rows there and back: both passes are a plain copy of rows, because padding has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        ctx.back = back
+        return x.index_select(0, there)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grads[0].index_select(0, ctx.back), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        ctx.back, ctx.rows = back, x.shape[0]
+        return x.index_select(0, back)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grad = grads[0]
+        padded = grad.new_zeros((ctx.rows, *grad.shape[1:]))
+        return padded.index_copy_(0, ctx.back, grad.contiguous()), None
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the rows of packed tokens lie in padded buckets.
+
+    buckets: (sequences, padded length) of each. there [sum of B*L] int64: packed row of each padded
+    row (padding repeats its sequence's last row). back [T] int64: padded row of each packed row.
+    """
+
+    buckets: tuple[tuple[int, int], ...]
+    there: torch.Tensor
+    back: torch.Tensor
+    # Packed and padded rows are the same: nothing to move.
+    identity: bool
+
+    @classmethod
+    def of(cls, lengths: Sequence[int] | torch.Tensor, device: torch.device) -> Packing:
+        """lengths [B] in tokens, all >= 1, in the order in which the sequences are packed."""
+        sizes = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+        starts = torch.cumsum(sizes, 0) - sizes
+        order = torch.argsort(sizes, descending=True, stable=True)
+        buckets: list[tuple[int, int]] = []
+        there: list[torch.Tensor] = []
+        back = torch.empty(int(sizes.sum()), dtype=torch.int64)
+        first, row = 0, 0
+        ordered = sizes[order].tolist()
+        while first < len(ordered):
+            longest = ordered[first]
+            last = first
+            while last < len(ordered) and 2 * ordered[last] >= longest:
+                last += 1
+            # Within a bucket, sequences keep their packed order.
+            members = order[first:last].sort().values
+            offsets = torch.arange(longest)[None, :]
+            inside = offsets < sizes[members, None]
+            source = starts[members, None] + torch.minimum(offsets, sizes[members, None] - 1)
+            there.append(source.reshape(-1))
+            back[source[inside]] = torch.arange(row, row + source.numel()).view_as(source)[inside]
+            buckets.append((last - first, longest))
+            row += source.numel()
+            first = last
+        joined = torch.cat(there) if there else torch.empty(0, dtype=torch.int64)
+        identity = len(buckets) == 1 and len(joined) == len(back)
+        return cls(tuple(buckets), joined.to(device), back.to(device), identity)
+
+
+def causal_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing
+) -> torch.Tensor:
+    """Each sequence attends to itself, causally. query [T, heads, D], key and value [T, kv_heads, D]
+    → [T, heads, D]."""
+    if not packing.identity:
+        query = _Gather.apply(query, packing.there, packing.back)  # type: ignore[assignment]
+        key = _Gather.apply(key, packing.there, packing.back)  # type: ignore[assignment]
+        value = _Gather.apply(value, packing.there, packing.back)  # type: ignore[assignment]
+    grouped = query.shape[1] != key.shape[1]
+    if grouped and not query.is_cuda:
+        # The CPU flash kernel takes equal head counts only.
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        grouped = False
+    outputs = []
+    row = 0
+    for sequences, length in packing.buckets:
+        rows = slice(row, row + sequences * length)
+        q, k, v = (x[rows].unflatten(0, (sequences, length)).transpose(1, 2) for x in (query, key, value))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+        row = rows.stop
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output if packing.identity else _Scatter.apply(output, packing.back)  # type: ignore[return-value]

@@ -1,0 +1,173 @@
+"""What a checkpoint's config.json says about its decoder, as one value.
+
+Promise: a spec that exists can be built (earl.models.module) and reproduces transformers; whatever
+the decoders here do not have is refused while the spec is read, with the key and its value.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from earl.errors import ModelNotFound, UnsupportedModel
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding. kind "default" ignores the rest but theta; "linear" uses factor."""
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder's sizes. Example: ModelSpec("llama", 128, 2, 4, 4, 32, 384, 32)."""
+
+    family: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float = 1e-6
+    # lm_head is the embedding; no lm_head.weight exists.
+    tied: bool = False
+    # Biases of q, k, v and of o.
+    qkv_bias: bool = False
+    o_bias: bool = False
+    # RMS norm of every query and key head (qwen3).
+    qk_norm: bool = False
+    max_positions: int = 2048
+    rope: Rope = Rope()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter by its transformers name, with its whole shape, in the order of computation."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, self.hidden)}
+        for layer in range(self.layers):
+            at = f"model.layers.{layer}."
+            shapes[at + "input_layernorm.weight"] = (self.hidden,)
+            for letter, rows in (("q", query), ("k", key), ("v", key)):
+                shapes[f"{at}self_attn.{letter}_proj.weight"] = (rows, self.hidden)
+                if self.qkv_bias:
+                    shapes[f"{at}self_attn.{letter}_proj.bias"] = (rows,)
+            if self.qk_norm:
+                shapes[at + "self_attn.q_norm.weight"] = (self.head_dim,)
+                shapes[at + "self_attn.k_norm.weight"] = (self.head_dim,)
+            shapes[at + "self_attn.o_proj.weight"] = (self.hidden, query)
+            if self.o_bias:
+                shapes[at + "self_attn.o_proj.bias"] = (self.hidden,)
+            shapes[at + "post_attention_layernorm.weight"] = (self.hidden,)
+            shapes[at + "mlp.gate_proj.weight"] = (self.intermediate, self.hidden)
+            shapes[at + "mlp.up_proj.weight"] = (self.intermediate, self.hidden)
+            shapes[at + "mlp.down_proj.weight"] = (self.hidden, self.intermediate)
+        shapes["model.norm.weight"] = (self.hidden,)
+        if not self.tied:
+            shapes["lm_head.weight"] = (self.vocab, self.hidden)
+        return shapes
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        total = 0
+        for shape in self.shapes().values():
+            count = 1
+            for size in shape:
+                count *= size
+            total += count
+        return total
+
+
+def load_spec(path: str | Path) -> ModelSpec:
+    """The spec of the checkpoint in directory `path`.
+
+    Raises ModelNotFound (no directory, no config.json, not JSON) and UnsupportedModel.
+    """
+    file = Path(path) / "config.json"
+    if not file.parent.is_dir():
+        raise ModelNotFound(f"model directory {str(path)!r} does not exist", "set model.path to a checkpoint")
+    try:
+        config = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ModelNotFound(
+            f"model directory {str(path)!r} has no config.json",
+            "set model.path to a directory saved by transformers' save_pretrained",
+        ) from None
+    except ValueError as error:
+        raise ModelNotFound(f"{file} is not JSON: {error}", "download or save the checkpoint again") from None
+    return spec_of(config, str(file))
+
+
+def spec_of(config: dict[str, Any], source: str = "config.json") -> ModelSpec:
+    """The spec of a transformers configuration, given as its dictionary."""
+    family = config.get("model_type", "")
+    if family not in FAMILIES:
+        raise UnsupportedModel(
+            f"{source}: model_type {family!r} is not supported", f"use one of {', '.join(FAMILIES)}"
+        )
+    for key, wanted in (("hidden_act", "silu"), ("mlp_bias", False), ("use_sliding_window", False)):
+        value = config.get(key, wanted)
+        if value != wanted:
+            raise UnsupportedModel(f"{source}: {key} = {value!r} is not supported", f"only {wanted!r} is")
+    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        raise UnsupportedModel(
+            f"{source}: layer_types has sliding windows", "only full attention is supported"
+        )
+    try:
+        heads = int(config["num_attention_heads"])
+        hidden = int(config["hidden_size"])
+        bias = bool(config.get("attention_bias", False))
+        return ModelSpec(
+            family=family,
+            hidden=hidden,
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            intermediate=int(config["intermediate_size"]),
+            vocab=int(config["vocab_size"]),
+            eps=float(config.get("rms_norm_eps", 1e-6)),
+            # Families' defaults agree: untied unless the file says otherwise.
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=bias or family == "qwen2",
+            o_bias=bias and family != "qwen2",
+            qk_norm=family == "qwen3",
+            max_positions=int(config.get("max_position_embeddings", 2048)),
+            rope=_rope_of(config, source),
+        )
+    except KeyError as error:
+        raise UnsupportedModel(f"{source}: {error.args[0]} is missing", "save the checkpoint again") from None
+
+
+def _rope_of(config: dict[str, Any], source: str) -> Rope:
+    """transformers 5 writes rope_parameters; earlier ones rope_theta and rope_scaling."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ("default", "linear", "llama3"):
+        raise UnsupportedModel(
+            f"{source}: rope type {kind!r} is not supported", "use one of default, linear, llama3"
+        )
+    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    if kind == "default":
+        return Rope(theta)
+    if kind == "linear":
+        return Rope(theta, kind, float(scaling["factor"]))
+    return Rope(
+        theta,
+        kind,
+        factor=float(scaling["factor"]),
+        low_freq_factor=float(scaling["low_freq_factor"]),
+        high_freq_factor=float(scaling["high_freq_factor"]),
+        original_max_positions=int(scaling["original_max_position_embeddings"]),
+    )
