@@ -1,0 +1,1 @@
+"""The trainer: ranks that read their slices, take optimizer steps, and publish what they learned."""

@@ -1,0 +1,32 @@
+"""From one advantage per sequence to one per trained token: the scheduler made the scalars from the
+groups' rewards (distributed advantages: no tensor is gathered for them), the rank spreads its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def per_token(advantages: Sequence[float], trained_tokens: Sequence[int]) -> np.ndarray:
+    """float32[sum(trained_tokens)]: each sequence's advantage once per trained token of it."""
+    return np.repeat(np.asarray(advantages, np.float32), np.asarray(trained_tokens, np.int64))
+
+
+def token_weights(
+    trained_tokens: Sequence[int], mean: str, total_tokens: int, total_sequences: int
+) -> np.ndarray:
+    """float32[sum(trained_tokens)]: what each token counts; over the whole mini-batch they add up to 1.
+
+    trained_tokens: per sequence at hand. total_tokens, total_sequences: of the optimizer step's
+    mini-batch over all ranks; only sequences with a trained token count.
+    mean: "token" (mean over tokens) or "sequence" (mean over sequences of their token means).
+    """
+    counts = np.asarray(trained_tokens, np.int64)
+    if mean == "token":
+        return np.full(int(counts.sum()), 1.0 / max(1, total_tokens), np.float32)
+    if mean == "sequence":
+        each = 1.0 / (np.maximum(counts, 1) * float(max(1, total_sequences)))
+        return np.repeat(each.astype(np.float32), counts)
+    raise ValueError(f"loss_mean is {mean!r}, neither 'token' nor 'sequence'")

@@ -1,0 +1,182 @@
+"""From a plan's sequences to packed micro-batches, in arrays that are reused step after step.
+
+    columns of this rank's sequences, end to end      tokens | loss_mask | logprobs   [total tokens]
+      └─ mini-batches: one optimizer step each, cut over all ranks' sequences alike
+           └─ micro-batches: one forward pass each, at most `microbatch_tokens` long, sequences packed
+
+Which mini-batch a sequence belongs to depends on the plan alone, never on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from earl.errors import TrainerError
+from services.trainer import advantages
+from services.trainer.plan import Item, Plan
+
+COLUMNS = (
+    ("tokens", np.dtype(np.int32)),
+    ("loss_mask", np.dtype(np.uint8)),
+    ("logprobs", np.dtype(np.float32)),
+)
+
+
+class Columns:
+    """Receive buffers of one rank's sequences, end to end; grown when needed, never shrunk."""
+
+    def __init__(self) -> None:
+        self._arrays = {name: np.zeros(0, dtype) for name, dtype in COLUMNS}
+        self.items: tuple[Item, ...] = ()
+        self.offsets = np.zeros(1, np.int64)
+
+    def take(self, items: Sequence[Item]) -> list[tuple[Item, str, np.ndarray]]:
+        """Make room for these sequences: (item, column name, array[total_tokens] to fill) for each."""
+        self.items = tuple(items)
+        self.offsets = np.concatenate(([0], np.cumsum([item.total_tokens for item in items], dtype=np.int64)))
+        total = int(self.offsets[-1])
+        for name, dtype in COLUMNS:
+            if len(self._arrays[name]) < total:
+                self._arrays[name] = np.zeros(total + total // 4, dtype)
+        return [
+            (item, name, self._arrays[name][self.offsets[i] : self.offsets[i + 1]])
+            for i, item in enumerate(self.items)
+            for name, _ in COLUMNS
+        ]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32[total tokens]"""
+        return self._arrays["tokens"][: self.offsets[-1]]
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """uint8[total tokens]: 1 where the token was sampled and is trained on"""
+        return self._arrays["loss_mask"][: self.offsets[-1]]
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """float32[total tokens]: of the distribution that was sampled from, 0 where the mask is 0"""
+        return self._arrays["logprobs"][: self.offsets[-1]]
+
+    def trained_tokens(self) -> np.ndarray:
+        """int64[sequences]: trained tokens of each."""
+        if not self.items:
+            return np.zeros(0, np.int64)
+        return np.add.reduceat(self.loss_mask.astype(np.int64), self.offsets[:-1])
+
+    def validate(self, vocabulary: int) -> None:
+        """Raise TrainerError naming the first trajectory whose columns cannot be trained on."""
+        total = int(self.offsets[-1])
+        if not total:
+            return
+        bad = (self.tokens < 0) | (self.tokens >= vocabulary) | ~np.isfinite(self.logprobs)
+        bad |= self.loss_mask > 1
+        bad[self.offsets[:-1]] |= self.loss_mask[self.offsets[:-1]] != 0
+        if not bad.any():
+            return
+        at = int(np.argmax(bad))
+        i = int(np.searchsorted(self.offsets, at, side="right")) - 1
+        raise TrainerError(
+            f"{self.items[i].key}: position {at - int(self.offsets[i])} has token {int(self.tokens[at])} "
+            f"(vocabulary {vocabulary}), mask {int(self.loss_mask[at])}, log-prob {float(self.logprobs[at])}",
+            "columns must hold known tokens, finite log-probs and a mask of 0 or 1 that starts with 0",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Sequences packed end to end for one forward pass.
+
+    tokens, positions: int64[T]. lengths: of each sequence, sum T. For each of the N trained tokens:
+    source int64[N] (index of the position that predicts it), targets int64[N], behaviour, advantages,
+    weights float32[N].
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    lengths: list[int]
+    source: np.ndarray
+    targets: np.ndarray
+    behaviour: np.ndarray
+    advantages: np.ndarray
+    weights: np.ndarray
+
+
+# A forward pass that counts nothing: keeps a rank in step with ranks that have more micro-batches.
+EMPTY = MicroBatch(
+    np.zeros(1, np.int64),
+    np.zeros(1, np.int64),
+    [1],
+    np.zeros(1, np.int64),
+    np.zeros(1, np.int64),
+    *(np.zeros(1, np.float32) for _ in range(3)),
+)
+
+
+def cut_minibatches(plan: Plan, rank: int, count: int, pass_index: int, seed: int) -> list[list[int]]:
+    """Indices into the rank's items for each of `count` mini-batches, the same cut for any rank count.
+
+    With one mini-batch the plan's order stays; with more, sequences are dealt out after a shuffle that
+    depends on (seed, batch, pass) alone, so that a resumed run deals them out alike.
+    """
+    items = plan.ranks[rank]
+    if count == 1:
+        return [list(range(len(items)))]
+    tickets = np.sort(np.asarray(plan.ticket_ids, np.int64))
+    dealt = np.random.Generator(np.random.Philox([seed, plan.batch_id, pass_index])).permutation(len(tickets))
+    mine = dealt[np.searchsorted(tickets, np.asarray([item.ticket_id for item in items], np.int64))] % count
+    return [np.flatnonzero(mine == m).tolist() for m in range(count)]
+
+
+def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Indices of the sequences of each micro-batch: first-fit decreasing, at most `capacity` tokens each.
+
+    A sequence longer than the capacity gets a micro-batch of its own.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    bins: list[list[int]] = []
+    room: list[int] = []
+    first = 0  # bins before this one have no room for even the shortest sequence
+    shortest = min(lengths, default=0)
+    for i in order:
+        while first < len(bins) and room[first] < shortest:
+            first += 1
+        for b in range(first, len(bins)):
+            if room[b] >= lengths[i]:
+                break
+        else:
+            bins.append([])
+            room.append(max(capacity, lengths[i]))
+            b = len(bins) - 1
+        bins[b].append(i)
+        room[b] -= lengths[i]
+    return bins
+
+
+def build(
+    columns: Columns, chosen: Sequence[int], loss_mean: str, total_tokens: int, total_sequences: int
+) -> MicroBatch:
+    """Pack these sequences (indices into columns.items); totals are of the mini-batch over all ranks."""
+    offsets = columns.offsets
+    slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in chosen]
+    lengths = [s.stop - s.start for s in slices]
+    tokens = np.concatenate([columns.tokens[s] for s in slices]).astype(np.int64)
+    mask = np.concatenate([columns.loss_mask[s] for s in slices])
+    behaviour = np.concatenate([columns.logprobs[s] for s in slices])
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
+    trained = np.flatnonzero(mask)
+    counts = np.add.reduceat(mask.astype(np.int64), starts)
+    return MicroBatch(
+        tokens=tokens,
+        positions=np.arange(len(tokens), dtype=np.int64) - np.repeat(starts, lengths),
+        lengths=lengths,
+        source=trained - 1,
+        targets=tokens[trained],
+        behaviour=behaviour[trained],
+        advantages=advantages.per_token([columns.items[i].advantage for i in chosen], counts.tolist()),
+        weights=advantages.token_weights(counts.tolist(), loss_mean, total_tokens, total_sequences),
+    )

@@ -1,0 +1,38 @@
+"""What the trainer was asked to train: the scheduler's batch plan as a plain value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One sequence for one rank: tokens [0, total_tokens) of the columns under `key`."""
+
+    ticket_id: int
+    attempt: int
+    key: str
+    advantage: float
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One batch. `ranks[r]` are the sequences of rank r; training it makes version + 1.
+
+    progress: fraction of the phase done, 0..1. first_of_phase: the optimizer's moments start anew.
+    """
+
+    batch_id: int
+    version: int
+    objective: Literal["policy_gradient", "imitate"]
+    ranks: tuple[tuple[Item, ...], ...]
+    publish: bool
+    checkpoint: bool
+    progress: float
+    first_of_phase: bool
+
+    @property
+    def ticket_ids(self) -> list[int]:
+        return [item.ticket_id for items in self.ranks for item in items]
