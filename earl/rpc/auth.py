@@ -1,0 +1,99 @@
+"""Who may call: a bearer token on every RPC but health, and no bind off loopback without TLS and token."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from earl.errors import ConfigError, InsecureBind, Unauthenticated
+
+AUTHORIZATION = "authorization"
+OPEN_PREFIX = "/grpc.health.v1.Health/"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. A server needs certificate and key; a client needs authority (or the system's)."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+
+    @classmethod
+    def from_environment(cls) -> TlsFiles | None:
+        """EARL_TLS_CERT, EARL_TLS_KEY, EARL_TLS_CA; None if none of them is set."""
+        names = ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA")
+        paths = [Path(os.environ[name]) if os.environ.get(name) else None for name in names]
+        return cls(*paths) if any(paths) else None
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Raises ConfigError if a file is missing."""
+        if self.certificate is None or self.key is None:
+            raise ConfigError("TLS without a certificate or key", "set EARL_TLS_CERT and EARL_TLS_KEY")
+        pair = (_read(self.key), _read(self.certificate))
+        return grpc.ssl_server_credentials([pair])
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Raises ConfigError if a file is missing."""
+        return grpc.ssl_channel_credentials(_read(self.authority) if self.authority else None)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"TLS file {path} cannot be read ({error.strerror})", "check EARL_TLS_*") from error
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Cut "host:port" or "[v6]:port" into host and port. Raises ConfigError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"address {address!r} is not host:port", 'give, for example, "127.0.0.1:0"')
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nothing outside this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_bind(address: str, token: str, tls: TlsFiles | None) -> None:
+    """Raises InsecureBind for an address off loopback without both TLS and a token."""
+    host, _ = split_address(address)
+    missing = [name for name, given in (("TLS", tls), ("a token", token)) if not given]
+    if missing and not is_loopback(host):
+        raise InsecureBind(
+            f"bind {address} is off loopback without {' and '.join(missing)}",
+            "set EARL_TLS_CERT, EARL_TLS_KEY and EARL_TOKEN, or bind 127.0.0.1",
+        )
+
+
+def metadata(token: str) -> tuple[tuple[str, str], ...]:
+    """What a caller sends with each RPC."""
+    return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
+
+
+def check_token(method: str, sent: Iterable[tuple[str, str | bytes]], token: str) -> None:
+    """Raises Unauthenticated unless the token is right, none is demanded, or `method` is health."""
+    if not token or method.startswith(OPEN_PREFIX):
+        return
+    expected = f"Bearer {token}".encode()
+    for key, value in sent:
+        if key == AUTHORIZATION:
+            raw = value if isinstance(value, bytes) else value.encode()
+            if hmac.compare_digest(raw, expected):
+                return
+            raise Unauthenticated(f"{method}: wrong token", "set EARL_TOKEN to the service's token")
+    raise Unauthenticated(f"{method}: no token", "set EARL_TOKEN to the service's token")

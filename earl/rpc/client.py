@@ -1,0 +1,87 @@
+"""One way to call: every call has a deadline, and only UNAVAILABLE is tried again.
+
+Retries back off exponentially with jitter and end with the call's deadline, so a caller never waits
+longer than it said. A call may therefore be executed twice: EARL's unary methods are idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any
+
+import grpc
+
+from earl.errors import DeadlineExceeded
+from earl.rpc import auth, options
+from earl.rpc.errors import from_call
+
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
+
+
+class Client:
+    """Calls one service at one address.
+
+    address: "host:port". stub: generated stub class, for example SchedulerServiceStub. With `tls`, the
+    connection is encrypted; the token is sent with every call.
+    """
+
+    def __init__(
+        self, address: str, stub: type, *, token: str = "", tls: auth.TlsFiles | None = None
+    ) -> None:
+        auth.split_address(address)
+        self.address = address
+        self._metadata = auth.metadata(token)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(address, options=options.CLIENT)
+        else:
+            credentials = tls.channel_credentials()
+            self._channel = grpc.aio.secure_channel(address, credentials, options=options.CLIENT)
+        self._stub = stub(self._channel)
+
+    async def call(self, method: str, request: Any, *, deadline_s: float) -> Any:
+        """The response to `request`.
+
+        Raises the EarlError that the servicer raised; ServiceUnavailable if the service could not be
+        reached within `deadline_s`; DeadlineExceeded if it did not answer; RpcError for the rest.
+        """
+        invoke = getattr(self._stub, method)
+        ends = time.monotonic() + deadline_s
+        backoff_s = FIRST_BACKOFF_S
+        last: grpc.aio.AioRpcError | None = None
+        while (left_s := ends - time.monotonic()) > 0 or last is None:
+            try:
+                return await invoke(request, timeout=max(left_s, 0.001), metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and last is not None:
+                    break  # the last attempt was cut short by our own retries: the earlier cause tells more
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise self._typed(error, method, deadline_s) from error
+                last = error
+            pause_s = backoff_s * random.uniform(0.5, 1.0)
+            if time.monotonic() + pause_s >= ends:
+                break
+            await asyncio.sleep(pause_s)
+            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+        assert last is not None
+        raise self._typed(last, method, deadline_s) from last
+
+    def _typed(self, error: grpc.aio.AioRpcError, method: str, deadline_s: float) -> Exception:
+        typed = from_call(error, f"{method} at {self.address}")
+        if type(typed) is DeadlineExceeded and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            text = f"{method} at {self.address} gave no answer within {deadline_s:g} s"
+            return DeadlineExceeded(text, typed.remedy)
+        return typed
+
+    def stream(self, method: str, *, deadline_s: float | None) -> Any:
+        """A bidirectional call object; None: the stream lives until one side ends it.
+
+        It raises grpc.aio.AioRpcError; `earl.rpc.errors.from_call` makes a typed error of it.
+        """
+        return getattr(self._stub, method)(timeout=deadline_s, metadata=self._metadata)
+
+    async def close(self) -> None:
+        """Close the connection; calls in flight are cancelled."""
+        await self._channel.close()

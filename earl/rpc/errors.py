@@ -1,0 +1,102 @@
+"""Errors across the wire: an `EarlError` raised in a servicer is raised again, as the same class, at
+the caller.
+
+It travels as a google.rpc.Status in the trailing metadata, with one ErrorInfo: reason = class name,
+domain = "earl", metadata = message and remedy. What is no `EarlError` becomes INTERNAL and is logged
+where it happened; its text does not leave the process.
+"""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from earl import errors
+from earl.errors import EarlError
+
+DOMAIN = "earl"
+DETAILS_KEY = "grpc-status-details-bin"
+# Trailing metadata is bounded by the peer (8 KiB by default); a message is never that long.
+MAX_TEXT_BYTES = 1024
+
+_BY_CODE: dict[grpc.StatusCode, type[EarlError]] = {
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.UNAVAILABLE: errors.ServiceUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+}
+_REMEDIES: dict[type[EarlError], str] = {
+    errors.Unauthenticated: "set EARL_TOKEN to the token that the service was started with",
+    errors.ServiceUnavailable: "check that the service runs and listens there",
+    errors.DeadlineExceeded: "see whether the service is overloaded, or give it longer",
+}
+
+
+def catalogue() -> dict[str, type[EarlError]]:
+    """All error classes by name, including those that other modules derive from `EarlError`."""
+    found: dict[str, type[EarlError]] = {}
+    pending: list[type[EarlError]] = [EarlError]
+    while pending:
+        cls = pending.pop()
+        found.setdefault(cls.__name__, cls)
+        pending.extend(cls.__subclasses__())
+    return found
+
+
+def bounded(text: str, limit_bytes: int = MAX_TEXT_BYTES) -> str:
+    """`text` on one line, cut to `limit_bytes` of UTF-8."""
+    line = " ".join(text.split())
+    raw = line.encode("utf-8", "replace")
+    return line if len(raw) <= limit_bytes else raw[: limit_bytes - 3].decode("utf-8", "ignore") + "..."
+
+
+def status_code(error: EarlError) -> grpc.StatusCode:
+    """The gRPC code that the class is sent as."""
+    return grpc.StatusCode[error.status]
+
+
+def to_status(error: EarlError) -> status_pb2.Status:
+    """The google.rpc.Status that stands for `error`."""
+    info = error_details_pb2.ErrorInfo(
+        reason=type(error).__name__,
+        domain=DOMAIN,
+        metadata={"message": bounded(error.message), "remedy": bounded(error.remedy)},
+    )
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    code: int = status_code(error).value[0]
+    return status_pb2.Status(code=code, message=bounded(str(error)), details=[detail])
+
+
+def from_status(status: status_pb2.Status) -> EarlError | None:
+    """The error that `status` stands for; None if EARL did not send it.
+
+    A class that this process does not know becomes `RpcError` with the class's name in its message.
+    """
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if not detail.Unpack(info) or info.domain != DOMAIN:
+            continue
+        message, remedy = info.metadata.get("message", status.message), info.metadata.get("remedy", "")
+        cls = catalogue().get(info.reason)
+        return cls(message, remedy) if cls else errors.RpcError(f"{info.reason}: {message}", remedy)
+    return None
+
+
+def sent_by_service(error: grpc.aio.AioRpcError) -> EarlError | None:
+    """The error that a servicer raised; None if gRPC itself failed the call."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            return from_status(status_pb2.Status.FromString(value))
+    return None
+
+
+def from_call(error: grpc.aio.AioRpcError, called: str) -> EarlError:
+    """The typed error for a failed call; `called` names method and address for the message."""
+    sent = sent_by_service(error)
+    if sent is not None:
+        return sent
+    code = error.code()
+    cls = _BY_CODE.get(code, errors.RpcError)
+    text = bounded(f"{called} failed with {code.name}: {error.details() or 'no details'}")
+    return cls(text, _REMEDIES.get(cls, ""))

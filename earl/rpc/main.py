@@ -1,0 +1,63 @@
+"""How a service process starts and ends.
+
+`run` gives the process its loop (uvloop where installed), turns SIGTERM and SIGINT into an event, and
+an `EarlError` into one line on stderr and the error's exit code. A second signal cancels the main
+coroutine instead of waiting for its drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from earl.errors import EarlError
+
+Main = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+SIGNALLED_TWICE = 130
+
+
+def run(main: Main) -> NoReturn:
+    """Run `main(stop)` and exit: 0 when it returns, the error's exit_code when it raises EarlError."""
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_supervised(main))
+    except EarlError as error:
+        sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
+        sys.stderr.flush()
+        raise SystemExit(error.exit_code) from None
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise SystemExit(SIGNALLED_TWICE) from None
+    raise SystemExit(0)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _supervised(main: Main) -> None:
+    stop = asyncio.Event()
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        if stop.is_set() and task is not None:
+            task.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    await main(stop)
+
+
+def announce(name: str, address: str) -> None:
+    """Print the one line on stdout that says: `name` serves at `address`."""
+    sys.stdout.write(json.dumps({"ready": name, "address": address}) + "\n")
+    sys.stdout.flush()

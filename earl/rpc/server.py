@@ -1,0 +1,118 @@
+"""One way to serve: health that tells the truth, reflection, typed errors, drain on stop.
+
+A service is NOT_SERVING until it is set serving, and the server as a whole ("") serves only while
+all of its services do. `start` either listens or raises: a taken port is `PortInUse`, an unsafe bind
+`InsecureBind`, and nothing is left half-started. `stop` says NOT_SERVING first, then lets RPCs in
+flight finish within `drain_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
+from grpc_reflection.v1alpha import reflection
+
+from earl.errors import EarlError, PortInUse
+from earl.rpc import auth, options
+from earl.rpc.guard import Guard
+
+log = logging.getLogger(__name__)
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Server:
+    """A gRPC server on the running loop.
+
+    name: for logs. bind: "host:port", port 0 for any free one. token: demanded of every caller but of
+    health if not empty. Raises InsecureBind off loopback without TLS and token, ConfigError for an
+    address that is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bind: str,
+        *,
+        token: str = "",
+        tls: auth.TlsFiles | None = None,
+        drain_s: float = 10.0,
+    ) -> None:
+        auth.check_bind(bind, token, tls)
+        self.name = name
+        self.address = ""
+        self._bind = bind
+        self._tls = tls
+        self._drain_s = drain_s
+        self._serving: dict[str, bool] = {}
+        self._server = grpc.aio.server(interceptors=[Guard(token)], options=options.SERVER)
+        self._health = health_aio.HealthServicer()
+        self._stopped = False
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def add(
+        self, add_to_server: Callable[[Any, Any], None], servicer: object, full_service_name: str
+    ) -> None:
+        """Serve `servicer`: add(add_SchedulerServiceServicer_to_server, s, "earl.v1.SchedulerService")."""
+        add_to_server(servicer, self._server)
+        self._serving[full_service_name] = True
+
+    async def start(self) -> str:
+        """Listen; returns the bound "host:port". Raises PortInUse; ConfigError for unreadable TLS files."""
+        names = [*self._serving, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+        host, port = auth.split_address(self._bind)
+        try:
+            if self._tls is None:
+                bound = self._server.add_insecure_port(self._bind)
+            else:
+                bound = self._server.add_secure_port(self._bind, self._tls.server_credentials())
+        except RuntimeError as error:
+            raise self._cannot_bind() from error
+        if bound == 0 or (port and bound != port):
+            raise self._cannot_bind()
+        await self._server.start()
+        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        await self._publish_health()
+        log.info("%s serves at %s", self.name, self.address)
+        return self.address
+
+    def _cannot_bind(self) -> EarlError:
+        return PortInUse(f"{self.name} cannot listen at {self._bind}", "free the port or choose another one")
+
+    async def set_serving(self, full_service_name: str, serving: bool) -> None:
+        """Say whether a service can do its work now; KeyError for a service that was not added."""
+        if full_service_name not in self._serving:
+            raise KeyError(full_service_name)
+        self._serving[full_service_name] = serving
+        if self.address:
+            await self._publish_health()
+
+    async def _publish_health(self) -> None:
+        for name, serving in self._serving.items():
+            await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+        overall = all(self._serving.values())
+        await self._health.set(health.OVERALL_HEALTH, _SERVING if overall else _NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Drain and close: at most `drain_s`, then what still runs is cancelled. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(self._drain_s if self.address else None)
+        log.info("%s stopped", self.name)
+
+    async def serve_until(self, stop: asyncio.Event) -> None:
+        """Wait for `stop`, then `stop()`."""
+        try:
+            await stop.wait()
+        finally:
+            await self.stop()

@@ -1,0 +1,70 @@
+"""Errors cross the wire as the class they were, and addresses are judged before anything listens."""
+
+import json
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from earl import errors
+from earl.obs.log import JsonLines
+from earl.rpc import auth
+from earl.rpc.errors import MAX_TEXT_BYTES, bounded, catalogue, from_status, status_code, to_status
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_every_error_of_the_catalogue_round_trips(name: str):
+    error = catalogue()[name]("seven is wrong", "use eight")
+    back = from_status(to_status(error))
+    assert back is not None
+    assert type(back) is type(error)
+    assert (back.message, back.remedy) == ("seven is wrong", "use eight")
+    assert status_code(error).value[0] == to_status(error).code
+
+
+@given(st.text())
+def test_texts_are_cut_to_what_metadata_holds(text: str):
+    cut = bounded(text)
+    assert len(cut.encode("utf-8", "replace")) <= MAX_TEXT_BYTES
+    assert "\n" not in cut
+
+
+def test_unknown_class_keeps_its_name():
+    status = to_status(errors.PeerLost("gone"))
+    info = status.details[0]
+    info.value = info.value.replace(b"PeerLost", b"PeerFost")
+    back = from_status(status)
+    assert type(back) is errors.RpcError
+    assert "PeerFost" in str(back)
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "host:", ":80", "host:http", "127.0.0.1:70000"])
+def test_bad_addresses(address: str):
+    with pytest.raises(errors.ConfigError) as caught:
+        auth.split_address(address)
+    assert repr(address) in str(caught.value)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:1", "[::1]:0", "127.1.2.3:5"])
+def test_loopback_needs_nothing(bind: str):
+    auth.check_bind(bind, "", None)
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:1", "10.0.0.1:5", "example.org:5"])
+def test_off_loopback_needs_tls_and_token(bind: str):
+    with pytest.raises(errors.InsecureBind):
+        auth.check_bind(bind, "", None)
+    with pytest.raises(errors.InsecureBind, match="without TLS"):
+        auth.check_bind(bind, "secret", None)
+    with pytest.raises(errors.InsecureBind, match="without a token"):
+        auth.check_bind(bind, "", auth.TlsFiles())
+    auth.check_bind(bind, "secret", auth.TlsFiles())
+
+
+def test_log_lines_are_json():
+    record = logging.LogRecord("a.b", logging.WARNING, __file__, 1, "lost %s", ("host-1",), None)
+    record.fields = {"sessions": 3}
+    line = json.loads(JsonLines("env_gateway").format(record))
+    assert line["message"] == "lost host-1"
+    assert (line["process"], line["level"], line["sessions"]) == ("env_gateway", "warning", 3)

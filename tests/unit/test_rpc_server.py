@@ -1,0 +1,202 @@
+"""Server and client over real gRPC: typed errors, retries, health, reflection, tokens, drain."""
+
+import asyncio
+import socket
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from earl import errors
+from earl.rpc import Client, Server
+from earl.rpc.errors import from_call
+from earl.v1 import env_pb2, env_pb2_grpc
+
+SERVICE = "earl.v1.EnvGatewayService"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Scripted(env_pb2_grpc.EnvGatewayServiceServicer):
+    """Raises what it is told to, in order; then answers."""
+
+    def __init__(self):
+        self.failures: list[BaseException] = []
+        self.calls = 0
+        self.entered = asyncio.Event()
+        self.release = asyncio.Event()
+        self.release.set()
+
+    async def ListEnvironments(self, request, context):
+        self.calls += 1
+        self.entered.set()
+        await self.release.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        return env_pb2.ListEnvironmentsResponse()
+
+    async def Play(self, request_iterator, context):
+        async for _ in request_iterator:
+            raise errors.EnvProtocolError("no such game", "choose another")
+        yield env_pb2.PlayResponse()
+
+
+@pytest.fixture
+async def scripted():
+    return Scripted()
+
+
+def make_server(servicer, bind="127.0.0.1:0", **options):
+    server = Server("test", bind, **options)
+    server.add(env_pb2_grpc.add_EnvGatewayServiceServicer_to_server, servicer, SERVICE)
+    return server
+
+
+@pytest.fixture
+async def server(scripted):
+    server = make_server(scripted)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def client(server):
+    client = Client(server.address, env_pb2_grpc.EnvGatewayServiceStub)
+    yield client
+    await client.close()
+
+
+REQUEST = env_pb2.ListEnvironmentsRequest()
+
+
+async def test_error_arrives_as_its_class(client, scripted):
+    scripted.failures = [errors.LeaseExpired("lease 7 ended", "ask again")]
+    with pytest.raises(errors.LeaseExpired) as caught:
+        await client.call("ListEnvironments", REQUEST, deadline_s=5)
+    assert (caught.value.message, caught.value.remedy) == ("lease 7 ended", "ask again")
+    assert scripted.calls == 1
+
+
+async def test_unexpected_error_hides_its_text(client, scripted):
+    scripted.failures = [ValueError("secret detail")]
+    with pytest.raises(errors.RpcError) as caught:
+        await client.call("ListEnvironments", REQUEST, deadline_s=5)
+    assert "ValueError" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert scripted.calls == 1
+
+
+async def test_unavailable_is_retried(client, scripted):
+    scripted.failures = [errors.BusUnavailable("redis restarts"), errors.BusUnavailable("redis restarts")]
+    await client.call("ListEnvironments", REQUEST, deadline_s=30)
+    assert scripted.calls == 3
+
+
+async def test_unavailable_until_the_deadline_keeps_its_cause(client, scripted):
+    scripted.failures = [errors.BusUnavailable("redis is not there")] * 100
+    with pytest.raises(errors.BusUnavailable, match="not there"):
+        await client.call("ListEnvironments", REQUEST, deadline_s=0.5)
+
+
+async def test_no_answer_is_deadline_exceeded(client, scripted):
+    scripted.release.clear()
+    with pytest.raises(errors.DeadlineExceeded, match="ListEnvironments at"):
+        await client.call("ListEnvironments", REQUEST, deadline_s=0.3)
+    scripted.release.set()
+
+
+async def test_nobody_listens():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        client = Client(f"127.0.0.1:{unused.getsockname()[1]}", env_pb2_grpc.EnvGatewayServiceStub)
+        with pytest.raises(errors.ServiceUnavailable):
+            await client.call("ListEnvironments", REQUEST, deadline_s=0.4)
+        await client.close()
+
+
+async def test_stream_error_is_typed(client):
+    call = client.stream("Play", deadline_s=5)
+    await call.write(env_pb2.PlayRequest())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert isinstance(from_call(caught.value, "Play"), errors.EnvProtocolError)
+
+
+async def test_port_in_use(server, scripted):
+    second = make_server(scripted, bind=server.address)
+    with pytest.raises(errors.PortInUse, match=server.address):
+        await second.start()
+    await second.stop()
+
+
+def test_insecure_bind():
+    with pytest.raises(errors.InsecureBind):
+        Server("test", "0.0.0.0:0")
+
+
+async def test_token_is_demanded_of_all_but_health(scripted):
+    server = make_server(scripted, token="secret")
+    address = await server.start()
+    for token in ("", "wrong"):
+        client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token=token)
+        with pytest.raises(errors.Unauthenticated):
+            await client.call("ListEnvironments", REQUEST, deadline_s=5)
+        call = client.stream("Play", deadline_s=5)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert isinstance(from_call(caught.value, "Play"), errors.Unauthenticated)
+        await client.close()
+    client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token="secret")
+    await client.call("ListEnvironments", REQUEST, deadline_s=5)
+    await client.close()
+    async with grpc.aio.insecure_channel(address) as channel:
+        assert await health(channel, "") == SERVING
+        names: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in names.ServerReflectionInfo(
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            ):
+                pass
+    await server.stop()
+
+
+async def health(channel, name):
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    response = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+    return response.status
+
+
+async def test_health_tells_the_truth(server):
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        assert await health(channel, SERVICE) == SERVING
+        await server.set_serving(SERVICE, False)
+        assert await health(channel, SERVICE) == NOT_SERVING
+        assert await health(channel, "") == NOT_SERVING
+        await server.set_serving(SERVICE, True)
+        assert await health(channel, "") == SERVING
+        with pytest.raises(KeyError):
+            await server.set_serving("earl.v1.Nothing", True)
+
+
+async def test_reflection_lists_services(server):
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        async for response in stub.ServerReflectionInfo(iter([request])):
+            names = {service.name for service in response.list_services_response.service}
+        assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+async def test_stop_lets_calls_finish(server, client, scripted):
+    scripted.release.clear()
+    call = asyncio.create_task(client.call("ListEnvironments", REQUEST, deadline_s=10))
+    await scripted.entered.wait()
+    stopping = asyncio.create_task(server.stop())
+    await asyncio.wait({stopping}, timeout=0.2)
+    assert not stopping.done()
+    scripted.release.set()
+    await call
+    await stopping
