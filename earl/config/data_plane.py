@@ -24,6 +24,16 @@ class DataPlaneConfig(Section):
     descriptor_lease_s: float = Field(60.0, gt=0)
     checksums: Literal["wire", "always", "off"] = "wire"
 
+    @property
+    def loopback(self) -> bool:
+        """True while no other machine can reach what `bind` names."""
+        return self.bind == "localhost" or self.bind == "::1" or self.bind.startswith("127.")
+
+    @property
+    def wired(self) -> bool:
+        """True when owners serve their arenas over the wire too."""
+        return self.transport == "ucx" or (self.transport == "auto" and not self.loopback)
+
 
 class BusConfig(Section):
     # A Redis or Valkey server; empty: an embedded Valkey that keeps its data in the run's directory.

@@ -1,0 +1,248 @@
+"""Registered memory of a worker: `Arena` for its owner, `MappedArena` for whoever reads it.
+
+The owner allocates regions, writes them in place, seals (publishes) and frees them. A reader maps
+the same file read-only, after checking that its nonce is the descriptor's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from earl.dispatch import arena_file
+from earl.dispatch.allocator import FirstFit
+from earl.dispatch.arena_file import SLOT_WORDS, Header
+from earl.dispatch.descriptor import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, host_id, row_major
+from earl.errors import ArenaFull, LayoutError, RegionGone, TransportUnavailable
+
+_GENERATION, _OFFSET, _SIZE = 0, 1, 2
+
+
+class Region:
+    """A lease on part of an arena: write it through `array`, then `seal`, later `free`."""
+
+    def __init__(self, arena: Arena, slot: int, offset_bytes: int, size_bytes: int) -> None:
+        self._arena = arena
+        self._slot = slot
+        self.offset_bytes = offset_bytes
+        self.size_bytes = size_bytes
+        self.ref: RegionRef | None = None
+
+    def array(self, dtype: np.dtype | type, shape: Sequence[int], offset: int = 0) -> np.ndarray:
+        """A writable array in the arena, `offset` bytes into the region. Raises LayoutError past its end."""
+        dtype = np.dtype(dtype)
+        size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if offset < 0 or offset + size_bytes > self.size_bytes:
+            raise LayoutError(
+                f"array of {size_bytes} bytes at {offset} in a region of {self.size_bytes}",
+                "allocate a larger region",
+            )
+        return np.ndarray(tuple(shape), dtype, self._arena.memory, self.offset_bytes + offset)
+
+    def seal(self, checksum: bool) -> RegionRef:
+        """Publish the bytes as they are now: from here on readers may copy them."""
+        if self.ref is None:
+            checksums = ()
+            if checksum:
+                whole = self.array(np.uint8, (self.size_bytes,))
+                checksums = block_checksums(whole, 0, self.size_bytes)
+            self.ref = self._arena._publish(self._slot, self.offset_bytes, self.size_bytes, checksums)
+        return self.ref
+
+    def free(self) -> None:
+        """End the lease: later reads are refused, reads under way notice. Freeing twice is harmless."""
+        self._arena._free(self._slot, self)
+
+
+class Arena:
+    """An owner's memory. Allocation and freeing are thread-safe; `close` removes the file."""
+
+    def __init__(self, path: Path, fd: int, owner: str, header: Header) -> None:
+        self._fd = fd
+        self._path = path
+        self._header = header
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        self._map = mmap.mmap(fd, header.size_bytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        self._map[: len(header.pack())] = header.pack()
+        self.memory = np.frombuffer(self._map, np.uint8)
+        self._table = _table(self._map, header)
+        self._space = FirstFit(header.data_offset, header.size_bytes)
+        self._free_slots = list(range(header.slots - 1, -1, -1))
+        self._live: dict[int, Region] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.ref = ArenaRef(
+            owner, header.incarnation, str(path), header.nonce, header.size_bytes, "", "cpu", host_id()
+        )
+
+    @classmethod
+    def create(cls, directory: Path, owner: str, incarnation: int, size_bytes: int) -> Arena:
+        """A new arena with `size_bytes` for regions, wholly allocated and touched; dead owners' files go.
+
+        Raises ConfigError when the file system is too small or the file exists.
+        """
+        arena_file.ensure_directory(directory)
+        arena_file.remove_stale(directory)
+        header = arena_file.header_for(size_bytes, secrets.randbits(64), incarnation)
+        path = arena_file.arena_path(directory, owner, incarnation)
+        return cls(path, arena_file.create(path, header.size_bytes), owner, header)
+
+    @property
+    def free_bytes(self) -> int:
+        with self._lock:
+            return self._space.free_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What `free_bytes` is when nothing is allocated."""
+        return self._header.size_bytes - self._header.data_offset
+
+    def served_at(self, ucx_address: str) -> None:
+        """Name the serving process's address in what is published from now on."""
+        self.ref = replace(self.ref, ucx_address=ucx_address)
+
+    def allocate(self, size_bytes: int) -> Region:
+        """A region of this size, its bytes undefined. Raises ArenaFull when there is no room now."""
+        if size_bytes < 0:
+            raise LayoutError(f"a region of {size_bytes} bytes", "ask for 0 or more")
+        with self._lock:
+            offset = self._space.take(size_bytes) if self._free_slots and not self._closed else None
+            if offset is None:
+                raise ArenaFull(
+                    f"{self.ref.owner}: no room for {size_bytes} bytes in {len(self._live)} regions; free "
+                    f"{self._space.free_bytes}, at most {self._space.largest_bytes} in one piece",
+                    "wait until readers have consumed regions, or make the arena larger",
+                )
+            slot = self._free_slots.pop()
+            region = self._live[slot] = Region(self, slot, offset, size_bytes)
+            return region
+
+    def close(self) -> None:
+        """Free every region and remove the file. Arrays handed out stay valid memory, unread by others."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for slot in list(self._live):
+                self._retire(slot)
+            self._live.clear()
+        arena_file.remove(self._path)
+        os.close(self._fd)
+
+    def _publish(self, slot: int, offset: int, size: int, checksums: tuple[int, ...]) -> RegionRef:
+        with self._lock:
+            if slot not in self._live:
+                raise RegionGone(f"{self.ref.owner}: sealing a freed region", "allocate a new one")
+            row = self._table[slot]
+            row[_OFFSET], row[_SIZE] = offset, size
+            row[_GENERATION] += np.uint64(1)  # odd: published
+            return RegionRef(self.ref, slot, int(row[_GENERATION]), offset, size, checksums)
+
+    def _free(self, slot: int, region: Region) -> None:
+        with self._lock:
+            if self._closed or self._live.get(slot) is not region:
+                return
+            self._retire(slot)
+            del self._live[slot]
+            self._space.give(region.offset_bytes, region.size_bytes)
+            self._free_slots.append(slot)
+
+    def _retire(self, slot: int) -> None:
+        if int(self._table[slot, _GENERATION]) & 1:
+            self._table[slot, _GENERATION] += np.uint64(1)  # even: nobody's
+
+
+class MappedArena:
+    """Another process's arena, read-only."""
+
+    def __init__(self, path: str, nonce: int, incarnation: int) -> None:
+        """Map it. Raises RegionGone when the file is gone or another's, TransportUnavailable when barred."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise RegionGone(f"arena {path} is gone", "its owner ended; read a newer descriptor") from None
+        except OSError as error:
+            raise TransportUnavailable(
+                f"arena {path} cannot be opened: {error.strerror}", "serve it over ucx"
+            ) from error
+        try:
+            file_bytes = os.fstat(fd).st_size
+            self._header = Header.unpack(os.pread(fd, arena_file.PAGE_BYTES, 0), path, file_bytes)
+            if (self._header.nonce, self._header.incarnation) != (nonce, incarnation):
+                raise RegionGone(
+                    f"arena {path} is of incarnation {self._header.incarnation:x}, not {incarnation:x}",
+                    "its owner restarted; read a newer descriptor",
+                )
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._map = mmap.mmap(fd, file_bytes, flags=flags, prot=mmap.PROT_READ)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.path = path
+        self.nonce = nonce
+        self._fd = fd
+        self._table = _table(self._map, self._header)
+        self.memory = np.frombuffer(self._map, np.uint8)
+
+    @property
+    def abandoned(self) -> bool:
+        """True once the owner, or who cleaned up after it, removed the file."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def check(self, slot: int, generation: int) -> None:
+        """Raises RegionGone unless the slot holds this generation, published, now."""
+        found = int(self._table[slot, _GENERATION]) if 0 <= slot < self._header.slots else -1
+        if found != generation or not generation & 1:
+            raise RegionGone(
+                f"region {slot} of {self.path} is at generation {found}, not {generation}",
+                "it was freed or reused; read a newer descriptor",
+            )
+
+    def extent(self, slot: int, generation: int) -> tuple[int, int]:
+        """(offset, size) in bytes of a published region, within the file's data. Raises RegionGone."""
+        self.check(slot, generation)
+        offset, size = int(self._table[slot, _OFFSET]), int(self._table[slot, _SIZE])
+        self.check(slot, generation)
+        if offset < self._header.data_offset or offset + size > self._header.size_bytes:
+            raise RegionGone(f"region {slot} of {self.path} leaves its arena", "its owner is faulty")
+        return offset, size
+
+    def view(
+        self,
+        dtype: np.dtype,
+        offset_bytes: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+    ) -> np.ndarray:
+        """A read-only array over the file from `offset_bytes`; numpy refuses what leaves the file."""
+        return np.ndarray(
+            shape, dtype, self.memory, offset_bytes, strides or row_major(shape, dtype.itemsize)
+        )
+
+    def close(self) -> None:
+        """Give up the file; the mapping ends when the last array over it does."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            del self.memory, self._table, self._map
+
+
+def _table(mapped: mmap.mmap, header: Header) -> np.ndarray:
+    words = np.frombuffer(mapped, np.uint64, header.slots * SLOT_WORDS, header.table_offset)
+    return words.reshape(header.slots, SLOT_WORDS)
+
+
+def block_checksums(
+    region: np.ndarray, first_block: int, stop_bytes: int, block_bytes: int = CHECKSUM_BLOCK_BYTES
+) -> tuple[int, ...]:
+    """xxh3-64 of the blocks of a region's bytes from `first_block` on, up to `stop_bytes`."""
+    starts = range(first_block * block_bytes, stop_bytes, block_bytes)
+    return tuple(xxhash.xxh3_64_intdigest(region[i : min(i + block_bytes, stop_bytes)].data) for i in starts)

@@ -1,0 +1,121 @@
+"""What a descriptor says, as plain values: arenas, regions, shards. `codec` turns them to bytes and back.
+
+Dtypes go by name. numpy has no bfloat16: such arrays travel as uint16 views of the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from earl.dispatch.layout import Box
+from earl.errors import LayoutError
+
+CHECKSUM_BLOCK_BYTES = 1 << 20
+
+NUMPY_DTYPES: dict[str, np.dtype] = {
+    "uint8": np.dtype(np.uint8),
+    "int8": np.dtype(np.int8),
+    "bool": np.dtype(np.bool_),
+    "int32": np.dtype(np.int32),
+    "int64": np.dtype(np.int64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The numpy dtype that carries a named dtype. Raises LayoutError for an unknown name."""
+    try:
+        return NUMPY_DTYPES[name]
+    except KeyError:
+        raise LayoutError(f"dtype {name!r} cannot travel", f"use one of {sorted(NUMPY_DTYPES)}") from None
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """The name under which an array of this dtype travels; uint16 is bfloat16's carrier."""
+    try:
+        return _NAMES[np.dtype(dtype)]
+    except KeyError:
+        raise LayoutError(f"arrays of {dtype} cannot travel", f"use one of {sorted(NUMPY_DTYPES)}") from None
+
+
+@cache
+def host_id() -> str:
+    """Identifies this machine while it is up; the same in all its containers."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaRef:
+    """A worker's memory and every way to reach it. ucx_address: host:port, empty if not served."""
+
+    owner: str
+    incarnation: int
+    path: str
+    nonce: int
+    size_bytes: int
+    ucx_address: str
+    device: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRef:
+    """A published region. offset_bytes counts from the start of the arena's file.
+
+    checksums: xxh3-64 of each block of checksum_block_bytes, the last one shorter; empty if none.
+    """
+
+    arena: ArenaRef
+    slot: int
+    generation: int
+    offset_bytes: int
+    size_bytes: int
+    checksums: tuple[int, ...] = ()
+    checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRef:
+    """Where the bytes of one box lie. offset_bytes counts from the region's start."""
+
+    box: Box
+    region: RegionRef
+    offset_bytes: int
+    strides_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShards:
+    """One tensor as one descriptor knows it: shape is the global one, shards are this owner's."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    shards: tuple[ShardRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """What one owner publishes under one key, for example "weights/7/trainer-0"."""
+
+    key: str
+    version: int
+    tensors: tuple[TensorShards, ...]
+
+
+def row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Strides in bytes of a contiguous array of this shape."""
+    strides: list[int] = []
+    step = itemsize
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))

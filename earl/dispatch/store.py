@@ -1,0 +1,274 @@
+"""The owner's side: put tensors under a key, keep their descriptors alive, free them.
+
+```
+put: allocate ─ copy ─┐
+reserve ─ caller writes in place ─┴─► seal (checksums) ─► publish (one round trip) ─► renew … ─► remove
+```
+Producing in place spares a copy of every byte; `put` is for what exists already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch import codec
+from earl.dispatch.allocator import rounded
+from earl.dispatch.arena import Arena, Region
+from earl.dispatch.descriptor import (
+    Descriptor,
+    RegionRef,
+    ShardRef,
+    TensorShards,
+    dtype_name,
+    numpy_dtype,
+    row_major,
+)
+from earl.dispatch.layout import Box
+from earl.dispatch.registry import Registry
+from earl.dispatch.serving import ServingProcess
+from earl.errors import BusUnavailable, LayoutError
+
+log = logging.getLogger(__name__)
+
+# Renewals per lease: two may fail before a descriptor lapses.
+_RENEWALS_PER_LEASE = 3
+# Below this a copy or checksum takes less time than handing it to a thread.
+_INLINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Room for a tensor, or for `box` of one of `shape`. Example: TensorSpec("int32", (412,))."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box | None = None
+
+    @property
+    def held(self) -> Box:
+        return self.box if self.box is not None else Box.whole(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An array that is `box` of a tensor of `global_shape`; dtype by name, else the array's."""
+
+    array: np.ndarray
+    global_shape: tuple[int, ...]
+    box: Box
+    dtype: str = ""
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.dtype or dtype_name(self.array.dtype), self.global_shape, self.box)
+
+
+@dataclass(slots=True)
+class _Entry:
+    version: int
+    region: Region
+    specs: dict[str, TensorSpec]
+    offsets: dict[str, int]
+    encoded: bytes = b""
+
+
+class TensorStore:
+    """Everything one owner publishes. Use from one loop; arrays from `reserve` may be filled anywhere."""
+
+    def __init__(self, arena: Arena, registry: Registry, *, checksum: bool = False) -> None:
+        self.arena = arena
+        self._registry = registry
+        self._checksum = checksum
+        self._entries: dict[str, _Entry] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self._serving: ServingProcess | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        registry: Registry,
+        config: DataPlaneConfig,
+        directory: Path,
+        owner: str,
+        *,
+        incarnation: int,
+        size_bytes: int,
+    ) -> TensorStore:
+        """An arena of `size_bytes` in the run's `arena_directory`, served over the wire where configured.
+
+        Raises ConfigError when the arena does not fit, TransportUnavailable when it cannot be served.
+        """
+        arena = await asyncio.to_thread(Arena.create, directory, owner, incarnation, size_bytes)
+        store = cls(arena, registry, checksum=config.checksums == "always")
+        if config.wired:
+            try:
+                store._serving = await ServingProcess.start(arena.ref, config, await registry.secret())
+            except BaseException:
+                arena.close()
+                raise
+            arena.served_at(store._serving.address)
+            store._checksum = config.checksums != "off"
+        return store
+
+    async def put(self, key: str, tensors: Mapping[str, np.ndarray | Placed], version: int = 0) -> Descriptor:
+        """Copy the tensors into the arena and publish them. Raises ArenaFull, LayoutError, BusUnavailable."""
+        return (await self.put_many({key: tensors}, version))[0]
+
+    async def put_many(
+        self, items: Mapping[str, Mapping[str, np.ndarray | Placed]], version: int = 0
+    ) -> list[Descriptor]:
+        """`put` for many keys, one round trip for all. Raises as `put`, having kept none of them."""
+        reserved: list[str] = []
+        try:
+            for key, tensors in items.items():
+                placed = {name: _placed(tensor) for name, tensor in tensors.items()}
+                arrays = self.reserve(key, {name: p.spec for name, p in placed.items()}, version)
+                reserved.append(key)
+                copies = [(arrays[name], p.array) for name, p in placed.items()]
+                await _off_loop(sum(a.nbytes for a, _ in copies), _copy_all, copies)
+            return await self.publish(reserved)
+        except BaseException:
+            self._free(reserved)
+            raise
+
+    def reserve(self, key: str, specs: Mapping[str, TensorSpec], version: int = 0) -> dict[str, np.ndarray]:
+        """Writable arrays in the arena, by name, shaped as each spec's box; then `publish([key])`.
+
+        Raises ArenaFull, and LayoutError when the key is taken or a box leaves its shape.
+        """
+        if key in self._entries:
+            raise LayoutError(f"{key} is held already", "remove it first, or publish under another key")
+        offsets: dict[str, int] = {}
+        size_bytes = 0
+        for name, spec in specs.items():
+            if len(spec.held.start) != len(spec.shape) or not Box.whole(spec.shape).contains(spec.held):
+                raise LayoutError(f"{key} {name}: box {spec.held} outside shape {spec.shape}", "mend the box")
+            offsets[name] = size_bytes
+            size_bytes += rounded(spec.held.size * numpy_dtype(spec.dtype).itemsize)
+        region = self.arena.allocate(size_bytes)
+        self._entries[key] = _Entry(version, region, dict(specs), offsets)
+        return {
+            name: region.array(numpy_dtype(spec.dtype), spec.held.shape, offsets[name])
+            for name, spec in specs.items()
+        }
+
+    async def publish(self, keys: str | Iterable[str]) -> list[Descriptor]:
+        """Seal what was reserved under these keys and make it known, in one round trip.
+
+        From here on the arrays must not be written until the key is removed.
+        """
+        keys = [keys] if isinstance(keys, str) else list(keys)
+        descriptors: list[Descriptor] = []
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is None:
+                raise LayoutError(f"{key} was never reserved, or was removed", "reserve it first")
+            ref = await _off_loop(
+                entry.region.size_bytes if self._checksum else 0, entry.region.seal, self._checksum
+            )
+            descriptor = Descriptor(key, entry.version, _tensors(entry, ref))
+            entry.encoded = codec.encode(descriptor)
+            descriptors.append(descriptor)
+        await self._registry.publish_encoded({key: self._entries[key].encoded for key in keys})
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(), name="renew descriptors")
+        return descriptors
+
+    async def remove(self, keys: str | Iterable[str]) -> None:
+        """Free their regions and forget their descriptors; keys not held are ignored."""
+        keys = [keys] if isinstance(keys, str) else list(keys)
+        held = [key for key in keys if key in self._entries]
+        self._free(held)
+        await self._registry.remove(held)
+
+    @property
+    def keys(self) -> list[str]:
+        """What is held: reserved or published."""
+        return list(self._entries)
+
+    async def close(self) -> None:
+        """Forget all descriptors, stop serving, remove the arena. Never raises for a Redis that is gone."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+            self._renewing = None
+        keys = self.keys
+        self._free(keys)
+        try:
+            await self._registry.remove(keys)
+        except BusUnavailable as error:
+            log.warning("descriptors of %s lapse by themselves: %s", self.arena.ref.owner, error)
+        finally:
+            self.arena.close()
+            if self._serving is not None:
+                await self._serving.stop()
+
+    async def __aenter__(self) -> TensorStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _free(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                entry.region.free()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._registry.lease_s / _RENEWALS_PER_LEASE)
+            try:
+                lapsed = await self._registry.renew([k for k, e in self._entries.items() if e.encoded])
+                again = {key: self._entries[key].encoded for key in lapsed if key in self._entries}
+                if again:
+                    log.warning("published %d descriptors again that had lapsed", len(again))
+                    await self._registry.publish_encoded(again)
+            except BusUnavailable as error:
+                log.warning("leases of %s not renewed: %s", self.arena.ref.owner, error)
+
+
+def _placed(tensor: np.ndarray | Placed) -> Placed:
+    placed = tensor if isinstance(tensor, Placed) else Placed(tensor, tensor.shape, Box.whole(tensor.shape))
+    spec = placed.spec
+    if placed.array.shape != spec.held.shape or placed.array.dtype != numpy_dtype(spec.dtype):
+        raise LayoutError(
+            f"array of {placed.array.dtype} {placed.array.shape} for box {spec.held} of {spec.dtype}",
+            "give the array the box's shape and the dtype that carries it (uint16 for bfloat16)",
+        )
+    return placed
+
+
+def _tensors(entry: _Entry, ref: RegionRef) -> tuple[TensorShards, ...]:
+    tensors: list[TensorShards] = []
+    for name, spec in entry.specs.items():
+        strides = row_major(spec.held.shape, numpy_dtype(spec.dtype).itemsize)
+        shard = ShardRef(spec.held, ref, entry.offsets[name], strides)
+        tensors.append(TensorShards(name, spec.dtype, spec.shape, (shard,)))
+    return tuple(tensors)
+
+
+def _copy_all(copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    for target, source in copies:
+        np.copyto(target, source, casting="no")
+
+
+async def _off_loop(size_bytes: int, function, *args):
+    """Run it here when it touches few bytes, else on a thread; cancelling waits for it to end."""
+    if size_bytes <= _INLINE_BYTES:
+        return function(*args)
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(work)
+    finally:
+        if not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
