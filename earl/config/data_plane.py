@@ -19,9 +19,9 @@ class DataPlaneConfig(Section):
     # Off loopback the wire carries no TLS: say that the network is trusted, or stay on loopback.
     trusted_network: bool = False
     bind: str = "127.0.0.1"
-    read_s: float = Field(30.0, gt=0)
+    read_s: float = Field(default=30.0, gt=0)
     # Descriptors lapse this long after their owner last renewed them.
-    descriptor_lease_s: float = Field(60.0, gt=0)
+    descriptor_lease_s: float = Field(default=60.0, gt=0)
     checksums: Literal["wire", "always", "off"] = "wire"
 
     @property
@@ -39,4 +39,4 @@ class BusConfig(Section):
     # A Redis or Valkey server; empty: an embedded Valkey that keeps its data in the run's directory.
     redis_url: str = ""
     # Events kept in the stream, about.
-    stream_events: int = Field(100_000, ge=1000)
+    stream_events: int = Field(default=100_000, ge=1000)

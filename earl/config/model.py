@@ -13,12 +13,12 @@ class ScratchModel(Section):
     """A small decoder with random weights and a word-level tokenizer, made at the run's start."""
 
     family: Literal["llama", "qwen2", "qwen3"] = "llama"
-    hidden_size: int = Field(128, ge=8)
-    intermediate_size: int = Field(384, ge=8)
-    layers: int = Field(2, ge=1)
-    heads: int = Field(4, ge=1)
-    kv_heads: int = Field(4, ge=1)
-    max_positions: int = Field(256, ge=8)
+    hidden_size: int = Field(default=128, ge=8)
+    intermediate_size: int = Field(default=384, ge=8)
+    layers: int = Field(default=2, ge=1)
+    heads: int = Field(default=4, ge=1)
+    kv_heads: int = Field(default=4, ge=1)
+    max_positions: int = Field(default=256, ge=8)
     # Words of the tokenizer beside its special tokens; text is split into words and single
     # punctuation characters.
     words: list[str] = []

@@ -17,16 +17,16 @@ class StackConfig(Section):
     """The local stack: the processes that `earl train` starts."""
 
     # How often a crashed worker is started again before the run gives up.
-    restarts: int = Field(2, ge=0)
-    start_s: float = Field(60.0, gt=0)
-    stop_s: float = Field(20.0, gt=0)
+    restarts: int = Field(default=2, ge=0)
+    start_s: float = Field(default=60.0, gt=0)
+    stop_s: float = Field(default=20.0, gt=0)
 
 
 class RunConfig(Section):
     """Everything a run needs to know; every service reads the same file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    seed: int = Field(0, ge=0, lt=1 << 31)
+    seed: int = Field(default=0, ge=0, lt=1 << 31)
     # Directory of runs; this one is <runs_dir>/<name>.
     runs_dir: str = "runs"
     model: ModelConfig = ModelConfig()

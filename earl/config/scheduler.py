@@ -11,23 +11,23 @@ from earl.config.base import Section
 
 class SchedulerConfig(Section):
     # Trajectories of one task instance, and groups of one batch.
-    group_size: int = Field(16, ge=1)
-    batch_groups: int = Field(16, ge=1)
-    steps: int = Field(100, ge=1)
+    group_size: int = Field(default=16, ge=1)
+    batch_groups: int = Field(default=16, ge=1)
+    steps: int = Field(default=100, ge=1)
     # Training ends at the first boundary after this; 0: no bound.
-    train_limit_s: float = Field(0.0, ge=0)
+    train_limit_s: float = Field(default=0.0, ge=0)
     # 0: synchronous; 1: one step off. Groups issued and not yet trained stay within
     # (staleness + 1) batches.
-    staleness: int = Field(1, ge=0, le=8)
+    staleness: int = Field(default=1, ge=0, le=8)
     # Group-relative advantages: (reward - mean), divided by the group's deviation if "grpo".
     advantage: Literal["grpo", "mean"] = "grpo"
-    attempts: int = Field(3, ge=1)
-    lease_s: float = Field(30.0, gt=0)
-    episode_s: float = Field(300.0, gt=0)
-    max_turns: int = Field(64, ge=1)
-    temperature: float = Field(1.0, ge=0)
-    heartbeat_s: float = Field(1.0, gt=0)
-    membership_s: float = Field(10.0, gt=0)
+    attempts: int = Field(default=3, ge=1)
+    lease_s: float = Field(default=30.0, gt=0)
+    episode_s: float = Field(default=300.0, gt=0)
+    max_turns: int = Field(default=64, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    membership_s: float = Field(default=10.0, gt=0)
     # "off": the layout of the run file stays.
     selector: Literal["off"] = "off"
     bind: str = "127.0.0.1:0"
@@ -36,11 +36,11 @@ class SchedulerConfig(Section):
 class EvaluationConfig(Section):
     """Evaluation tickets: seeds that training never uses, never trained on."""
 
-    episodes: int = Field(512, ge=0)
+    episodes: int = Field(default=512, ge=0)
     at_start: bool = True
     at_end: bool = True
     # Steps between evaluations during training; 0: none.
-    every_steps: int = Field(0, ge=0)
+    every_steps: int = Field(default=0, ge=0)
     # Episodes of those in between; 0: as many as at the end.
-    every_episodes: int = Field(0, ge=0)
-    temperature: float = Field(1.0, ge=0)
+    every_episodes: int = Field(default=0, ge=0)
+    temperature: float = Field(default=1.0, ge=0)

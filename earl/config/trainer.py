@@ -10,42 +10,42 @@ from earl.config.base import Section
 
 
 class TrainerConfig(Section):
-    ranks: int = Field(1, ge=1)
+    ranks: int = Field(default=1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(1, ge=1)
-    lr: float = Field(1e-3, gt=0)
+    threads: int = Field(default=1, ge=1)
+    lr: float = Field(default=1e-3, gt=0)
     # Learning rate at the end of the run, as a fraction of lr; linear decay in between.
-    lr_final_fraction: float = Field(1.0, ge=0, le=1)
-    lr_warmup_steps: int = Field(0, ge=0)
+    lr_final_fraction: float = Field(default=1.0, ge=0, le=1)
+    lr_warmup_steps: int = Field(default=0, ge=0)
     betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     # Clipped objective: ratio kept within [1 - clip_low, 1 + clip_high].
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.2, gt=0)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.2, gt=0)
     # How token losses become one number: mean over tokens, or over sequences of their token means.
     loss_mean: Literal["token", "sequence"] = "token"
-    entropy_coefficient: float = Field(0.0, ge=0)
+    entropy_coefficient: float = Field(default=0.0, ge=0)
     # KL to the policy that training started from (k3 estimator); 0: no reference model is kept.
-    kl_coefficient: float = Field(0.0, ge=0)
+    kl_coefficient: float = Field(default=0.0, ge=0)
     # Optimizer steps per batch: the batch is cut into this many mini-batches...
-    minibatches: int = Field(1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
     # ...and gone through this often.
-    passes: int = Field(1, ge=1)
+    passes: int = Field(default=1, ge=1)
     # Tokens of one forward pass on one rank; gradients accumulate over the passes.
-    microbatch_tokens: int = Field(16_384, ge=64)
+    microbatch_tokens: int = Field(default=16_384, ge=64)
     # Steps between checkpoints; 0: only at the end.
-    checkpoint_every: int = Field(20, ge=0)
-    keep_checkpoints: int = Field(2, ge=1)
-    arena_bytes: int = Field(0, ge=0)  # 0: two slots of this rank's shards, and a margin
+    checkpoint_every: int = Field(default=20, ge=0)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    arena_bytes: int = Field(default=0, ge=0)  # 0: two slots of this rank's shards, and a margin
     bind: str = "127.0.0.1:0"
 
 
 class WarmupConfig(Section):
     """Imitation of uniformly random legal play, so that training starts from legal moves."""
 
-    batches: int = Field(0, ge=0)
-    batch_episodes: int = Field(128, ge=1)
-    lr: float = Field(1e-3, gt=0)
-    minibatches: int = Field(1, ge=1)
-    passes: int = Field(1, ge=1)
+    batches: int = Field(default=0, ge=0)
+    batch_episodes: int = Field(default=128, ge=1)
+    lr: float = Field(default=1e-3, gt=0)
+    minibatches: int = Field(default=1, ge=1)
+    passes: int = Field(default=1, ge=1)
