@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("earl", "services", "tests", "benchmarks", "tools", "examples")
 
-MODULES = dict.fromkeys(
+MODULES: dict[str, str] = dict.fromkeys(
     ("pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"),
     "use protobuf, msgspec, safetensors or JSON",
 )
@@ -31,7 +31,7 @@ CALLS = {
     "np.load": "use safetensors",
 }
 # Of torch.distributed: these pickle what they carry.
-METHODS = dict.fromkeys(
+METHODS: dict[str, str] = dict.fromkeys(
     (
         "broadcast_object_list",
         "all_gather_object",

@@ -1,0 +1,91 @@
+"""The scheduler's messages ↔ the stack's values, and the two calls that the launcher makes."""
+
+from __future__ import annotations
+
+from earl.rpc.client import Client
+from earl.stack.status import Evaluation, Ledger, Lengths, RunStatus, WorkerState
+from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+
+class SchedulerClient:
+    """The launcher's side of SchedulerService."""
+
+    def __init__(self, address: str, token: str = "") -> None:
+        self._client = Client(address, scheduler_pb2_grpc.SchedulerServiceStub, token=token)
+
+    async def status(self, deadline_s: float) -> RunStatus:
+        """A snapshot; raises ServiceUnavailable or DeadlineExceeded."""
+        answer = await self._client.call("GetStatus", scheduler_pb2.GetStatusRequest(), deadline_s=deadline_s)
+        return decode_status(answer)
+
+    async def stop_run(self, reason: str, deadline_s: float) -> None:
+        """Ends the run at its next boundary; raises as `status` does."""
+        request = scheduler_pb2.StopRunRequest(reason=reason)
+        await self._client.call("StopRun", request, deadline_s=deadline_s)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:
+    ledger = answer.ledger
+    return RunStatus(
+        run=answer.run,
+        phase=answer.phase,
+        step=answer.step,
+        steps=answer.steps,
+        version=answer.version,
+        ledger=Ledger(
+            issued=ledger.issued,
+            trained=ledger.trained,
+            evaluated=ledger.evaluated,
+            dropped=dict(ledger.dropped),
+            pending=ledger.pending,
+            leased=ledger.leased,
+            ready=ledger.ready,
+            planned=ledger.planned,
+        ),
+        workers=tuple(decode_worker(worker) for worker in answer.workers),
+        evaluations=tuple(
+            Evaluation(
+                name=item.name,
+                version=item.version,
+                episodes=item.episodes,
+                done=item.done,
+                win_rate=item.win_rate,
+                mean_reward=item.mean_reward,
+                metrics=dict(item.metrics),
+            )
+            for item in answer.evaluations
+        ),
+        episode_tokens=decode_lengths(answer.episode_tokens),
+        turn_tokens=decode_lengths(answer.turn_tokens),
+        metrics=dict(answer.metrics),
+        elapsed_s=answer.elapsed_s,
+        done=answer.done,
+        message=answer.message,
+    )
+
+
+def decode_worker(worker: scheduler_pb2.WorkerStatus) -> WorkerState:
+    degrees = worker.parallelism
+    cut = [
+        f"{name}{size}"
+        for name, size in (("dp", degrees.dp), ("tp", degrees.tp), ("cp", degrees.cp))
+        if size > 1
+    ]
+    return WorkerState(
+        name=worker.worker.name,
+        stage=common_pb2.Stage.Name(worker.worker.stage).removeprefix("STAGE_").lower(),
+        parallelism="·".join(cut) or "1",
+        capacity=worker.capacity,
+        running=worker.running,
+        version=worker.version,
+        silent_s=worker.silent_s,
+        gauges=dict(worker.gauges),
+        transfers={item.path: (item.size_bytes, item.seconds) for item in worker.transfers},
+    )
+
+
+def decode_lengths(lengths: scheduler_pb2.LengthQuantiles) -> Lengths:
+    return Lengths(lengths.mean, lengths.p50, lengths.p95, lengths.max)

@@ -1,0 +1,213 @@
+"""One run on this machine, from the run file to the last process gone.
+
+    directory ─► warden ─► processes ─► follow the scheduler ─► run over ──────────┐
+                               │              │ Ctrl-C, SIGTERM ─► StopRun ────────┼─► stop ─► clean
+                               └── a process failed for good ──────────────────────┘
+
+However it ends, no process, socket or shared-memory file stays; if the launcher itself is killed,
+the warden sees to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.dispatch.arena_file import arena_directory
+from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
+from earl.stack import plan, warden
+from earl.stack.codec import SchedulerClient
+from earl.stack.ports import resolve_bind
+from earl.stack.rundir import RunDirectory
+from earl.stack.status import ProcessState, RunStatus
+from earl.stack.supervisor import Supervisor
+
+POLL_S = 0.25
+STATUS_S = 5.0
+# A scheduler that answers nothing for this long is taken for dead.
+SILENCE_S = 60.0
+
+OnUpdate = Callable[[Sequence[ProcessState], RunStatus], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a launch ended. seconds: from `started_at` (time.monotonic) to the end of the run's work."""
+
+    directory: Path
+    status: RunStatus
+    complete: bool
+    seconds: float
+
+
+class Signals:
+    """What the person asked for: `stop` once, and `hurry` when they ask again."""
+
+    def __init__(self) -> None:
+        self.stop = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def ask(self) -> None:
+        """Called for every Ctrl-C or SIGTERM."""
+        if self.stop.is_set():
+            self.hurry.set()
+        self.stop.set()
+
+
+async def launch(
+    config: RunConfig, *, resume: bool, started_at: float, signals: Signals, on_update: OnUpdate
+) -> Outcome:
+    """Runs a whole stack; returns when the run is over or was stopped, with nothing left running.
+
+    Raises ConfigError and PortInUse before anything is started, and the typed reason when a process
+    of the stack fails for good.
+    """
+    launched = resolve(config)
+    with RunDirectory(config, resume=resume) as directory:
+        directory.write(config, launched)
+        addresses = plan.Addresses(launched.scheduler.bind, launched.gateway.bind, config.bus.redis_url)
+        arenas = arena_directory(config.data_plane, directory.path)
+        supervisor = Supervisor(plan.plan(launched, directory.run_json), directory, addresses, config.stack)
+        async with Guard(supervisor.mark, arenas):
+            stack = Launch(launched, supervisor, signals, on_update)
+            try:
+                return await stack.run(directory.path, started_at)
+            except EarlError:
+                if not stack.was_ready:
+                    directory.clear()
+                raise
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The configuration with free ports in place of 0, so that a restarted service keeps its address."""
+    scheduler = resolve_bind(config.scheduler.bind, "scheduler.bind")
+    gateway = resolve_bind(config.gateway.bind, "gateway.bind")
+    return config.model_copy(
+        update={
+            "scheduler": config.scheduler.model_copy(update={"bind": scheduler}),
+            "gateway": config.gateway.model_copy(update={"bind": gateway}),
+        }
+    )
+
+
+class Guard:
+    """While open, a warden ends the run should this process die; removes the arenas either way."""
+
+    def __init__(self, mark: str, arenas: Path) -> None:
+        self._arguments = (sys.executable, "-m", "earl.stack.warden", mark, str(arenas))
+        self._arenas = arenas
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        shutil.rmtree(self._arenas, ignore_errors=True)
+        await self._process.communicate(warden.DONE)
+
+
+class Launch:
+    """The middle of a launch: everything between the first process started and the last one ended."""
+
+    def __init__(
+        self, config: RunConfig, supervisor: Supervisor, signals: Signals, on_update: OnUpdate
+    ) -> None:
+        self.was_ready = False
+        self._config = config
+        self._supervisor = supervisor
+        self._signals = signals
+        self._on_update = on_update
+        self._status = RunStatus(run=config.name)
+        self._scheduler = SchedulerClient(config.scheduler.bind, os.environ.get("EARL_TOKEN", ""))
+        self._stop_s = config.stack.stop_s
+
+    async def run(self, directory: Path, started_at: float) -> Outcome:
+        supervisor = self._supervisor
+        supervisor.start()
+        follower = asyncio.create_task(self._follow())
+        asked = asyncio.create_task(self._signals.stop.wait())
+        over = asyncio.create_task(supervisor.run_over.wait())
+        try:
+            waits: list[asyncio.Future] = [supervisor.failure, follower, asked, over]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            seconds = time.monotonic() - started_at
+            if follower.done():
+                follower.result()  # raises why it ended
+            if supervisor.failure.done():
+                raise supervisor.failure.result()
+            await self._last_steps(stopped=not over.done())
+            if supervisor.failure.done() and not self._signals.hurry.is_set():
+                raise supervisor.failure.result()
+            return Outcome(directory, self._status, self._status.done and over.done(), seconds)
+        finally:
+            for task in (follower, asked, over):
+                task.cancel()
+            failed = supervisor.failure.done()
+            hurried = self._signals.hurry.is_set()
+            await supervisor.stop(0.0 if hurried else min(self._stop_s, 5.0) if failed else self._stop_s)
+            self._on_update(supervisor.states(), self._status)
+            await self._scheduler.close()
+
+    async def _follow(self) -> None:
+        """Shows the run as it goes; ends with ProcessFailed if the scheduler falls silent for good."""
+        supervisor = self._supervisor
+        heard = time.monotonic()
+        while True:
+            self.was_ready = self.was_ready or supervisor.all_ready
+            if supervisor.processes[plan.SCHEDULER].ready.is_set():
+                try:
+                    self._status = await self._scheduler.status(STATUS_S)
+                    heard = time.monotonic()
+                except (ServiceUnavailable, DeadlineExceeded) as error:
+                    if time.monotonic() - heard > SILENCE_S:
+                        raise ProcessFailed(
+                            f"the scheduler has not answered for {SILENCE_S:g} s: {error.message}",
+                            f"see {supervisor.processes[plan.SCHEDULER].log}",
+                        ) from error
+                if self._status.done:
+                    supervisor.run_over.set()
+            else:
+                heard = time.monotonic()
+            self._on_update(supervisor.states(), self._status)
+            await asyncio.sleep(POLL_S)
+
+    async def _last_steps(self, *, stopped: bool) -> None:
+        """Lets the workers end by themselves (the trainer saves), bounded, then takes the last status."""
+        supervisor = self._supervisor
+        if not supervisor.processes[plan.SCHEDULER].ready.is_set():
+            return
+        workers = [name for name, process in supervisor.processes.items() if process.spec.ends_with_run]
+        ending = asyncio.create_task(self._end_run(stopped, workers))
+        hurry = asyncio.create_task(self._signals.hurry.wait())
+        waits: list[asyncio.Future] = [ending, hurry, supervisor.failure]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if ending.done():
+            ending.result()
+        ending.cancel()
+
+    async def _end_run(self, stopped: bool, workers: list[str]) -> None:
+        try:
+            if stopped:
+                await self._scheduler.stop_run("stopped by the operator", STATUS_S)
+            await self._supervisor.wait_ended(workers, self._stop_s)
+            self._status = await self._scheduler.status(STATUS_S)
+        except EarlError as error:
+            message = f"the scheduler could not be asked to end the run: {error.message}"
+            self._status = dataclasses.replace(self._status, message=message)

@@ -1,0 +1,128 @@
+"""Which processes a run on this machine has, in which order, under which names: a pure function.
+
+    valkey ──► scheduler ──┐
+       └─────► gateway ────┼──► rollout-0 .. n      (an arrow: must be ready, or done, before)
+               │           ├──► trainer
+               └► env-0..n │
+    model ─────────────────┘
+
+`model` is a job: it makes the run's model directory and ends. All others serve until they are
+told to stop; the trainer and the rollout workers also end by themselves when the run is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from earl.config.run import RunConfig
+
+VALKEY = "valkey"
+MODEL = "model"
+SCHEDULER = "scheduler"
+GATEWAY = "gateway"
+TRAINER = "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process: `python <arguments>` with these variables added to the launcher's.
+
+    needs: names of the processes that must be ready (a job: done) before it starts.
+    job: it ends by itself with exit code 0 before the run can go on.
+    ends_with_run: exit code 0 is fine once the scheduler says that the run is done.
+    restartable: the ledger makes it safe to start it again after a crash.
+    stop_rank: processes are stopped rank by rank, lowest first.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    job: bool = False
+    ends_with_run: bool = False
+    restartable: bool = False
+    stop_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the run's services listen (host:port, ports known) and where its Redis is.
+
+    redis_url is empty until an embedded Valkey has said where it serves.
+    """
+
+    scheduler: str
+    gateway: str
+    redis_url: str = ""
+
+    def environment(self) -> dict[str, str]:
+        """The variables that every service reads its peers' addresses from."""
+        return {
+            "EARL_SCHEDULER": self.scheduler,
+            "EARL_GATEWAY": self.gateway,
+            "EARL_REDIS_URL": self.redis_url,
+        }
+
+
+def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
+    """The processes of a run, each after those that it needs. run_json: the resolved run file."""
+    run = ("--run", str(run_json))
+    embedded = not config.bus.redis_url
+    bus = (VALKEY,) if embedded else ()
+    specs: list[ProcessSpec] = []
+    if embedded:
+        specs.append(ProcessSpec(VALKEY, ("-m", "earl.stack.valkey", *run), stop_rank=3))
+    specs.append(ProcessSpec(MODEL, ("-m", "earl.models.create", *run), job=True))
+    specs.append(ProcessSpec(SCHEDULER, ("-m", "services.scheduler", *run), needs=bus, stop_rank=2))
+    specs.append(
+        ProcessSpec(GATEWAY, ("-m", "services.env_gateway", *run), needs=bus, restartable=True, stop_rank=1)
+    )
+    if config.environment.serve:
+        specs += [
+            ProcessSpec(
+                f"env-{index}",
+                ("-m", "earl.env.host", *run, "--name", f"env-{index}"),
+                needs=(GATEWAY,),
+                restartable=True,
+            )
+            for index in range(config.environment.hosts)
+        ]
+    workers = (MODEL, SCHEDULER, GATEWAY, *bus)
+    # The trainer first: it publishes the weights that the engines wait for.
+    specs.append(
+        ProcessSpec(
+            TRAINER,
+            (*torchrun(config.trainer.ranks), "-m", "services.trainer", *run, "--name", TRAINER),
+            needs=workers,
+            environment={"OMP_NUM_THREADS": str(config.trainer.threads)},
+            ends_with_run=True,
+            restartable=True,
+        )
+    )
+    specs += [
+        ProcessSpec(
+            f"rollout-{index}",
+            ("-m", "services.rollout", *run, "--name", f"rollout-{index}"),
+            needs=workers,
+            environment={"OMP_NUM_THREADS": str(config.rollout.threads)},
+            ends_with_run=True,
+            restartable=True,
+        )
+        for index in range(config.rollout.workers)
+    ]
+    return specs
+
+
+def torchrun(ranks: int) -> tuple[str, ...]:
+    """Arguments that start `ranks` trainer processes on this machine, on loopback and a free port."""
+    return (
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=1",
+        f"--nproc-per-node={ranks}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        "--max-restarts=0",
+    )

@@ -1,0 +1,163 @@
+"""One process of the stack: started in a session of its own, its output kept, its end reported.
+
+Standard output carries one line that matters, `{"ready": name, "address": "host:port"}`; everything
+else it says, and all of standard error, goes to `<run dir>/logs/<name>.log`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from earl.errors import EarlError, ProcessFailed
+from earl.stack.plan import ProcessSpec
+
+TAIL_BYTES = 16 << 10
+LINE_BYTES = 1 << 20
+ERROR_PREFIX = "earl: error: "
+
+
+class StackProcess:
+    """A process that runs, or ran. States: waiting, starting, ready, restarting, done, failed, stopped."""
+
+    def __init__(self, spec: ProcessSpec, log: Path) -> None:
+        self.spec = spec
+        self.log = log
+        self.state = "waiting"
+        self.address = ""
+        self.restarts = 0
+        self.ready = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self, environment: Mapping[str, str]) -> None:
+        """Starts it with these variables instead of the launcher's own."""
+        self.state = "starting"
+        self.ready.clear()
+        with self._open_log() as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *self.spec.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**environment, **self.spec.environment},
+                start_new_session=True,  # Ctrl-C in the terminal is the launcher's to handle
+                limit=LINE_BYTES,
+            )
+        assert self._process.stdout is not None
+        self._reader = asyncio.create_task(self._read(self._process.stdout))
+
+    def note(self, line: str) -> None:
+        """Adds a line of the launcher's own to the log."""
+        with self._open_log() as log:
+            log.write(f"earl: {line}\n".encode())
+
+    def _open_log(self) -> BinaryIO:
+        return open(self.log, "ab")
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        """Looks for the ready line; the rest of standard output joins the log."""
+        with self._open_log() as log:
+            while True:
+                try:
+                    line = await stream.readline()
+                except ValueError:  # longer than LINE_BYTES: the stream dropped it
+                    continue
+                if not line:
+                    return
+                address = ready_address(line)
+                if address is None:
+                    log.write(line)
+                    log.flush()
+                    continue
+                self.address = address
+                self.state = "ready"
+                self.ready.set()
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended and its output was read. Negative: the signal that ended it."""
+        assert self._process is not None and self._reader is not None
+        code = await self._process.wait()
+        # A grandchild may hold the pipe open: its last words are not worth a hang.
+        await asyncio.wait([self._reader], timeout=1.0)
+        self._reader.cancel()
+        return code
+
+    def signal(self, signal_number: int) -> None:
+        """Signals its whole process group; nothing if it has ended."""
+        if self.running:
+            try:
+                os.killpg(self.pid, signal_number)
+            except ProcessLookupError:
+                return
+
+    def terminate(self) -> None:
+        """SIGTERM to the process alone: it drains, and ends what it started itself."""
+        if self._process is not None and self.running:
+            self._process.send_signal(signal.SIGTERM)
+
+    # --- why it ended -----------------------------------------------------------------------
+
+    def tail(self, lines: int = 12) -> list[str]:
+        """The last lines of its log, oldest first."""
+        try:
+            with open(self.log, "rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                text = log.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return []
+        return [line for line in text.splitlines() if line.strip()][-lines:]
+
+    def failure(self, code: int, doing: str) -> EarlError:
+        """Why it ended, as the error that it named itself if it did, with its last lines as a note.
+
+        A process says `earl: error: message; remedy` and ends with its error's exit code; the
+        launcher then ends with the same code and line, so that a mistake reads the same however
+        deep it was found. Anything else is ProcessFailed.
+        """
+        said = [line for line in self.tail(200) if line.startswith(ERROR_PREFIX)]
+        kind = error_of_exit_code(code) if said else None
+        if said and kind is not None:
+            return kind(f"{self.spec.name}: {said[-1].removeprefix(ERROR_PREFIX)}")
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        last = said[-1].removeprefix(ERROR_PREFIX) if said else next(iter(self.tail(1)), "its log is empty")
+        error = ProcessFailed(f"{self.spec.name} {how} {doing}: {last}", f"see {self.log}")
+        error.add_note("\n".join(self.tail()))
+        return error
+
+
+def ready_address(line: bytes) -> str | None:
+    """The address of a ready line; None if the line is anything else."""
+    if not line.startswith(b'{"ready"'):
+        return None
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return str(message.get("address", ""))
+
+
+def error_of_exit_code(code: int) -> type[EarlError] | None:
+    """The error that alone ends with this code; None for 0, 1 and codes that are not in the catalogue."""
+    waiting: list[type[EarlError]] = [EarlError]
+    while waiting:
+        kind = waiting.pop(0)
+        if code > 1 and kind.exit_code == code:
+            return kind
+        waiting += kind.__subclasses__()
+    return None

@@ -1,0 +1,156 @@
+"""A run's directory: made once, taken by one launcher at a time, left empty-handed if nothing started.
+
+runs/<name>/
+  run.toml         the resolved run file: what `earl train ... --resume` reads
+  run.json         the same for the services, with the ports of this launch
+  logs/            one file per process
+  model/           config, tokenizer and initial weights
+  checkpoints/     each with its manifest
+  valkey/          the embedded Valkey's data: ledger and events
+  *.jsonl          metrics, timeline, evaluations
+  report.html      made at the end
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from earl.config.run import RunConfig
+from earl.errors import ConfigError
+
+LOCK = "launcher.lock"
+LOGS = "logs"
+
+
+class RunDirectory:
+    """The directory of one run, held by a lock file for as long as this value is open."""
+
+    def __init__(self, config: RunConfig, *, resume: bool) -> None:
+        """Makes or takes the directory. ConfigError: it exists, or does not, or another launcher has it."""
+        self.path = run_path(config)
+        previous = self.path / "run.json"
+        if resume and not previous.is_file():
+            raise ConfigError(f"there is no run to resume in {self.path}", "leave --resume out to start one")
+        if not resume and has_run(self.path):
+            raise ConfigError(
+                f"run directory {self.path} exists already",
+                f"continue it with: earl train {self.path}/run.toml --resume, or start another with --name NAME",
+            )
+        if resume:
+            check_same_policy(config, RunConfig.model_validate_json(previous.read_text(encoding="utf-8")))
+        (self.path / LOGS).mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ConfigError(
+                f"run directory {self.path} is in use by another `earl`",
+                "stop it, or choose another --name",
+            ) from None
+        self.resumed = resume
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def run_toml(self) -> Path:
+        return self.path / "run.toml"
+
+    def log(self, process: str) -> Path:
+        return self.path / LOGS / f"{process}.log"
+
+    def write(self, config: RunConfig, launched: RunConfig) -> None:
+        """Writes run.toml (as asked for, its runs_dir absolute) and run.json (with this launch's ports)."""
+        lasting = config.model_copy(update={"runs_dir": str(self.path.parent.resolve())})
+        replace(self.run_toml, to_toml(lasting.model_dump(mode="json")))
+        replace(self.run_json, launched.model_dump_json(indent=1))
+
+    def clear(self) -> None:
+        """After a start that failed: only the logs stay, so that the same name can be tried again."""
+        if self.resumed:
+            return
+        for entry in self.path.iterdir():
+            if entry.name not in (LOGS, LOCK):
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def run_path(config: RunConfig) -> Path:
+    return Path(config.runs_dir) / config.name
+
+
+def has_run(path: Path) -> bool:
+    """Whether a directory holds more than the logs of starts that failed."""
+    return path.is_dir() and any(entry.name not in (LOGS, LOCK) for entry in path.iterdir())
+
+
+def free_name(config: RunConfig, stem: str) -> str:
+    """`stem`, or `stem-2`, `stem-3`, ...: the first whose directory holds no run."""
+    names = [stem, *(f"{stem}-{number}" for number in range(2, 10_000))]
+    return next(name for name in names if not has_run(Path(config.runs_dir) / name))
+
+
+def check_same_policy(now: RunConfig, before: RunConfig) -> None:
+    """A resumed run trains the same model in the same environment; everything else may change."""
+    for key, new, old in (
+        ("model", now.model, before.model),
+        ("environment.name", now.environment.name, before.environment.name),
+        ("seed", now.seed, before.seed),
+    ):
+        if new != old:
+            raise ConfigError(
+                f"{key} differs from the run that --resume would continue",
+                f"resume with {run_path(now)}/run.toml, or start another run with --name NAME",
+            )
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file whole or not at all; only this user can read it (a redis_url may hold a password)."""
+    scratch = path.with_name(f".{path.name}.new")
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    scratch.replace(path)
+
+
+def to_toml(table: dict[str, Any], prefix: str = "") -> str:
+    """Nested tables of JSON-like values as TOML: a table's own keys first, then its sub-tables."""
+    lines = [
+        f"{toml_key(key)} = {toml_inline(value)}"
+        for key, value in table.items()
+        if not isinstance(value, dict)
+    ]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            name = f"{prefix}{toml_key(key)}"
+            lines += ["", f"[{name}]", to_toml(value, f"{name}.").rstrip("\n")]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def toml_key(key: str) -> str:
+    bare = key.replace("_", "").replace("-", "")
+    return key if bare.isascii() and bare.isalnum() else json.dumps(key, ensure_ascii=False)
+
+
+def toml_inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml_key(key)} = {toml_inline(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_inline(item) for item in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

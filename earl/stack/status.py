@@ -1,0 +1,100 @@
+"""What a run is doing, as plain values: one snapshot for the terminal view and the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Quantiles of a length distribution, in tokens."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    max: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Tickets by state; issued = trained + evaluated + dropped + live at every moment."""
+
+    issued: int = 0
+    trained: int = 0
+    evaluated: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    pending: int = 0
+    leased: int = 0
+    ready: int = 0
+    planned: int = 0
+
+    @property
+    def live(self) -> int:
+        return self.pending + self.leased + self.ready + self.planned
+
+    @property
+    def dropped_total(self) -> int:
+        return sum(self.dropped.values())
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """One worker as the scheduler sees it. transfers: path → (bytes, seconds)."""
+
+    name: str
+    stage: str
+    parallelism: str
+    capacity: int
+    running: int
+    version: int
+    silent_s: float
+    gauges: Mapping[str, float]
+    transfers: Mapping[str, tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation, under way or done. metrics: means of the environment's numbers, 0..1 for rates."""
+
+    name: str
+    version: int
+    episodes: int
+    done: int
+    win_rate: float
+    mean_reward: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The scheduler's answer to GetStatus."""
+
+    run: str = ""
+    phase: str = ""
+    step: int = 0
+    steps: int = 0
+    version: int = 0
+    ledger: Ledger = Ledger()
+    workers: tuple[WorkerState, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    episode_tokens: Lengths = Lengths()
+    turn_tokens: Lengths = Lengths()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+    done: bool = False
+    message: str = ""
+
+    def evaluation(self, name: str) -> Evaluation | None:
+        """The latest evaluation of that name, for example "final"."""
+        return next((item for item in reversed(self.evaluations) if item.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """One process of the stack. state: waiting, starting, ready, restarting, done, failed, stopped."""
+
+    name: str
+    state: str
+    seconds: float
+    restarts: int

@@ -1,0 +1,212 @@
+"""Starts the processes of a plan as soon as what each needs is ready, keeps them, and ends them.
+
+    one keeper per process:   wait for needs ─► start ─► ready within start_s ─► ... ─► ended
+                                                 ▲                                      │
+                                                 └── crashed, restartable, tries left ──┤
+                                                                                        ▼
+                                                             `failure` is set, with a typed reason
+
+A process that ends before it was ever ready is not tried again: that is a mistake in the run file or
+the machine, and its own words are the error. What a crashed process started itself is ended before
+its successor starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterable
+
+from earl.config.run import StackConfig
+from earl.errors import EarlError, ProcessFailed
+from earl.stack.plan import VALKEY, Addresses, ProcessSpec
+from earl.stack.process import StackProcess
+from earl.stack.rundir import RunDirectory
+from earl.stack.status import ProcessState
+from earl.stack.warden import MARK_VARIABLE, PROCESS_VARIABLE, sweep
+
+# A worker that ends with 0 has seen the end of the run; the launcher sees it within this time.
+END_SEEN_S = 10.0
+FIRST_PAUSE_S = 0.5
+LAST_WORD_S = 1.0
+
+
+class Supervisor:
+    """All processes of one launch."""
+
+    def __init__(
+        self, specs: Iterable[ProcessSpec], directory: RunDirectory, addresses: Addresses, limits: StackConfig
+    ) -> None:
+        self.mark = secrets.token_hex(8)
+        self.processes = {spec.name: StackProcess(spec, directory.log(spec.name)) for spec in specs}
+        self.failure: asyncio.Future[EarlError] = asyncio.get_running_loop().create_future()
+        # Set by the launcher once the scheduler says so.
+        self.run_over = asyncio.Event()
+        self._addresses = addresses
+        self._limits = limits
+        self._stopping = False
+        self._keepers: list[asyncio.Task[None]] = []
+        self._since = dict.fromkeys(self.processes, time.monotonic())
+        self._states: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Begins; progress shows in `states`, an end that should not be in `failure`."""
+        self._keepers = [asyncio.create_task(self._guard(process)) for process in self.processes.values()]
+        for keeper in self._keepers:
+            keeper.add_done_callback(self._keeper_ended)
+
+    @property
+    def all_ready(self) -> bool:
+        return all(process.ready.is_set() for process in self.processes.values())
+
+    def states(self) -> list[ProcessState]:
+        """Every process, in the order of the plan, with the seconds it has been in its state."""
+        now = time.monotonic()
+        shown = []
+        for name, process in self.processes.items():
+            if self._states.get(name) != process.state:
+                self._states[name] = process.state
+                self._since[name] = now
+            shown.append(ProcessState(name, process.state, now - self._since[name], process.restarts))
+        return shown
+
+    # --- keeping ----------------------------------------------------------------------------
+
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        """A keeper that fails by a mistake of its own must not leave its process unwatched."""
+        if not keeper.cancelled() and (error := keeper.exception()) and not self.failure.done():
+            self.failure.set_exception(error)
+
+    async def _guard(self, process: StackProcess) -> None:
+        try:
+            await self._keep(process)
+        except EarlError as error:
+            process.state = "failed"
+            if not self.failure.done():
+                self.failure.set_result(error)
+        except OSError as error:
+            process.state = "failed"
+            if not self.failure.done():
+                cause = ProcessFailed(f"{process.spec.name} cannot be started: {error}", f"see {process.log}")
+                self.failure.set_result(cause)
+
+    async def _keep(self, process: StackProcess) -> None:
+        for need in process.spec.needs:
+            await self.processes[need].ready.wait()
+        while not self._stopping:
+            await process.start(self._environment(process))
+            if not await self._until_ready(process):
+                return
+            code = await process.wait()
+            if self._stopping or await self._ended_with_the_run(process, code):
+                process.state = "done" if code == 0 else "stopped"
+                return
+            await self._before_restart(process, code)
+
+    async def _until_ready(self, process: StackProcess) -> bool:
+        """True once it serves; False if it was a job and is done. Raises why it is neither."""
+        ready = asyncio.create_task(process.ready.wait())
+        ended = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait(
+                [ready, ended], timeout=self._limits.start_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if ready.done():
+                return True
+            if not ended.done():
+                process.signal(signal.SIGKILL)
+                raise ProcessFailed(
+                    f"{process.spec.name} was not ready within stack.start_s = {self._limits.start_s:g} s",
+                    f"see {process.log}, or raise stack.start_s",
+                )
+            if process.spec.job and ended.result() == 0:
+                process.state = "done"
+                process.ready.set()
+                return False
+            raise process.failure(ended.result(), "before it was ready")
+        finally:
+            ready.cancel()
+            ended.cancel()
+
+    async def _ended_with_the_run(self, process: StackProcess, code: int) -> bool:
+        """Whether exit code 0 was the end of the run and not one before it."""
+        if code != 0 or not process.spec.ends_with_run:
+            return False
+        try:
+            async with asyncio.timeout(END_SEEN_S):
+                await self.run_over.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _before_restart(self, process: StackProcess, code: int) -> None:
+        """Counts the crash, ends what the process left behind, and pauses; raises if it was one too many."""
+        doing = "although the run was not over" if code == 0 else "in mid-run"
+        error = process.failure(code, doing)
+        if not process.spec.restartable or process.restarts >= self._limits.restarts:
+            if process.restarts:
+                error.add_note(f"it was started again {process.restarts} times (stack.restarts)")
+            raise error
+        process.state = "restarting"
+        process.restarts += 1
+        own = self._own_mark(process)
+        await asyncio.to_thread(sweep, own, variable=PROCESS_VARIABLE, grace_s=0.0)
+        process.note(f"restart {process.restarts} of {self._limits.restarts}: {error.message}")
+        await asyncio.sleep(FIRST_PAUSE_S * 2 ** (process.restarts - 1))
+
+    def _own_mark(self, process: StackProcess) -> str:
+        return f"{self.mark}:{process.spec.name}"
+
+    def _environment(self, process: StackProcess) -> dict[str, str]:
+        addresses = self._addresses.environment()
+        if VALKEY in self.processes:
+            addresses["EARL_REDIS_URL"] = self.processes[VALKEY].address
+        return {
+            **os.environ,
+            # Nothing is fetched from a model hub behind the run file's back.
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            **addresses,
+            MARK_VARIABLE: self.mark,
+            PROCESS_VARIABLE: self._own_mark(process),
+        }
+
+    # --- ending -----------------------------------------------------------------------------
+
+    async def wait_ended(self, names: Iterable[str], timeout_s: float) -> bool:
+        """Waits until these processes have ended by themselves; whether they did in time."""
+        waits = [asyncio.create_task(process.wait()) for process in self._running(names)]
+        if not waits:
+            return True
+        _, late = await asyncio.wait(waits, timeout=timeout_s)
+        for wait in late:
+            wait.cancel()
+        return not late
+
+    async def stop(self, bound_s: float) -> None:
+        """Ends everything within about bound_s: SIGTERM rank by rank, SIGKILL for what outlives its share."""
+        self._stopping = True
+        deadline = time.monotonic() + bound_s
+        ranks = sorted({process.spec.stop_rank for process in self.processes.values()})
+        for rank in ranks:
+            names = [name for name, process in self.processes.items() if process.spec.stop_rank == rank]
+            for process in self._running(names):
+                process.terminate()
+            share_s = max(LAST_WORD_S, (deadline - time.monotonic()) / 2) if bound_s else 0.0
+            await self.wait_ended(names, share_s)
+            for process in self._running(names):
+                process.signal(signal.SIGKILL)
+            await self.wait_ended(names, LAST_WORD_S)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.to_thread(sweep, self.mark, grace_s=0.0)
+        for process in self.processes.values():
+            if process.state not in ("done", "failed", "waiting"):
+                process.state = "stopped"
+
+    def _running(self, names: Iterable[str]) -> list[StackProcess]:
+        return [self.processes[name] for name in names if self.processes[name].running]

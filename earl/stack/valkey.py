@@ -1,0 +1,43 @@
+"""The embedded Valkey as a process of the stack: `python -m earl.stack.valkey --run RUN.json`.
+
+The only module of the stack that needs the bus; the launcher starts it and never imports it. Its
+ready line carries the server's URL. It ends when it is told to, and also when the server dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from earl.bus.embedded import EmbeddedValkey
+from earl.errors import BusUnavailable
+from earl.obs import log
+from earl.rpc.main import announce, run
+
+
+async def serve(directory: Path, stop: asyncio.Event) -> None:
+    """Serves until `stop`; BusUnavailable if the server does not start or dies."""
+    server = EmbeddedValkey()
+    announce("valkey", await server.start(directory))
+    try:
+        stopping = asyncio.create_task(stop.wait())
+        ended = asyncio.create_task(server.wait())
+        await asyncio.wait([stopping, ended], return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            raise BusUnavailable(
+                f"the embedded Valkey ended with exit code {ended.result()}", f"see {directory}/valkey.log"
+            )
+        stopping.cancel()
+    finally:
+        await server.stop()
+
+
+def main() -> None:
+    log.setup("valkey")
+    directory = Path(sys.argv[sys.argv.index("--run") + 1]).parent / "valkey"
+    run(lambda stop: serve(directory, stop))
+
+
+if __name__ == "__main__":
+    main()
