@@ -1,0 +1,100 @@
+"""The ranks as one group: small agreements over gloo, tensors over the device's own backend.
+
+torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) says who is who; without it the
+process is a group of one. Every collective ends within COLLECTIVE_S: a rank that died is noticed by
+torchrun at once, which ends the others.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+COLLECTIVE_S = 600.0
+
+
+class Group:
+    """This process's place among the ranks. device: where this rank computes."""
+
+    def __init__(self, device: str = "auto") -> None:
+        """Join the group that the environment names. device: "auto", "cpu" or "cuda"."""
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        if kind == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        else:
+            self.device = torch.device("cpu")
+        backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
+        alone = "MASTER_ADDR" not in os.environ
+        dist.init_process_group(
+            backend,
+            store=dist.HashStore() if alone else None,
+            rank=self.rank if alone else -1,
+            world_size=self.size if alone else -1,
+            timeout=timedelta(seconds=COLLECTIVE_S),
+        )
+        self.mesh: DeviceMesh = init_device_mesh(kind, (self.size,), mesh_dim_names=("fsdp",))
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 speaks for the group."""
+        return self.rank == 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` (on the CPU) becomes the sum over ranks; returned."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def max(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` (on the CPU) becomes the elementwise maximum over ranks; returned."""
+        if self.size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return values
+
+    def agree(self, ok: bool) -> bool:
+        """True on every rank if every rank is ok."""
+        if self.size == 1:
+            return ok
+        return not int(self.max(torch.tensor([0 if ok else 1]))[0])
+
+    def barrier(self) -> None:
+        self.agree(True)
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Rank 0's bytes, on every rank; the others' argument is ignored."""
+        if self.size == 1:
+            return data
+        size = torch.tensor([len(data)])
+        dist.broadcast(size, src=0)
+        buffer = torch.empty(int(size[0]), dtype=torch.uint8)
+        if self.leads and data:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        if buffer.numel():
+            dist.broadcast(buffer, src=0)
+        return buffer.numpy().tobytes()
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Every rank's bytes by rank, on every rank."""
+        if self.size == 1:
+            return [data]
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        self.sum(sizes)
+        longest = int(sizes.max())
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        if data:
+            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        if longest:
+            dist.all_gather(parts, mine)
+        return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def close(self) -> None:
+        dist.destroy_process_group()

@@ -1,0 +1,91 @@
+"""AdamW on the local shards: element-wise, so that a shard is updated as it would be in the whole.
+
+Working on plain local tensors keeps DTensor's dispatch out of the step; the one thing that needs
+the other ranks is the gradient's norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from services.trainer.group import Group
+from services.trainer.parallel import Shard
+
+EPSILON = 1e-8
+
+
+def learning_rate(
+    base: float, step_of_phase: int, warmup_steps: int, progress: float, final_fraction: float
+) -> float:
+    """Linear warm-up over the phase's first steps, times a linear decay to final_fraction * base.
+
+    step_of_phase counts batches from 0; progress: fraction of the phase done, 0..1.
+    """
+    ramp = min(1.0, (step_of_phase + 1) / warmup_steps) if warmup_steps > 0 else 1.0
+    return base * ramp * (1.0 - (1.0 - final_fraction) * min(1.0, max(0.0, progress)))
+
+
+class AdamW:
+    """Decoupled weight decay (on matrices only), fused kernel, moments in float32."""
+
+    def __init__(self, shards: Sequence[Shard], betas: tuple[float, float], weight_decay: float) -> None:
+        self._shards = [shard for shard in shards if shard.box.size]
+        self._betas = betas
+        self._decay = weight_decay
+        self.moments = {
+            shard.name: (torch.zeros_like(shard.local), torch.zeros_like(shard.local))
+            for shard in self._shards
+        }
+        # Updates since the moments were zero.
+        self.updates = 0
+
+    def reset(self) -> None:
+        """Moments start anew."""
+        for pair in self.moments.values():
+            for moment in pair:
+                moment.zero_()
+        self.updates = 0
+
+    @torch.no_grad()
+    def gradient_norm(self, group: Group) -> float:
+        """Norm of the whole gradient over all ranks; not finite if any part is not."""
+        gradients = [g for shard in self._shards if (g := shard.gradient) is not None]
+        square = torch.zeros((), dtype=torch.float64)
+        if gradients:
+            norms = torch.stack(torch._foreach_norm(gradients)).double()
+            square = norms.square().sum().cpu()
+        return math.sqrt(float(group.sum(square.reshape(1))[0]))
+
+    @torch.no_grad()
+    def step(self, lr: float, norm: float, max_norm: float) -> None:
+        """One update with the gradient scaled down to max_norm if its norm is larger."""
+        self.updates += 1
+        scale = min(1.0, max_norm / (norm + 1e-6))
+        beta1, beta2 = self._betas
+        for decayed in (True, False):
+            chosen = [s for s in self._shards if (len(s.shape) > 1) is decayed and s.gradient is not None]
+            if not chosen:
+                continue
+            gradients = [s.gradient for s in chosen]
+            if scale < 1.0:
+                torch._foreach_mul_(gradients, scale)
+            device = chosen[0].local.device
+            count = torch.tensor(float(self.updates), device=device)
+            torch._fused_adamw_(
+                [s.local for s in chosen],
+                gradients,
+                [self.moments[s.name][0] for s in chosen],
+                [self.moments[s.name][1] for s in chosen],
+                [],
+                [count] * len(chosen),
+                lr=lr,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=self._decay if decayed else 0.0,
+                eps=EPSILON,
+                amsgrad=False,
+                maximize=False,
+            )
