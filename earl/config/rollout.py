@@ -12,20 +12,24 @@ from earl.config.base import Section
 class RolloutConfig(Section):
     engine: Literal["torch"] = "torch"
     # Rollout services on this machine; each has a pool of engines x tp devices.
-    workers: int = Field(1, ge=1)
-    engines: int = Field(1, ge=1)
-    tp: int = Field(1, ge=1)
+    workers: int = Field(default=1, ge=1)
+    engines: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # torch threads of each engine process.
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     # Sequences in the KV cache of one engine at once, and their longest length.
-    max_sequences: int = Field(64, ge=1)
-    max_context_tokens: int = Field(256, ge=8)
+    max_sequences: int = Field(default=64, ge=1)
+    max_context_tokens: int = Field(default=256, ge=8)
     # Longest answer of one turn.
-    max_new_tokens: int = Field(16, ge=1)
+    max_new_tokens: int = Field(default=16, ge=1)
     # What a running sequence's KV becomes when new weights arrive.
     kv_on_update: Literal["keep", "recompute"] = "keep"
     # Episodes that one worker runs at once; 0: as many as its engines hold sequences.
-    episodes: int = Field(0, ge=0)
-    arena_bytes: int = Field(64 << 20, ge=1 << 20)
+    episodes: int = Field(default=0, ge=0)
+    arena_bytes: int = Field(default=64 << 20, ge=1 << 20)
+    # How often a worker starts an engine again that died, before it gives up itself.
+    engine_restarts: int = Field(default=2, ge=0)
+    # How long running episodes may go on after SIGTERM.
+    drain_s: float = Field(default=5.0, ge=0)
     bind: str = "127.0.0.1:0"

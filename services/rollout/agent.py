@@ -12,36 +12,30 @@ cancellation and programming errors.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from earl.env.base import Ending
-from earl.errors import (
-    ContextTooLong,
-    DeadlineExceeded,
-    EarlError,
-    EngineError,
-    EnvironmentFailure,
-    EnvProtocolError,
-)
+from earl.env.base import Ending, Limits, Observation
+from earl.errors import ContextTooLong, DeadlineExceeded, EarlError, EngineError, EnvProtocolError
 from services.rollout.columns import TokenColumns
-from services.rollout.engines.base import Generation, GenerateRequest
+from services.rollout.engines.base import GenerateRequest, Generation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ticket:
     """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits."""
 
     ticket_id: int
     attempt: int
     fence: int
-    train: bool  # its columns are published
+    publish: bool  # its columns are for the trainer
     scripted: bool  # actions are drawn from the legal ones, no engine is asked
     environment: str
-    task: dict
+    task_json: str
     env_seed: int
     sample_seed: int
     min_version: int
@@ -77,29 +71,31 @@ class Policy(Protocol):
     @property
     def version(self) -> int: ...
 
+    async def wait_version(self, version: int) -> None: ...
+
     async def generate(self, request: GenerateRequest) -> Generation: ...
 
-    def release(self, session: str) -> None: ...
+    async def release(self, session: str) -> None: ...
 
 
 class Session(Protocol):
-    observation: object
+    """earl.env.session.Session: one episode at the gateway."""
 
-    async def step(self, text: str): ...
+    observation: Observation
+
+    async def step(self, text: str) -> Any: ...
 
     async def close(self) -> None: ...
 
 
 class Sessions(Protocol):
-    """What opens sessions: the gateway client, with this run's limits bound to it."""
+    """What opens sessions: earl.env.session.GatewayClient."""
 
-    async def open(self, environment: str, task: dict, seed: int, episode_s: float) -> Session: ...
+    async def open(self, environment: str, task: dict, seed: int, limits: Limits) -> Session: ...
 
 
 class Codec(Protocol):
     """The part of earl.models.tokenizer.Tokenizer that the loop uses."""
-
-    stop_ids: frozenset[int]
 
     def encode_observation(self, text: str, first: bool) -> list[int]: ...
 
@@ -115,36 +111,51 @@ class _Truncated(Exception):
 class Agent:
     """Plays any number of tickets at once; holds what all episodes share.
 
+    limits: of every session; episode_s is replaced by the ticket's.
     max_context_tokens bounds a whole trajectory, max_new_tokens one answer.
     """
 
     def __init__(
-        self, codec: Codec, policy: Policy, sessions: Sessions, *, max_context_tokens: int, max_new_tokens: int
+        self,
+        codec: Codec,
+        policy: Policy,
+        sessions: Sessions,
+        *,
+        limits: Limits,
+        max_context_tokens: int,
+        max_new_tokens: int,
     ) -> None:
         self._codec = codec
         self._policy = policy
         self._sessions = sessions
+        self._limits = limits
         self._max_context_tokens = max_context_tokens
         self._max_new_tokens = max_new_tokens
-        self._stop_ids = sorted(codec.stop_ids)
         # Totals since the start, for gauges.
         self.steps = 0
         self.step_wait_s = 0.0
 
     async def play(self, ticket: Ticket) -> Outcome:
-        """Runs the episode within ticket.episode_s. Cancelling it closes the session and aborts the engine."""
+        """Runs the episode within ticket.episode_s. Cancelling closes the session and aborts the engine."""
         outcome = Outcome(Ending.INFRA_ERROR)
+        # The policy samples nothing before its first version is loaded.
+        version = max(ticket.min_version, 0 if ticket.scripted else 1)
         try:
             async with asyncio.timeout(ticket.episode_s):
+                if self._policy.version < version:
+                    outcome.message = f"version {version} did not arrive within {ticket.episode_s:g} s"
+                    await self._policy.wait_version(version)
+                outcome.message = ""
                 await self._episode(ticket, outcome)
         except _Truncated as cut:
             outcome.ending, outcome.message = Ending.TRUNCATED, str(cut)
         except (TimeoutError, DeadlineExceeded) as error:
-            outcome.ending = Ending.TIMEOUT
-            outcome.message = str(error) or f"episode took longer than {ticket.episode_s:g} s"
+            if not outcome.message:  # the episode had begun
+                outcome.ending = Ending.TIMEOUT
+                outcome.message = str(error) or f"episode took longer than {ticket.episode_s:g} s"
         except EnvProtocolError as error:
             outcome.ending, outcome.message = Ending.ENV_ERROR, str(error)
-        except (EnvironmentFailure, EngineError, EarlError) as error:
+        except EarlError as error:
             outcome.ending, outcome.message = Ending.INFRA_ERROR, f"{type(error).__name__}: {error}"
         if outcome.ending is Ending.TRUNCATED and not outcome.columns.trained_tokens:
             # Nothing to train on: the task itself does not fit, and trying again would not help.
@@ -152,9 +163,9 @@ class Agent:
         return outcome
 
     async def _episode(self, ticket: Ticket, outcome: Outcome) -> None:
-        session = await self._sessions.open(
-            ticket.environment, ticket.task, ticket.env_seed, ticket.episode_s
-        )
+        if self._limits.episode_s != ticket.episode_s:
+            self._limits = replace(self._limits, episode_s=ticket.episode_s)
+        session = await self._sessions.open(ticket.environment, _task(ticket), ticket.env_seed, self._limits)
         name = f"{ticket.ticket_id}/{ticket.attempt}"
         try:
             choose = self._scripted(ticket) if ticket.scripted else self._sampled(ticket, name)
@@ -182,7 +193,7 @@ class Agent:
                 observation = result.observation
         finally:
             if not ticket.scripted:
-                self._policy.release(name)
+                await self._policy.release(name)
             await session.close()
 
     def _observe(self, observation, columns: TokenColumns) -> int:
@@ -199,7 +210,7 @@ class Agent:
 
     def _sampled(self, ticket: Ticket, name: str):
         """Actions that an engine samples at ticket.temperature."""
-        stop_ids, most = self._stop_ids, self._max_new_tokens
+        most = self._max_new_tokens
 
         async def choose(observation, columns: TokenColumns) -> str:
             room = self._observe(observation, columns)
@@ -209,7 +220,6 @@ class Agent:
                 max_new_tokens=min(most, room),
                 temperature=ticket.temperature,
                 seed=ticket.sample_seed,
-                stop_ids=stop_ids,
                 session=name,
             )
             try:
@@ -219,10 +229,10 @@ class Agent:
             if made.finish == "abort":
                 raise EngineError(f"generation {request.request_id} was aborted by its engine")
             columns.act(made.ids, made.logprobs, made.versions)
-            if made.finish == "length" and room <= most:
+            if made.finish == "length" and room < most:
                 raise _Truncated(f"context full: {len(columns)} of {self._max_context_tokens} tokens")
-            ids = made.ids[:-1] if made.finish == "stop" else made.ids
-            return self._codec.decode(ids)
+            # Special tokens are no part of the text; a stop token that is a word of the action is.
+            return self._codec.decode(made.ids)
 
         return choose
 
@@ -246,3 +256,13 @@ class Agent:
             return text
 
         return choose
+
+
+def _task(ticket: Ticket) -> dict:
+    try:
+        task = json.loads(ticket.task_json or "{}")
+    except ValueError as error:
+        raise EnvProtocolError(f"task of ticket {ticket.ticket_id} is no JSON: {error}") from error
+    if not isinstance(task, dict):
+        raise EnvProtocolError(f"task of ticket {ticket.ticket_id} is no JSON object: {ticket.task_json!r}")
+    return task

@@ -1,0 +1,52 @@
+"""Between the scheduler's messages and the worker's values."""
+
+from __future__ import annotations
+
+from earl.v1 import common_pb2, scheduler_pb2
+from services.rollout.agent import Outcome, Ticket
+
+# A message is one line that a person reads: more of it only costs the ledger memory.
+MESSAGE_CHARACTERS = 500
+
+
+def decode_ticket(ticket: scheduler_pb2.Ticket) -> Ticket:
+    return Ticket(
+        ticket_id=ticket.ticket_id,
+        attempt=ticket.attempt,
+        fence=ticket.fence,
+        publish=ticket.purpose != common_pb2.PURPOSE_EVALUATE,
+        scripted=ticket.actor == common_pb2.ACTOR_RANDOM_LEGAL,
+        environment=ticket.environment,
+        task_json=ticket.task_json,
+        env_seed=ticket.env_seed,
+        sample_seed=ticket.sample_seed,
+        min_version=ticket.min_version,
+        temperature=ticket.temperature,
+        episode_s=ticket.episode_s,
+        lease_s=ticket.lease_s,
+        max_turns=ticket.max_turns,
+    )
+
+
+def encode_ref(ticket: Ticket) -> scheduler_pb2.AttemptRef:
+    return scheduler_pb2.AttemptRef(ticket_id=ticket.ticket_id, attempt=ticket.attempt, fence=ticket.fence)
+
+
+def encode_result(ticket: Ticket, outcome: Outcome, descriptor_key: str) -> scheduler_pb2.AttemptResult:
+    """descriptor_key: where the columns can be read; empty if they are not published."""
+    columns = outcome.columns
+    return scheduler_pb2.AttemptResult(
+        attempt=encode_ref(ticket),
+        ending=f"ENDING_{outcome.ending.name}",  # the names are the same
+        reward=outcome.reward if outcome.trainable else 0.0,
+        prompt_tokens=columns.prompt_tokens,
+        total_tokens=len(columns),
+        trained_tokens=columns.trained_tokens,
+        turns=len(columns.turn_tokens),
+        oldest_version=columns.oldest_version,
+        newest_version=columns.newest_version,
+        descriptor_key=descriptor_key,
+        metrics=outcome.metrics,
+        message=" ".join(outcome.message.split())[:MESSAGE_CHARACTERS],
+        turn_tokens=columns.turn_tokens,
+    )

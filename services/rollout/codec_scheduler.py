@@ -1,0 +1,122 @@
+"""The scheduler as values: one method, one call.
+
+Promise: a scheduler that is away is waited for up to PATIENCE_S a call and then raised as
+ServiceUnavailable; one that no longer knows this worker is joined again, once a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from earl.errors import UnknownWorker
+from earl.rpc.client import Client
+from earl.v1 import common_pb2, scheduler_pb2
+from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from services.rollout.agent import Outcome, Ticket
+from services.rollout.codec import decode_ticket, encode_ref, encode_result
+from services.rollout.engines.base import Transfer
+from services.rollout.telemetry import Span
+
+# How long a scheduler that cannot be reached (restarting, overloaded) is tried.
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """lease_s: of the membership. version, weight_keys: newest published weights, 0 if none."""
+
+    lease_s: float
+    epoch: int
+    version: int
+    weight_keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finished attempt. descriptor_key: "" if its columns are not published."""
+
+    ticket: Ticket
+    outcome: Outcome
+    descriptor_key: str = ""
+
+
+class SchedulerLink:
+    """Speaks for one worker. capacity: episodes at once."""
+
+    def __init__(
+        self, address: str, token: str, *, name: str, incarnation: int, capacity: int, dp: int, tp: int
+    ) -> None:
+        self._client = Client(address, SchedulerServiceStub, token=token)
+        self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_ROLLOUT)
+        self._join = scheduler_pb2.JoinRequest(
+            capacity=capacity, parallelism=common_pb2.Parallelism(dp=dp, tp=tp, cp=1, pp=1)
+        )
+
+    async def join(self, address: str) -> Membership:
+        """address: host:port of this worker's own server."""
+        self.worker.address = address
+        self._join.worker.CopyFrom(self.worker)
+        answer = await self._client.call("Join", self._join, deadline_s=PATIENCE_S)
+        return Membership(answer.lease_s, answer.epoch, answer.version, tuple(answer.weight_keys))
+
+    async def lease(self, credit: int, wait_s: float) -> tuple[list[Ticket], bool]:
+        """Up to `credit` tickets, and whether the run is ending."""
+        request = scheduler_pb2.LeaseTicketsRequest(worker=self.worker, credit=credit, wait_s=wait_s)
+        answer = await self._call("LeaseTickets", request, wait_s + PATIENCE_S)
+        return [decode_ticket(ticket) for ticket in answer.tickets], answer.stop
+
+    async def renew(self, tickets: Sequence[Ticket]) -> list[tuple[int, int, int]]:
+        """(ticket_id, attempt, fence) of those that are no longer this worker's."""
+        request = scheduler_pb2.RenewLeasesRequest(
+            worker=self.worker, attempts=[encode_ref(ticket) for ticket in tickets]
+        )
+        answer = await self._call("RenewLeases", request, PATIENCE_S)
+        return [(ref.ticket_id, ref.attempt, ref.fence) for ref in answer.lost]
+
+    async def complete(self, reports: Sequence[Report]) -> list[tuple[Ticket, str]]:
+        """Reports finished attempts in one call; the refused ones come back with the reason."""
+        request = scheduler_pb2.CompleteTicketsRequest(
+            worker=self.worker,
+            results=[encode_result(one.ticket, one.outcome, one.descriptor_key) for one in reports],
+        )
+        answer = await self._call("CompleteTickets", request, PATIENCE_S)
+        tickets = {(one.ticket.ticket_id, one.ticket.attempt): one.ticket for one in reports}
+        return [
+            (tickets[item.attempt.ticket_id, item.attempt.attempt], item.reason)
+            for item in answer.items
+            if item.verdict == scheduler_pb2.VERDICT_REFUSED
+        ]
+
+    async def heartbeat(
+        self,
+        *,
+        running: int,
+        version: int,
+        gauges: Mapping[str, float],
+        spans: Sequence[Span],
+        transfers: Sequence[Transfer],
+    ) -> tuple[bool, int]:
+        """(stop, epoch)."""
+        request = scheduler_pb2.HeartbeatRequest(
+            worker=self.worker, running=running, version=version, gauges=gauges
+        )
+        for span in spans:
+            request.spans.add(what=span.what, start_ns=span.start_ns, end_ns=span.end_ns)
+        for one in transfers:
+            request.transfers.add(
+                path=one.path, size_bytes=one.size_bytes, seconds=one.seconds, transfers=one.transfers
+            )
+        answer = await self._call("Heartbeat", request, PATIENCE_S)
+        return answer.stop, answer.epoch
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _call(self, method: str, request, deadline_s: float):
+        try:
+            return await self._client.call(method, request, deadline_s=deadline_s)
+        except UnknownWorker:
+            # The scheduler restarted or gave this worker up; leases it ended come back as lost.
+            await self._client.call("Join", self._join, deadline_s=PATIENCE_S)
+            return await self._client.call(method, request, deadline_s=deadline_s)

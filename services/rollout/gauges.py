@@ -1,0 +1,106 @@
+"""The worker's own numbers, from its engines' counters and its episodes, ready for a heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+
+from services.rollout.agent import Agent, Outcome
+from services.rollout.engines.base import EngineStats, Transfer
+from services.rollout.pool import EnginePool
+from services.rollout.telemetry import BusySpans, Rate, Span, union
+
+# Spans of one engine that one heartbeat carries.
+ENGINE_SPANS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the worker holds now. unreported: finished episodes that the scheduler does not know yet."""
+
+    running: int
+    unreported: int
+    arena_used_fraction: float
+    arena_blocked: bool
+
+
+class Gauges:
+    """Polls the engines without ever making a heartbeat wait for one that is stuck."""
+
+    def __init__(self, pool: EnginePool, agent: Agent) -> None:
+        self.spans = BusySpans()
+        self.engines: list[EngineStats] = []
+        self._pool = pool
+        self._agent = agent
+        self._poll: asyncio.Task | None = None
+        self._engine_busy: dict[str, list[tuple[int, int]]] = {}
+        self._endings: Counter[str] = Counter()
+        self._generated = Rate()
+        self._prefilled = Rate()
+        self._steps = Rate()
+        self._waited = Rate()
+        self._finished = Rate()
+
+    def ended(self, outcome: Outcome) -> None:
+        self._endings[outcome.ending.name.lower()] += 1
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Takes the engines' counters if they answer in time; else the next call does."""
+        if self._poll is None:
+            self._poll = asyncio.create_task(self._pool.stats())
+        done, _ = await asyncio.wait([self._poll], timeout=timeout_s)
+        if not done:
+            return
+        stats, self._poll = self._poll.result(), None
+        self.engines = [one for one in stats if one is not None]
+        for one in self.engines:
+            for period in one.busy:
+                self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
+
+    def values(self, load: Load, now_s: float) -> dict[str, float]:
+        """Gauges by name, units in the names."""
+        engines = self.engines
+        steps_per_s = self._steps(self._agent.steps, now_s)
+        waited_s_per_s = self._waited(self._agent.step_wait_s, now_s)
+        values = {
+            "running_episodes": float(load.running),
+            "unreported_episodes": float(load.unreported),
+            "arena_used_fraction": load.arena_used_fraction,
+            "arena_blocked": float(load.arena_blocked),
+            "engines_live": float(self._pool.live),
+            "episodes_per_s": self._finished(self._endings.total(), now_s),
+            "env_steps_per_s": steps_per_s,
+            "env_step_mean_s": waited_s_per_s / steps_per_s if steps_per_s else 0.0,
+            "generated_tokens_per_s": self._generated(sum(one.generated_tokens for one in engines), now_s),
+            "prefilled_tokens_per_s": self._prefilled(sum(one.prefilled_tokens for one in engines), now_s),
+            "kv_used_fraction": max((one.kv_used_fraction for one in engines), default=0.0),
+            "engine_waiting": float(sum(one.waiting for one in engines)),
+        }
+        for ending, count in self._endings.items():
+            values[f"episodes_{ending}"] = float(count)
+        return values
+
+    def take_spans(self, now_ns: int) -> list[Span]:
+        """What was done since the last call: a few spans of each kind."""
+        spans = self.spans.take(now_ns)
+        for what, busy in self._engine_busy.items():
+            spans += [Span(what, start, end) for start, end in union(busy, ENGINE_SPANS)]
+        self._engine_busy.clear()
+        return spans
+
+    def transfers(self) -> list[Transfer]:
+        """Totals of the engines' reads, by path."""
+        totals: dict[str, Transfer] = {}
+        for one in self.engines:
+            for part in one.transfers:
+                total = totals.setdefault(part.path, Transfer(path=part.path))
+                total.size_bytes += part.size_bytes
+                total.seconds += part.seconds
+                total.transfers += part.transfers
+        return list(totals.values())
+
+    async def close(self) -> None:
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.gather(self._poll, return_exceptions=True)

@@ -1,0 +1,148 @@
+"""Finished attempts on their way out, in batches.
+
+    add ──► queue ──(WINDOW_S)──► columns into the arena ─► one descriptor round trip ─► one
+                       ▲                   │                  CompleteTickets ─► refused: regions freed
+                       └── arena full: ◄───┘
+                           wait for BatchCommitted
+
+Promises: an attempt is reported only after its columns can be read; what the scheduler refuses
+leaves no region behind; a full arena holds reports back (and, through `blocked`, leasing), never
+drops them, until the attempt's own time bound has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from earl.dispatch.store import TensorSpec, TensorStore
+from earl.env.base import Ending
+from earl.errors import ArenaFull
+from services.rollout import columns
+from services.rollout.agent import Outcome, Ticket
+from services.rollout.codec_scheduler import Report, SchedulerLink
+
+log = logging.getLogger(__name__)
+
+# Everything that finishes within this time leaves together.
+WINDOW_S = 0.015
+MOST = 512
+
+
+class Reporter:
+    """reported: called with each ticket once the scheduler has answered for it."""
+
+    def __init__(
+        self, store: TensorStore, scheduler: SchedulerLink, reported: Callable[[Ticket], None]
+    ) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._reported = reported
+        # (ticket, outcome, loop time after which it no longer waits for the arena)
+        self._queue: deque[tuple[Ticket, Outcome, float]] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.published: set[str] = set()
+        # The arena had no room for what is queued.
+        self.blocked = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, ticket: Ticket, outcome: Outcome) -> None:
+        gives_up_s = asyncio.get_running_loop().time() + ticket.episode_s
+        self._queue.append((ticket, outcome, gives_up_s))
+        self._idle.clear()
+        if not self.blocked or not _wants_room(ticket, outcome):
+            self._wake.set()
+
+    async def free(self, keys: Iterable[str]) -> None:
+        """These trajectories were consumed: their regions are free. Keys of other workers are ignored."""
+        mine = [key for key in keys if key in self.published]
+        if mine:
+            self.published.difference_update(mine)
+            await self._store.remove(mine)
+            self._wake.set()
+
+    async def flushed(self) -> None:
+        """Returns when everything that was added has been reported."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Reports, for ever. Raises what the registry and the scheduler raise."""
+        loop = asyncio.get_running_loop()
+        while True:
+            wait_s = self._queue[0][2] - loop.time() if self.blocked and self._queue else None
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # the oldest one has waited for the arena long enough
+            await asyncio.sleep(WINDOW_S)
+            self._wake.clear()
+            await self._report(loop.time())
+            if self._queue and not self.blocked:
+                self._wake.set()
+            elif not self._queue:
+                self._idle.set()
+
+    async def _report(self, now_s: float) -> None:
+        reports, keys = self._stage(now_s)
+        if not reports:
+            return
+        await self._store.publish(keys)
+        refused = await self._scheduler.complete(reports)
+        self.published.update(keys)
+        gone = []
+        for ticket, reason in refused:
+            log.info("attempt %d of ticket %d was refused: %s", ticket.attempt, ticket.ticket_id, reason)
+            gone.append(columns.key(ticket.ticket_id, ticket.attempt))
+        await self.free(gone)
+        for report in reports:
+            self._reported(report.ticket)
+
+    def _stage(self, now_s: float) -> tuple[list[Report], list[str]]:
+        """Takes up to MOST attempts off the queue, their columns written; those without room stay."""
+        reports: list[Report] = []
+        keys: list[str] = []
+        waiting: list[tuple[Ticket, Outcome, float]] = []
+        self.blocked = False
+        while self._queue and len(reports) < MOST:
+            ticket, outcome, gives_up_s = self._queue.popleft()
+            key = ""
+            if _wants_room(ticket, outcome):
+                if not self.blocked:
+                    key = self._write(ticket, outcome)
+                    self.blocked = not key
+                if not key:
+                    if now_s < gives_up_s:
+                        waiting.append((ticket, outcome, gives_up_s))
+                        continue
+                    outcome.ending = Ending.INFRA_ERROR
+                    outcome.message = "arena full; raise rollout.arena_bytes or train sooner"
+            if key:
+                keys.append(key)
+            reports.append(Report(ticket, outcome, key))
+        self._queue.extendleft(reversed(waiting))
+        return reports, keys
+
+    def _write(self, ticket: Ticket, outcome: Outcome) -> str:
+        """Columns into the arena; "" if there is no room."""
+        key = columns.key(ticket.ticket_id, ticket.attempt)
+        arrays = outcome.columns.arrays()
+        try:
+            target = self._store.reserve(
+                key, {name: TensorSpec(a.dtype.name, a.shape) for name, a in arrays.items()}
+            )
+        except ArenaFull:
+            return ""
+        for name, values in arrays.items():
+            target[name][...] = values
+        return key
+
+
+def _wants_room(ticket: Ticket, outcome: Outcome) -> bool:
+    return ticket.publish and outcome.trainable

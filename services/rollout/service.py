@@ -1,0 +1,157 @@
+"""A rollout service from its configuration: starts the parts in order, stops them in reverse.
+
+    bus ─► arena ─► engines ─► gateway ─► own server ─► worker (until stopped)
+
+Promise: whatever fails while starting, what was started before it is stopped again; no engine
+process and no arena file outlives the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from earl.env.session import GatewayClient
+
+from earl.bus import Bus
+from earl.config.run import RunConfig
+from earl.dispatch.arena_file import arena_directory
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+from earl.env.base import Limits
+from earl.errors import ConfigError
+from earl.models.tokenizer import Tokenizer
+from earl.rpc.main import announce
+from earl.rpc.server import Server
+from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
+from services.rollout.agent import Agent
+from services.rollout.codec_scheduler import SchedulerLink
+from services.rollout.engines.base import EngineSpec
+from services.rollout.engines.client import EngineProcess
+from services.rollout.gauges import Gauges
+from services.rollout.pool import EnginePool
+from services.rollout.servicer import RolloutServicer
+from services.rollout.worker import RolloutWorker
+
+SERVICE = "earl.v1.RolloutService"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the other services are; from the environment variables that the launcher sets."""
+
+    redis_url: str
+    scheduler: str
+    gateway: str
+    token: str
+
+    @classmethod
+    def from_environment(cls) -> Addresses:
+        """Raises ConfigError naming the variable that is missing."""
+        values = []
+        for name in ("EARL_REDIS_URL", "EARL_SCHEDULER", "EARL_GATEWAY"):
+            value = os.environ.get(name, "")
+            if not value:
+                raise ConfigError(f"{name} is not set", "start the stack with `earl train`, or set it")
+            values.append(value)
+        return cls(*values, token=os.environ.get("EARL_TOKEN", ""))
+
+
+def engine_specs(
+    config: RunConfig, run_dir: Path, name: str, redis_url: str, stop_ids: frozenset[int]
+) -> list[EngineSpec]:
+    """One spec for each engine of the pool; engine i of CUDA devices takes those from i * tp on."""
+    rollout = config.rollout
+    return [
+        EngineSpec(
+            name=f"{name}/engine-{number}",
+            model_dir=str(run_dir / "model"),
+            engine=rollout.engine,
+            tp=rollout.tp,
+            device=f"cuda:{number * rollout.tp}" if rollout.device == "cuda" else rollout.device,
+            threads=rollout.threads,
+            dtype=config.model.dtype,
+            max_sequences=rollout.max_sequences,
+            max_context_tokens=rollout.max_context_tokens,
+            kv_on_update=rollout.kv_on_update,
+            stop_ids=tuple(sorted(stop_ids)),
+            load_initial=False,
+            redis_url=redis_url,
+            run=config.name,
+            data_plane=config.data_plane.model_dump_json(),
+            start_s=config.stack.start_s,
+        )
+        for number in range(rollout.engines)
+    ]
+
+
+async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
+    """Runs one rollout worker until `stop` is set or the run ends. Raises EarlError for what failed."""
+    addresses = Addresses.from_environment()
+    rollout, environment = config.rollout, config.environment
+    tokenizer = Tokenizer.load(run_dir / "model", config.model)
+    capacity = rollout.episodes or rollout.engines * rollout.max_sequences
+    incarnation = secrets.randbits(64)
+    async with AsyncExitStack() as stack:
+        bus = await Bus.connect(
+            addresses.redis_url, config.name, source=name, stream_events=config.bus.stream_events
+        )
+        stack.push_async_callback(bus.close)
+        registry = Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s)
+        store = await TensorStore.open(
+            registry,
+            config.data_plane,
+            arena_directory(config.data_plane, run_dir),
+            name,
+            incarnation=incarnation,
+            size_bytes=rollout.arena_bytes,
+        )
+        stack.push_async_callback(store.close)
+        specs = engine_specs(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
+        pool = EnginePool(
+            specs, EngineProcess, restarts=rollout.engine_restarts, load_s=config.data_plane.read_s
+        )
+        stack.push_async_callback(pool.stop)
+        await pool.start()
+        gateway = GatewayClient(addresses.gateway, addresses.token)
+        stack.push_async_callback(gateway.close)
+        agent = Agent(
+            tokenizer,
+            pool,
+            gateway,
+            limits=Limits(environment.queue_s, environment.reset_s, environment.step_s),
+            max_context_tokens=rollout.max_context_tokens,
+            max_new_tokens=rollout.max_new_tokens,
+        )
+        scheduler = SchedulerLink(
+            addresses.scheduler,
+            addresses.token,
+            name=name,
+            incarnation=incarnation,
+            capacity=capacity,
+            dp=rollout.engines,
+            tp=rollout.tp,
+        )
+        stack.push_async_callback(scheduler.close)
+        gauges = Gauges(pool, agent)
+        stack.push_async_callback(gauges.close)
+        worker = RolloutWorker(
+            config,
+            scheduler=scheduler,
+            bus=bus,
+            store=store,
+            pool=pool,
+            agent=agent,
+            gauges=gauges,
+            capacity=capacity,
+        )
+        server = Server(name, rollout.bind, token=addresses.token, drain_s=1.0)
+        server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, gauges, scheduler), SERVICE)
+        address = await server.start()
+        stack.push_async_callback(server.stop)
+        announce(name, address)
+        await worker.run(address, stop)

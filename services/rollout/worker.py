@@ -1,0 +1,260 @@
+"""One rollout worker: leases tickets by credit, plays them, reports them, follows the weights.
+
+    lease loop ──► one task per episode (agent) ──► reporter ──► scheduler
+        ▲ credit = free capacity                       │
+        └──────────── reported ◄──────────────────────┘
+    bus: WeightsPublished ──► weights ──► pool of engines      BatchCommitted ──► reporter.free
+    every third of a lease: renew; what was lost is cancelled
+    every heartbeat: load, gauges, busy spans, transfer totals; the answer may say stop
+
+Promises: never more attempts held than capacity; nothing is leased while the arena is full; the
+first task that fails ends the worker with its error; leaving is bounded by drain_s and a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+
+from earl.bus import Bus
+from earl.config.run import RunConfig
+from earl.dispatch.store import TensorStore
+from earl.env.base import Ending
+from earl.errors import EarlError
+from services.rollout.agent import Agent, Outcome, Ticket
+from services.rollout.codec_scheduler import SchedulerLink
+from services.rollout.gauges import Gauges, Load
+from services.rollout.leases import Leases
+from services.rollout.pool import EnginePool
+from services.rollout.reports import Reporter
+from services.rollout.weights import WeightFollower
+
+log = logging.getLogger(__name__)
+
+# A lease call waits this long for the first ticket; also how long leaving may wait for it to return.
+LEASE_WAIT_S = 2.0
+# Capacity that frees within this time is asked for in one call.
+LEASE_WINDOW_S = 0.01
+FLUSH_S = 5.0
+
+
+class RolloutWorker:
+    """Runs until told to stop. All parts are started and stopped by the caller (service.py)."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        scheduler: SchedulerLink,
+        bus: Bus,
+        store: TensorStore,
+        pool: EnginePool,
+        agent: Agent,
+        gauges: Gauges,
+        capacity: int,
+    ) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._bus = bus
+        self._store = store
+        self._pool = pool
+        self._agent = agent
+        self._gauges = gauges
+        self.leases = Leases(capacity)
+        self.reporter = Reporter(store, scheduler, self._reported)
+        self.weights = WeightFollower(
+            bus, pool, scheduler.worker.name, gauges.spans, lease_s=2 * config.data_plane.read_s
+        )
+        self._episodes: dict[Ticket, asyncio.Task[Outcome]] = {}
+        # Set whenever an attempt was given up or the arena got room: credit may have grown.
+        self._credit = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._lease_call = asyncio.Lock()
+        self._draining = False
+        self._run_over = asyncio.Event()
+        self.epoch = 0
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that run."""
+        return len(self._episodes)
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def run(self, address: str, stop: asyncio.Event) -> None:
+        """Joins as reachable at `address` and works until `stop` is set or the scheduler ends the run.
+
+        Raises the first error of any part: ServiceUnavailable, BusUnavailable, ProcessFailed, ...
+        """
+        after = await self._bus.last_id()
+        membership = await self._scheduler.join(address)
+        self.epoch = membership.epoch
+        self.weights.offer(membership.version, membership.weight_keys)
+        works = [
+            asyncio.create_task(work, name=name) for name, work in self._background(after, membership.lease_s)
+        ]
+        stops = [asyncio.create_task(event.wait()) for event in (stop, self._run_over)]
+        try:
+            await _first([*works, *stops])
+            if not self._run_over.is_set():
+                await self._leave(works)
+        finally:
+            tasks = [*works, *stops, *self._episodes.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _background(self, after: str, membership_s: float) -> list[tuple[str, Coroutine]]:
+        return [
+            ("leases", self._lease()),
+            ("reports", self.reporter.run()),
+            ("renewals", self._renew()),
+            ("heartbeats", self._heartbeat(membership_s)),
+            ("weights", self.weights.run()),
+            ("bus", self._follow(after)),
+            ("engines", self._pool.run()),
+        ]
+
+    async def drain(self, wait_s: float) -> int:
+        """Leases no more and waits for what runs; returns the episodes that remain."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._drained()
+        except TimeoutError:
+            pass  # the caller sees how many remain
+        return len(self.leases)
+
+    async def _leave(self, works: list[asyncio.Task]) -> None:
+        """Finish what can be finished in drain_s, hand back the rest, report all of it."""
+        self._draining = True
+        drained = asyncio.create_task(self._drained(), name="drained")
+        works.append(drained)
+        await _first(works, self._config.rollout.drain_s)
+        for task in self._episodes.values():
+            task.cancel("worker is leaving")
+        if not drained.done():
+            await _first(works, FLUSH_S)
+
+    async def _drained(self) -> None:
+        async with self._lease_call:
+            pass  # what a call in flight brings is handed back
+        while self.leases:
+            self._empty.clear()
+            await self._empty.wait()
+
+    # --- tickets ------------------------------------------------------------------------------
+
+    async def _lease(self) -> None:
+        while True:
+            if self._draining or self.reporter.blocked or self.leases.free == 0:
+                self._credit.clear()
+                await self._credit.wait()
+                await asyncio.sleep(LEASE_WINDOW_S)
+                continue
+            async with self._lease_call:
+                tickets, over = await self._scheduler.lease(self.leases.free, LEASE_WAIT_S)
+                now_s = time.monotonic()
+                for ticket in tickets:
+                    self.leases.take(ticket, now_s)
+                    self._begin(ticket)
+            if over:
+                # What is held is still read: the scheduler says by heartbeat when this worker may go.
+                self._draining = True
+
+    def _begin(self, ticket: Ticket) -> None:
+        if self._draining:
+            self.reporter.add(ticket, _handed_back())
+            return
+        task = asyncio.create_task(self._agent.play(ticket))
+        self._episodes[ticket] = task
+        task.add_done_callback(lambda task: self._ended(ticket, task))
+
+    def _ended(self, ticket: Ticket, task: asyncio.Task[Outcome]) -> None:
+        del self._episodes[ticket]
+        if ticket not in self.leases:
+            return  # lost: there is nobody to report to
+        if task.cancelled():
+            outcome = _handed_back()
+        elif (error := task.exception()) is not None:
+            log.error("episode of ticket %d broke", ticket.ticket_id, exc_info=error)
+            outcome = Outcome(Ending.INFRA_ERROR, message=f"{type(error).__name__}: {error}")
+        else:
+            outcome = task.result()
+        self._gauges.ended(outcome)
+        self.reporter.add(ticket, outcome)
+
+    def _reported(self, ticket: Ticket) -> None:
+        self.leases.give_up(ticket)
+        self._credit.set()
+        if not self.leases:
+            self._empty.set()
+
+    async def _renew(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            due = self.leases.due(now_s)
+            if due:
+                for ticket in self.leases.lost(await self._scheduler.renew(due)):
+                    log.warning("ticket %d attempt %d was lost", ticket.ticket_id, ticket.attempt)
+                    self._reported(ticket)
+                    task = self._episodes.get(ticket)
+                    if task is not None:
+                        task.cancel("lease lost")
+            next_s = self.leases.next_due_s()
+            pause_s = 0.5 if next_s is None else next_s - time.monotonic()
+            await asyncio.sleep(min(max(pause_s, 0.05), 0.5))
+
+    # --- what comes from outside --------------------------------------------------------------
+
+    async def _follow(self, after: str) -> None:
+        async for _, event in self._bus.follow(after):
+            fact = event.WhichOneof("fact")
+            if fact == "weights_published":
+                self.weights.offer(event.weights_published.version, event.weights_published.descriptor_keys)
+            elif fact == "batch_committed":
+                await self.reporter.free(event.batch_committed.descriptor_keys)
+                self._credit.set()
+
+    async def _heartbeat(self, membership_s: float) -> None:
+        period_s = min(self._config.scheduler.heartbeat_s, membership_s / 3)
+        while True:
+            await self._gauges.refresh(timeout_s=period_s / 4)
+            stop, self.epoch = await self._scheduler.heartbeat(
+                running=len(self.leases),
+                version=self._pool.version,
+                gauges=self._gauges.values(self._load(), time.monotonic()),
+                spans=self._gauges.take_spans(time.time_ns()),
+                transfers=self._gauges.transfers(),
+            )
+            if stop:
+                self._run_over.set()
+                return
+            await asyncio.sleep(period_s)
+
+    def _load(self) -> Load:
+        arena = self._store.arena
+        return Load(
+            running=len(self._episodes),
+            unreported=len(self.leases) - len(self._episodes),
+            arena_used_fraction=1.0 - arena.free_bytes / arena.capacity_bytes,
+            arena_blocked=self.reporter.blocked,
+        )
+
+
+def _handed_back() -> Outcome:
+    return Outcome(Ending.INFRA_ERROR, message="worker is leaving; the episode is played elsewhere")
+
+
+async def _first(tasks: Sequence[asyncio.Task], timeout_s: float | None = None) -> None:
+    """Returns when one of the tasks ends, or after timeout_s; raises what it ended with."""
+    done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        error = task.exception()
+        if error is None:
+            continue
+        if not isinstance(error, EarlError):
+            log.error("%s broke", task.get_name(), exc_info=error)
+        raise error

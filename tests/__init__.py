@@ -1,0 +1,1 @@
+"""Tests by kind: unit, contract, integration; `support` is what they share."""

@@ -1,0 +1,1 @@
+"""What integration tests share: real processes of a run, started and ended one by one."""
