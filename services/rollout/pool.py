@@ -83,9 +83,13 @@ class EnginePool:
 
     async def run(self) -> None:
         """Watches the engines and replaces the dead ones. Raises ProcessFailed, or why a start failed."""
-        async with asyncio.TaskGroup() as group:
-            for member in self._members:
-                group.create_task(self._watch(member))
+        watches = [asyncio.create_task(self._watch(member)) for member in self._members]
+        try:
+            await asyncio.gather(*watches)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
     async def stop(self) -> None:
         """Ends all engines; requests in flight fail with EngineLost."""

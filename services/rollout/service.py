@@ -15,14 +15,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from earl.env.session import GatewayClient
-
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.dispatch.arena_file import arena_directory
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.env.base import Limits
+from earl.env.session import GatewayClient
 from earl.errors import ConfigError
 from earl.models.tokenizer import Tokenizer
 from earl.rpc.main import announce
@@ -35,7 +34,7 @@ from services.rollout.engines.client import EngineProcess
 from services.rollout.gauges import Gauges
 from services.rollout.pool import EnginePool
 from services.rollout.servicer import RolloutServicer
-from services.rollout.worker import RolloutWorker
+from services.rollout.worker import Parts, RolloutWorker
 
 SERVICE = "earl.v1.RolloutService"
 
@@ -101,16 +100,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             addresses.redis_url, config.name, source=name, stream_events=config.bus.stream_events
         )
         stack.push_async_callback(bus.close)
-        registry = Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s)
-        store = await TensorStore.open(
-            registry,
-            config.data_plane,
-            arena_directory(config.data_plane, run_dir),
-            name,
-            incarnation=incarnation,
-            size_bytes=rollout.arena_bytes,
-        )
-        stack.push_async_callback(store.close)
+        store = await _open_store(stack, bus, config, run_dir, name, incarnation)
         specs = engine_specs(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
         pool = EnginePool(
             specs, EngineProcess, restarts=rollout.engine_restarts, load_s=config.data_plane.read_s
@@ -119,14 +109,9 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         await pool.start()
         gateway = GatewayClient(addresses.gateway, addresses.token)
         stack.push_async_callback(gateway.close)
-        agent = Agent(
-            tokenizer,
-            pool,
-            gateway,
-            limits=Limits(environment.queue_s, environment.reset_s, environment.step_s),
-            max_context_tokens=rollout.max_context_tokens,
-            max_new_tokens=rollout.max_new_tokens,
-        )
+        limits = Limits(environment.queue_s, environment.reset_s, environment.step_s)
+        bounds = {"max_context_tokens": rollout.max_context_tokens, "max_new_tokens": rollout.max_new_tokens}
+        agent = Agent(tokenizer, pool, gateway, limits=limits, **bounds)
         scheduler = SchedulerLink(
             addresses.scheduler,
             addresses.token,
@@ -139,19 +124,27 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         stack.push_async_callback(scheduler.close)
         gauges = Gauges(pool, agent)
         stack.push_async_callback(gauges.close)
-        worker = RolloutWorker(
-            config,
-            scheduler=scheduler,
-            bus=bus,
-            store=store,
-            pool=pool,
-            agent=agent,
-            gauges=gauges,
-            capacity=capacity,
-        )
+        parts = Parts(scheduler, bus, store, pool, agent, gauges)
+        worker = RolloutWorker(config, parts, capacity)
         server = Server(name, rollout.bind, token=addresses.token, drain_s=1.0)
-        server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, gauges, scheduler), SERVICE)
+        server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, parts), SERVICE)
         address = await server.start()
         stack.push_async_callback(server.stop)
         announce(name, address)
         await worker.run(address, stop)
+
+
+async def _open_store(
+    stack: AsyncExitStack, bus: Bus, config: RunConfig, run_dir: Path, name: str, incarnation: int
+) -> TensorStore:
+    """The worker's arena, closed with the stack."""
+    store = await TensorStore.open(
+        Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s),
+        config.data_plane,
+        arena_directory(config.data_plane, run_dir),
+        name,
+        incarnation=incarnation,
+        size_bytes=config.rollout.arena_bytes,
+    )
+    stack.push_async_callback(store.close)
+    return store

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from earl.v1 import rollout_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
-from services.rollout.codec_scheduler import SchedulerLink
-from services.rollout.gauges import Gauges
-from services.rollout.worker import RolloutWorker
+from services.rollout.worker import Parts, RolloutWorker
 
 # Longest that one DrainRollout call waits, whatever it asks for.
 MAX_DRAIN_S = 600.0
@@ -15,10 +13,10 @@ MAX_DRAIN_S = 600.0
 class RolloutServicer(RolloutServiceServicer):
     """ReparallelizeRollout stays UNIMPLEMENTED: no engine here reshapes while it runs."""
 
-    def __init__(self, worker: RolloutWorker, gauges: Gauges, scheduler: SchedulerLink) -> None:
+    def __init__(self, worker: RolloutWorker, parts: Parts) -> None:
         self._worker = worker
-        self._gauges = gauges
-        self._scheduler = scheduler
+        self._gauges = parts.gauges
+        self._scheduler = parts.scheduler
 
     async def GetRolloutStatus(self, request, context) -> rollout_pb2.GetRolloutStatusResponse:
         engines = [

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
@@ -40,32 +41,37 @@ LEASE_WINDOW_S = 0.01
 FLUSH_S = 5.0
 
 
-class RolloutWorker:
-    """Runs until told to stop. All parts are started and stopped by the caller (service.py)."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a worker stands on; started and stopped by service.py."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        *,
-        scheduler: SchedulerLink,
-        bus: Bus,
-        store: TensorStore,
-        pool: EnginePool,
-        agent: Agent,
-        gauges: Gauges,
-        capacity: int,
-    ) -> None:
+    scheduler: SchedulerLink
+    bus: Bus
+    store: TensorStore
+    pool: EnginePool
+    agent: Agent
+    gauges: Gauges
+
+
+class RolloutWorker:
+    """Runs until told to stop. capacity: episodes at once."""
+
+    def __init__(self, config: RunConfig, parts: Parts, capacity: int) -> None:
         self._config = config
-        self._scheduler = scheduler
-        self._bus = bus
-        self._store = store
-        self._pool = pool
-        self._agent = agent
-        self._gauges = gauges
+        self._scheduler = parts.scheduler
+        self._bus = parts.bus
+        self._store = parts.store
+        self._pool = parts.pool
+        self._agent = parts.agent
+        self._gauges = parts.gauges
         self.leases = Leases(capacity)
-        self.reporter = Reporter(store, scheduler, self._reported)
+        self.reporter = Reporter(parts.store, parts.scheduler, self._reported)
         self.weights = WeightFollower(
-            bus, pool, scheduler.worker.name, gauges.spans, lease_s=2 * config.data_plane.read_s
+            parts.bus,
+            parts.pool,
+            parts.scheduler.worker.name,
+            parts.gauges.spans,
+            lease_s=2 * config.data_plane.read_s,
         )
         self._episodes: dict[Ticket, asyncio.Task[Outcome]] = {}
         # Set whenever an attempt was given up or the arena got room: credit may have grown.

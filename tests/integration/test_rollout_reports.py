@@ -1,0 +1,177 @@
+"""Reports over a real Valkey, a real arena and a gRPC scheduler whose verdicts the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from earl.bus import Bus, EmbeddedValkey
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+from earl.env.base import Ending
+from earl.errors import DescriptorMissing
+from earl.rpc.server import Server
+from earl.v1 import common_pb2, scheduler_pb2
+from earl.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
+from services.rollout.agent import Outcome, Ticket
+from services.rollout.codec_scheduler import SchedulerLink
+from services.rollout.reports import Reporter
+
+TICKET = Ticket(
+    ticket_id=1,
+    attempt=1,
+    fence=10,
+    publish=True,
+    scripted=False,
+    environment="e",
+    task_json="{}",
+    env_seed=0,
+    sample_seed=0,
+    min_version=0,
+    temperature=1.0,
+    episode_s=60.0,
+    lease_s=30.0,
+    max_turns=9,
+)
+
+
+class Judge(SchedulerServiceServicer):
+    """Accepts what is reported, but refuses the tickets in `refuse`."""
+
+    def __init__(self) -> None:
+        self.refuse: set[int] = set()
+        self.calls: list[scheduler_pb2.CompleteTicketsRequest] = []
+
+    async def CompleteTickets(self, request, context):
+        self.calls.append(request)
+        answer = scheduler_pb2.CompleteTicketsResponse()
+        for result in request.results:
+            refused = result.attempt.ticket_id in self.refuse
+            verdict = scheduler_pb2.VERDICT_REFUSED if refused else scheduler_pb2.VERDICT_ACCEPTED
+            answer.items.add(attempt=result.attempt, verdict=verdict, reason="fence" if refused else "")
+        return answer
+
+
+class Bench:
+    """A reporter with everything that it stands on, and a reader of what it publishes."""
+
+    def __init__(self, judge: Judge, store: TensorStore, link: SchedulerLink, reader: Dispatcher) -> None:
+        self.judge = judge
+        self.store = store
+        self.reporter = Reporter(store, link, lambda ticket: self.answered.put_nowait(ticket))
+        self.reader = reader
+        self.answered: asyncio.Queue[Ticket] = asyncio.Queue()
+
+    async def reported(self, count: int) -> set[int]:
+        """Ids of the next `count` tickets that the scheduler has answered for."""
+        async with asyncio.timeout(10):
+            return {(await self.answered.get()).ticket_id for _ in range(count)}
+
+
+@asynccontextmanager
+async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Bench]:
+    valkey, server, judge = EmbeddedValkey(), Server("judge", "127.0.0.1:0"), Judge()
+    server.add(add_SchedulerServiceServicer_to_server, judge, "earl.v1.SchedulerService")
+    bus = await Bus.connect(await valkey.start(directory / "valkey"), "reports")
+    config = DataPlaneConfig()
+    registry = Registry(bus.redis, bus.prefix, config.descriptor_lease_s)
+    store = await TensorStore.open(
+        registry, config, directory / "arenas", "rollout-0", incarnation=1, size_bytes=arena_bytes
+    )
+    reader = await Dispatcher.create(registry, config)
+    link = SchedulerLink(await server.start(), "", name="rollout-0", incarnation=1, capacity=8, dp=1, tp=1)
+    made = Bench(judge, store, link, reader)
+    task = asyncio.create_task(made.reporter.run())
+    try:
+        yield made
+        assert not task.done(), task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+        await server.stop()
+        await reader.close()
+        await store.close()
+        await bus.close()
+        await valkey.stop()
+
+
+def played(tokens: int = 3, ending: Ending = Ending.OK) -> Outcome:
+    outcome = Outcome(ending, reward=1.0, metrics={"win": 1.0})
+    outcome.columns.observe(list(range(tokens)), version=2)
+    outcome.columns.act([7, 8], [-0.5, -0.25], [2, 3])
+    return outcome
+
+
+async def read(bench: Bench, key: str, name: str, dtype: type, length: int) -> list:
+    into = np.zeros(length, dtype)
+    await bench.reader.read([Read((key,), name, None, into)], deadline_s=10.0)
+    return into.tolist()
+
+
+async def test_what_finishes_together_is_reported_together_and_can_be_read(tmp_path):
+    async with bench(tmp_path) as it:
+        for number in range(1, 21):
+            it.reporter.add(replace(TICKET, ticket_id=number), played())
+        it.reporter.add(replace(TICKET, ticket_id=21, publish=False), played())
+        it.reporter.add(replace(TICKET, ticket_id=22), Outcome(Ending.INFRA_ERROR, message="lost\nhost"))
+        await it.reporter.flushed()
+        assert len(it.judge.calls) == 1
+        results = {result.attempt.ticket_id: result for result in it.judge.calls[0].results}
+        assert len(results) == it.answered.qsize() == 22
+        first = results[1]
+        assert first.descriptor_key == "trajectory/1/1"
+        assert (first.prompt_tokens, first.total_tokens, first.trained_tokens, first.turns) == (3, 5, 2, 1)
+        assert (first.oldest_version, first.newest_version, list(first.turn_tokens)) == (2, 3, [5])
+        assert (first.ending, first.reward, dict(first.metrics)) == (common_pb2.ENDING_OK, 1.0, {"win": 1.0})
+        assert (results[21].descriptor_key, results[22].descriptor_key) == ("", "")
+        assert (results[22].ending, results[22].message) == (common_pb2.ENDING_INFRA_ERROR, "lost host")
+        assert await read(it, "trajectory/20/1", "tokens", np.int32, 5) == [0, 1, 2, 7, 8]
+        assert await read(it, "trajectory/20/1", "loss_mask", np.uint8, 5) == [0, 0, 0, 1, 1]
+        assert await read(it, "trajectory/20/1", "logprobs", np.float32, 5) == [0, 0, 0, -0.5, -0.25]
+        assert await read(it, "trajectory/20/1", "versions", np.int32, 5) == [2, 2, 2, 2, 3]
+
+
+async def test_committed_and_refused_trajectories_leave_the_arena(tmp_path):
+    async with bench(tmp_path) as it:
+        it.judge.refuse = {2}
+        for number in (1, 2, 3):
+            it.reporter.add(replace(TICKET, ticket_id=number), played())
+        await it.reporter.flushed()
+        assert sorted(it.store.keys) == ["trajectory/1/1", "trajectory/3/1"]
+        with pytest.raises(DescriptorMissing):
+            await read(it, "trajectory/2/1", "tokens", np.int32, 5)
+        await it.reporter.free(["trajectory/1/1", "trajectory/3/1", "trajectory/99/1"])
+        assert it.store.keys == []
+        assert it.store.arena.free_bytes == it.store.arena.capacity_bytes
+
+
+async def test_a_full_arena_holds_reports_back_until_a_batch_is_committed(tmp_path):
+    async with bench(tmp_path, arena_bytes=1 << 16) as it:
+        for number in range(1, 5):
+            it.reporter.add(replace(TICKET, ticket_id=number), played(tokens=1300))
+        it.reporter.add(replace(TICKET, ticket_id=9, publish=False), played(tokens=1300))
+        # What needs no room is not held up.
+        assert await it.reported(3) == {1, 2, 9}
+        assert it.reporter.blocked and len(it.reporter) == 2
+        await it.reporter.free(["trajectory/1/1", "trajectory/2/1"])
+        await it.reporter.flushed()
+        assert not it.reporter.blocked
+        assert await it.reported(2) == {3, 4}
+
+
+async def test_an_arena_that_stays_full_fails_the_attempt_after_its_own_bound(tmp_path):
+    async with bench(tmp_path, arena_bytes=1 << 16) as it:
+        it.reporter.add(replace(TICKET, episode_s=0.05), played(tokens=100_000))
+        await it.reporter.flushed()
+        (result,) = it.judge.calls[0].results
+        assert result.ending == common_pb2.ENDING_INFRA_ERROR
+        assert "arena full" in result.message
