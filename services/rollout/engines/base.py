@@ -41,8 +41,8 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     max_context_tokens: int = 256
     # Requests that may wait for a place in the KV cache; more are refused with EngineBusy.
     max_waiting: int = 4096
-    # Prompt tokens of one step, about: longer prefills are cut over several steps.
-    prefill_tokens: int = 8192
+    # Tokens of one step, about: longer prefills are cut over several steps. 0: what suits the device.
+    prefill_tokens: int = 0
     # What a sequence's KV becomes when new weights arrive.
     kv_on_update: Literal["keep", "recompute"] = "keep"
     # Generation ends after one of these, beside a request's own.
@@ -155,7 +155,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefilled_tokens: int
     reused_tokens: int
     evicted_sessions: int
-    # CPU seconds of all ranks' processes.
+    # CPU seconds of rank 0's process.
     cpu_s: float
     # Seconds that steps took.
     step_s: float
@@ -234,8 +234,8 @@ class Engine(ABC):
     async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
         """Read every tensor's slice of this layout into staging memory while generation goes on.
 
-        keys: registry keys that together describe the version's weights. Raises VersionGone,
-        DataPlaneError or WeightsIncomplete (a tensor is missing); the old version stays in use.
+        keys: registry keys that together describe the version's weights. Raises VersionGone or another
+        DataPlaneError, or WeightsIncomplete if the update was dropped; the old version stays in use.
         """
 
     @abstractmethod

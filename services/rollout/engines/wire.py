@@ -44,7 +44,9 @@ class WireError(msgspec.Struct, array_like=True):
 
 
 class Start(msgspec.Struct, tag=True, array_like=True):
-    """First message to every rank. store: file of the process group's store, "" if tp is 1."""
+    """First message to every rank, from the service or from rank 0.
+
+    store: file of the process group's store, "" if tp is 1."""
 
     spec: EngineSpec
     rank: int
@@ -184,10 +186,12 @@ class Channel:
             bodies.append(body)
         return bodies
 
-    def receive_one(self) -> bytes:
-        """The body of the next frame; blocks until it is there or the other end is gone."""
+    def receive_one(self, deadline_s: float | None = None) -> bytes:
+        """The body of the next frame; blocks until it is there, the other end is gone, or it was
+        silent for deadline_s, which counts as gone."""
         while (body := self._take()) is None:
-            select.select([self.sock], [], [])
+            if not select.select([self.sock], [], [], deadline_s)[0]:
+                raise ChannelClosed(f"silent for {deadline_s} s")
             try:
                 data = self.sock.recv(1 << 18)
             except BlockingIOError:

@@ -1,0 +1,46 @@
+"""`python -m services.rollout.engines.process FD [FOLLOWER_FD ...]`: one rank of an engine.
+
+FD is an inherited socket: to the service for rank 0, which also inherits one socket for each
+follower; to rank 0 for a follower. The first message is wire.Start. When the socket closes, the
+process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from services.rollout.engines import wire
+
+
+def main(arguments: list[str]) -> None:
+    # Ctrl-C goes to the whole group; the service decides when its engines end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    own, *followers = (wire.Channel(socket.socket(fileno=int(fd))) for fd in arguments)
+    start, *commands = wire.command_decoder.decode(own.receive_one())
+    if not isinstance(start, wire.Start):
+        raise wire.ChannelClosed("the first message is not Start")
+    if start.rank > 0:
+        from services.rollout.engines.ranks import follow
+
+        follow(own, start)
+    else:
+        from services.rollout.engines.leader import Leader
+
+        Leader(own, followers).run(start, commands)
+
+
+if __name__ == "__main__":
+    code = 1
+    try:
+        main(sys.argv[1:])
+        code = 0
+    except wire.ChannelClosed:
+        code = 0
+    except Exception:  # noqa: BLE001  (the process ends here; the service sees the exit code)
+        traceback.print_exc()
+    # Process groups and the weights thread have nothing to save; their teardown may hang.
+    os._exit(code)
