@@ -91,18 +91,23 @@ class Transport(ABC):
         """Release mappings and connections; reads under way fail with PeerLost or end first."""
 
 
-async def settle(future: asyncio.Future) -> None:
-    """Wait until `future` is done even if this task is cancelled meanwhile; its outcome is left in it.
+async def settle(*futures: asyncio.Future) -> None:
+    """Wait until all are done even if this task is cancelled meanwhile; outcomes are left in them.
 
     For work that cannot be taken back and whose end is near and bounded.
     """
-    while not future.done():
+    while waiting := [future for future in futures if not future.done()]:
         try:
-            await asyncio.wait([future])
+            await asyncio.wait(waiting)
         except asyncio.CancelledError:
             continue
-    if not future.cancelled():
-        future.exception()  # seen: no warning about an exception never retrieved
+    for future in futures:
+        failure_of(future)
+
+
+def failure_of(future: asyncio.Future) -> BaseException | None:
+    """The exception of a future that is done; looking at it also ends asyncio's warning about it."""
+    return future.exception() if future.done() and not future.cancelled() else None
 
 
 async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

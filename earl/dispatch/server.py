@@ -1,0 +1,219 @@
+"""Answers reads of one arena over the wire; the loop of the serving process.
+
+```
+accept ─ handshake ─ endpoint ─► receive request ─► validate ─► gather or send in place ─► re-check ─► status
+```
+Nothing outside the arena's published regions is ever sent: every piece is checked against the
+region's own extent in the slot table, before and after its bytes were read. A frame that breaks
+the protocol closes its connection and harms no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+
+import numpy as np
+import xxhash
+
+from earl.dispatch.arena import MappedArena, block_checksums
+from earl.dispatch.descriptor import row_major
+from earl.dispatch.transport import wire
+from earl.dispatch.transport.base import settle
+from earl.dispatch.transport.buffers import Buffers
+from earl.dispatch.transport.connection import read_message
+from earl.dispatch.transport.ucx_node import Endpoint, Node
+from earl.errors import LayoutError, PeerLost, PortInUse, RegionGone
+
+log = logging.getLogger(__name__)
+
+_HANDSHAKE_S = 5.0
+_MAX_CONNECTIONS = 1024
+# Buffers for gathered payloads, all connections together.
+_GATHERING = 64
+_BYTE = np.dtype(np.uint8)
+_NOTHING = np.empty(0, np.uint8)
+
+
+class ArenaServer:
+    """Serves one mapped arena to whoever holds the run's secret."""
+
+    def __init__(self, arena: MappedArena, secret: bytes) -> None:
+        self._arena = arena
+        self._secret = secret
+        self._node: Node | None = None
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._numbers = iter(range(1, 1 << 32))
+        self._buffers = Buffers(wire.CHUNK_BYTES)
+        self._gathering = asyncio.Semaphore(_GATHERING)
+
+    async def start(self, host: str, port: int, *, devices: str) -> str:
+        """Listen; returns host:port. Raises PortInUse, TransportUnavailable."""
+        self._node = Node(devices)
+        try:
+            self._server = await asyncio.start_server(self._accept, host, port)
+        except OSError as error:
+            raise PortInUse(
+                f"{host}:{port} cannot be bound: {error.strerror}", "set data_plane.bind"
+            ) from error
+        bound = self._server.sockets[0].getsockname()[1]
+        return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+    async def close(self) -> None:
+        """Close every connection; readers see PeerLost."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+            await settle(task)
+        if self._node is not None:
+            self._node.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        peer = "reader at {}:{}".format(*writer.get_extra_info("peername")[:2])
+        try:
+            if len(self._connections) <= _MAX_CONNECTIONS:
+                await self._serve(reader, writer, peer)
+        except (PeerLost, OSError, EOFError, TimeoutError) as error:
+            log.info("%s left: %s", peer, error)
+        except wire.FrameError as error:
+            log.warning("%s refused: %s", peer, error.message)
+        finally:
+            writer.close()
+            self._connections.discard(task)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
+        async with asyncio.timeout(_HANDSHAKE_S):
+            endpoint, hello, number, key = await self._shake(reader, writer, peer)
+        gone = asyncio.create_task(_ended(reader, endpoint))
+        try:
+            await self._answer_all(endpoint, hello.connection, number, key)
+        finally:
+            endpoint.abort()
+            gone.cancel()
+            await settle(gone)
+
+    async def _shake(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
+    ) -> tuple[Endpoint, wire.Hello, int, bytes]:
+        assert self._node is not None
+        challenge = wire.Challenge(wire.MAGIC, secrets.token_bytes(wire.NONCE_BYTES))
+        writer.write(wire.encode(challenge))
+        hello: wire.Hello = await read_message(reader, wire.Hello)
+        proof = wire.hello_mac(self._secret, challenge, hello.nonce, hello.ucx_address, hello.connection)
+        if not hmac.compare_digest(proof, hello.mac):
+            raise wire.FrameError("a hello with a wrong MAC")
+        number = next(self._numbers)
+        endpoint = self._node.connect(hello.ucx_address, peer)
+        own = self._node.address
+        proof = wire.welcome_mac(self._secret, challenge, hello.nonce, own, number)
+        writer.write(wire.encode(wire.Welcome(own, number, proof)))
+        await writer.drain()
+        return endpoint, hello, number, wire.session_key(self._secret, challenge, hello.nonce)
+
+    async def _answer_all(self, endpoint: Endpoint, connection: int, number: int, key: bytes) -> None:
+        frame = np.empty(wire.REQUEST_FRAME_BYTES, np.uint8)
+        window = asyncio.Semaphore(wire.WINDOW)
+        answering: set[asyncio.Task[None]] = set()
+
+        def answered(task: asyncio.Task[None]) -> None:
+            answering.discard(task)
+            window.release()
+            if not task.cancelled() and isinstance(task.exception(), PeerLost):
+                endpoint.abort()
+
+        try:
+            while True:
+                await window.acquire()
+                await endpoint.receive(frame, wire.request_tag(number))
+                request = wire.decode_request(frame.data, key)
+                task = asyncio.create_task(self._answer(endpoint, connection, request))
+                answering.add(task)
+                task.add_done_callback(answered)
+        finally:
+            endpoint.abort()
+            for task in list(answering):
+                await settle(task)
+
+    async def _answer(self, endpoint: Endpoint, connection: int, request: wire.Request) -> None:
+        gather = not (len(request.pieces) == 1 and all(map(_contiguous, request.pieces)))
+        async with self._gathering if gather else contextlib.nullcontext():
+            buffer = self._buffers.take() if gather else None
+            try:
+                try:
+                    payload, status = self._prepare(request, buffer)
+                except (RegionGone, LayoutError) as error:
+                    payload, status = _NOTHING, wire.failed(error)
+                await endpoint.send(payload, wire.payload_tag(connection, request.seq))
+                if not status.error:
+                    status = self._recheck(request, status)
+                await endpoint.send(wire.encode(status), wire.status_tag(connection, request.seq))
+            finally:
+                if buffer is not None:
+                    self._buffers.give(buffer)
+
+    def _prepare(self, request: wire.Request, buffer: np.ndarray | None) -> tuple[np.ndarray, wire.Status]:
+        """The payload, in the arena itself or gathered into `buffer`, and its digests."""
+        arena = self._arena
+        if request.arena_nonce != arena.nonce or arena.abandoned:
+            raise RegionGone(f"{arena.path} is not arena {request.arena_nonce:x}", "read a newer descriptor")
+        extents: dict[int, tuple[int, int]] = {}
+        for piece in request.pieces:
+            extents[piece.slot] = offset, size = arena.extent(piece.slot, piece.generation)
+            if piece.stop_bytes > size:
+                raise LayoutError(
+                    f"a piece up to byte {piece.stop_bytes} of region {piece.slot} with {size}",
+                    "mend the reader",
+                )
+        if buffer is None:
+            only = request.pieces[0]
+            payload = arena.view(_BYTE, extents[only.slot][0] + only.offset_bytes, (only.size_bytes,))
+        else:
+            payload = buffer[: sum(piece.size_bytes for piece in request.pieces)]
+            stop = 0
+            for piece in request.pieces:
+                start, stop = stop, stop + piece.size_bytes
+                dtype = np.dtype(f"u{piece.item_bytes}")
+                offset = extents[piece.slot][0] + piece.offset_bytes
+                source = arena.view(dtype, offset, piece.shape, piece.strides_bytes)
+                np.copyto(payload[start:stop].view(dtype).reshape(piece.shape), source)
+        return payload, self._digest(request, payload, extents)
+
+    def _digest(
+        self, request: wire.Request, payload: np.ndarray, extents: dict[int, tuple[int, int]]
+    ) -> wire.Status:
+        if not request.block_bytes:
+            return wire.Status("", "", 0, ())
+        digests: list[int] = []
+        for slot, block in wire.blocks_of(request.pieces, request.block_bytes):
+            offset, size = extents[slot]
+            region = self._arena.view(_BYTE, offset, (size,))
+            stop = min((block + 1) * request.block_bytes, size)
+            digests.extend(block_checksums(region, block, stop, request.block_bytes))
+        return wire.Status("", "", xxhash.xxh3_64_intdigest(payload.data), tuple(digests))
+
+    def _recheck(self, request: wire.Request, status: wire.Status) -> wire.Status:
+        try:
+            for piece in request.pieces:
+                self._arena.check(piece.slot, piece.generation)
+        except RegionGone as error:
+            return wire.failed(error)
+        return status
+
+
+def _contiguous(piece: wire.WirePiece) -> bool:
+    expected = row_major(piece.shape, piece.item_bytes)
+    return all(n == 1 or s == e for n, s, e in zip(piece.shape, piece.strides_bytes, expected, strict=True))
+
+
+async def _ended(reader: asyncio.StreamReader, endpoint: Endpoint) -> None:
+    with contextlib.suppress(OSError):
+        await reader.read(1)  # nothing more is said here: whatever ends it is the reader's end
+    endpoint.abort()

@@ -1,0 +1,189 @@
+"""One UCX worker on one asyncio loop, driven by its epoll descriptor: idle costs nothing.
+
+```
+submit ─► drive: progress until nothing moves ─► finish what completed ─► arm ─► sleep on epoll
+              ▲                                                            │
+              └──────────── readable, or armed too late ◄──────────────────┘
+```
+Promises: a buffer is kept until UCX is done with it, even if whoever waited was cancelled; error
+handling is on for every endpoint, so a peer's death fails its requests and nothing else; `abort`
+ends an endpoint's requests at once, whether or not the peer still answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import Any
+
+import numpy as np
+
+from earl.errors import PeerLost, TransportUnavailable
+
+# Read when the libraries load: no chatter on stdout, no patched mmap in processes that run torch.
+os.environ.setdefault("UCX_LOG_LEVEL", "error")
+os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
+os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
+
+try:
+    import ucxx  # noqa: F401  (loads libucxx and libucp)
+    from ucxx._lib import libucxx as api  # private; ucxx is pinned exactly
+    from ucxx._lib.arr import Array
+except ImportError as error:
+    raise TransportUnavailable(
+        f"UCX cannot be loaded: {error}", "install earl[stack], or set data_plane.transport to shm"
+    ) from error
+
+# 512k segments bring UCX over TCP to a plain socket's speed; both directions are needed.
+_CONFIG = {
+    "TLS": "tcp",
+    "TCP_TX_SEG_SIZE": "512k",
+    "TCP_RX_SEG_SIZE": "512k",
+    "KEEPALIVE_INTERVAL": "1s",
+}
+# Turns of `drive` before other callbacks of the loop get their turn.
+_TURNS = 64
+
+
+class Endpoint:
+    """A connection to one peer's worker."""
+
+    def __init__(self, node: Node, endpoint: Any, peer: str) -> None:
+        self._node = node
+        self._endpoint = endpoint
+        self.peer = peer
+        self.alive = True
+
+    def send(self, data: np.ndarray | bytes, tag: int) -> asyncio.Future[None]:
+        """Done when UCX no longer needs `data`. The future fails with PeerLost."""
+        array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        return self._submit("tag_send", array, tag)
+
+    def receive(self, into: np.ndarray, tag: int) -> asyncio.Future[None]:
+        """Done when a message with this tag lies in `into`, a contiguous writable array at least as long."""
+        return self._submit("tag_recv", into, tag)
+
+    def abort(self) -> None:
+        """End every request of this endpoint now; their futures fail with PeerLost."""
+        if self.alive:
+            self.alive = False
+            with contextlib.suppress(api.UCXError):  # it was closed by its own error before
+                self._endpoint.close_blocking(period=10**8, max_attempts=1)
+            self._node.kick()
+
+    def _submit(self, method: str, array: np.ndarray, tag: int) -> asyncio.Future[None]:
+        if not self.alive:
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(PeerLost(f"{self.peer} is not connected", "its owner died or restarted"))
+            return future
+        wrapped = Array(array)
+        try:
+            request = getattr(self._endpoint, method)(wrapped, api.UCXXTag(tag))
+        except api.UCXError as error:
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(_lost(self.peer, error))
+            return future
+        return self._node.track(request, self.peer, (array, wrapped))
+
+
+class Node:
+    """devices: UCX network devices, "lo" to be reachable from this machine only, or "all"."""
+
+    def __init__(self, devices: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._context = api.UCXContext(
+                {**_CONFIG, "NET_DEVICES": devices}, feature_flags=(api.Feature.TAG, api.Feature.WAKEUP)
+            )
+            self._worker = api.UCXWorker(
+                self._context, enable_delayed_submission=False, enable_python_future=False
+            )
+            self._worker.init_blocking_progress_mode()
+        except api.UCXError as error:
+            raise TransportUnavailable(
+                f"UCX has no TCP on network devices {devices!r}: {error}", "check data_plane.bind"
+            ) from error
+        # request → (future, peer, buffers that UCX may still touch)
+        self._pending: dict[Any, tuple[asyncio.Future[None], str, Any]] = {}
+        self._kicked = False
+        self._closed = False
+        self.address: bytes = api.UCXAddress.create_from_worker(self._worker).tobytes()
+        self._epoll_fd: int = self._worker.epoll_file_descriptor
+        self._loop.add_reader(self._epoll_fd, self._drive)
+        self.kick()
+
+    def connect(self, ucx_address: bytes, peer: str) -> Endpoint:
+        """An endpoint to a worker; the address from an authenticated peer only: UCX aborts on garbage."""
+        try:
+            address = api.UCXAddress.create_from_buffer(ucx_address)
+            endpoint = api.UCXEndpoint.create_from_worker_address(self._worker, address, True)
+        except api.UCXError as error:
+            raise _lost(peer, error) from error
+        self.kick()
+        return Endpoint(self, endpoint, peer)
+
+    def track(self, request: Any, peer: str, buffers: Any) -> asyncio.Future[None]:
+        """The future of a request; its buffers are held until UCX completes it."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        if request.completed:
+            _finish(request, future, peer)
+        else:
+            self._pending[request] = (future, peer, buffers)
+            self.kick()
+        return future
+
+    def kick(self) -> None:
+        """Drive soon: whatever was submitted may have disarmed the descriptor."""
+        if not self._kicked and not self._closed:
+            self._kicked = True
+            self._loop.call_soon(self._kick)
+
+    def close(self) -> None:
+        """Stop driving. Endpoints must have been aborted; what is still pending fails with PeerLost."""
+        if self._closed:
+            return
+        self._drive()
+        self._closed = True
+        self._loop.remove_reader(self._epoll_fd)
+        for future, peer, _ in self._pending.values():
+            if not future.done():
+                future.set_exception(PeerLost(f"{peer}: the reader is closing", ""))
+        # Not cleared: buffers live as long as the worker that may write them.
+
+    def _kick(self) -> None:
+        self._kicked = False
+        self._drive()
+
+    def _drive(self) -> None:
+        if self._closed:
+            return
+        for _ in range(_TURNS):
+            self._worker.progress()
+            self._reap()
+            if self._worker.arm():
+                return
+        self.kick()
+
+    def _reap(self) -> None:
+        completed = [request for request in self._pending if request.completed]
+        for request in completed:
+            future, peer, _ = self._pending.pop(request)
+            _finish(request, future, peer)
+
+
+def _finish(request: Any, future: asyncio.Future[None], peer: str) -> None:
+    try:
+        request.check_error()
+    except api.UCXError as error:
+        if not future.done():
+            future.set_exception(_lost(peer, error))
+        return
+    if not future.done():
+        future.set_result(None)
+
+
+def _lost(peer: str, error: Exception) -> PeerLost:
+    return PeerLost(
+        f"{peer}: {type(error).__name__.removeprefix('UCXX')}: {error}", "its owner died, restarted or froze"
+    )

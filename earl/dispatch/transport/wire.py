@@ -1,0 +1,239 @@
+"""Frames of the wire protocol: what a reader and a serving process say to each other. Pure.
+
+```
+reader                                   serving process
+  ── TCP connect ─────────────────────────►     a socket that stays open: its end is the peer's end
+  ◄─────────────────────── Challenge ──────
+  ── Hello (UCX address, MAC) ────────────►
+  ◄──────── Welcome (UCX address, MAC) ────     both now hold a UCX endpoint and a session key
+  == UCX: Request (pieces, MAC) ==========►     tag (connection, 0)
+  ◄== UCX: payload, then Status ===========     tags (reader's connection, 2·seq), (…, 2·seq + 1)
+```
+Both sides prove that they hold the run's secret before either parses the other's UCX address. A
+frame is a 4-byte length, that many bytes of msgpack, and for requests a 16-byte MAC. Sizes are
+bounded before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import struct
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from earl.errors import EarlError, PeerLost, RegionGone
+
+MAGIC = "earl-read-1"
+# Payload of one request; large reads are many.
+CHUNK_BYTES = 4 << 20
+MAX_PIECES = 1024
+MAX_BLOCKS = 8192
+MAX_DIMENSIONS = 16
+REQUEST_FRAME_BYTES = 256 << 10
+HANDSHAKE_FRAME_BYTES = 8 << 10
+# Requests under way on one connection.
+WINDOW = 8
+NONCE_BYTES = 32
+MAC_BYTES = 16
+SEQ_BITS = 30
+_LENGTH = struct.Struct("<I")
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """The server's first word: a random nonce, so that no handshake can be replayed."""
+
+    magic: str
+    nonce: bytes
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """connection: the reader's number of it, upper half of the tags it receives on."""
+
+    nonce: bytes
+    ucx_address: bytes
+    connection: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    mac: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """connection: the server's number of it, upper half of the tag it receives requests on."""
+
+    ucx_address: bytes
+    connection: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    mac: bytes
+
+
+class WirePiece(msgspec.Struct, frozen=True, array_like=True):
+    """Strided bytes of a region: offset and strides in bytes, `shape` elements of `item_bytes`."""
+
+    slot: Natural
+    generation: Natural
+    offset_bytes: Natural
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(gt=0)], ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+    strides_bytes: Annotated[tuple[Natural, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+    item_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.item_bytes
+
+    @property
+    def stop_bytes(self) -> int:
+        extent = sum((n - 1) * s for n, s in zip(self.shape, self.strides_bytes, strict=True))
+        return self.offset_bytes + extent + self.item_bytes
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """Send these pieces end to end. block_bytes: also digest the region blocks they touch; 0 for none."""
+
+    seq: Annotated[int, msgspec.Meta(ge=0, lt=1 << SEQ_BITS)]
+    arena_nonce: Natural
+    block_bytes: Natural
+    pieces: Annotated[tuple[WirePiece, ...], msgspec.Meta(min_length=1, max_length=MAX_PIECES)]
+
+
+class Status(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a request. error: "" or the name of an error; then message and remedy say more.
+
+    payload_digest: xxh3-64 of the payload; block_digests: in the order of `blocks_of`.
+    """
+
+    error: str
+    message: str
+    payload_digest: int
+    block_digests: tuple[int, ...]
+
+
+class FrameError(EarlError):
+    """A frame that breaks the protocol; the connection is closed."""
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """A frame without a MAC."""
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_of(frame: bytes | memoryview, trailer_bytes: int = 0) -> memoryview:
+    """The body in a buffer that may be longer than the frame. Raises FrameError when it is cut short."""
+    view = memoryview(frame)
+    if len(view) >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(view)
+        if _LENGTH.size + length + trailer_bytes <= len(view):
+            return view[_LENGTH.size : _LENGTH.size + length]
+    raise FrameError(f"a frame longer than its {len(view)} bytes", "the peer is not an EARL data plane")
+
+
+def decode(body: bytes | memoryview, kind: type):
+    """The message. Raises FrameError when it is not one of this kind."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"no {kind.__name__}: {error}", "the peer speaks another protocol") from error
+
+
+def encode_request(request: Request, key: bytes) -> bytes:
+    """The frame with its MAC. Raises FrameError when it is too long."""
+    frame = encode(request)
+    if len(frame) + MAC_BYTES > REQUEST_FRAME_BYTES:
+        raise FrameError(f"a request of {len(frame)} bytes", "ask for fewer pieces at once")
+    return frame + mac(key, frame)
+
+
+def decode_request(frame: memoryview, key: bytes) -> Request:
+    """The request, its MAC and bounds checked. Raises FrameError."""
+    body = body_of(frame, MAC_BYTES)
+    signed = len(body) + _LENGTH.size
+    if not hmac.compare_digest(mac(key, frame[:signed]), bytes(frame[signed : signed + MAC_BYTES])):
+        raise FrameError("a request with a wrong MAC", "the peer does not hold this run's secret")
+    request: Request = decode(body, Request)
+    size_bytes = 0
+    for piece in request.pieces:
+        if len(piece.shape) != len(piece.strides_bytes) or piece.item_bytes not in (1, 2, 4, 8):
+            raise FrameError(f"a piece of shape {piece.shape} and {piece.item_bytes} bytes an item", "")
+        size_bytes += piece.size_bytes
+    if size_bytes > CHUNK_BYTES:
+        raise FrameError(f"a request for {size_bytes} bytes", f"ask for at most {CHUNK_BYTES} at once")
+    if request.block_bytes and block_count(request.pieces, request.block_bytes) > MAX_BLOCKS:
+        raise FrameError("a request that touches too many blocks", f"touch at most {MAX_BLOCKS}")
+    return request
+
+
+def blocks_of(pieces: Iterable[WirePiece], block_bytes: int) -> list[tuple[int, int]]:
+    """(slot, block) of every checksum block that the pieces touch, each once, in order."""
+    touched = {
+        (piece.slot, block)
+        for piece in pieces
+        for block in range(piece.offset_bytes // block_bytes, -(-piece.stop_bytes // block_bytes))
+    }
+    return sorted(touched)
+
+
+def block_count(pieces: Iterable[WirePiece], block_bytes: int) -> int:
+    """An upper bound of len(blocks_of(...)) that costs nothing."""
+    return sum(-(-p.stop_bytes // block_bytes) - p.offset_bytes // block_bytes for p in pieces)
+
+
+def status_bytes(blocks: int) -> int:
+    """Room for a Status with this many block digests."""
+    return 1024 + 9 * blocks
+
+
+def failed(error: EarlError) -> Status:
+    """The Status that carries an error to the reader; messages are cut to fit."""
+    return Status(type(error).__name__, str(error)[:512], 0, ())
+
+
+def raise_failure(status: Status, peer: str) -> None:
+    """Raises the error that a Status carries, if any."""
+    if status.error == RegionGone.__name__:
+        raise RegionGone(status.message, "read a newer descriptor")
+    if status.error:
+        raise PeerLost(f"{peer} refused a read: {status.error}: {status.message}", "see the owner's log")
+
+
+def request_tag(connection: int) -> int:
+    return connection << 32
+
+
+def payload_tag(connection: int, seq: int) -> int:
+    return connection << 32 | seq << 1
+
+
+def status_tag(connection: int, seq: int) -> int:
+    return connection << 32 | seq << 1 | 1
+
+
+def mac(key: bytes, *parts: bytes | memoryview) -> bytes:
+    """Keyed digest of the parts, each with its length."""
+    text = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+    return hmac.digest(key, text, "sha256")[:MAC_BYTES]
+
+
+def hello_mac(
+    secret: bytes, challenge: Challenge, nonce: bytes, ucx_address: bytes, connection: int
+) -> bytes:
+    return mac(secret, b"hello", challenge.nonce, nonce, ucx_address, connection.to_bytes(4, "little"))
+
+
+def welcome_mac(
+    secret: bytes, challenge: Challenge, nonce: bytes, ucx_address: bytes, connection: int
+) -> bytes:
+    return mac(secret, b"welcome", challenge.nonce, nonce, ucx_address, connection.to_bytes(4, "little"))
+
+
+def session_key(secret: bytes, challenge: Challenge, nonce: bytes) -> bytes:
+    """Signs the requests of one connection, so that none can be replayed on another."""
+    text = b"session" + challenge.nonce + nonce
+    return hmac.digest(secret, text, "sha256")
+
+
+def flat_bytes(array: np.ndarray) -> np.ndarray:
+    """A contiguous array's bytes as a one-dimensional uint8 view."""
+    return array.reshape(-1).view(np.uint8)
