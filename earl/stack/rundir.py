@@ -40,7 +40,8 @@ class RunDirectory:
         if not resume and has_run(self.path):
             raise ConfigError(
                 f"run directory {self.path} exists already",
-                f"continue it with: earl train {self.path}/run.toml --resume, or start another with --name NAME",
+                f"continue it with: earl train {self.path}/run.toml --resume, "
+                "or start another with --name NAME",
             )
         if resume:
             check_same_policy(config, RunConfig.model_validate_json(previous.read_text(encoding="utf-8")))

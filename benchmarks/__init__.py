@@ -1,0 +1,1 @@
+"""What `earl bench NAME` runs; results lie in benchmarks/results/."""

@@ -1,0 +1,14 @@
+"""Run one of EARL's benchmarks and write its figures to benchmarks/results/."""
+
+from __future__ import annotations
+
+import typer
+
+from earl.cli.lazy import Benchmarks
+
+app = typer.Typer(cls=Benchmarks, no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def root() -> None:
+    """Run one of EARL's benchmarks and write its figures to benchmarks/results/."""

@@ -1,0 +1,77 @@
+"""A command group whose subcommands are entry points, imported only when called.
+
+`earl --help` stays fast and imports no torch however heavy a subcommand is: its one line of help is
+the first line of its module's docstring, read from the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from earl.errors import ConfigError
+
+
+class EntryPointGroup(TyperGroup):
+    """Subclasses name the entry-point group; each entry point names a typer.Typer."""
+
+    entry_point_group = ""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # Stand-ins that have the name and the help; `resolve_command` brings the real ones.
+        points = sorted(found(self.entry_point_group).items())
+        self.commands = {name: TyperCommand(name, help=first_line(point)) for name, point in points}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        point = found(self.entry_point_group)[str(name)]
+        command = get_command(load(point))
+        command.name = name
+        return name, command, rest
+
+
+class Commands(EntryPointGroup):
+    entry_point_group = "earl.commands"
+
+
+class Benchmarks(EntryPointGroup):
+    entry_point_group = "earl.benchmarks"
+
+
+def found(group: str) -> dict[str, EntryPoint]:
+    """Entry points of a group by name."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def load(point: EntryPoint) -> typer.Typer:
+    """Imports what an entry point names; ConfigError if it cannot be, naming the extra it may lack."""
+    try:
+        app = point.load()
+    except ImportError as error:
+        raise ConfigError(
+            f'command "{point.name}" cannot be loaded: {error}',
+            'install what it needs: pip install "earl[stack]"',
+        ) from error
+    if not isinstance(app, typer.Typer):
+        raise ConfigError(f'command "{point.name}" ({point.value}) is no typer.Typer', "mend its entry point")
+    return app
+
+
+def first_line(point: EntryPoint) -> str:
+    """First line of the docstring of the module that an entry point names, without importing it."""
+    try:
+        spec = importlib.util.find_spec(point.module)
+    except ImportError:
+        spec = None
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return "(not installed)"
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]

@@ -1,0 +1,199 @@
+"""Line charts and a timeline as SVG text. Pure; colours come from the page's CSS (classes c0..c7)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 560, 250
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 38
+COLOURS = 8
+ROW_HEIGHT = 26
+# Spans nearer to each other than this many pixels are drawn as one.
+JOIN_PIXELS = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line, or with `dots` one set of marks. points: (x, y), in order of x."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: int = 0
+    dots: bool = False
+    faint: bool = False
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About `count` round numbers that span [low, high]."""
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return [low]
+    raw = (high - low) / max(1, count - 1)
+    magnitude = 10.0 ** math.floor(math.log10(raw))
+    step = next(magnitude * factor for factor in (1, 2, 2.5, 5, 10) if magnitude * factor >= raw * 0.999)
+    first = math.floor(low / step + 1e-9) * step
+    ticks = [first]
+    while ticks[-1] < high - step * 1e-9:
+        ticks.append(first + step * len(ticks))
+    return ticks
+
+
+def label(value: float) -> str:
+    """A tick's text: 12k, 0.25, 3."""
+    if abs(value) >= 10_000:
+        return f"{value / 1000:,.0f}k"
+    if value == int(value):
+        return f"{int(value)}"
+    return f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    percent: bool = False,
+    y_range: tuple[float, float] | None = None,
+) -> str:
+    """An SVG element; a note in place of it when no series has a point."""
+    drawn = [line for line in series if line.points]
+    if not drawn:
+        return '<p class="empty">nothing was recorded</p>'
+    xs = [x for line in drawn for x, _ in line.points]
+    ys = [y for line in drawn for _, y in line.points]
+    low, high = y_range or padded(min(ys), max(ys))
+    x_ticks = nice_ticks(min(xs), max(xs), 7)
+    y_ticks = nice_ticks(low, high)
+    x_low, x_high = min(xs), max(*xs, min(xs) + 1e-9)
+    y_low, y_high = y_ticks[0], max(y_ticks[-1], y_ticks[0] + 1e-9)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        right = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        down = HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+        return round(right, 1), round(min(max(down, TOP), HEIGHT - BOTTOM), 1)
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
+    for tick in y_ticks:
+        _, y = place(x_low, tick)
+        text = f"{tick:.0%}" if percent else label(tick)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{text}</text>')
+    for tick in x_ticks:
+        if x_low <= tick <= x_high:
+            x, _ = place(tick, y_low)
+            parts.append(text_at(x, HEIGHT - BOTTOM + 16, label(tick)))
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(
+        f'<text class="axis" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>'
+    )
+    parts += [draw(line, place, percent) for line in drawn]
+    parts.append("</svg>")
+    return "".join(parts) + legend([(line.name, line.colour) for line in drawn])
+
+
+def text_at(x: float, y: float, text: str) -> str:
+    """A small text centred at x."""
+    return f'<text class="tick" x="{x}" y="{y}" text-anchor="middle">{escape(text)}</text>'
+
+
+def padded(low: float, high: float) -> tuple[float, float]:
+    """A range that leaves a flat line away from the frame."""
+    if high > low:
+        return low, high
+    return low - (abs(low) or 1.0) * 0.1, high + (abs(high) or 1.0) * 0.1
+
+
+def draw(line: Series, place: Callable[[float, float], tuple[float, float]], percent: bool) -> str:
+    colour = f"c{line.colour % COLOURS}"
+    if line.dots:
+        marks = []
+        for x, y in line.points:
+            right, down = place(x, y)
+            text = f"{line.name}: {y:.1%}" if percent else f"{line.name}: {label(y)}"
+            title = f"<title>{escape(text)}</title>"
+            marks.append(f'<circle class="{colour}" cx="{right}" cy="{down}" r="4.5">{title}</circle>')
+        return "".join(marks)
+    path = " ".join(f"{right},{down}" for right, down in (place(x, y) for x, y in line.points))
+    faint = " faint" if line.faint else ""
+    if len(line.points) == 1:
+        right, down = place(*line.points[0])
+        return f'<circle class="{colour}" cx="{right}" cy="{down}" r="3"/>'
+    title = f"<title>{escape(line.name)}</title>"
+    return f'<polyline class="line {colour}{faint}" points="{path}">{title}</polyline>'
+
+
+def legend(entries: Sequence[tuple[str, int]]) -> str:
+    if len(entries) < 2:
+        return ""
+    items = (f'<span><i class="c{colour % COLOURS}"></i>{escape(name)}</span>' for name, colour in entries)
+    return f'<p class="legend">{"".join(items)}</p>'
+
+
+def smooth(points: Sequence[tuple[float, float]], window: int) -> list[tuple[float, float]]:
+    """Running mean of up to `window` values that end at each point."""
+    out = []
+    for index, (x, _) in enumerate(points):
+        part = [y for _, y in points[max(0, index + 1 - window) : index + 1]]
+        out.append((x, sum(part) / len(part)))
+    return out
+
+
+# --- timeline -------------------------------------------------------------------------------
+
+
+def timeline(
+    rows: Mapping[str, Sequence[tuple[str, float, float]]], phases: Sequence[tuple[str, float]], end_s: float
+) -> str:
+    """Who was busy when. rows: who → (what, start, end) in seconds of the run; phases: (name, start)."""
+    if not rows or end_s <= 0:
+        return '<p class="empty">nothing was recorded</p>'
+    kinds = sorted({what for spans in rows.values() for what, _, _ in spans})
+    colours = {what: index for index, what in enumerate(kinds)}
+    width, left = 1150, 110
+    height = 26 + ROW_HEIGHT * len(rows) + BOTTOM
+    scale = (width - left - RIGHT) / end_s
+    bottom = height - BOTTOM
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img">']
+    for name, start_s in phases:
+        x = round(left + start_s * scale, 1)
+        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="4" y2="{bottom}"/>')
+        parts.append(f'<text class="tick" x="{x + 4}" y="14">{escape(name)}</text>')
+    for tick in nice_ticks(0, end_s, 9):
+        if tick <= end_s:
+            x = round(left + tick * scale, 1)
+            parts.append(
+                f'<text class="tick" x="{x}" y="{bottom + 16}" text-anchor="middle">{label(tick)}</text>'
+            )
+    for index, (who, spans) in enumerate(rows.items()):
+        top = 24 + index * ROW_HEIGHT
+        parts.append(
+            f'<text class="row" x="{left - 10}" y="{top + 15}" text-anchor="end">{escape(who)}</text>'
+        )
+        parts.append(
+            f'<rect class="idle" x="{left}" y="{top + 3}" width="{width - left - RIGHT}" height="18"/>'
+        )
+        for what, start, end in merged(spans, JOIN_PIXELS / scale):
+            x, wide = left + start * scale, max(0.6, (end - start) * scale)
+            colour = f"c{colours[what] % COLOURS}"
+            title = f"<title>{escape(what)}: {start:.2f} to {end:.2f} s</title>"
+            place = f'x="{x:.1f}" y="{top + 3}" width="{wide:.1f}" height="18"'
+            parts.append(f'<rect class="{colour}" {place}>{title}</rect>')
+    parts.append(
+        f'<text class="axis" x="{width / 2}" y="{height - 4}" text-anchor="middle">seconds</text></svg>'
+    )
+    return "".join(parts) + legend([(what, colours[what]) for what in kinds] or [])
+
+
+def merged(spans: Sequence[tuple[str, float, float]], gap_s: float) -> list[tuple[str, float, float]]:
+    """Spans of one kind whose gap could not be seen, joined; shorter ones last, so that they stay visible."""
+    out: list[tuple[str, float, float]] = []
+    latest: dict[str, int] = {}
+    for what, start, end in sorted(spans, key=lambda span: span[1]):
+        at = latest.get(what)
+        if at is not None and start - out[at][2] <= gap_s:
+            out[at] = (what, out[at][1], max(end, out[at][2]))
+        else:
+            latest[what] = len(out)
+            out.append((what, start, end))
+    return sorted(out, key=lambda span: span[1] - span[2])

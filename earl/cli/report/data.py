@@ -1,0 +1,101 @@
+"""What a run's directory says about the run: records of its JSON-lines files, as plain values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from earl.config.run import RunConfig
+from earl.errors import ConfigError
+
+Record = Mapping[str, Any]
+Spans = dict[str, list[tuple[str, float, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Everything that the report shows. spans: who → (what, start, end) in seconds of the run."""
+
+    directory: Path
+    config: RunConfig
+    metrics: Sequence[Record]
+    evaluations: Sequence[Record]
+    spans: Spans
+    result: Record
+
+    def points(self, key: str, *, phase: str = "", over: str = "step") -> list[tuple[float, float]]:
+        """(step or seconds, value) of every record of a phase that has the key."""
+        return [
+            (float(record[over]), float(record[key]))
+            for record in self.metrics
+            if (not phase or record.get("phase") == phase)
+            and isinstance(record.get(key), (int, float))
+            and over in record
+        ]
+
+    @property
+    def end_s(self) -> float:
+        """Seconds from the run's start to the last thing recorded."""
+        ends = [end for spans in self.spans.values() for _, _, end in spans]
+        ends += [
+            float(record["time_s"]) for record in (*self.metrics, *self.evaluations) if "time_s" in record
+        ]
+        return max(ends, default=0.0)
+
+
+def read_run(directory: Path) -> RunRecord:
+    """Reads a run's directory; ConfigError if it is none."""
+    run_json = directory / "run.json"
+    if not run_json.is_file():
+        raise ConfigError(
+            f"{directory} is no run directory: it has no run.json", "give one like runs/demo-seed0"
+        )
+    metrics = [flat(record) for record in records(directory / "metrics.jsonl")]
+    spans = list(records(directory / "timeline.jsonl"))
+    result_path = directory / "result.json"
+    return RunRecord(
+        directory=directory,
+        config=RunConfig.model_validate_json(run_json.read_text(encoding="utf-8")),
+        metrics=metrics,
+        evaluations=[flat(record) for record in records(directory / "evaluations.jsonl")],
+        spans=in_seconds(spans, start_ns(metrics, spans)),
+        result=json.loads(result_path.read_text(encoding="utf-8")) if result_path.is_file() else {},
+    )
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line that a crash cut short is left out."""
+    if not path.is_file():
+        return
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys: {"a": {"b": 1}} → {"a.b": 1}."""
+    out: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+def start_ns(metrics: Sequence[Record], spans: Sequence[Record]) -> int:
+    """Unix time of the run's start: the first span's, as the timeline's clock is its writers'."""
+    return min((int(span["start_ns"]) for span in spans), default=0)
+
+
+def in_seconds(spans: Sequence[Record], origin_ns: int) -> Spans:
+    """Spans by worker, in seconds since the origin, workers in order of their names."""
+    out: Spans = {}
+    for span in spans:
+        start, end = ((int(span[key]) - origin_ns) / 1e9 for key in ("start_ns", "end_ns"))
+        out.setdefault(str(span["who"]), []).append((str(span["what"]), start, end))
+    return dict(sorted(out.items()))

@@ -1,0 +1,334 @@
+"""What the person sees while a run goes on: a live screen on a terminal, plain lines elsewhere.
+
+Both show the same snapshots. Nothing here asks or decides anything: the launcher calls `update`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus, WorkerState
+
+REFRESH_PER_S = 8
+PLAIN_EVERY_S = 5.0
+HISTORY_STEPS = 40
+BAR_CELLS = 44
+
+# Ledger states in the order that a ticket goes through them, with their colours.
+STATES = (
+    ("pending", "grey50"),
+    ("leased", "cyan"),
+    ("ready", "yellow"),
+    ("planned", "magenta"),
+    ("trained", "green"),
+    ("evaluated", "blue"),
+    ("dropped", "red"),
+)
+STATE_WORDS = {"leased": "playing", "planned": "in a batch"}
+PHASES = {
+    "warmup": "warm-up: imitate random legal play",
+    "evaluate:start": "evaluate before training",
+    "train": "reinforcement learning",
+    "evaluate:final": "evaluate after training",
+    "done": "done",
+}
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class View(Protocol):
+    """A place to show snapshots; open as a context manager."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None: ...
+
+
+def open_view(*, plain: bool, file: IO[str] | None = None) -> View:
+    """A live screen where standard error is a terminal and `plain` does not forbid it."""
+    console = Console(file=file or sys.stderr)
+    return PlainView(console.file) if plain or not console.is_terminal else LiveView(console)
+
+
+# --- live -----------------------------------------------------------------------------------
+
+
+class LiveView:
+    """Redraws one screen of panels several times a second, so that spinners and clocks move."""
+
+    def __init__(self, console: Console) -> None:
+        self._started = time.monotonic()
+        self._processes: Sequence[ProcessState] = ()
+        self._status = RunStatus()
+        self._history: dict[str, deque[float]] = {}
+        self._seen = (0, "")
+        self._spinners: dict[str, Spinner] = {}
+        self._live = Live(
+            get_renderable=self._render, console=console, refresh_per_second=REFRESH_PER_S, transient=False
+        )
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
+        self._processes, self._status = processes, status
+        if (status.step, status.phase) != self._seen:
+            self._seen = (status.step, status.phase)
+            for name, value in status.metrics.items():
+                self._history.setdefault(name, deque(maxlen=HISTORY_STEPS)).append(value)
+
+    def _render(self) -> RenderableType:
+        parts: list[RenderableType] = [self._head()]
+        if not self._status.phase or any(state.state in ("waiting", "starting") for state in self._processes):
+            parts.append(
+                Panel(self._start_up(), title="processes", title_align="left", border_style="grey50")
+            )
+        elif troubled := [state for state in self._processes if state.state in ("restarting", "failed")]:
+            parts += [Text(f"{state.name} is {state.state}", style="red") for state in troubled]
+        if self._status.phase:
+            parts.append(phase_line(self._status))
+            middle = Table.grid(expand=True, padding=(0, 1))
+            middle.add_column(ratio=1)
+            middle.add_column(ratio=1)
+            middle.add_row(
+                Panel(self._learning(), title="learning", title_align="left", border_style="grey50"),
+                Panel(self._running(), title="running", title_align="left", border_style="grey50"),
+            )
+            parts.append(middle)
+            trajectories = ledger_table(self._status.ledger)
+            parts.append(
+                Panel(
+                    trajectories, title="where each trajectory is", title_align="left", border_style="grey50"
+                )
+            )
+            if self._status.evaluations:
+                parts.append(evaluation_table(self._status.evaluations))
+        return Group(*parts)
+
+    def _head(self) -> RenderableType:
+        elapsed = clock(time.monotonic() - self._started)
+        name = self._status.run or "run"
+        return Text.assemble(("EARL ", "bold"), (name, "bold cyan"), (f"  {elapsed}", "grey50"))
+
+    def _start_up(self) -> RenderableType:
+        """A row per process, and a bar over all of them."""
+        table = Table.grid(padding=(0, 2))
+        for state in self._processes:
+            mark: RenderableType
+            if state.state in ("starting", "restarting"):
+                mark = self._spinners.setdefault(state.name, Spinner("dots"))
+            else:
+                mark = Text({"ready": "✓", "done": "✓", "failed": "✗"}.get(state.state, "·"))
+            seconds = f"{state.seconds:.0f} s" if state.state == "starting" else ""
+            table.add_row(mark, state.name, state.state, seconds)
+        ready = sum(state.state in ("ready", "done") for state in self._processes)
+        bar = ProgressBar(total=max(1, len(self._processes)), completed=ready, width=BAR_CELLS)
+        return Group(table, bar)
+
+    def _learning(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for name, label, form in LEARNING:
+            value = self._status.metrics.get(name)
+            if value is not None:
+                trend = sparkline(self._history.get(name, ()))
+                table.add_row(label, Text(form.format(value), style="bold"), Text(trend, style="cyan"))
+        for label, lengths in (
+            ("episode tokens", self._status.episode_tokens),
+            ("turn tokens", self._status.turn_tokens),
+        ):
+            if lengths.max:
+                quantiles = f"p50 {lengths.p50:.0f} · p95 {lengths.p95:.0f} · max {lengths.max:.0f}"
+                table.add_row(
+                    label, Text(f"{lengths.mean:.1f}", style="bold"), Text(quantiles, style="grey50")
+                )
+        return table
+
+    def _running(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        table.add_row("policy version", Text(str(self._status.version), style="bold"), "")
+        for worker in self._status.workers:
+            table.add_row(worker.name, worker_load(worker), Text(worker_rates(worker), style="grey50"))
+        return table
+
+
+LEARNING = (
+    ("reward_mean", "reward", "{:+.3f}"),
+    ("win_rate", "win rate", "{:.1%}"),
+    ("illegal_rate", "illegal moves", "{:.1%}"),
+    ("loss", "loss", "{:+.4f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("clip_fraction", "clipped", "{:.1%}"),
+    ("grad_norm", "gradient norm", "{:.3f}"),
+    ("staleness_mean", "staleness", "{:.2f} versions"),
+    ("tokens_per_s", "tokens/s", "{:,.0f}"),
+)
+
+
+def phase_line(status: RunStatus) -> RenderableType:
+    """What the run is at, as a bar: steps of a training phase, episodes of an evaluation."""
+    done, total = progress_of(status)
+    grid = Table.grid(padding=(0, 2))
+    label = PHASES.get(status.phase, status.phase)
+    grid.add_row(
+        Text(label, style="bold"),
+        ProgressBar(total=max(1, total), completed=done, width=BAR_CELLS),
+        f"{done}/{total}" if total else "",
+    )
+    return grid
+
+
+def progress_of(status: RunStatus) -> tuple[int, int]:
+    """(done, total) of the phase."""
+    if status.phase.startswith("evaluate:"):
+        under_way = status.evaluation(status.phase.removeprefix("evaluate:"))
+        if under_way:
+            return under_way.done, under_way.episodes
+    return status.step, status.steps
+
+
+def ledger_table(ledger: Ledger) -> RenderableType:
+    """Counts by state; issued is their sum."""
+    counts = {name: getattr(ledger, name) for name, _ in STATES if name != "dropped"}
+    counts["dropped"] = ledger.dropped_total
+    table = Table.grid(padding=(0, 3))
+    table.add_row(*(Text(STATE_WORDS.get(name, name), style=style) for name, style in STATES), Text("issued"))
+    table.add_row(
+        *(Text(f"{counts[name]:,}", style=f"bold {style}") for name, style in STATES),
+        Text(f"{ledger.issued:,}", style="bold"),
+    )
+    if ledger.dropped:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(ledger.dropped.items()))
+        return Group(table, Text(f"dropped: {reasons}", style="red"))
+    return table
+
+
+def evaluation_table(evaluations: Sequence[Evaluation]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="grey50")
+    for name in ("evaluation", "version", "episodes", "win rate", "reward", "illegal"):
+        table.add_column(name)
+    for item in evaluations[-5:]:
+        table.add_row(
+            item.name,
+            str(item.version),
+            f"{item.done}/{item.episodes}",
+            Text(f"{item.win_rate:.1%}" if item.done else "", style="bold green"),
+            f"{item.mean_reward:+.3f}" if item.done else "",
+            f"{item.metrics['illegal']:.2%}" if "illegal" in item.metrics else "",
+        )
+    return table
+
+
+def worker_load(worker: WorkerState) -> Text:
+    text = f"{worker.running}/{worker.capacity}" if worker.stage == "rollout" else worker.parallelism
+    return Text(text, style="bold red" if worker.silent_s > 5 else "bold")
+
+
+def worker_rates(worker: WorkerState) -> str:
+    """Version, generation rate, and what it moved by which path."""
+    parts = [f"v{worker.version}"] if worker.version else []
+    rate = worker.gauges.get("generated_tokens_per_s")
+    if rate:
+        parts.append(f"{rate:,.0f} tokens/s")
+    parts += [f"{path} {size(total)}" for path, (total, _) in worker.transfers.items()]
+    if worker.silent_s > 5:
+        parts.append(f"silent for {worker.silent_s:.0f} s")
+    return " · ".join(parts)
+
+
+def sparkline(values: Sequence[float] | deque[float]) -> str:
+    """The last values as small blocks, lowest to highest."""
+    low, high = (min(values), max(values)) if values else (0.0, 0.0)
+    if not values or high <= low:
+        return ""
+    return "".join(SPARKS[round((value - low) / (high - low) * (len(SPARKS) - 1))] for value in values)
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def size(count_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count_bytes < 1024 or unit == "GiB":
+            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
+        count_bytes /= 1024
+    return ""
+
+
+# --- plain ----------------------------------------------------------------------------------
+
+
+class PlainView:
+    """A line when something began or ended, and every few seconds in between."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._started = time.monotonic()
+        self._said: dict[str, str] = {}
+        self._phase = ""
+        self._last_line_at = 0.0
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        return None
+
+    def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
+        for process in processes:
+            if self._said.get(process.name, "waiting") != process.state:
+                self._said[process.name] = process.state
+                self._say(f"{process.name} {process.state}")
+        now = time.monotonic()
+        if status.phase and (status.phase != self._phase or now - self._last_line_at >= PLAIN_EVERY_S):
+            self._phase = status.phase
+            self._last_line_at = now
+            self._say(status_line(status))
+
+    def _say(self, text: str) -> None:
+        self._file.write(f"[{clock(time.monotonic() - self._started)}] {text}\n")
+        self._file.flush()
+
+
+def status_line(status: RunStatus) -> str:
+    """The run in one line."""
+    done, total = progress_of(status)
+    ledger = status.ledger
+    parts = [f"{status.phase} {done}/{total}" if total else status.phase, f"version {status.version}"]
+    parts += [
+        f"{label} {form.format(status.metrics[name])}"
+        for name, label, form in LEARNING
+        if name in ("reward_mean", "win_rate", "tokens_per_s") and name in status.metrics
+    ]
+    if status.evaluations and status.evaluations[-1].done:
+        last = status.evaluations[-1]
+        parts.append(f"{last.name} evaluation {last.win_rate:.1%} of {last.done}")
+    parts.append(
+        f"issued {ledger.issued} = trained {ledger.trained} + evaluated {ledger.evaluated}"
+        f" + dropped {ledger.dropped_total} + live {ledger.live}"
+    )
+    return ", ".join(parts)
