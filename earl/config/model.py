@@ -19,6 +19,9 @@ class ScratchModel(Section):
     heads: int = Field(default=4, ge=1)
     kv_heads: int = Field(default=4, ge=1)
     max_positions: int = Field(default=256, ge=8)
+    # Base of the rotary embedding: short contexts learn positions faster with a small one.
+    rope_theta: float = Field(default=10_000.0, gt=1)
+    embedding_std: float = Field(default=0.02, gt=0)
     # Words of the tokenizer beside its special tokens; text is split into words and single
     # punctuation characters.
     words: list[str] = []

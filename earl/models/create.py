@@ -66,7 +66,7 @@ def write_scratch(directory: Path, scratch: ScratchModel, seed: int, dtype: str)
     tokenizer = scratch_tokenizer(scratch.words)
     config = _config(scratch, tokenizer.get_vocab_size(), dtype)
     decoder = Decoder(spec_of(config))
-    initialise(decoder, seed)
+    initialise(decoder, seed, scratch.embedding_std)
     weights = {name: tensor.to(getattr(torch, dtype)) for name, tensor in decoder.state_dict().items()}
     partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
     partial.mkdir(parents=True)
@@ -94,8 +94,8 @@ def _config(scratch: ScratchModel, vocabulary: int, dtype: str) -> dict:
         "hidden_act": "silu",
         "max_position_embeddings": scratch.max_positions,
         "rms_norm_eps": 1e-6,
-        "initializer_range": 0.02,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "initializer_range": scratch.embedding_std,
+        "rope_parameters": {"rope_type": "default", "rope_theta": scratch.rope_theta},
         "tie_word_embeddings": True,
         "attention_dropout": 0.0,
         "dtype": dtype,

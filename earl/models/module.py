@@ -232,9 +232,15 @@ def _logprobs(
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
 
-def initialise(decoder: Decoder, seed: int) -> None:
-    """Random weights as transformers draws them: normal with deviation 0.02, norms one, biases zero."""
+def initialise(decoder: Decoder, seed: int, embedding_std: float = 0.02) -> None:
+    """Random weights: matrices normal with deviation 1/sqrt(inputs), norms one, biases zero.
+
+    What adds to the residual stream (o_proj, down_proj) is drawn 1/sqrt(2 * layers) smaller, so that the
+    stream does not grow with depth (GPT-2). embedding_std: deviation of the embedding; a tiny vocabulary
+    wants more than the usual 0.02.
+    """
     generator = torch.Generator().manual_seed(seed)
+    residual = (2 * decoder.spec.layers) ** -0.5
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             if name.endswith("bias"):
@@ -242,4 +248,7 @@ def initialise(decoder: Decoder, seed: int) -> None:
             elif parameter.ndim == 1:
                 parameter.fill_(1.0)
             else:
-                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, 0.02, generator=generator))
+                std = embedding_std if "embed_tokens" in name else parameter.shape[1] ** -0.5
+                if "o_proj" in name or "down_proj" in name:
+                    std *= residual
+                parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
