@@ -151,6 +151,7 @@ class Supervisor:
                 error.add_note(f"it was started again {process.restarts} times (stack.restarts)")
             raise error
         process.state = "restarting"
+        process.ready.clear()
         process.restarts += 1
         own = self._own_mark(process)
         await asyncio.to_thread(sweep, own, variable=PROCESS_VARIABLE, grace_s=0.0)

@@ -1,0 +1,131 @@
+"""The command line in processes of its own: help is light, mistakes are one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from earl.cli.main import report_error
+from earl.cli.view import PlainView, progress_of, sparkline, status_line
+from earl.errors import PortInUse
+from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus
+
+ROOT = Path(__file__).resolve().parents[2]
+TICTACTOE = str(ROOT / "examples" / "tictactoe.toml")
+
+
+def earl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "earl.cli.main", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environment}
+    )
+
+
+def test_help_imports_nothing_heavy():
+    done = earl("--help", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 0
+    for name in ("train", "demo", "report", "bench", "version"):
+        assert f" {name} " in done.stdout
+    loaded = {
+        line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time")
+    }
+    assert "earl.cli.lazy" in loaded
+    heavy = {"torch", "transformers", "ucxx", "redis", "numpy", "grpc", "earl.cli.train", "earl.stack"}
+    assert not heavy & loaded
+
+
+def test_loading_train_imports_neither_torch_nor_redis():
+    code = "import sys, earl.cli.train, earl.cli.demo; print(sorted({'torch', 'redis', 'ucxx'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_of_one_command_is_its_own():
+    done = earl("train", "--help", COLUMNS="100")
+    assert done.returncode == 0
+    assert "--resume" in done.stdout and "--section.key" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--trainer.learning_rate", "1"), 2, "no key trainer.learning_rate; did you mean trainer.lr?"),
+        (("--trainer.lr", "fast"), 2, 'trainer.lr = "fast" is wrong'),
+        (("--model.path", "/no/such/model"), 3, "model.path = '/no/such/model' is not a directory"),
+        (("--rollout.tp", "3"), 4, "rollout.tp = 3 does not divide"),
+        (("--trainer.lr",), 2, "--trainer.lr has no value"),
+    ],
+    ids=["unknown key", "wrong value", "missing model", "tp", "no value"],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(
+    arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
+):
+    done = earl("train", TICTACTOE, "--runs-dir", str(tmp_path), *arguments)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.startswith("earl: error: ") and done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_run_file_and_a_run_that_is_not_there(tmp_path: Path):
+    done = earl("train", str(tmp_path / "none.toml"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    done = earl("train", TICTACTOE, "--runs-dir", str(tmp_path), "--resume")
+    assert done.returncode == 2
+    assert "there is no run to resume" in done.stderr
+
+
+def test_an_error_is_one_line_after_its_notes(capsys: pytest.CaptureFixture[str]):
+    error = PortInUse("port 1\nis taken", "free it")
+    error.add_note("first\nsecond")
+    assert report_error(error) == 5
+    assert capsys.readouterr().err == "  | first\n  | second\nearl: error: port 1 is taken; free it\n"
+
+
+# --- what is shown --------------------------------------------------------------------------
+
+STATUS = RunStatus(
+    run="demo",
+    phase="evaluate:final",
+    step=200,
+    steps=200,
+    version=261,
+    ledger=Ledger(issued=100, trained=60, evaluated=30, dropped={"group_incomplete": 2}, pending=1, leased=7),
+    evaluations=(Evaluation("final", 261, 512, 128, 0.9375, 0.9, {"illegal": 0.0}),),
+    metrics={"reward_mean": 0.25},
+)
+
+
+def test_an_evaluation_is_counted_in_episodes_and_training_in_steps():
+    assert progress_of(STATUS) == (128, 512)
+    assert progress_of(RunStatus(phase="train", step=3, steps=9)) == (3, 9)
+
+
+def test_a_plain_line_says_where_every_trajectory_is():
+    line = status_line(STATUS)
+    assert "evaluate:final 128/512" in line
+    assert "issued 100 = trained 60 + evaluated 30 + dropped 2 + live 8" in line
+    assert "93.8% of 128" in line
+
+
+def test_the_plain_view_says_what_changed(tmp_path: Path):
+    with open(tmp_path / "out", "w") as file, PlainView(file) as view:
+        view.update([ProcessState("gateway", "starting", 0.0, 0)], RunStatus())
+        view.update([ProcessState("gateway", "ready", 0.0, 0)], RunStatus())
+        view.update([ProcessState("gateway", "ready", 1.0, 0)], STATUS)
+        view.update([ProcessState("gateway", "ready", 1.1, 0)], STATUS)
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert [line.split("] ")[1].split(" ")[0] for line in lines] == ["gateway", "gateway", "evaluate:final"]
+
+
+def test_a_sparkline_runs_from_low_to_high():
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([1.0, 1.0]) == ""
+    assert sparkline([]) == ""

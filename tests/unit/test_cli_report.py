@@ -1,0 +1,79 @@
+"""The report: complete, self-contained, and right about what was recorded."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from earl.cli.report.charts import Series, line_chart, merged, nice_ticks, smooth, timeline
+from earl.cli.report.data import flat, read_run, records
+from earl.cli.report.page import write_report
+from earl.config.load import load_run
+from earl.errors import ConfigError
+
+TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
+
+
+def test_ticks_are_round_and_cover_the_range():
+    assert nice_ticks(0, 1) == [0, 0.25, 0.5, 0.75, 1.0]
+    assert nice_ticks(0, 200, 5) == [0, 50, 100, 150, 200]
+    ticks = nice_ticks(-0.31, 0.93)
+    assert ticks[0] <= -0.31 and ticks[-1] >= 0.93
+    assert nice_ticks(3, 3) == [3]
+
+
+def test_a_chart_is_well_formed_and_escapes_names():
+    svg = line_chart(
+        [Series("a < b", [(0, 0.1), (5, 0.9)]), Series("dot", [(2, 0.5)], dots=True)], x_label="x & y"
+    )
+    root = ElementTree.fromstring(f"<div>{svg}</div>")
+    assert len(root.findall(".//polyline")) == 1
+    assert len(root.findall(".//circle")) == 1
+    assert "nothing was recorded" in line_chart([Series("empty", [])], x_label="x")
+    flat_line = line_chart([Series("flat", [(0, 0.0), (1, 0.0)])], x_label="x")
+    ElementTree.fromstring(f"<div>{flat_line}</div>")
+
+
+def test_spans_that_cannot_be_told_apart_become_one():
+    spans = [("step", 0.0, 1.0), ("step", 1.01, 2.0), ("read", 1.0, 1.005), ("step", 5.0, 6.0)]
+    assert merged(spans, 0.1) == [("step", 0.0, 2.0), ("step", 5.0, 6.0), ("read", 1.0, 1.005)]
+    svg = timeline({"trainer": spans}, [("train", 0.5)], 6.0)
+    ElementTree.fromstring(f"<div>{svg}</div>")
+    assert "step: 5.00 to 6.00 s" in svg
+
+
+def test_a_running_mean_starts_with_what_there_is():
+    assert smooth([(0, 2.0), (1, 4.0), (2, 6.0)], 2) == [(0, 2.0), (1, 3.0), (2, 5.0)]
+
+
+def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert list(records(tmp_path / "metrics.jsonl")) == [{"step": 1}, {"step": 2}]
+    assert list(records(tmp_path / "none.jsonl")) == []
+    assert flat({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}
+
+
+def test_a_report_of_a_run_that_recorded_nothing_is_still_a_page(tmp_path: Path):
+    config = load_run(TICTACTOE, [("bus.redis_url", "redis://:secret@127.0.0.1:6379")])
+    (tmp_path / "run.json").write_text(config.model_dump_json())
+    (tmp_path / "run.toml").write_text('[bus]\nredis_url = "redis://:secret@127.0.0.1:6379"\n')
+    text = write_report(tmp_path).read_text()
+    assert "nothing was recorded" in text
+    assert "secret" not in text
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="is no run directory"):
+        read_run(tmp_path)
+
+
+def test_a_page_fetches_nothing(tmp_path: Path):
+    (tmp_path / "run.json").write_text(load_run(TICTACTOE).model_dump_json())
+    (tmp_path / "result.json").write_text(json.dumps({"seconds": 125.0, "issued": 10, "trained": 8}))
+    text = write_report(tmp_path).read_text()
+    assert "2 min 05 s" in text
+    for forbidden in ("http://", "https://", "<script", "<link", "@import", "url("):
+        assert forbidden not in text

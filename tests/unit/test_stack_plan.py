@@ -1,0 +1,139 @@
+"""The stack's plan, run directories, ports, and what a process's end is made of."""
+
+from __future__ import annotations
+
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from earl.config.load import load_run
+from earl.config.run import RunConfig
+from earl.errors import BusUnavailable, ConfigError, EnvProtocolError, PortInUse
+from earl.stack.plan import plan
+from earl.stack.ports import resolve_bind
+from earl.stack.process import error_of_exit_code, ready_address
+from earl.stack.rundir import RunDirectory, free_name, to_toml
+
+TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
+
+
+def config(tmp_path: Path, **overrides: str) -> RunConfig:
+    given = [(key.replace("__", "."), value) for key, value in overrides.items()]
+    return load_run(TICTACTOE, [("runs_dir", str(tmp_path)), *given])
+
+
+# --- plan -----------------------------------------------------------------------------------
+
+
+def test_a_plan_starts_each_process_after_what_it_needs(tmp_path: Path):
+    given = config(tmp_path, rollout__workers="2", environment__hosts="2", trainer__ranks="3")
+    specs = plan(given, tmp_path / "run.json")
+    names = [spec.name for spec in specs]
+    assert names == [
+        "valkey", "model", "scheduler", "gateway", "env-0", "env-1", "trainer", "rollout-0", "rollout-1"
+    ]  # fmt: skip
+    for index, spec in enumerate(specs):
+        assert set(spec.needs) <= set(names[:index])
+    by_name = {spec.name: spec for spec in specs}
+    assert "--nproc-per-node=3" in by_name["trainer"].arguments
+    # A process is stopped no later than those that it needs (a job has ended long before).
+    for spec in specs:
+        served = [by_name[name] for name in spec.needs if not by_name[name].job]
+        assert all(spec.stop_rank <= need.stop_rank for need in served)
+
+
+def test_a_server_of_ones_own_and_hosts_from_outside_start_neither(tmp_path: Path):
+    given = config(tmp_path, bus__redis_url="redis://127.0.0.1:6379", environment__serve="")
+    names = [spec.name for spec in plan(given, tmp_path / "run.json")]
+    assert "valkey" not in names
+    assert not any(name.startswith("env-") for name in names)
+
+
+# --- run directory --------------------------------------------------------------------------
+
+
+def test_a_run_directory_is_taken_once_and_resumed_on_request(tmp_path: Path):
+    given = config(tmp_path)
+    with pytest.raises(ConfigError, match="no run to resume"):
+        RunDirectory(given, resume=True)
+    with RunDirectory(given, resume=False) as directory:
+        directory.write(given, given)
+        with pytest.raises(ConfigError, match="in use by another"):
+            RunDirectory(given, resume=True)
+    with pytest.raises(
+        ConfigError, match=r"exists already; continue it with: .*run\.toml --resume, or .*--name"
+    ):
+        RunDirectory(given, resume=False)
+    with RunDirectory(load_run(directory.run_toml), resume=True) as again:
+        assert again.path == directory.path
+
+
+def test_a_start_that_failed_leaves_its_logs_and_frees_the_name(tmp_path: Path):
+    given = config(tmp_path)
+    with RunDirectory(given, resume=False) as directory:
+        directory.write(given, given)
+        directory.log("scheduler").write_text("it went wrong\n")
+        directory.clear()
+    assert directory.log("scheduler").read_text() == "it went wrong\n"
+    with RunDirectory(given, resume=False):
+        pass
+
+
+def test_another_model_does_not_continue_a_run(tmp_path: Path):
+    given = config(tmp_path)
+    with RunDirectory(given, resume=False) as directory:
+        directory.write(given, given)
+    other = config(tmp_path, model__scratch__layers="3")
+    with pytest.raises(ConfigError, match="model differs from the run"):
+        RunDirectory(other, resume=True)
+    longer = config(tmp_path, scheduler__steps="500")
+    with RunDirectory(longer, resume=True):
+        pass
+
+
+def test_a_free_name_skips_runs_that_are_there(tmp_path: Path):
+    given = config(tmp_path)
+    assert free_name(given, "demo") == "demo"
+    for name in ("demo", "demo-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").touch()
+    assert free_name(given, "demo") == "demo-3"
+
+
+def test_the_saved_run_file_says_the_same(tmp_path: Path):
+    given = config(
+        tmp_path,
+        model__observation_prefix='"quoted"\n\t\\ ünï',
+        environment__task__levels='{ "a b" = [1, 2] }',
+    )
+    table = given.model_dump(mode="json")
+    assert tomllib.loads(to_toml(table)) == table
+    assert RunConfig.model_validate(tomllib.loads(to_toml(table))) == given
+
+
+# --- ports and ends -------------------------------------------------------------------------
+
+
+def test_a_port_is_chosen_once_and_a_taken_one_is_refused():
+    assert not resolve_bind("127.0.0.1:0", "gateway.bind").endswith(":0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=rf'gateway\.bind = "127\.0\.0\.1:{port}".*in use.*free the port'):
+            resolve_bind(f"127.0.0.1:{port}", "gateway.bind")
+    with pytest.raises(ConfigError, match="is no address"):
+        resolve_bind("localhost", "scheduler.bind")
+
+
+def test_an_exit_code_names_the_error_that_owns_it():
+    assert error_of_exit_code(7) is BusUnavailable
+    assert error_of_exit_code(10) is EnvProtocolError
+    for code in (0, 1, 99, -9):
+        assert error_of_exit_code(code) is None
+
+
+def test_only_a_ready_line_is_a_ready_line():
+    assert ready_address(b'{"ready": "gateway", "address": "127.0.0.1:7"}\n') == "127.0.0.1:7"
+    for line in (b"hello\n", b'{"ready": broken\n', b'{"metrics": 1}\n'):
+        assert ready_address(line) is None
