@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 COLLECTIVE_S = 600.0
@@ -34,7 +35,7 @@ class Group:
         alone = "MASTER_ADDR" not in os.environ
         dist.init_process_group(
             backend,
-            store=dist.HashStore() if alone else None,
+            store=HashStore() if alone else None,
             rank=self.rank if alone else -1,
             world_size=self.size if alone else -1,
             timeout=timedelta(seconds=COLLECTIVE_S),

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import torch
 
 # Metrics of `Objective.stats`, in this order: weighted sums, hence means once all parts are added.
-STAT_NAMES = ("loss", "entropy", "kl_behaviour", "clip_fraction", "logprob_mismatch", "kl_reference")
+STAT_NAMES: tuple[str, ...] = (
+    "loss",
+    "entropy",
+    "kl_behaviour",
+    "clip_fraction",
+    "logprob_mismatch",
+    "kl_reference",
+)
 
 
 @dataclass(frozen=True, slots=True)

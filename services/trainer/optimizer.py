@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import _foreach_mul_, _foreach_norm, _fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
 
 from services.trainer.group import Group
 from services.trainer.parallel import Shard
@@ -52,10 +53,10 @@ class AdamW:
     @torch.no_grad()
     def gradient_norm(self, group: Group) -> float:
         """Norm of the whole gradient over all ranks; not finite if any part is not."""
-        gradients = [g for shard in self._shards if (g := shard.gradient) is not None]
+        gradients = [gradient for _, gradient in self._gradients()]
         square = torch.zeros((), dtype=torch.float64)
         if gradients:
-            norms = torch.stack(torch._foreach_norm(gradients)).double()
+            norms = torch.stack(_foreach_norm(gradients)).double()
             square = norms.square().sum().cpu()
         return math.sqrt(float(group.sum(square.reshape(1))[0]))
 
@@ -66,15 +67,15 @@ class AdamW:
         scale = min(1.0, max_norm / (norm + 1e-6))
         beta1, beta2 = self._betas
         for decayed in (True, False):
-            chosen = [s for s in self._shards if (len(s.shape) > 1) is decayed and s.gradient is not None]
-            if not chosen:
+            pairs = [(s, g) for s, g in self._gradients() if (len(s.shape) > 1) is decayed]
+            if not pairs:
                 continue
-            gradients = [s.gradient for s in chosen]
+            chosen, gradients = [s for s, _ in pairs], [g for _, g in pairs]
             if scale < 1.0:
-                torch._foreach_mul_(gradients, scale)
+                _foreach_mul_(gradients, scale)
             device = chosen[0].local.device
             count = torch.tensor(float(self.updates), device=device)
-            torch._fused_adamw_(
+            _fused_adamw_(
                 [s.local for s in chosen],
                 gradients,
                 [self.moments[s.name][0] for s in chosen],
@@ -89,3 +90,7 @@ class AdamW:
                 amsgrad=False,
                 maximize=False,
             )
+
+    def _gradients(self) -> list[tuple[Shard, torch.Tensor]]:
+        pairs = [(shard, shard.gradient) for shard in self._shards]
+        return [(shard, gradient) for shard, gradient in pairs if gradient is not None]

@@ -30,6 +30,7 @@ from services.trainer.group import Group
 # nothing here changes the log-probs in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """This rank's part of one parameter: `local` (float32) is `box` of a tensor of `shape`.

@@ -86,7 +86,8 @@ class Stepper:
             stats += part
             norms.append(norm)
         self.phase_batches += 1
-        metrics = dict(zip(losses.STAT_NAMES, (stats / max(1, len(norms))).tolist(), strict=True))
+        means = (stats / max(1, len(norms))).tolist()
+        metrics = dict(zip(losses.STAT_NAMES, means, strict=True))
         if first is not None:
             # Against what the engine recorded, before this batch changed anything.
             metrics["logprob_mismatch"] = float(first[losses.STAT_NAMES.index("logprob_mismatch")])
@@ -119,9 +120,7 @@ class Stepper:
             MiniBatch(bins, int(most[k]), int(sums[k, 0]), int(sums[k, 1])) for k, bins in enumerate(packed)
         ]
 
-    def _update(
-        self, plan: Plan, columns: Columns, mini: MiniBatch, lr: float
-    ) -> tuple[np.ndarray, float]:
+    def _update(self, plan: Plan, columns: Columns, mini: MiniBatch, lr: float) -> tuple[np.ndarray, float]:
         """One optimizer step: (stats over all ranks, norm of the gradient)."""
         totals = torch.zeros(len(losses.STAT_NAMES), dtype=torch.float32, device=self.group.device)
         self.policy.clear_gradients()
@@ -144,7 +143,7 @@ class Stepper:
         if not (math.isfinite(stats[0]) and math.isfinite(norm)):
             self.policy.clear_gradients()
             raise TrainerError(
-                f"batch {plan.batch_id} of version {plan.version}: loss {float(stats[0])}, gradient norm {norm}",
+                f"batch {plan.batch_id} of version {plan.version}: loss {stats[0]}, gradient norm {norm}",
                 "nothing was committed; lower trainer.lr or resume from an earlier checkpoint",
             )
         self.optimizer.step(lr, norm, self.config.trainer.max_grad_norm)

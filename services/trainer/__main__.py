@@ -1,0 +1,32 @@
+"""`python -m services.trainer --run <dir>/run.json [--name NAME]`: the trainer, or a rank under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.obs import log
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m services.trainer", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="resolved run file (JSON)")
+    parser.add_argument("--name", default="trainer", help="the trainer's name, unique in the run")
+    arguments = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    log.setup(arguments.name if rank == 0 else f"{arguments.name}-{rank}")
+    config = RunConfig.model_validate_json(arguments.run.read_bytes())
+    if config.trainer.ranks > 1 and "RANK" not in os.environ:
+        from services.trainer.launch import launch  # heavy: torchrun's agent
+
+        return launch(sys.argv[1:], config.trainer.ranks, config.stack.stop_s)
+    from services.trainer.rank import run_rank  # heavy: after the configuration was read
+
+    return run_rank(config, arguments.run.parent, arguments.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

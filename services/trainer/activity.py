@@ -1,0 +1,81 @@
+"""What a trainer does now and did: for its heartbeats, its status and the run's timeline.
+
+Written by the computing thread, read by the asyncio side: single attributes and one locked list.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+WAITING = "waiting"
+READING = "reading"
+TRAINING = "training"
+PUBLISHING = "publishing"
+SAVING = "saving"
+MOST_SPANS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Unix nanoseconds of this host."""
+
+    what: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """All transfers over one path so far, of all ranks."""
+
+    path: str
+    size_bytes: int
+    seconds: float
+    transfers: int
+
+
+@dataclass(slots=True)
+class Activity:
+    """version: of the parameters. batch_id: trained last. gauges: latest values by name."""
+
+    version: int = 0
+    batch_id: int = 0
+    doing: str = WAITING
+    gauges: dict[str, float] = field(default_factory=dict)
+    transfers: tuple[Transfer, ...] = ()
+    # Seconds of the latest phase of each kind.
+    seconds: dict[str, float] = field(default_factory=dict)
+    _spans: list[Span] = field(default_factory=list)
+    _since_ns: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def phase(self, what: str) -> Iterator[None]:
+        """Within the block the trainer is doing this; its span and seconds are kept."""
+        with self._lock:
+            self.doing, self._since_ns = what, time.time_ns()
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = time.perf_counter() - started
+            with self._lock:
+                self._close(time.time_ns())
+                self.doing = WAITING
+
+    def take_spans(self) -> list[Span]:
+        """Spans since the last call; what is going on is cut at now and continues after."""
+        with self._lock:
+            if self.doing != WAITING:
+                self._close(time.time_ns())
+            spans, self._spans = self._spans, []
+            return spans
+
+    def _close(self, now_ns: int) -> None:
+        if len(self._spans) < MOST_SPANS:
+            self._spans.append(Span(self.doing, self._since_ns, now_ns))
+        self._since_ns = now_ns

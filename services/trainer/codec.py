@@ -1,0 +1,57 @@
+"""Batch plans and events as plain values: where generated messages end."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from earl.errors import TrainerError
+from earl.v1 import events_pb2, scheduler_pb2
+from services.trainer.plan import Item, Plan
+
+_OBJECTIVES: dict[int, Literal["policy_gradient", "imitate"]] = {
+    scheduler_pb2.OBJECTIVE_POLICY_GRADIENT: "policy_gradient",
+    scheduler_pb2.OBJECTIVE_IMITATE: "imitate",
+}
+
+
+def decode_plan(data: bytes, ranks: int) -> Plan:
+    """The plan of a serialised BatchPlan for a group of `ranks`. Raises TrainerError if it is for another."""
+    plan = scheduler_pb2.BatchPlan.FromString(data)
+    if len(plan.ranks) != ranks:
+        raise TrainerError(
+            f"batch {plan.batch_id} is planned for {len(plan.ranks)} ranks, the trainer has {ranks}",
+            "restart the trainer so that the scheduler learns its size",
+        )
+    if plan.objective not in _OBJECTIVES:
+        raise TrainerError(
+            f"batch {plan.batch_id} has the unknown objective {plan.objective}",
+            "run scheduler and trainer of one version",
+        )
+    return Plan(
+        batch_id=plan.batch_id,
+        version=plan.version,
+        objective=_OBJECTIVES[plan.objective],
+        ranks=tuple(tuple(map(_item, rank.items)) for rank in plan.ranks),
+        publish=plan.publish,
+        checkpoint=plan.checkpoint,
+        progress=plan.progress,
+        first_of_phase=plan.first_of_phase,
+    )
+
+
+def _item(item: scheduler_pb2.BatchItem) -> Item:
+    if item.start_token or item.stop_token not in (0, item.total_tokens):
+        raise TrainerError(
+            f"{item.descriptor_key}: slice {item.start_token}:{item.stop_token} of {item.total_tokens}",
+            "this trainer has no context parallelism: plan whole sequences",
+        )
+    return Item(item.ticket_id, item.attempt, item.descriptor_key, item.advantage, item.total_tokens)
+
+
+def weights_published(version: int, keys: list[str], size_bytes: int) -> events_pb2.Event:
+    """The event that says: these descriptors together hold this version. size_bytes: of all ranks."""
+    return events_pb2.Event(
+        weights_published=events_pb2.WeightsPublished(
+            version=version, descriptor_keys=keys, size_bytes=size_bytes
+        )
+    )

@@ -1,0 +1,67 @@
+"""Starts the ranks of a trainer on this machine through torchrun's own agent.
+
+    python -m services.trainer ─┬─ one rank: it is the rank itself, nothing to supervise
+                                └─ more: torchrun's agent here, `python -m services.trainer` per rank
+
+A rank that dies ends the group (no restarts): its exit code becomes the group's. SIGTERM goes to
+the ranks, which save and leave; the agent then ends with 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def launch(arguments: Sequence[str], ranks: int, stop_s: float) -> int:
+    """Runs `python -m services.trainer <arguments>` once per rank; returns the group's exit code."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=f"trainer-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.1,
+        # SIGTERM and SIGINT are ours: passed on, so that the ranks can save.
+        signals_to_handle="SIGHUP,SIGQUIT",
+        shutdown_timeout=max(1, int(stop_s)),
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _pass_on)
+    try:
+        elastic_launch(config, sys.executable)("-m", "services.trainer", *arguments)
+    except ChildFailedError as error:
+        codes = [failure.exitcode for failure in error.failures.values()]
+        # A rank killed by a signal has a negative code; the first to fail is the cause.
+        first = min(error.failures.values(), key=lambda failure: failure.timestamp).exitcode
+        return first if first > 0 else next((code for code in codes if code > 0), 1)
+    return 0
+
+
+def _pass_on(number: int, frame: object) -> None:
+    """Send the signal to the ranks: torchrun starts each in a session of its own."""
+    for pid in _children():
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass  # it left in between
+
+
+def _children() -> list[int]:
+    """Processes whose parent this process is."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found += [int(pid) for pid in (task / "children").read_text().split()]
+        except FileNotFoundError:
+            pass  # a thread that ended
+    return found

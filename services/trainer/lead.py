@@ -1,0 +1,117 @@
+"""What only rank 0 does beside training: its server, its membership, its word with the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+
+from earl.config.run import RunConfig
+from earl.errors import EarlError
+from earl.rpc.server import Server
+from earl.v1.trainer_pb2_grpc import add_TrainerServiceServicer_to_server
+from services.trainer.activity import Activity
+from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
+from services.trainer.manifest import Progress
+from services.trainer.requests import Requests
+from services.trainer.servicer import TrainerServicer
+from services.trainer.side import Side
+
+log = logging.getLogger(__name__)
+
+SERVICE = "earl.v1.TrainerService"
+# A NextBatch call waits this long for a plan; other ranks wait with it.
+WAIT_S = 2.0
+# How soon a request (stop, save) is noticed while waiting for a plan.
+NOTICE_S = 0.05
+# Calls while leaving: the run's launcher waits stack.stop_s for all of it.
+LEAVING_S = 3.0
+SLACK_S = 5.0
+
+
+class Lead:
+    """Rank 0's voice; its methods are called from the computing thread."""
+
+    def __init__(
+        self, config: RunConfig, side: Side, link: SchedulerLink, activity: Activity, requests: Requests
+    ) -> None:
+        self._config = config
+        self._side = side
+        self._link = link
+        self._activity = activity
+        self._requests = requests
+        self._asked: concurrent.futures.Future[tuple[bytes, bool]] | None = None
+
+    async def start(self, token: str) -> tuple[Server, str]:
+        """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
+        server = Server(self._link.worker.name, self._config.trainer.bind, token=token, drain_s=1.0)
+        servicer = TrainerServicer(self._activity, self._requests, self._link)
+        server.add(add_TrainerServiceServicer_to_server, servicer, SERVICE)
+        address = await server.start()
+        lease_s, _ = await self._link.join(address)
+        self._period_s = min(self._config.scheduler.heartbeat_s, lease_s / 3)
+        return server, address
+
+    async def heartbeats(self) -> None:
+        """For ever; raises when the scheduler stays away or refuses this trainer."""
+        while True:
+            over = await self._link.heartbeat(
+                self._activity.version,
+                dict(self._activity.gauges),
+                self._activity.take_spans(),
+                self._activity.transfers,
+            )
+            if over:
+                self._requests.over.set()
+            await asyncio.sleep(self._period_s)
+
+    def reconcile(self, progress: Progress) -> None:
+        """The ledger is brought to what the parameters were trained on."""
+        rolled_back = self._side.run(
+            self._link.reconcile(progress.version, progress.next_batch_id, progress.consumed.ranges()),
+            2 * PATIENCE_S + SLACK_S,
+        )
+        if rolled_back:
+            log.warning("%d tickets trained after the checkpoint were rolled back", rolled_back)
+
+    def next_plan(self) -> bytes | None:
+        """A serialised plan; b"" if none came in WAIT_S; None as soon as something is requested."""
+        while True:
+            self._side.check()
+            if self._requests.stop.is_set() or self._requests.wants_save:
+                return None
+            if self._asked is None:
+                self._asked = self._side.submit(self._link.next_batch(WAIT_S))
+            done, _ = concurrent.futures.wait([self._asked], timeout=NOTICE_S)
+            if not done:
+                continue
+            plan, over = self._asked.result()
+            self._asked = None
+            if over and not plan:
+                self._requests.over.set()
+                return None
+            return plan
+
+    def commit(self, batch_id: int, version: int, metrics: dict[str, float]) -> None:
+        """The batch's tickets are trained.
+
+        A scheduler that is gone while the trainer leaves is no failure: the checkpoint that follows
+        holds the batch, and the ledger is brought to it on resume.
+        """
+        self._tell(lambda deadline_s: self._link.commit(batch_id, version, metrics, deadline_s))
+
+    def record_checkpoint(self, progress: Progress, path: str) -> None:
+        ranges = progress.consumed.ranges()
+        self._tell(
+            lambda deadline_s: self._link.record_checkpoint(progress.version, path, ranges, deadline_s)
+        )
+
+    def _tell(self, call) -> None:
+        leaving = self._requests.stop.is_set() or self._requests.over.is_set()
+        deadline_s = LEAVING_S if leaving else PATIENCE_S
+        try:
+            self._side.run(call(deadline_s), 2 * deadline_s + SLACK_S)
+        except EarlError as error:
+            if not leaving:
+                raise
+            log.warning("the scheduler was not told: %s", error)

@@ -1,0 +1,130 @@
+"""What a checkpoint's manifest says, as one value; written whole, then renamed: the truth about training.
+
+A manifest names every file with its size and checksum, and for each tensor which file holds which
+box, so that a group of any size can restore it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from earl.dispatch.layout import Box, Layout, ShardBox
+from earl.errors import CheckpointError, LayoutError
+from earl.models.spec import ModelSpec
+from services.trainer.tickets import TicketSet
+
+FORMAT = 1
+FILE = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file beside the manifest. xxh3: 128-bit hash of its bytes, hexadecimal."""
+
+    name: str
+    size_bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One parameter: its global shape, and per part (index into files, start, stop)."""
+
+    shape: tuple[int, ...]
+    parts: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training stands.
+
+    version: of the parameters. next_batch_id: first batch that they were not trained on. consumed:
+    every ticket that they were trained on. phase_batches: batches of the phase so far (learning-rate
+    warm-up). updates: of the optimizer since its moments were zero.
+    """
+
+    version: int
+    next_batch_id: int
+    consumed: TicketSet
+    phase_batches: int
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """reference: the files also hold the policy that the KL is measured against."""
+
+    progress: Progress
+    model: str
+    config: str
+    reference: bool
+    files: tuple[FileEntry, ...]
+    tensors: dict[str, TensorEntry]
+
+    def layout(self, name: str) -> Layout:
+        """How a parameter is cut over the files; owners are file names. Raises CheckpointError."""
+        entry = self.tensors.get(name)
+        if entry is None:
+            raise CheckpointError(f"the checkpoint lacks {name!r}", "it belongs to another model")
+        shards = tuple(ShardBox(self.files[file].name, Box(start, stop)) for file, start, stop in entry.parts)
+        return Layout(name, "float32", entry.shape, shards)
+
+    def encode(self) -> bytes:
+        """Readable JSON."""
+        progress = self.progress
+        value = {
+            "format": FORMAT,
+            "version": progress.version,
+            "next_batch_id": progress.next_batch_id,
+            "consumed": progress.consumed.ranges(),
+            "phase_batches": progress.phase_batches,
+            "updates": progress.updates,
+            "model": self.model,
+            "config": self.config,
+            "reference": self.reference,
+            "files": [asdict(file) for file in self.files],
+            "tensors": {
+                name: {"shape": entry.shape, "parts": entry.parts} for name, entry in self.tensors.items()
+            },
+        }
+        return json.dumps(value, indent=1).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Raises CheckpointError when it is torn or of another format."""
+        try:
+            value = json.loads(data)
+            if value["format"] != FORMAT:
+                raise CheckpointError(f"format {value['format']!r}, this trainer reads {FORMAT}")
+            manifest = cls(
+                Progress(
+                    value["version"],
+                    value["next_batch_id"],
+                    TicketSet((start, stop) for start, stop in value["consumed"]),
+                    value["phase_batches"],
+                    value["updates"],
+                ),
+                value["model"],
+                value["config"],
+                value["reference"],
+                tuple(FileEntry(**file) for file in value["files"]),
+                {
+                    name: TensorEntry(
+                        tuple(entry["shape"]),
+                        tuple((file, tuple(start), tuple(stop)) for file, start, stop in entry["parts"]),
+                    )
+                    for name, entry in value["tensors"].items()
+                },
+            )
+            for name in manifest.tensors:
+                manifest.layout(name).validate()
+        except (ValueError, KeyError, TypeError, IndexError, LayoutError) as error:
+            raise CheckpointError(f"no manifest: {error!r}") from error
+        return manifest
+
+
+def fingerprint(spec: ModelSpec) -> str:
+    """Identifies the shapes that a checkpoint fits."""
+    return hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,162 @@
+"""Two slots of published weights in each rank's arena.
+
+    publish(v):  retire v-2 ─► copy own shards into its slot ─► descriptors ─► all ranks ─► WeightsPublished
+                    │ descriptors removed, then readers awaited: acknowledged, or lease ended
+                    └─ a late reader finds the slot's generation changed: VersionGone
+
+Promise: while anyone may read a slot, nobody writes it, so that the next optimizer step never changes
+what is being read; WeightsPublished is sent once every rank's shards can be read.
+A reader is a field of the hash `weights:<version>:readers`: owner -> end of its lease, in seconds of
+Redis's clock; it acknowledges by deleting the field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from earl.bus import Bus, redis_errors
+from earl.dispatch.allocator import rounded
+from earl.dispatch.descriptor import numpy_dtype
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorSpec, TensorStore
+from services.trainer.codec import weights_published
+from services.trainer.group import Group
+from services.trainer.parallel import Shard
+from services.trainer.side import Side
+
+log = logging.getLogger(__name__)
+
+SLOTS = 2
+POLL_S = 0.005
+LONGEST_POLL_S = 0.1
+# What an arena needs beside its slots: alignment is counted, this is for the rest.
+MARGIN_BYTES = 1 << 16
+CALL_S = 30.0
+
+
+def slot_bytes(shards: Sequence[Shard], dtype: str) -> int:
+    """Arena bytes of one version of these shards in the model's dtype."""
+    itemsize = numpy_dtype(dtype).itemsize
+    return sum(rounded(shard.box.size * itemsize) for shard in shards if shard.box.size)
+
+
+def arena_bytes(shards: Sequence[Shard], dtype: str) -> int:
+    """What an arena for the slots of these shards must hold."""
+    return SLOTS * rounded(slot_bytes(shards, dtype)) + MARGIN_BYTES
+
+
+class WeightSlots:
+    """One rank's slots. Calls come from the computing thread, in the same order on every rank.
+
+    name: of the trainer; its ranks' keys are weights/<version>/<name>-<rank>. lease_s: the longest
+    that a reader may hold a slot, whatever its lease says.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        store: TensorStore,
+        registry: Registry,
+        bus: Bus,
+        group: Group,
+        shards: Sequence[Shard],
+        *,
+        name: str,
+        dtype: str,
+        lease_s: float,
+    ) -> None:
+        self._side = side
+        self._store = store
+        self._registry = registry
+        self._bus = bus
+        self._group = group
+        self._shards = [shard for shard in shards if shard.box.size]
+        self._name = name
+        self._dtype = dtype
+        self._lease_s = lease_s
+        # Versions in the slots, oldest first.
+        self._held: list[int] = []
+        self._retiring: concurrent.futures.Future[None] | None = None
+        self._size_bytes = sum(int(np.prod(shard.shape)) * numpy_dtype(dtype).itemsize for shard in shards)
+
+    def key(self, version: int, rank: int) -> str:
+        return f"weights/{version}/{self._name}-{rank}"
+
+    def retire_early(self) -> None:
+        """Start freeing the slot that the next version needs, while the step that makes it computes."""
+        if self._group.leads and len(self._held) == SLOTS and self._retiring is None:
+            self._retiring = self._side.submit(self._retire(self._held[0]))
+
+    def publish(self, version: int) -> None:
+        """Copy the parameters as they are now into a slot and make them known. A collective.
+
+        Raises BusUnavailable, DeadlineExceeded.
+        """
+        if version in self._held:
+            return
+        self._free_slot()
+        key = self.key(version, self._group.rank)
+        specs = {shard.name: TensorSpec(self._dtype, shard.shape, shard.box) for shard in self._shards}
+        arrays = self._side.run(self._reserve(key, specs, version), CALL_S)
+        _copy(self._shards, arrays, self._dtype)
+        self._side.run(self._store.publish([key]), CALL_S)
+        self._held.append(version)
+        self._group.barrier()
+        if self._group.leads:
+            keys = [self.key(version, rank) for rank in range(self._group.size)]
+            event = weights_published(version, keys, self._size_bytes)
+            self._side.run(self._bus.publish(event), CALL_S)
+
+    def _free_slot(self) -> None:
+        if len(self._held) < SLOTS:
+            return
+        old = self._held[0]
+        self.retire_early()
+        if self._retiring is not None:
+            self._retiring.result(self._lease_s + CALL_S)
+            self._retiring = None
+        self._group.barrier()
+        self._side.run(self._store.remove([self.key(old, self._group.rank)]), CALL_S)
+        self._held.remove(old)
+
+    async def _reserve(self, key: str, specs: dict[str, TensorSpec], version: int) -> dict[str, np.ndarray]:
+        return self._store.reserve(key, specs, version)
+
+    async def _retire(self, version: int) -> None:
+        """Take no new readers, then wait for those that are reading."""
+        await self._registry.remove([self.key(version, rank) for rank in range(self._group.size)])
+        readers = self._bus.key("weights", version, "readers")
+        poll_s = POLL_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._lease_s):
+                while await self._reading(readers):
+                    await asyncio.sleep(poll_s)
+                    poll_s = min(2 * poll_s, LONGEST_POLL_S)
+        with redis_errors(self._bus.url):
+            await self._bus.redis.delete(readers)
+
+    async def _reading(self, readers: str) -> list[str]:
+        """Owners whose lease on the version has not ended."""
+        with redis_errors(self._bus.url):
+            pipeline = self._bus.redis.pipeline(transaction=False)
+            pipeline.time()
+            pipeline.hgetall(readers)
+            (seconds, _), leases = await pipeline.execute()
+        return [owner.decode() for owner, end in leases.items() if float(end) > seconds]
+
+
+@torch.no_grad()
+def _copy(shards: Sequence[Shard], arrays: dict[str, np.ndarray], dtype: str) -> None:
+    """Shards into the arena, cast to the model's dtype on the way."""
+    for shard in shards:
+        target = torch.from_numpy(arrays[shard.name])
+        if dtype == "bfloat16":
+            target = target.view(torch.bfloat16)
+        target.copy_(shard.local.view(shard.box.shape))

@@ -1,0 +1,32 @@
+"""One rank as a process: signals become requests, errors become one line and an exit code.
+
+`torchrun -m services.trainer --run run.json` starts ranks too: torchrun's environment says who is who.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.errors import EarlError
+from services.trainer.requests import Requests
+from services.trainer.service import serve
+
+log = logging.getLogger(__name__)
+
+
+def run_rank(config: RunConfig, run_dir: Path, name: str) -> int:
+    """Serves until the run is over; returns the exit code."""
+    requests = Requests()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: requests.stop.set())
+    try:
+        serve(config, run_dir, name, requests)
+    except EarlError as error:
+        sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
+        sys.stderr.flush()
+        return error.exit_code
+    return 0

@@ -1,0 +1,137 @@
+"""A trainer rank from its configuration: starts the parts in order, stops them in reverse.
+
+    group ─► policy ─► bus, arena, dispatcher ─► rank 0: server, membership ─► parameters ─► loop
+
+Promise: whatever fails, what was started is stopped; no arena file outlives the rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from earl.bus import Bus
+from earl.config.run import RunConfig
+from earl.dispatch.arena_file import arena_directory
+from earl.dispatch.dispatcher import Dispatcher
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+from earl.errors import ConfigError
+from earl.models.spec import load_spec
+from earl.rpc.main import announce
+from services.trainer.activity import Activity
+from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
+from services.trainer.group import Group
+from services.trainer.lead import SLACK_S, Lead
+from services.trainer.parallel import Policy
+from services.trainer.publish import WeightSlots, arena_bytes
+from services.trainer.requests import Requests
+from services.trainer.side import Side
+from services.trainer.step import Stepper
+from services.trainer.worker import Trainer
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 10.0
+
+
+def address_of(variable: str) -> str:
+    """The value of an environment variable that the launcher sets. Raises ConfigError."""
+    value = os.environ.get(variable, "")
+    if not value:
+        raise ConfigError(f"{variable} is not set", "start the stack with `earl train`, or set it")
+    return value
+
+
+def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> None:
+    """Runs one rank until the run is over or `requests.stop` is set. Raises EarlError for what failed."""
+    redis_url, scheduler = address_of("EARL_REDIS_URL"), address_of("EARL_SCHEDULER")
+    torch.set_num_threads(config.trainer.threads)
+    spec = load_spec(run_dir / "model")
+    with ExitStack() as stack:
+        side = Side()
+        stack.callback(side.close)
+        group = Group(config.trainer.device)
+        policy = Policy(spec, group, config.model.dtype)
+        stepper = Stepper(policy, group, config)
+        bus = side.run(
+            Bus.connect(redis_url, config.name, source=name, stream_events=config.bus.stream_events),
+            PATIENCE_S,
+        )
+        stack.callback(lambda: side.run(bus.close(), CLOSE_S))
+        registry = Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s)
+        opening = TensorStore.open(
+            registry,
+            config.data_plane,
+            arena_directory(config.data_plane, run_dir),
+            f"{name}-{group.rank}",
+            incarnation=secrets.randbits(64),
+            size_bytes=config.trainer.arena_bytes or arena_bytes(policy.shards, config.model.dtype),
+        )
+        store = side.run(opening, PATIENCE_S)
+        stack.callback(lambda: side.run(store.close(), CLOSE_S))
+        dispatcher = side.run(Dispatcher.create(registry, config.data_plane), PATIENCE_S)
+        stack.callback(lambda: side.run(dispatcher.close(), CLOSE_S))
+        slots = WeightSlots(
+            side,
+            store,
+            registry,
+            bus,
+            group,
+            policy.shards,
+            name=name,
+            dtype=config.model.dtype,
+            lease_s=2 * config.data_plane.read_s,
+        )
+        activity = Activity()
+        lead = None
+        address = ""
+        if group.leads:
+            lead, address = _lead(config, name, scheduler, group, side, activity, requests, stack)
+        trainer = Trainer(
+            config,
+            run_dir,
+            group=group,
+            side=side,
+            stepper=stepper,
+            slots=slots,
+            dispatcher=dispatcher,
+            activity=activity,
+            requests=requests,
+            lead=lead,
+        )
+        trainer.start()
+        if group.leads:
+            announce(name, address)
+        trainer.run()
+        group.close()
+
+
+def _lead(
+    config: RunConfig,
+    name: str,
+    scheduler: str,
+    group: Group,
+    side: Side,
+    activity: Activity,
+    requests: Requests,
+    stack: ExitStack,
+) -> tuple[Lead, str]:
+    token = os.environ.get("EARL_TOKEN", "")
+
+    async def connect() -> SchedulerLink:
+        # gRPC's channels belong to the loop that they are made on.
+        return SchedulerLink(scheduler, token, name=name, incarnation=secrets.randbits(64), ranks=group.size)
+
+    link = side.run(connect(), PATIENCE_S)
+    stack.callback(lambda: side.run(link.close(), CLOSE_S))
+    lead = Lead(config, side, link, activity, requests)
+    server, address = side.run(lead.start(token), PATIENCE_S + SLACK_S)
+    stack.callback(lambda: side.run(server.stop(), CLOSE_S))
+    side.spawn(lead.heartbeats())
+    return lead, address

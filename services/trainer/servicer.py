@@ -1,0 +1,50 @@
+"""earl.v1.TrainerService, served by rank 0: decode, ask, encode."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from earl.errors import DeadlineExceeded
+from earl.v1 import common_pb2, trainer_pb2
+from earl.v1.trainer_pb2_grpc import TrainerServiceServicer
+from services.trainer.activity import Activity
+from services.trainer.codec_scheduler import SchedulerLink
+from services.trainer.requests import Requests
+
+# Longest wait for the step boundary at which a checkpoint is saved.
+SAVE_S = 300.0
+
+
+class TrainerServicer(TrainerServiceServicer):
+    """ReparallelizeTrainer stays UNIMPLEMENTED: the group keeps the size that it was started with."""
+
+    def __init__(self, activity: Activity, requests: Requests, link: SchedulerLink) -> None:
+        self._activity = activity
+        self._requests = requests
+        self._link = link
+
+    async def GetTrainerStatus(self, request, context) -> trainer_pb2.GetTrainerStatusResponse:
+        return trainer_pb2.GetTrainerStatusResponse(
+            worker=self._link.worker,
+            parallelism=common_pb2.Parallelism(dp=self._link.ranks, tp=1, cp=1, pp=1),
+            version=self._activity.version,
+            batch_id=self._activity.batch_id,
+            doing=self._activity.doing,
+            resident_bytes=_resident_bytes(),
+        )
+
+    async def SaveCheckpoint(self, request, context) -> trainer_pb2.SaveCheckpointResponse:
+        try:
+            async with asyncio.timeout(SAVE_S):
+                path, version = await asyncio.wrap_future(self._requests.save())
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no step boundary came within {SAVE_S:g} s", "ask again; a step may be that long"
+            ) from None
+        return trainer_pb2.SaveCheckpointResponse(path=path, version=version)
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,90 @@
+"""The asyncio side of a rank: one loop on a thread of its own, so that compute never delays an RPC.
+
+    main thread (compute) ── submit / run ──► loop thread (RPC, bus, reads, descriptors' leases)
+
+Promise: `run` returns, raises what the coroutine raised, or ends with DeadlineExceeded; a background
+task that fails is raised by the next `check`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from earl.errors import DeadlineExceeded
+
+T = TypeVar("T")
+
+CLOSE_S = 10.0
+
+
+class Side:
+    """Starts its thread at once; `close` ends it."""
+
+    def __init__(self) -> None:
+        self._loop = _new_loop()
+        self._background: list[concurrent.futures.Future] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="side", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start it on the loop; from any thread but the loop's own."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Its result, within timeout_s; then it is cancelled. Raises DeadlineExceeded."""
+        name = getattr(work, "__qualname__", "work")
+        future = self.submit(work)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                return future.result()  # it ended, itself with TimeoutError perhaps
+            future.cancel()
+            raise DeadlineExceeded(f"{name} did not end within {timeout_s:g} s") from None
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start background work; `check` raises its failure."""
+        self._background.append(self.submit(work))
+
+    def check(self) -> None:
+        """Raise the failure of a background task, if one failed."""
+        for future in self._background:
+            if future.done() and not future.cancelled():
+                error = future.exception()
+                if error is not None:
+                    raise error
+
+    def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread. Idempotent, bounded."""
+        if self._loop.is_closed():
+            return
+        try:
+            self.run(_cancel_all(), CLOSE_S)
+        except DeadlineExceeded:
+            pass  # a task refuses to be cancelled: the daemon thread ends with the process
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

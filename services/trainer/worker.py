@@ -1,0 +1,267 @@
+"""One rank's loop, the same on every rank; rank 0 decides, its commands are broadcast.
+
+    command ─► plan: read own slices ─► all ranks have theirs? ─► train ─► commit ─► publish ─► checkpoint?
+       ▲         └── no: abandon the plan, ask again                                             │
+       └─────────────────────────────────────────────────────────────────────────────────────────┘
+    stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
+
+Promise: a manifest holds exactly the tickets of the batches that its parameters were trained on.
+Whatever happens between an optimizer step, its commit and the next manifest's rename, the newest
+manifest stays the truth: the ledger is reconciled to it when the trainer starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from earl.config.run import RunConfig
+from earl.dispatch.dispatcher import Dispatcher
+from earl.errors import DataPlaneError, TrainerError
+from earl.models.weights import save_checkpoint
+from services.trainer import checkpoint
+from services.trainer.activity import PUBLISHING, READING, SAVING, TRAINING, Activity, Transfer
+from services.trainer.batch import Columns
+from services.trainer.codec import decode_plan
+from services.trainer.group import Group
+from services.trainer.lead import Lead
+from services.trainer.manifest import Progress
+from services.trainer.plan import Plan
+from services.trainer.publish import WeightSlots
+from services.trainer.reader import read_columns, transfers
+from services.trainer.requests import Requests
+from services.trainer.side import Side
+from services.trainer.step import Stepper
+from services.trainer.tickets import TicketSet
+
+log = logging.getLogger(__name__)
+
+PLAN, IDLE, SAVE, LEAVE, OVER = b"P", b"I", b"S", b"L", b"O"
+# Plans in a row that could not be read before the trainer gives up, and the longest pause in between.
+ABANDONED_PLANS = 20
+PAUSE_S = 2.0
+PATHS = ("shm", "ucx-tcp", "ucx-rdma")
+READ_SLACK_S = 10.0
+
+
+class Trainer:
+    """All parts are made and closed by the caller (service.py). lead: on rank 0 only."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        *,
+        group: Group,
+        side: Side,
+        stepper: Stepper,
+        slots: WeightSlots,
+        dispatcher: Dispatcher,
+        activity: Activity,
+        requests: Requests,
+        lead: Lead | None,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._group = group
+        self._side = side
+        self._stepper = stepper
+        self._slots = slots
+        self._dispatcher = dispatcher
+        self._activity = activity
+        self._requests = requests
+        self._lead = lead
+        self._columns = Columns()
+        self._directory = run_dir / "checkpoints"
+        self._abandoned = 0
+        self._saved_version = 0
+        # Version 1 is the model that the run starts from.
+        self.progress = Progress(1, 1, TicketSet(), 0, 0)
+
+    def start(self) -> None:
+        """Fill the parameters, from the newest checkpoint if there is one; reconcile; publish them.
+
+        Raises ModelNotFound, CheckpointError, and what the scheduler refuses.
+        """
+        found = checkpoint.latest(self._directory, self._stepper, self._group)
+        if found is None:
+            self._stepper.policy.fill(self._run_dir / "model")
+        else:
+            path, manifest = found
+            checkpoint.load(path, manifest, self._stepper)
+            self.progress = manifest.progress
+            self._saved_version = manifest.progress.version
+            if self._group.leads:
+                log.info("resumed version %d from %s", manifest.progress.version, path)
+                if manifest.config != config_hash(self._config):
+                    log.warning("%s was trained with other settings than the run file's", path)
+        self._activity.version = self.progress.version
+        self._activity.batch_id = self.progress.next_batch_id - 1
+        if self._lead is not None:
+            self._lead.reconcile(self.progress)
+        with self._activity.phase(PUBLISHING):
+            self._slots.publish(self.progress.version)
+
+    def run(self) -> None:
+        """Until the run is over or a stop was asked for. Raises the first failure."""
+        while True:
+            command = self._group.broadcast(self._command() if self._lead is not None else b"")
+            kind, body = command[:1], command[1:]
+            if kind == PLAN:
+                self._batch(decode_plan(body, self._group.size))
+            elif kind != IDLE:
+                self._save()
+                if kind == OVER:
+                    self._export()
+                if kind in (LEAVE, OVER):
+                    return
+
+    def _command(self) -> bytes:
+        assert self._lead is not None
+        plan = self._lead.next_plan()
+        if plan is not None:
+            return PLAN + plan if plan else IDLE
+        if self._requests.stop.is_set():
+            return LEAVE
+        return OVER if self._requests.over.is_set() else SAVE
+
+    # --- one batch ----------------------------------------------------------------------------
+
+    def _batch(self, plan: Plan) -> None:
+        if plan.version != self.progress.version:
+            raise TrainerError(
+                f"batch {plan.batch_id} trains version {plan.version}, not {self.progress.version}",
+                "restart the trainer: the ledger is reconciled to its checkpoint",
+            )
+        with self._activity.phase(READING):
+            complete = self._read(plan)
+        if not complete:
+            self._abandon(plan)
+            return
+        self._abandoned = 0
+        self._slots.retire_early()
+        with self._activity.phase(TRAINING):
+            metrics = self._stepper.train(plan, self._columns)
+        consumed = self.progress.consumed.copy()
+        consumed.add(plan.ticket_ids)
+        self.progress = Progress(
+            plan.version + 1,
+            plan.batch_id + 1,
+            consumed,
+            self._stepper.phase_batches,
+            self._stepper.optimizer.updates,
+        )
+        self._activity.version, self._activity.batch_id = self.progress.version, plan.batch_id
+        self._report(plan, metrics)
+        if plan.publish:
+            with self._activity.phase(PUBLISHING):
+                self._slots.publish(self.progress.version)
+        every = self._config.trainer.checkpoint_every
+        if plan.checkpoint or (every and (self.progress.version - 1) % every == 0):
+            self._save()
+
+    def _read(self, plan: Plan) -> bool:
+        """Whether every rank has its sequences."""
+        deadline_s = self._config.data_plane.read_s
+        problem = ""
+        try:
+            items = plan.ranks[self._group.rank]
+            work = read_columns(self._dispatcher, self._columns, items, deadline_s)
+            self._side.run(work, deadline_s + READ_SLACK_S)
+        except DataPlaneError as error:
+            problem = str(error)
+            log.warning("batch %d cannot be read: %s", plan.batch_id, error)
+        if not self._group.agree(not problem):
+            return False
+        self._columns.validate(self._stepper.policy.spec.vocab)
+        return True
+
+    def _abandon(self, plan: Plan) -> None:
+        self._abandoned += 1
+        if self._abandoned >= ABANDONED_PLANS:
+            raise TrainerError(
+                f"{self._abandoned} plans in a row could not be read, the last one batch {plan.batch_id}",
+                "are the rollout workers alive? the log names what was missing",
+            )
+        if self._lead is not None:
+            # The scheduler needs a moment to learn which worker is gone.
+            self._requests.stop.wait(min(PAUSE_S, 0.1 * 2**self._abandoned))
+
+    def _report(self, plan: Plan, metrics: dict[str, float]) -> None:
+        """Tell the scheduler that the batch is trained, with figures of all ranks."""
+        trained = int(self._columns.trained_tokens().sum())
+        tokens = int(self._columns.offsets[-1])
+        counts = self._group.sum(torch.tensor([tokens, trained, len(self._columns.items)])).tolist()
+        seconds = self._activity.seconds
+        metrics |= {
+            "tokens": float(counts[0]),
+            "trained_tokens": float(counts[1]),
+            "sequences": float(counts[2]),
+            "read_s": seconds[READING],
+            "train_s": seconds[TRAINING],
+            # Of the version before: this one is published after it is committed.
+            "publish_s": seconds.get(PUBLISHING, 0.0),
+            "train_tokens_per_s": counts[0] / max(seconds[TRAINING], 1e-9),
+        }
+        self._activity.gauges = {"train_s": seconds[TRAINING], "read_s": seconds[READING]}
+        self._activity.transfers = self._all_transfers()
+        if self._lead is not None:
+            self._lead.commit(plan.batch_id, self.progress.version, metrics)
+
+    def _all_transfers(self) -> tuple[Transfer, ...]:
+        mine = {one.path: one for one in transfers(self._dispatcher)}
+        totals = torch.zeros(len(PATHS), 3, dtype=torch.float64)
+        for row, path in enumerate(PATHS):
+            if path in mine:
+                one = mine[path]
+                totals[row] = torch.tensor([one.size_bytes, one.seconds, one.transfers], dtype=torch.float64)
+        rows = self._group.sum(totals).tolist()
+        return tuple(
+            Transfer(path, int(size_bytes), seconds, int(count))
+            for path, (size_bytes, seconds, count) in zip(PATHS, rows, strict=True)
+            if count
+        )
+
+    # --- what lasts ---------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        version = self.progress.version
+        path = self._directory / f"step-{version}"
+        if version != self._saved_version:
+            with self._activity.phase(SAVING):
+                path = checkpoint.save(
+                    self._directory,
+                    self._stepper,
+                    self._group,
+                    replace(self.progress, consumed=self.progress.consumed.copy()),
+                    config_hash(self._config),
+                    self._config.trainer.keep_checkpoints,
+                )
+            self._saved_version = version
+            if self._lead is not None:
+                self._lead.record_checkpoint(self.progress, str(path))
+        self._requests.saved(str(path), version)
+
+    def _export(self) -> None:
+        """<run>/model-final: a directory that transformers reads, gathered tensor by tensor."""
+        dtype = getattr(torch, self._config.model.dtype)
+        tensors = ((name, tensor.to(dtype)) for name, tensor in self._stepper.policy.gathered())
+        with self._activity.phase(SAVING):
+            if not self._group.leads:
+                for _ in tensors:
+                    pass
+                return
+            target = self._run_dir / "model-final"
+            shutil.rmtree(target, ignore_errors=True)
+            save_checkpoint(target, self._run_dir / "model", tensors)
+
+
+def config_hash(config: RunConfig) -> str:
+    """Identifies the settings that training depends on."""
+    parts = (config.model, config.trainer, config.warmup)
+    return hashlib.sha256("\n".join(part.model_dump_json() for part in parts).encode()).hexdigest()[:32]
