@@ -8,6 +8,7 @@
 
 `model` is a job: it makes the run's model directory and ends. All others serve until they are
 told to stop; the trainer and the rollout workers also end by themselves when the run is over.
+Ranks and engines are their services' own: the trainer calls torchrun, a rollout worker its engines.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     specs.append(
         ProcessSpec(
             TRAINER,
-            (*torchrun(config.trainer.ranks), "-m", "services.trainer", *run, "--name", TRAINER),
+            ("-m", "services.trainer", *run, "--name", TRAINER),
             needs=workers,
             environment={"OMP_NUM_THREADS": str(config.trainer.threads)},
             ends_with_run=True,
@@ -112,17 +113,3 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
         for index in range(config.rollout.workers)
     ]
     return specs
-
-
-def torchrun(ranks: int) -> tuple[str, ...]:
-    """Arguments that start `ranks` trainer processes on this machine, on loopback and a free port."""
-    return (
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=1",
-        f"--nproc-per-node={ranks}",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        "--max-restarts=0",
-    )

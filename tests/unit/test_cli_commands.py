@@ -30,16 +30,16 @@ def test_help_imports_nothing_heavy():
     assert done.returncode == 0
     for name in ("train", "demo", "report", "bench", "version"):
         assert f" {name} " in done.stdout
-    loaded = {
-        line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time")
-    }
+    imports = (line for line in done.stderr.splitlines() if line.startswith("import time"))
+    loaded = {line.rsplit("|", 1)[-1].strip() for line in imports}
     assert "earl.cli.lazy" in loaded
     heavy = {"torch", "transformers", "ucxx", "redis", "numpy", "grpc", "earl.cli.train", "earl.stack"}
     assert not heavy & loaded
 
 
 def test_loading_train_imports_neither_torch_nor_redis():
-    code = "import sys, earl.cli.train, earl.cli.demo; print(sorted({'torch', 'redis', 'ucxx'} & set(sys.modules)))"
+    heavy = "{'torch', 'redis', 'ucxx'}"
+    code = f"import sys, earl.cli.train, earl.cli.demo; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -1,0 +1,1 @@
+"""Run files: one pydantic section a module, loaded and checked without torch."""
