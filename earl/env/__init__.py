@@ -1,1 +1,41 @@
-"""SDK for environment authors."""
+"""SDK for environments: write one (base.py), serve it (host.py), play one (session.py).
+
+    from earl.env import Environment, EnvHost, GatewayClient, StepResult
+
+Imports neither torch nor redis; `EnvHost` and `GatewayClient` bring gRPC when they are first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from earl.env.base import Ending, Environment, Limits, Observation, StepResult
+
+if TYPE_CHECKING:
+    from earl.env.host import EnvHost
+    from earl.env.session import GatewayClient, Session, StepOutcome
+
+__all__ = [
+    "Ending",
+    "EnvHost",
+    "Environment",
+    "GatewayClient",
+    "Limits",
+    "Observation",
+    "Session",
+    "StepOutcome",
+    "StepResult",
+]
+
+_LAZY = {
+    "EnvHost": "earl.env.host",
+    "GatewayClient": "earl.env.session",
+    "Session": "earl.env.session",
+    "StepOutcome": "earl.env.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

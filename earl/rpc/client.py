@@ -17,6 +17,8 @@ from earl.errors import DeadlineExceeded
 from earl.rpc import auth, options
 from earl.rpc.errors import from_call
 
+# What a stream's read() returns once the peer has ended it.
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 

@@ -1,0 +1,1 @@
+"""Environments that others wrote, made EARL's: one module per package, imported only when served."""

@@ -1,0 +1,108 @@
+"""What an environment author writes: a class with `reset` and `step`.
+
+    class Guess(Environment):
+        name = "mine/guess"
+
+        def reset(self, seed, task):
+            self.secret = random.Random(seed).randrange(10)
+            return "guess a digit"
+
+        def step(self, action):
+            right = action.strip() == str(self.secret)
+            return StepResult("right" if right else "wrong", reward=float(right), done=right)
+
+One object plays one episode. All randomness comes from `seed`, so that an episode can be repeated.
+An exception ends the episode as ENV_ERROR: it is reported, never trained on and never a reward.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+Factory = Callable[[], "Environment"]
+
+
+class Ending(enum.IntEnum):
+    """How an episode ended; the numbers are those of earl.v1.Ending. Only OK and TRUNCATED may train."""
+
+    NONE = 0
+    OK = 1
+    TRUNCATED = 2
+    ENV_ERROR = 3
+    INFRA_ERROR = 4
+    TIMEOUT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the agent sees: a text and, where they can be listed, the actions that are legal now."""
+
+    text: str
+    legal_actions: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step led to.
+
+    reward: of this step alone, finite. done: the episode ended by its own rules. truncated: it was
+    cut short, for example by a bound on moves. metrics: finite numbers about the whole episode, given
+    with the last result, for example {"win": 1.0}.
+    """
+
+    observation: Observation | str
+    reward: float = 0.0
+    done: bool = False
+    truncated: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Longest waits of a session, in seconds: for a host with room, the reset, one step, the episode."""
+
+    queue_s: float = 60.0
+    reset_s: float = 30.0
+    step_s: float = 30.0
+    episode_s: float = 600.0
+
+
+class Environment:
+    """Base of environments. `reset`, `step` and `close` may be plain or async methods.
+
+    name: unique in the fleet, "package/game". reward_range: bounds of the sum of an episode's rewards.
+    blocking: whether plain methods may take longer than about a millisecond; they then run in a
+    thread of their own, so that they hold up nobody. It may also be set on the object in `reset`.
+    """
+
+    name: ClassVar[str] = ""
+    description: ClassVar[str] = ""
+    reward_range: ClassVar[tuple[float, float] | None] = None
+    action_schema: ClassVar[Mapping[str, Any]] = {"type": "string"}
+    observation_schema: ClassVar[Mapping[str, Any]] = {"type": "string"}
+    blocking: bool = True
+
+    # Set by the host: tells the gateway that a slow step is alive. Any thread may call it.
+    report_progress: Callable[[str], None] = staticmethod(lambda message: None)
+
+    def reset(self, seed: int, task: dict[str, Any]) -> Any:
+        """Start the episode; returns an Observation or its text."""
+        raise NotImplementedError
+
+    def step(self, action: str) -> Any:
+        """Take one action; returns a StepResult."""
+        raise NotImplementedError
+
+    def close(self) -> Any:
+        """Release what the episode held. Called once, also after a failure."""
+
+
+def schema_hash(environment: type[Environment] | Environment) -> str:
+    """Hash of the action and observation schema; hosts that serve one name must agree on it."""
+    schemas = {"action": environment.action_schema, "observation": environment.observation_schema}
+    return hashlib.sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,92 @@
+"""Between the SDK's values and the environment stream's messages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from earl.env.base import Ending, Environment, Observation, StepResult, schema_hash
+from earl.errors import EarlError, EnvironmentFailure, EnvProtocolError
+from earl.rpc.errors import bounded, catalogue
+from earl.v1 import env_pb2
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An episode that ended without a result that may train."""
+
+    ending: Ending
+    reason: str
+    text: str
+
+
+def failure_message(reason: str, text: str) -> str:
+    """The one line of a failed Result: the error's class name, a colon, what happened."""
+    return bounded(f"{reason}: {text}")
+
+
+def error_of(message: str) -> EarlError:
+    """The error that a failed Result's `message` stands for; EnvironmentFailure if it names none."""
+    reason, separator, text = message.partition(": ")
+    cls = catalogue().get(reason) if separator else None
+    return cls(text) if cls else EnvironmentFailure(message)
+
+
+def info(name: str, environment: type[Environment] | Environment) -> env_pb2.EnvironmentInfo:
+    """What a host says about an environment that it serves."""
+    message = env_pb2.EnvironmentInfo(
+        name=name, description=environment.description, schema_hash=schema_hash(environment)
+    )
+    if environment.reward_range is not None:
+        message.min_reward, message.max_reward = environment.reward_range
+    return message
+
+
+def answer(session: int, seq: int, outcome: Observation | str | StepResult | Failure) -> env_pb2.HostMessage:
+    """The message for what `reset` (an observation) or `step` (a StepResult) returned.
+
+    Raises EnvProtocolError for what may not be sent: a wrong type, a reward or metric that is not
+    finite, text that is not UTF-8.
+    """
+    if isinstance(outcome, Failure):
+        result = env_pb2.Result(
+            session=session,
+            seq=seq,
+            done=True,
+            ending=outcome.ending.value,  # type: ignore[arg-type]
+            message=failure_message(outcome.reason, outcome.text),
+        )
+        return env_pb2.HostMessage(result=result)
+    if seq == 0:
+        return env_pb2.HostMessage(
+            result=env_pb2.Result(session=session, observation=_observation(outcome, "reset"))
+        )
+    if not isinstance(outcome, StepResult):
+        raise EnvProtocolError(f"step {seq} returned {type(outcome).__name__}", "return a StepResult")
+    reward = outcome.reward
+    if not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        raise EnvProtocolError(f"reward {reward!r} of step {seq} is not a finite number")
+    result = env_pb2.Result(
+        session=session, seq=seq, observation=_observation(outcome.observation, "step"), reward=reward
+    )
+    if outcome.done or outcome.truncated:
+        result.done = True
+        result.ending = (Ending.OK if outcome.done else Ending.TRUNCATED).value  # type: ignore[assignment]
+        for key, value in outcome.metrics.items():
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise EnvProtocolError(f"metric {key} = {value!r} is not a finite number")
+            result.metrics[key] = value
+    return env_pb2.HostMessage(result=result)
+
+
+def _observation(value: object, source: str) -> env_pb2.Observation:
+    try:
+        if isinstance(value, str):
+            return env_pb2.Observation(text=value)
+        if isinstance(value, Observation):
+            return env_pb2.Observation(text=value.text, legal_actions=value.legal_actions)
+    except (TypeError, ValueError) as error:
+        raise EnvProtocolError(f"observation of {source} cannot be sent: {error}") from error
+    raise EnvProtocolError(f"{source} returned {type(value).__name__}", "return an Observation or its text")

@@ -1,0 +1,255 @@
+"""Runs the sessions of one host: async environments in tasks, blocking ones in threads, cheap ones inline.
+
+A slow environment never delays another's. A call that is cancelled but cannot be stopped keeps its
+thread: it is counted as stuck, and the capacity offered to the gateway shrinks by it until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from earl.env.base import Ending, Environment, Factory
+from earl.env.codec import Failure, answer
+from earl.env.hosted import Admission, HostedSession
+from earl.env.serve import described
+from earl.env.threads import DaemonThreads
+from earl.errors import EnvProtocolError
+from earl.v1 import env_pb2
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[env_pb2.HostMessage], None]
+Call = Callable[[], Any]
+
+
+class Runner:
+    """The sessions of a host.
+
+    environments: name → factory. capacity: sessions open at once. send: queues a message to the
+    gateway; messages sent while no stream is up may be lost, the gateway asks again. Must be made and
+    used on a running loop.
+    """
+
+    def __init__(self, environments: Mapping[str, Factory], capacity: int, send: Send) -> None:
+        self.capacity = capacity
+        self._factories = environments
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._threads = DaemonThreads("environment")
+        self._sessions: dict[int, HostedSession] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open = 0
+        self._stuck = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.infos = {name: described(factory) for name, factory in environments.items()}
+
+    @property
+    def open_sessions(self) -> int:
+        """Sessions whose episode is not over."""
+        return self._open
+
+    @property
+    def offered(self) -> int:
+        """Capacity less the calls that are cancelled and still run."""
+        return max(0, self.capacity - self._stuck)
+
+    async def wait_empty(self) -> None:
+        """Until no episode is under way."""
+        await self._empty.wait()
+
+    def close(self) -> None:
+        """Drop every session; environments are closed as far as they are not inside a call."""
+        self.keep(())
+        self._threads.close()
+
+    def keep(self, held: Collection[int]) -> None:
+        """Drop the sessions that the gateway no longer holds."""
+        for session in [s for s in self._sessions.values() if s.id not in held]:
+            self.drop(session.id)
+
+    # --- what the gateway asks ---------------------------------------------------------------
+
+    def reset(self, message: env_pb2.Reset) -> None:
+        """Start a session; a repeated Reset is answered with the same result."""
+        known = self._sessions.get(message.session)
+        if known is not None:
+            if known.admit(0) is Admission.REPEAT:
+                self._send(known.answer)
+            return
+        session = HostedSession(message.session, message.environment)
+        refusal = self._refusal(message)
+        self._sessions[session.id] = session
+        self._open += 1
+        self._empty.clear()
+        if refusal is not None:
+            self._finished(session, 0, refusal)
+            return
+        task = json.loads(message.task_json or "{}")
+        self._run(session, 0, partial(self._call_reset, session, message.seed, task))
+
+    def _refusal(self, message: env_pb2.Reset) -> Failure | None:
+        if message.environment not in self._factories:
+            text = f"this host does not serve {message.environment!r}"
+            return Failure(Ending.INFRA_ERROR, "UnknownEnvironment", text)
+        if self._open >= self.capacity:
+            text = f"this host holds {self._open} of {self.capacity} sessions"
+            return Failure(Ending.INFRA_ERROR, "EnvHostLost", text)
+        return None
+
+    def step(self, message: env_pb2.Step) -> None:
+        """Take a step; a repeated seq is answered with the same result, a wrong one refused."""
+        session = self._sessions.get(message.session)
+        if session is None:
+            text = f"this host has no session {message.session}"
+            failure = Failure(Ending.INFRA_ERROR, "EnvHostLost", text)
+            self._send(answer(message.session, message.seq, failure))
+            return
+        admission = session.admit(message.seq)
+        if admission is Admission.RUN:
+            assert session.environment is not None
+            self._run(session, message.seq, partial(session.environment.step, message.action.text))
+        elif admission is Admission.REPEAT:
+            self._send(session.answer)
+        elif admission is Admission.REFUSE:
+            text = f"step {message.seq} of session {session.id} follows step {session.seq}"
+            failure = Failure(Ending.INFRA_ERROR, "EnvProtocolError", text)
+            self._send(answer(session.id, message.seq, failure))
+
+    def drop(self, session_id: int) -> None:
+        """Close or cancel a session; what runs in it is stopped if it can be."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return
+        session.dropped = True
+        if not session.done:
+            self._ended()
+        if session.running:
+            self._stuck += 1
+            self._offer()
+            if session.task is not None:
+                session.task.cancel()
+        else:
+            self._release(session)
+
+    def _offer(self) -> None:
+        self._send(env_pb2.HostMessage(credit=env_pb2.Credit(capacity=self.offered)))
+
+    def _ended(self) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self._empty.set()
+
+    # --- calls of environments ---------------------------------------------------------------
+
+    def _call_reset(self, session: HostedSession, seed: int, task: dict[str, Any]) -> Any:
+        environment = session.environment = self._factories[session.name]()
+        environment.report_progress = partial(self._report_progress, session)
+        return environment.reset(seed, task)
+
+    def _run(self, session: HostedSession, seq: int, call: Call) -> None:
+        session.start(seq)
+        environment = session.environment or self.infos[session.name]
+        if _is_async(environment):
+            session.task = self._spawn(self._awaited(session, seq, call))
+        elif environment.blocking:
+            self._threads.submit(partial(self._threaded, session, seq, call))
+        else:
+            self._finished(session, seq, _guarded(session.name, seq, call))
+
+    def _threaded(self, session: HostedSession, seq: int, call: Call) -> None:
+        outcome = _guarded(session.name, seq, call)
+        self._on_loop(self._finished, session, seq, outcome)
+
+    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            log.info("a call ended after its host did")
+
+    async def _awaited(self, session: HostedSession, seq: int, call: Call) -> None:
+        outcome: Any = Failure(Ending.TIMEOUT, "EnvironmentFailure", "cancelled")
+        try:
+            outcome = await call()
+        except asyncio.CancelledError:
+            log.info("%s: step %d was cancelled", session.name, seq)
+        except Exception as error:
+            log.warning("%s: step %d failed", session.name, seq, exc_info=True)
+            outcome = _failure(error, seq)
+        finally:
+            session.task = None
+            self._finished(session, seq, outcome)
+
+    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _report_progress(self, session: HostedSession, message: str) -> None:
+        progress = env_pb2.Progress(session=session.id, seq=session.seq, message=message)
+        self._on_loop(self._send, env_pb2.HostMessage(progress=progress))
+
+    def _finished(self, session: HostedSession, seq: int, outcome: Any) -> None:
+        if session.dropped:
+            session.running = False
+            self._stuck -= 1
+            self._offer()
+            self._release(session)
+            return
+        try:
+            message = answer(session.id, seq, outcome)
+        except EnvProtocolError as error:
+            log.warning("%s: %s", session.name, error)
+            message = answer(session.id, seq, Failure(Ending.ENV_ERROR, "EnvProtocolError", str(error)))
+        done = message.result.done
+        session.finish(message, done)
+        self._send(message)
+        if done:
+            self._ended()
+            self._release(session)
+
+    def _release(self, session: HostedSession) -> None:
+        """Close the environment; the session itself stays known, with its last answer, until dropped."""
+        environment, session.environment = session.environment, None
+        if environment is None or type(environment).close is Environment.close:
+            return
+        close = partial(_guarded, session.name, -1, environment.close)
+        if inspect.iscoroutinefunction(environment.close):
+            self._spawn(_closed(session.name, environment))
+        elif environment.blocking:
+            self._threads.submit(close)
+        else:
+            close()
+
+
+def _is_async(environment: Environment | type[Environment]) -> bool:
+    """Async if `reset` or `step` is; the two must then both be."""
+    return inspect.iscoroutinefunction(environment.step) or inspect.iscoroutinefunction(environment.reset)
+
+
+def _failure(error: BaseException, seq: int) -> Failure:
+    what = "reset" if seq == 0 else f"step {seq}"
+    return Failure(Ending.ENV_ERROR, "EnvironmentFailure", f"{what} raised {type(error).__name__}: {error}")
+
+
+def _guarded(name: str, seq: int, call: Call) -> Any:
+    """The call's outcome, or the Failure that its exception stands for."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        log.warning("%s: %s failed", name, "close" if seq < 0 else f"step {seq}", exc_info=True)
+        return _failure(error, seq)
+
+
+async def _closed(name: str, environment: Environment) -> None:
+    try:
+        await environment.close()
+    except Exception:
+        log.exception("%s: close failed", name)

@@ -1,0 +1,70 @@
+"""Which environments a host serves: from classes, factories, or a run file's "package.module:object"."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from earl.env.base import Environment, Factory
+from earl.errors import ConfigError, DuplicateEnvironment
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
+
+
+def as_mapping(environments: Any) -> dict[str, Factory]:
+    """Name → factory, from a mapping, one Environment class, or an iterable of them.
+
+    Raises DuplicateEnvironment if two have one name, ConfigError for a bad name or nothing at all.
+    """
+    pairs: list[tuple[Any, Any]]
+    if isinstance(environments, Mapping):
+        pairs = list(environments.items())
+    else:
+        classes = [environments] if isinstance(environments, type) else environments
+        if not isinstance(classes, Iterable):
+            raise ConfigError(
+                f"{environments!r} serves no environments",
+                "give an Environment class, a list of them, or a mapping of names to factories",
+            )
+        pairs = [(getattr(cls, "name", ""), cls) for cls in classes]
+    found: dict[str, Any] = {}
+    for name, factory in pairs:
+        if not isinstance(name, str) or not NAME.match(name):
+            raise ConfigError(
+                f"environment name {name!r} of {factory!r} is not valid",
+                "use letters, digits and . _ - /, for example mine/guess",
+            )
+        if name in found:
+            raise DuplicateEnvironment(f"environment {name!r} is named twice", "rename one of them")
+        if not callable(factory):
+            raise ConfigError(f"factory of environment {name!r} cannot be called", "give a class or function")
+        found[name] = factory
+    if not found:
+        raise ConfigError("no environment to serve", "give at least one")
+    return found
+
+
+def load(target: str) -> dict[str, Factory]:
+    """The environments at "package.module:object".
+
+    The object is an Environment class, a mapping, an iterable of classes, or a function that returns
+    one of these. Raises ConfigError if it cannot be imported or is none of them.
+    """
+    module_name, separator, attribute = target.partition(":")
+    remedy = 'environment.serve is "package.module:Class or function"'
+    if not separator or not module_name or not attribute:
+        raise ConfigError(f"{target!r} names no object", remedy)
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{target!r} cannot be imported: {error}", remedy) from error
+    if not isinstance(found, type) and callable(found):
+        found = found()
+    return as_mapping(found)
+
+
+def described(factory: Factory) -> type[Environment] | Environment:
+    """Where to read an environment's class attributes: the class itself, or one object of a factory."""
+    return factory if isinstance(factory, type) else factory()

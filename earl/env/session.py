@@ -1,0 +1,312 @@
+"""A client of the gateway: plays sessions, many at once, over one stream.
+
+    client = GatewayClient("127.0.0.1:7000")
+    session = await client.open("open_spiel/tic_tac_toe", {"opponent": "random"}, seed=7)
+    while not session.done:
+        outcome = await session.step(choose(session.observation))
+    await session.close()
+
+A step that leads to OK, TRUNCATED or ENV_ERROR returns a StepOutcome: a broken environment is data.
+What the infrastructure did raises: EnvHostLost (INFRA_ERROR), DeadlineExceeded (TIMEOUT),
+UnknownEnvironment, EnvProtocolError. Every wait is bounded, also against a frozen gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from earl.env.base import Ending, Limits, Observation
+from earl.env.codec import error_of
+from earl.errors import (
+    DeadlineExceeded,
+    EarlError,
+    EnvHostLost,
+    EnvironmentFailure,
+    EnvProtocolError,
+    ServiceUnavailable,
+)
+from earl.rpc.auth import TlsFiles
+from earl.rpc.client import EOF, Client
+from earl.rpc.errors import from_call
+from earl.rpc.outbox import Outbox
+from earl.v1 import env_pb2, env_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+# The gateway ends what takes too long; the client waits this much longer before it gives up on it.
+MARGIN_S = 10.0
+SWEEP_S = 0.25
+_BACKOFF_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step led to. ending is NONE unless done; queue_s and host_s are the gateway's timings."""
+
+    observation: Observation
+    reward: float
+    done: bool
+    ending: Ending
+    metrics: Mapping[str, float]
+    message: str
+    queue_s: float
+    host_s: float
+
+
+def ending_of(error: EarlError) -> Ending:
+    """How an episode ended that failed with `error`."""
+    if isinstance(error, DeadlineExceeded):
+        return Ending.TIMEOUT
+    if type(error) is EnvironmentFailure:
+        return Ending.ENV_ERROR
+    return Ending.INFRA_ERROR
+
+
+class GatewayClient:
+    """Opens sessions at one gateway. address: "host:port". Connects when first used."""
+
+    def __init__(self, address: str, *, token: str = "", tls: TlsFiles | None = None) -> None:
+        self.address = address
+        self._client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=tls)
+        self._stream: _PlayStream | None = None
+        self._next = 0
+
+    async def open(
+        self,
+        environment: str,
+        task: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        limits: Limits | None = None,
+    ) -> Session:
+        """Start an episode; the session holds its first observation.
+
+        Raises UnknownEnvironment, EnvHostLost, DeadlineExceeded, EnvProtocolError, EnvironmentFailure
+        (the reset failed), ServiceUnavailable (no gateway within limits.queue_s).
+        """
+        limits = limits or Limits()
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + limits.queue_s
+        while True:
+            stream = self._connected()
+            self._next += 1
+            session = Session(stream, self._next, environment, limits)
+            try:
+                await session._opened(json.dumps(dict(task or {})), seed)
+                return session
+            except asyncio.CancelledError:
+                await session.close()
+                raise
+            except ServiceUnavailable:
+                pause_s = _BACKOFF_S * random.uniform(0.5, 1.5)
+                if loop.time() + pause_s >= ends:
+                    raise
+                await asyncio.sleep(pause_s)
+
+    def _connected(self) -> _PlayStream:
+        if self._stream is None or self._stream.ended:
+            self._stream = _PlayStream(self._client, self.address)
+        return self._stream
+
+    async def environments(self, deadline_s: float = 10.0) -> dict[str, int]:
+        """What the gateway's hosts serve: name → capacity in all."""
+        request = env_pb2.ListEnvironmentsRequest()
+        response = await self._client.call("ListEnvironments", request, deadline_s=deadline_s)
+        return {entry.environment.name: entry.capacity for entry in response.entries}
+
+    async def close(self) -> None:
+        """End the stream; sessions still open fail with EnvHostLost."""
+        if self._stream is not None:
+            await self._stream.close()
+        await self._client.close()
+
+
+class Session:
+    """One episode. Made by GatewayClient.open; used by one coroutine at a time."""
+
+    __slots__ = (
+        "_limits",
+        "_seq",
+        "_stream",
+        "answer",
+        "done",
+        "ends",
+        "environment",
+        "number",
+        "observation",
+    )
+
+    def __init__(self, stream: _PlayStream, number: int, environment: str, limits: Limits) -> None:
+        self.number = number
+        self.environment = environment
+        self.observation = Observation("")
+        self.done = False
+        # What the session waits for, and the loop time until which it does; set by the stream.
+        self.answer: asyncio.Future[env_pb2.Result] | None = None
+        self.ends = 0.0
+        self._stream = stream
+        self._limits = limits
+        self._seq = 0
+
+    async def _opened(self, task_json: str, seed: int) -> None:
+        limits = self._limits
+        opening = env_pb2.Open(
+            session=self.number,
+            environment=self.environment,
+            task_json=task_json,
+            seed=seed,
+            queue_s=limits.queue_s,
+            reset_s=limits.reset_s,
+            step_s=limits.step_s,
+            episode_s=limits.episode_s,
+        )
+        message = env_pb2.ClientMessage(open=opening)
+        outcome = await self._asked(message, limits.queue_s + limits.reset_s)
+        if outcome.ending is Ending.ENV_ERROR:
+            raise EnvironmentFailure(outcome.message)
+
+    async def step(self, text: str) -> StepOutcome:
+        """Act; the outcome's observation is also the session's. Raises as the module says."""
+        if self.done:
+            raise EnvProtocolError(f"session {self.number} of {self.environment} is over", "open a new one")
+        self._seq += 1
+        step = env_pb2.Step(session=self.number, seq=self._seq, action=env_pb2.Action(text=text))
+        return await self._asked(env_pb2.ClientMessage(step=step), self._limits.step_s)
+
+    async def _asked(self, message: env_pb2.ClientMessage, within_s: float) -> StepOutcome:
+        try:
+            result = await self._stream.ask(self, message, within_s)
+        except EarlError:
+            self._over()
+            raise
+        ending = Ending(result.ending)
+        if ending in (Ending.INFRA_ERROR, Ending.TIMEOUT):
+            self._over()
+            raise error_of(result.message)
+        if result.message and not result.done:  # refused: the session stands where it stood
+            self._seq -= 1
+            raise error_of(result.message)
+        seen = result.observation
+        self.observation = Observation(seen.text, tuple(seen.legal_actions))
+        if result.done:
+            self._over()
+        return StepOutcome(
+            self.observation,
+            result.reward,
+            result.done,
+            ending,
+            dict(result.metrics) if result.done else {},
+            result.message,
+            result.queue_s,
+            result.host_s,
+        )
+
+    def _over(self) -> None:
+        self.done = True
+        self._stream.forget(self)
+
+    async def close(self) -> None:
+        """End the session, wherever it is. Idempotent; never waits."""
+        if not self.done:
+            self._over()
+
+
+class _PlayStream:
+    """One Play stream and the sessions that wait for answers on it."""
+
+    def __init__(self, client: Client, address: str) -> None:
+        self._address = address
+        self._call = client.stream("Play", deadline_s=None)
+        self._outbox = Outbox()
+        self._loop = asyncio.get_running_loop()
+        self._sessions: dict[int, Session] = {}
+        self._error: EarlError | None = None
+        self._tasks = [
+            asyncio.create_task(self._read()),
+            asyncio.create_task(self._outbox.drain_to(self._write)),
+            asyncio.create_task(self._sweep()),
+        ]
+        for task in self._tasks[:2]:
+            task.add_done_callback(self._task_ended)
+
+    @property
+    def ended(self) -> bool:
+        return self._error is not None
+
+    async def ask(self, session: Session, message: env_pb2.ClientMessage, within_s: float) -> Any:
+        """Send and wait for the session's next Result; bounded by within_s and a margin."""
+        if self._error is not None:
+            raise self._error
+        session.ends = self._loop.time() + within_s + MARGIN_S
+        session.answer = self._loop.create_future()
+        self._sessions[session.number] = session
+        self._outbox.put(message)
+        return await session.answer
+
+    def forget(self, session: Session) -> None:
+        """Tell the gateway that nothing more will be asked of the session."""
+        self._sessions.pop(session.number, None)
+        if session.answer is not None and not session.answer.done():
+            session.answer.cancel()
+        self._outbox.put(env_pb2.ClientMessage(close=env_pb2.Close(session=session.number)))
+
+    async def _write(self, messages: list[env_pb2.ClientMessage]) -> None:
+        await self._call.write(env_pb2.PlayRequest(messages=messages))
+
+    async def _read(self) -> None:
+        while (response := await self._call.read()) is not EOF:
+            for message in response.messages:
+                kind = message.WhichOneof("message")
+                result = message.result if kind == "result" else message.progress
+                session = self._sessions.get(result.session)
+                if session is None or session.answer is None or session.answer.done():
+                    continue
+                if kind == "progress":
+                    session.ends = max(session.ends, self._loop.time() + session._limits.step_s + MARGIN_S)
+                else:
+                    session.answer.set_result(result)
+
+    async def _sweep(self) -> None:
+        """Fail the sessions that a frozen gateway left without an answer."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = self._loop.time()
+            for session in [s for s in self._sessions.values() if s.ends < now]:
+                if session.answer is not None and not session.answer.done():
+                    text = f"no answer from the gateway at {self._address} for {session.environment}"
+                    session.answer.set_exception(DeadlineExceeded(text, "see whether it is overloaded"))
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if self._error is not None or task.cancelled():
+            return
+        cause = task.exception()
+        if isinstance(cause, grpc.aio.AioRpcError):
+            self._fail(from_call(cause, f"Play at {self._address}"))
+        else:
+            text = f"the stream to the gateway at {self._address} ended"
+            self._fail(EnvHostLost(f"{text}: {cause}" if cause else text))
+
+    def _fail(self, error: EarlError) -> None:
+        """End everything: sessions that play lost their host, those that open may try again."""
+        self._error = error
+        self._outbox.close()
+        for task in self._tasks:
+            task.cancel()
+        for session in self._sessions.values():
+            if session.answer is not None and not session.answer.done():
+                lost = session._seq > 0 and isinstance(error, ServiceUnavailable)
+                session.answer.set_exception(EnvHostLost(error.message, error.remedy) if lost else error)
+        self._sessions.clear()
+
+    async def close(self) -> None:
+        if self._error is None:
+            self._fail(EnvHostLost("the client was closed"))
+        self._call.cancel()
+        await asyncio.wait(self._tasks)

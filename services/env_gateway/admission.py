@@ -1,0 +1,42 @@
+"""What a Hello and an Open must satisfy before the gateway acts on them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from earl.errors import EnvProtocolError
+from services.env_gateway import codec
+from services.env_gateway.sessions import limits_of
+
+MAX_ENVIRONMENTS = 1_000
+MAX_CAPACITY = 65_536
+MAX_NAME = 256
+
+
+def check_hello(hello: Any) -> None:
+    """Raises EnvProtocolError naming what is wrong."""
+    if hello.protocol != codec.PROTOCOL:
+        text = f"host {hello.host[:MAX_NAME]!r} speaks protocol {hello.protocol}"
+        raise EnvProtocolError(text, f"use version {codec.PROTOCOL}")
+    if not hello.host or len(hello.host) > MAX_NAME or hello.instance == 0:
+        raise EnvProtocolError(f"Hello of host {hello.host[:MAX_NAME]!r} lacks a name or an instance")
+    if len(hello.environments) > MAX_ENVIRONMENTS:
+        count = len(hello.environments)
+        raise EnvProtocolError(f"host {hello.host!r} names {count} environments, at most {MAX_ENVIRONMENTS}")
+    if hello.capacity > MAX_CAPACITY:
+        raise EnvProtocolError(
+            f"host {hello.host!r} offers {hello.capacity} sessions, at most {MAX_CAPACITY}"
+        )
+    for info in hello.environments:
+        if not info.name or len(info.name) > MAX_NAME:
+            raise EnvProtocolError(f"environment name {info.name[:MAX_NAME]!r} of host {hello.host!r} is bad")
+
+
+def opening_limits(opening: Any, max_bytes: int) -> dict[str, float]:
+    """The limits that an Open asks for, in seconds. Raises ValueError naming what is wrong with it."""
+    if opening.ByteSize() > max_bytes:
+        raise ValueError(f"Open of {opening.ByteSize()} bytes is larger than {max_bytes}")
+    if not isinstance(json.loads(opening.task_json or "{}"), dict):
+        raise ValueError("task_json is not a JSON object")
+    return limits_of(opening)

@@ -1,0 +1,58 @@
+"""Which (host, environment) pairs get no new sessions for a while; pure, time is an argument.
+
+`threshold` faults in a row start a quarantine of `duration_s`. After it the pair is on probation: one
+more fault starts another, twice as long, up to `MAX_FACTOR` times; one good episode clears everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_FACTOR = 16
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Record:
+    faults: int = 0
+    factor: int = 1
+    until: float = 0.0
+
+
+class Quarantine:
+    """Faults in a row by (host name, environment)."""
+
+    def __init__(self, threshold: int, duration_s: float) -> None:
+        self._threshold = threshold
+        self._duration_s = duration_s
+        self._records: dict[Key, _Record] = {}
+
+    def fault(self, key: Key, now: float) -> float:
+        """Count a fault; returns the seconds of the quarantine that it starts, 0 if it starts none."""
+        record = self._records.setdefault(key, _Record())
+        record.faults += 1
+        if record.faults < self._threshold or now < record.until:
+            return 0.0
+        duration_s = self._duration_s * record.factor
+        record.until = now + duration_s
+        record.factor = min(record.factor * 2, MAX_FACTOR)
+        record.faults = self._threshold - 1
+        return duration_s
+
+    def success(self, key: Key) -> None:
+        """An episode ended well."""
+        self._records.pop(key, None)
+
+    def held(self, key: Key, now: float) -> bool:
+        """Whether the pair is in quarantine now."""
+        record = self._records.get(key)
+        return record is not None and now < record.until
+
+    def ends(self, now: float) -> bool:
+        """Whether a quarantine has ended since it was last asked; it is then on probation."""
+        ended = False
+        for record in self._records.values():
+            if record.until and record.until <= now:
+                record.until = 0.0
+                ended = True
+        return ended

@@ -1,0 +1,53 @@
+"""The gateway process: server, sweep and events together, drained in the order that lets episodes finish."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from earl.config.run import RunConfig
+from earl.rpc.auth import TlsFiles
+from earl.rpc.main import announce
+from earl.rpc.server import Server
+from earl.v1 import env_pb2_grpc
+from services.env_gateway.events import QuarantineEvents
+from services.env_gateway.gateway import Gateway
+from services.env_gateway.servicer import SERVICE, EnvGatewayServicer
+
+# The gateway's sense of time is at least this fine.
+MAX_INTERVAL_S = 0.1
+DRAIN_S = 5.0
+
+
+async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
+    """Serve until `stop`, then drain. Raises PortInUse, InsecureBind."""
+    interval_s = min(MAX_INTERVAL_S, config.gateway.lease_s / 10)
+    redis_url = os.environ.get("EARL_REDIS_URL", "")
+    events = QuarantineEvents(redis_url, config.name, name) if redis_url else None
+    loop = asyncio.get_running_loop()
+    gateway = Gateway(config.gateway, loop.time, events.announce if events else None)
+    servicer = EnvGatewayServicer(gateway, interval_s)
+    server = Server(
+        name,
+        config.gateway.bind,
+        token=os.environ.get("EARL_TOKEN", ""),
+        tls=TlsFiles.from_environment(),
+        drain_s=1.0,
+    )
+    server.add(env_pb2_grpc.add_EnvGatewayServiceServicer_to_server, servicer, SERVICE)
+    address = await server.start()
+    tasks = [asyncio.create_task(servicer.run())]
+    if events is not None:
+        tasks.append(asyncio.create_task(events.run()))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        announce(name, address)
+        done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stopping}:
+            task.result()
+    finally:
+        await server.set_serving(SERVICE, False)
+        await servicer.drain(DRAIN_S)
+        for task in (stopping, *tasks):
+            task.cancel()
+        await server.stop()
