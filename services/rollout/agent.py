@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from earl.env.base import Ending, Limits, Observation
-from earl.errors import ContextTooLong, DeadlineExceeded, EarlError, EngineError, EnvProtocolError
+from earl.env.session import ending_of
+from earl.errors import ContextTooLong, EarlError, EngineError, EnvironmentFailure
 from services.rollout.columns import TokenColumns
 from services.rollout.engines.base import GenerateRequest, Generation
 
@@ -149,14 +150,12 @@ class Agent:
                 await self._episode(ticket, outcome)
         except _Truncated as cut:
             outcome.ending, outcome.message = Ending.TRUNCATED, str(cut)
-        except (TimeoutError, DeadlineExceeded) as error:
+        except TimeoutError:
             if not outcome.message:  # the episode had begun
                 outcome.ending = Ending.TIMEOUT
-                outcome.message = str(error) or f"episode took longer than {ticket.episode_s:g} s"
-        except EnvProtocolError as error:
-            outcome.ending, outcome.message = Ending.ENV_ERROR, str(error)
+                outcome.message = f"episode took longer than {ticket.episode_s:g} s"
         except EarlError as error:
-            outcome.ending, outcome.message = Ending.INFRA_ERROR, f"{type(error).__name__}: {error}"
+            outcome.ending, outcome.message = ending_of(error), f"{type(error).__name__}: {error}"
         if outcome.ending is Ending.TRUNCATED and not outcome.columns.trained_tokens:
             # Nothing to train on: the task itself does not fit, and trying again would not help.
             outcome.ending = Ending.ENV_ERROR
@@ -179,7 +178,7 @@ class Agent:
                 self.step_wait_s += clock() - before_s
                 self.steps += 1
                 if not math.isfinite(result.reward):
-                    raise EnvProtocolError(
+                    raise EnvironmentFailure(
                         f"environment {ticket.environment} gave reward {result.reward}",
                         "return finite rewards",
                     )
@@ -243,7 +242,7 @@ class Agent:
         async def choose(observation, columns: TokenColumns) -> str:
             legal = observation.legal_actions
             if not legal:
-                raise EnvProtocolError(
+                raise EnvironmentFailure(
                     f"environment {ticket.environment} lists no legal actions",
                     "scripted play needs Observation.legal_actions",
                 )
@@ -262,7 +261,7 @@ def _task(ticket: Ticket) -> dict:
     try:
         task = json.loads(ticket.task_json or "{}")
     except ValueError as error:
-        raise EnvProtocolError(f"task of ticket {ticket.ticket_id} is no JSON: {error}") from error
+        raise EnvironmentFailure(f"task of ticket {ticket.ticket_id} is no JSON: {error}") from error
     if not isinstance(task, dict):
-        raise EnvProtocolError(f"task of ticket {ticket.ticket_id} is no JSON object: {ticket.task_json!r}")
+        raise EnvironmentFailure(f"task of ticket {ticket.ticket_id} is no JSON object: {ticket.task_json!r}")
     return task

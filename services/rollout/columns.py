@@ -7,15 +7,22 @@ sampled (ids, log-probs, versions, the stop token included); nothing is ever re-
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-# Registry key of an accepted attempt's columns; the trainer reads them by these names.
-NAMES = ("tokens", "loss_mask", "logprobs", "versions", "turns")
+# The trainer reads the columns by these names.
+DTYPES = {
+    "tokens": "int32",
+    "loss_mask": "uint8",
+    "logprobs": "float32",
+    "versions": "int32",
+    "turns": "int32",
+}
 
 
 def key(ticket_id: int, attempt: int) -> str:
+    """Registry key of an attempt's columns."""
     return f"trajectory/{ticket_id}/{attempt}"
 
 
@@ -82,15 +89,19 @@ class TokenColumns:
         self.versions.extend((version,) * count)
         self._close(count, version, version)
 
+    def write(self, into: Mapping[str, np.ndarray]) -> None:
+        """Copies the five columns into arrays [T] of these names and dtypes, such as those of an arena."""
+        into["tokens"][:] = self.tokens
+        into["loss_mask"][:] = self.loss_mask
+        into["logprobs"][:] = self.logprobs
+        into["versions"][:] = self.versions
+        into["turns"][:] = self.turns
+
     def arrays(self) -> dict[str, np.ndarray]:
-        """The five columns, each [T]; all but `tokens` are views that end with this object."""
-        return {
-            "tokens": np.array(self.tokens, dtype=np.int32),
-            "loss_mask": np.frombuffer(self.loss_mask, dtype=np.uint8),
-            "logprobs": np.frombuffer(self.logprobs, dtype=np.float32),
-            "versions": np.frombuffer(self.versions, dtype=np.int32),
-            "turns": np.frombuffer(self.turns, dtype=np.int32),
-        }
+        """The five columns, each [T], in arrays of their own."""
+        made = {name: np.empty(len(self.tokens), dtype) for name, dtype in DTYPES.items()}
+        self.write(made)
+        return made
 
     def _stamp(self, count: int, version: int) -> None:
         self.versions.extend((version,) * count)

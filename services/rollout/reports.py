@@ -17,6 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from earl.dispatch.layout import Box
 from earl.dispatch.store import TensorSpec, TensorStore
 from earl.env.base import Ending
 from earl.errors import ArenaFull
@@ -132,15 +133,13 @@ class Reporter:
     def _write(self, ticket: Ticket, outcome: Outcome) -> str:
         """Columns into the arena; "" if there is no room."""
         key = columns.key(ticket.ticket_id, ticket.attempt)
-        arrays = outcome.columns.arrays()
+        shape = (len(outcome.columns),)
+        whole = Box.whole(shape)
+        specs = {name: TensorSpec(dtype, shape, whole) for name, dtype in columns.DTYPES.items()}
         try:
-            target = self._store.reserve(
-                key, {name: TensorSpec(a.dtype.name, a.shape) for name, a in arrays.items()}
-            )
+            outcome.columns.write(self._store.reserve(key, specs))
         except ArenaFull:
             return ""
-        for name, values in arrays.items():
-            target[name][...] = values
         return key
 
 

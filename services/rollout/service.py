@@ -107,7 +107,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         )
         stack.push_async_callback(pool.stop)
         await pool.start()
-        gateway = GatewayClient(addresses.gateway, addresses.token)
+        gateway = GatewayClient(addresses.gateway, token=addresses.token)
         stack.push_async_callback(gateway.close)
         limits = Limits(environment.queue_s, environment.reset_s, environment.step_s)
         bounds = {"max_context_tokens": rollout.max_context_tokens, "max_new_tokens": rollout.max_new_tokens}

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from earl.env.base import Ending, Limits, Observation
-from earl.errors import ContextTooLong, DeadlineExceeded, EngineLost, EnvHostLost, EnvProtocolError
+from earl.errors import ContextTooLong, DeadlineExceeded, EngineLost, EnvHostLost, EnvironmentFailure
 from services.rollout.agent import Agent, Ticket
 from services.rollout.engines.base import Generation
 
@@ -185,7 +185,7 @@ async def test_an_answer_of_full_length_that_fits_is_played():
     ("failure", "ending"),
     [
         (EnvHostLost("host h died"), Ending.INFRA_ERROR),
-        (EnvProtocolError("bad"), Ending.ENV_ERROR),
+        (EnvironmentFailure("the reset failed"), Ending.ENV_ERROR),
         (DeadlineExceeded("step took longer than 1 s"), Ending.TIMEOUT),
         (Result(Observation(""), reward=float("nan"), done=True), Ending.ENV_ERROR),
         (Result(Observation(""), done=True, ending=Ending.ENV_ERROR, message="raised"), Ending.ENV_ERROR),

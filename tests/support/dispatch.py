@@ -1,0 +1,104 @@
+"""What tests of the data plane share: one owner here with one reader, owners in their own processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.arena_file import arena_directory
+from earl.dispatch.dispatcher import Dispatcher, Read, Receipt
+from earl.dispatch.layout import Box
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+
+READ_S = 30.0
+MIB = 1 << 20
+PREFIX = "{earl:contract}:"
+PATHS = {"shm": "shm", "ucx": "ucx-tcp"}
+
+
+@dataclass
+class Plane:
+    """One owner in this process (its serving process beside it) and one reader."""
+
+    kind: str
+    config: DataPlaneConfig
+    registry: Registry
+    url: str
+    store: TensorStore
+    reader: Dispatcher
+
+    async def read(
+        self, key: str, name: str, into: np.ndarray, box: Box | None = None, deadline_s: float = READ_S
+    ) -> Receipt:
+        return await self.reader.read([Read((key,), name, box, into)], deadline_s)
+
+
+def random_bytes(size_bytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, size_bytes, dtype=np.uint8)
+
+
+class OwnerProcess:
+    """tests/support/dispatch_owner.py, running."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, key: str, incarnation: int, directory: Path
+    ) -> None:
+        self.process, self.key, self.incarnation, self.directory = process, key, incarnation, directory
+        self.serving_pid = 0
+
+    @classmethod
+    async def start(
+        cls,
+        config: DataPlaneConfig,
+        url: str,
+        prefix: str,
+        directory: Path,
+        owner: str,
+        size_bytes: int,
+        incarnation: int = 11,
+        lease_s: float = 60.0,
+    ) -> OwnerProcess:
+        arenas = arena_directory(config, directory)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(Path(__file__).with_name("dispatch_owner.py")),
+            config.model_dump_json(),
+            url,
+            prefix,
+            str(arenas),
+            owner,
+            str(incarnation),
+            str(size_bytes),
+            str(lease_s),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        started = cls(process, f"held/{owner}", incarnation, arenas)
+        assert process.stdout is not None
+        started.serving_pid = json.loads(await process.stdout.readline())["serving_pid"]
+        return started
+
+    async def kill(self) -> None:
+        """SIGKILL; whoever serves its arena notices by itself."""
+        self.process.kill()
+        await self.process.wait()
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+
+    async def close(self) -> None:
+        if self.process.returncode is None:
+            self.tell("close")
+            await self.process.wait()
+        for path in self.directory.glob("*"):
+            path.unlink()
+        if self.directory.exists():
+            self.directory.rmdir()

@@ -1,0 +1,52 @@
+"""An owner in a process of its own, for tests that kill it.
+
+Run as `python dispatch_owner.py CONFIG_JSON URL PREFIX DIRECTORY OWNER INCARNATION SIZE_BYTES LEASE_S`. It
+publishes "held/OWNER" with one uint8 tensor "x" of SIZE_BYTES (pattern below) and prints one line;
+then it obeys lines on stdin: "burn" computes for ever, "close" or the end of stdin closes the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from earl.bus.connection import open_redis
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorSpec, TensorStore
+
+
+async def main() -> None:
+    config, url, prefix, directory, owner, incarnation, size_bytes, lease_s = sys.argv[1:]
+    redis = open_redis(url)
+    registry = Registry(redis, prefix, float(lease_s))
+    size = int(size_bytes)
+    store = await TensorStore.open(
+        registry,
+        DataPlaneConfig.model_validate_json(config),
+        Path(directory),
+        owner,
+        incarnation=int(incarnation),
+        size_bytes=size + (1 << 20),
+    )
+    key = f"held/{owner}"
+    array = store.reserve(key, {"x": TensorSpec("uint8", (size,))})["x"]
+    array[:] = np.random.default_rng(int(incarnation)).integers(0, 256, size, dtype=np.uint8)
+    await store.publish(key)
+    print(json.dumps({"serving_pid": store.serving_pid}), flush=True)
+    while True:
+        line = (await asyncio.to_thread(sys.stdin.readline)).strip()
+        if line == "burn":
+            while True:
+                pass
+        await store.close()
+        await redis.aclose()
+        return
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

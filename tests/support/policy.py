@@ -1,0 +1,138 @@
+"""A tiny policy, random batches for it, and the group that it lives in: for the trainer's tests.
+
+Run under torchrun this module is the other side of tests/integration/test_trainer_ranks.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from earl.config.model import ScratchModel
+from earl.config.run import RunConfig
+from earl.models.create import write_scratch
+from earl.models.spec import load_spec
+from services.trainer import checkpoint
+from services.trainer.batch import Columns
+from services.trainer.group import Group
+from services.trainer.manifest import Progress
+from services.trainer.parallel import Policy
+from services.trainer.plan import Item, Plan
+from services.trainer.step import Stepper
+from services.trainer.tickets import TicketSet
+
+# Sizes that 2 and 3 ranks cut unevenly; of 4 vocabulary rows the last of 3 ranks gets none.
+SCRATCH = ScratchModel(hidden_size=24, intermediate_size=20, layers=2, heads=2, kv_heads=1)
+VOCABULARY = 4
+
+
+def configuration(**trainer: object) -> RunConfig:
+    settings = {"lr": 1e-2, "microbatch_tokens": 64, "entropy_coefficient": 0.01, "device": "cpu", **trainer}
+    return RunConfig.model_validate({"name": "t", "environment": {"name": "e"}, "trainer": settings})
+
+
+def model_directory(path: Path, scratch: ScratchModel = SCRATCH) -> Path:
+    """A scratch model below `path`, made once."""
+    directory = path / "model"
+    if not directory.exists():
+        write_scratch(directory, scratch, 3, "float32")
+    return directory
+
+
+def stepper_for(group: Group, model: Path, config: RunConfig) -> Stepper:
+    policy = Policy(load_spec(model), group, config.model.dtype)
+    policy.fill(model)
+    return Stepper(policy, group, config)
+
+
+def sequence(ticket_id: int, length: int) -> dict[str, np.ndarray]:
+    """Columns of a random trajectory that the ticket determines."""
+    rng = np.random.default_rng(ticket_id)
+    mask = (rng.random(length) < 0.4).astype(np.uint8)
+    mask[0] = 0
+    mask[-1] = 1
+    return {
+        "tokens": rng.integers(0, VOCABULARY, length).astype(np.int32),
+        "loss_mask": mask,
+        "logprobs": (-1.4 - 0.3 * rng.random(length)).astype(np.float32) * mask,
+    }
+
+
+def items_of(first_ticket: int, count: int) -> list[Item]:
+    rng = np.random.default_rng(first_ticket)
+    return [
+        Item(i, 1, f"trajectory/{i}/1", float(rng.normal()), int(rng.integers(5, 40)))
+        for i in range(first_ticket, first_ticket + count)
+    ]
+
+
+def plan_of(items: list[Item], ranks: int, batch_id: int = 1, **changes: object) -> Plan:
+    """The items dealt out to ranks in turn."""
+    values: dict = {
+        "batch_id": batch_id,
+        "version": batch_id,
+        "objective": "policy_gradient",
+        "ranks": tuple(tuple(items[r::ranks]) for r in range(ranks)),
+        "publish": True,
+        "checkpoint": False,
+        "progress": 0.0,
+        "first_of_phase": batch_id == 1,
+    }
+    return Plan(**(values | changes))
+
+
+def columns_of(plan: Plan, rank: int = 0) -> Columns:
+    columns = Columns()
+    for item, name, into in columns.take(plan.ranks[rank]):
+        into[:] = sequence(item.ticket_id, item.total_tokens)[name]
+    return columns
+
+
+def train(stepper: Stepper, batch_id: int, count: int = 17, **changes: object) -> dict[str, float]:
+    """One batch of random trajectories, the same for any number of ranks."""
+    group = stepper.group
+    plan = plan_of(items_of(1000 * batch_id, count), group.size, batch_id, **changes)
+    return stepper.train(plan, columns_of(plan, group.rank))
+
+
+def gathered(stepper: Stepper) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in stepper.policy.gathered()}
+
+
+def progress_at(stepper: Stepper, version: int) -> Progress:
+    return Progress(
+        version, version, TicketSet([(1, 10 * version)]), stepper.phase_batches, stepper.optimizer.updates
+    )
+
+
+RANKS_CONFIG = {"minibatches": 2, "passes": 2, "loss_mean": "sequence"}
+
+
+def _rank(directory: Path) -> None:
+    """Train a batch from the start; then load what one rank saved, and train on."""
+    torch.set_num_threads(1)
+    group = Group("cpu")
+    stepper = stepper_for(group, directory / "model", configuration(**RANKS_CONFIG))
+    metrics = train(stepper, 1)
+    checkpoint.save(directory / "many", stepper, group, progress_at(stepper, 2), "hash", keep=2)
+    outputs = {"trained": gathered(stepper)}
+    found = checkpoint.latest(directory / "one", stepper, group)
+    assert found is not None
+    checkpoint.load(*found, stepper)
+    outputs["loaded"] = gathered(stepper)
+    train(stepper, 2)
+    outputs["continued"] = gathered(stepper)
+    if group.leads:
+        for name, tensors in outputs.items():
+            save_file(tensors, directory / f"{name}.safetensors")
+        save_file({k: torch.tensor(v) for k, v in metrics.items()}, directory / "metrics.safetensors")
+    group.barrier()
+    group.close()
+
+
+if __name__ == "__main__":
+    _rank(Path(sys.argv[1]))
