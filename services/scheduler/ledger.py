@@ -1,0 +1,189 @@
+"""The ledger: who holds which ticket, in which state; exactly once, across any crash.
+
+    issue ─► pending ─lease─► leased ─complete─► ready ─plan─► planned ─commit─► trained
+                ▲               │ expired, failed   │ arena lost     │ arena lost and not read
+                └───────────────┴───────────────────┴────────────────┘   (at most `attempts` tries)
+    evaluation: leased ─complete─► evaluated        anything live ─► dropped(reason)
+
+Promise: issued = trained ⊎ evaluated ⊎ dropped ⊎ live after every operation, and no ticket becomes
+trained twice. Pure: time is an argument (monotonic seconds), nothing is read or written elsewhere;
+the caller makes `book.take_changes()` durable before it answers anyone. What an operation refuses
+raises LedgerError (or UnknownWorker) and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from earl.errors import LedgerError
+from services.scheduler.admission import Candidate, choose
+from services.scheduler.ranges import RangeSet
+from services.scheduler.records import (
+    LIVE,
+    Batch,
+    BatchPlanned,
+    Purpose,
+    Reason,
+    Rules,
+    State,
+    Ticket,
+)
+from services.scheduler.tickets import Tickets
+
+# A batch handed out more often than this to a trainer that does not commit cannot be read.
+HANDOUTS = 5
+
+
+class Ledger(Tickets):
+    """Tickets, and the batches made of them."""
+
+    @classmethod
+    def restored(cls, rules: Rules, records: Iterable[tuple[str, str, bytes]], now: float) -> Ledger:
+        """The ledger of stored records; leases and memberships get their full time again from `now`."""
+        ledger = cls(rules)
+        ledger.book.restore(records, now, rules.lease_s, rules.membership_s)
+        return ledger
+
+    def trainer(self, name: str, incarnation: int) -> None:
+        """Raises LedgerError unless this is the trainer group that reconciled last."""
+        run = self.book.run
+        self.member(name, incarnation)
+        if (run.trainer, run.trainer_incarnation) != (name, incarnation):
+            raise LedgerError(
+                f"trainer {name} ({incarnation:x}) has not reconciled; "
+                f"the ledger follows {run.trainer or 'nobody'} ({run.trainer_incarnation:x})",
+                "call Reconcile with the manifest's contents first",
+            )
+
+    def planned(self) -> Batch | None:
+        """The batch in the trainer's hands, once more; None if there is none or it cannot be read."""
+        batch = self.book.batch
+        if batch is None:
+            return None
+        if batch.lost or batch.handouts >= HANDOUTS:
+            self.dissolve(all_lost=not batch.lost)
+            return None
+        batch.handouts += 1
+        self.book.write("state", "batch")
+        return batch
+
+    def plan(self, purpose: Purpose, groups_wanted: int, *, publish: bool, checkpoint: bool, progress: float,
+             first_of_phase: bool) -> Batch | None:  # fmt: skip
+        """Plans the next batch of `groups_wanted` groups at the current version, or None if it must wait.
+
+        Training batches obey the staleness bound; groups that exceed it all the same are dropped.
+        """
+        book, run = self.book, self.book.run
+        if book.batch is not None:
+            raise LedgerError(f"batch {book.batch.id} is planned and not committed", "commit it first")
+        chosen = self._choose(purpose, groups_wanted)
+        if chosen is None:
+            return None
+        numbers = [number for group in chosen for number in book.groups[purpose][group]]
+        tokens = 0
+        for number in numbers:
+            ticket = book.tickets[number]
+            book.move(ticket, State.PLANNED)
+            tokens += ticket.result.total_tokens if ticket.result else 0
+        book.batch = Batch(
+            id=run.next_batch, version=run.version, purpose=purpose, tickets=numbers, publish=publish,
+            checkpoint=checkpoint, progress=progress, first_of_phase=first_of_phase, handouts=1,
+        )  # fmt: skip
+        run.next_batch += 1
+        book.write("state", "run")
+        book.write("state", "batch")
+        book.state(BatchPlanned(book.batch.id, run.version, len(numbers), tokens))
+        return book.batch
+
+    def commit(self, batch_id: int, version: int) -> tuple[Batch, list[Ticket]] | None:
+        """The optimizer step on a batch is done: (batch, its tickets as planned); None if repeated."""
+        run, batch = self.book.run, self.book.batch
+        if batch is None or batch.id != batch_id:
+            if batch_id and batch_id == run.last_batch:
+                return None
+            raise LedgerError(
+                f"batch {batch_id} is not the planned one ({batch.id if batch else 'none is planned'})",
+                "ask for the next batch and train that",
+            )
+        if version != batch.version + 1:
+            raise LedgerError(
+                f"batch {batch_id} was planned at version {batch.version}, its commit says {version}",
+                f"a committed batch makes version {batch.version + 1}",
+            )
+        tickets = self._train(batch)
+        run.version = version
+        return batch, tickets
+
+    def dissolve(self, *, all_lost: bool = False) -> None:
+        """Takes the planned batch apart: what can still be read is ready again, the rest is retried."""
+        book, batch = self.book, self.book.batch
+        if batch is None:
+            return
+        book.batch = None
+        book.write("state", "batch")
+        members = [book.tickets[number] for number in batch.tickets]
+        planned = [ticket for ticket in members if ticket.state is State.PLANNED]
+        for ticket in planned:
+            book.move(ticket, State.READY)
+        for ticket in planned:
+            gone = all_lost or ticket.id in batch.lost
+            if gone and ticket.state is State.READY:
+                self.fail(ticket)
+
+    def record_checkpoint(self, consumed: RangeSet) -> None:
+        """Compacts what is closed for good: trained and held by the checkpoint, evaluated, dropped."""
+        found: dict[str, list[int]] = {}
+        for ticket in list(self.book.tickets.values()):
+            if ticket.state in LIVE or (ticket.state is State.TRAINED and ticket.id not in consumed):
+                continue
+            found.setdefault(ticket.bucket, []).append(ticket.id)
+            self.book.compact(ticket)
+        if found:
+            closed = dict(self.book.closed)
+            for bucket, numbers in found.items():
+                closed[bucket] = closed.get(bucket, RangeSet()) | RangeSet.of(numbers)
+            self.book.close_ranges(closed)
+
+    def published(self, version: int, keys: Sequence[str]) -> None:
+        """A version's weights can be read under these registry keys."""
+        self.book.run.published = version
+        self.book.run.weight_keys = list(keys)
+        self.book.write("state", "run")
+
+    # --- within -----------------------------------------------------------------------------
+
+    def _choose(self, purpose: Purpose, wanted: int) -> list[int] | None:
+        book, rules, version = self.book, self.rules, self.book.run.version
+        if purpose is not Purpose.TRAIN:
+            complete = book.complete(purpose)
+            return complete[:wanted] if len(complete) >= wanted else None
+        candidates = []
+        for group, members in list(book.groups[purpose].items()):
+            floor = min(book.tickets[number].floor for number in members)
+            if version - floor > rules.staleness and book.ready[group] == len(members):
+                self.drop_group(purpose, group, Reason.TOO_STALE)
+                continue
+            candidates.append(Candidate(group, floor + rules.staleness, book.ready[group] == len(members)))
+        return choose(candidates, version, wanted, rules.staleness)
+
+    def _train(self, batch: Batch) -> list[Ticket]:
+        """planned → trained, once; the tickets as they were planned."""
+        book, run = self.book, self.book.run
+        before = []
+        for number in batch.tickets:
+            ticket = book.tickets[number]
+            before.append(_copy(ticket))
+            if ticket.result is not None and ticket.result.descriptor_key:
+                book.freed.append(ticket.result.descriptor_key)
+            book.move(ticket, State.TRAINED)
+            ticket.result = None
+        book.batch = None
+        run.last_batch = batch.id
+        book.write("state", "batch")
+        book.write("state", "run")
+        self.free(0, batch.id, batch.version + 1)
+        return before
+
+
+def _copy(ticket: Ticket) -> Ticket:
+    return Ticket(**{name: getattr(ticket, name) for name in ticket.__struct_fields__})

@@ -1,0 +1,114 @@
+"""Length sketch: quantiles of turn and episode tokens in bounded memory, mergeable and decaying."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+RELATIVE_ERROR = 0.01
+# Below this weight a bucket is forgotten.
+FORGET_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Summary of lengths in tokens; all 0 when nothing was seen."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    max: float = 0.0
+
+
+class LengthSketch:
+    """A histogram with logarithmic buckets: any quantile within RELATIVE_ERROR of the exact one.
+
+    The bucket scheme is DDSketch's (Masson, Rim, Lee, VLDB 2019). Weights may be fractional, so that
+    the past can fade.
+    """
+
+    def __init__(self) -> None:
+        self._gamma_log = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
+        self._buckets: dict[int, float] = {}
+        self._zero = 0.0
+        self._sum = 0.0
+
+    @property
+    def weight(self) -> float:
+        """Total weight of what is remembered."""
+        return self._zero + sum(self._buckets.values())
+
+    def add(self, tokens: int, weight: float = 1.0) -> None:
+        """Counts one length, in tokens (>= 0)."""
+        if tokens <= 0:
+            self._zero += weight
+            return
+        bucket = math.ceil(math.log(tokens) / self._gamma_log)
+        self._buckets[bucket] = self._buckets.get(bucket, 0.0) + weight
+        self._sum += tokens * weight
+
+    def merge(self, other: LengthSketch) -> None:
+        """Adds what another sketch has seen."""
+        for bucket, weight in other._buckets.items():
+            self._buckets[bucket] = self._buckets.get(bucket, 0.0) + weight
+        self._zero += other._zero
+        self._sum += other._sum
+
+    def decay(self, factor: float) -> None:
+        """Multiplies every weight by `factor` (0..1) and forgets what became negligible."""
+        self._zero = self._zero * factor if self._zero * factor >= FORGET_WEIGHT else 0.0
+        self._sum *= factor
+        for bucket in list(self._buckets):
+            weight = self._buckets[bucket] * factor
+            if weight >= FORGET_WEIGHT:
+                self._buckets[bucket] = weight
+            else:
+                del self._buckets[bucket]
+                self._sum = max(0.0, self._sum - weight * self._value(bucket))
+
+    def quantile(self, fraction: float) -> float:
+        """Length in tokens below which `fraction` (0..1) of the weight lies; 0 if nothing was seen."""
+        total = self.weight
+        if total <= 0:
+            return 0.0
+        seen = self._zero
+        if self._zero > 0 and fraction * total <= seen:
+            return 0.0
+        buckets = sorted(self._buckets)
+        for bucket in buckets:
+            seen += self._buckets[bucket]
+            # The tolerance keeps fractional weights from skipping the last bucket.
+            if seen >= fraction * total - 1e-9:
+                return self._value(bucket)
+        return self._value(buckets[-1]) if buckets else 0.0
+
+    def summary(self) -> Quantiles:
+        """Mean, median, 95th percentile and maximum."""
+        total = self.weight
+        if total <= 0:
+            return Quantiles()
+        return Quantiles(self._sum / total, self.quantile(0.5), self.quantile(0.95), self.quantile(1.0))
+
+    def _value(self, bucket: int) -> float:
+        # Midpoint of (gamma^(bucket-1), gamma^bucket] in the sense that bounds the relative error.
+        return 2 * math.exp(bucket * self._gamma_log) / (math.exp(self._gamma_log) + 1)
+
+
+class LengthMonitor:
+    """Lengths of recent episodes and turns; each training step halves the weight of the past."""
+
+    def __init__(self, fade: float = 0.5) -> None:
+        self.episodes = LengthSketch()
+        self.turns = LengthSketch()
+        self._fade = fade
+
+    def observe(self, total_tokens: int, turn_tokens: list[int]) -> None:
+        """Counts one accepted trajectory."""
+        self.episodes.add(total_tokens)
+        for tokens in turn_tokens:
+            self.turns.add(tokens)
+
+    def step(self) -> None:
+        """One training step is over."""
+        self.episodes.decay(self._fade)
+        self.turns.decay(self._fade)

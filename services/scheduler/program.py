@@ -1,0 +1,162 @@
+"""The program of a run: which phase it is in, what to issue for it, which batch comes next.
+
+    warmup ─► evaluate:start ─► train (evaluations every n steps beside it) ─► evaluate:final ─► done
+
+Pure, and without a state of its own: every committed batch makes one version, so the step of each
+phase follows from the version; whatever moves the version (commit, reconcile) moves the program.
+
+Tickets of the i-th outstanding group of training are made for the batch of version t = V + i // B,
+so they ask for min_version = t − k: exactly the current version if k is 0, and no group is ever
+trained more than k versions after its oldest token (see admission).
+"""
+
+from __future__ import annotations
+
+from services.scheduler.admission import target_version
+from services.scheduler.ledger import Ledger
+from services.scheduler.records import Batch, Evaluation, Purpose, Reason, State
+
+# Warm-up needs no weights, so it may run ahead of the trainer.
+WARMUP_BATCHES_AHEAD = 4
+
+WARMUP, START, TRAIN, FINAL, DONE = "warmup", "evaluate:start", "train", "evaluate:final", "done"
+
+
+def steps_done(ledger: Ledger) -> int:
+    """Batches in the parameters, of warm-up and training together."""
+    return max(0, ledger.book.run.version - 1)
+
+
+def phase(ledger: Ledger) -> str:
+    """The phase that the ledger is in."""
+    rules, book = ledger.rules, ledger.book
+    done = steps_done(ledger)
+    if done < rules.warmup_batches:
+        return WARMUP
+    wanted = rules.evaluation_episodes > 0
+    if wanted and rules.evaluate_at_start and done == rules.warmup_batches and not _finished(ledger, "start"):
+        return START
+    if done < rules.warmup_batches + rules.steps and not book.run.train_over:
+        return TRAIN
+    if _wants_final(ledger) and not _finished(ledger, "final"):
+        return FINAL
+    return DONE if all(evaluation.finished for evaluation in book.evaluations.values()) else FINAL
+
+
+def step(ledger: Ledger) -> tuple[int, int]:
+    """(batches done, batches planned) of the current phase; episodes for an evaluation."""
+    rules, now, done = ledger.rules, phase(ledger), steps_done(ledger)
+    if now == WARMUP:
+        return done, rules.warmup_batches
+    if now.startswith("evaluate:"):
+        evaluation = ledger.book.evaluations.get(now.removeprefix("evaluate:"))
+        if evaluation is not None:
+            return evaluation.done + evaluation.failed, evaluation.episodes
+        return 0, rules.evaluation_episodes
+    return min(done - rules.warmup_batches, rules.steps), rules.steps
+
+
+def advance(ledger: Ledger, elapsed_s: float) -> None:
+    """Issues what is due and drops what no phase wants any more. elapsed_s: of the whole run."""
+    rules, book, run = ledger.rules, ledger.book, ledger.book.run
+    if phase(ledger) == TRAIN and run.version:
+        if run.train_began_s is None:
+            run.train_began_s = elapsed_s
+            book.write("state", "run")
+        limit_reached = 0 < rules.train_limit_s <= elapsed_s - run.train_began_s
+        if limit_reached and book.batch is None:
+            run.train_over = True
+            book.write("state", "run")
+        elif not limit_reached:
+            _issue_training(ledger)
+        _evaluate_between(ledger)
+    now = phase(ledger)
+    _drop_unwanted(ledger, now)
+    if now == WARMUP:
+        _issue_warmup(ledger)
+    elif (now == START or (now == FINAL and _wants_final(ledger))) and run.version:
+        _evaluate(ledger, now.removeprefix("evaluate:"), rules.evaluation_episodes)
+
+
+def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
+    """The batch in the trainer's hands, or a new one if it is complete, or None: wait."""
+    batch = ledger.planned()
+    if batch is not None:
+        return batch
+    advance(ledger, elapsed_s)
+    now, (done, planned) = phase(ledger), step(ledger)
+    if now not in (WARMUP, TRAIN) or not ledger.book.run.version:
+        return None
+    rules, last = ledger.rules, done + 1 == planned
+    if now == WARMUP:
+        return ledger.plan(
+            Purpose.WARMUP, rules.warmup_episodes, publish=last, progress=done / planned,
+            first_of_phase=done == 0, checkpoint=last and rules.checkpoint_every > 0,
+        )  # fmt: skip
+    every = rules.checkpoint_every
+    progress = done / planned
+    if rules.train_limit_s > 0:
+        spent_s = elapsed_s - (ledger.book.run.train_began_s or 0.0)
+        progress = min(1.0, max(progress, spent_s / rules.train_limit_s))
+    return ledger.plan(
+        Purpose.TRAIN, rules.batch_groups, publish=True, progress=progress, first_of_phase=done == 0,
+        checkpoint=last or (every > 0 and (done + 1) % every == 0),
+    )  # fmt: skip
+
+
+def _finished(ledger: Ledger, name: str) -> bool:
+    evaluation = ledger.book.evaluations.get(name)
+    return evaluation is not None and evaluation.finished
+
+
+def _wants_final(ledger: Ledger) -> bool:
+    return ledger.rules.evaluation_episodes > 0 and ledger.rules.evaluate_at_end
+
+
+def _issue_warmup(ledger: Ledger) -> None:
+    rules = ledger.rules
+    remaining = (rules.warmup_batches - steps_done(ledger)) * rules.warmup_episodes
+    wanted = min(remaining, WARMUP_BATCHES_AHEAD * rules.warmup_episodes)
+    for _ in range(wanted - len(ledger.book.groups[Purpose.WARMUP])):
+        ledger.issue(Purpose.WARMUP, 1, 0, rules.temperature)
+
+
+def _issue_training(ledger: Ledger) -> None:
+    rules, version = ledger.rules, ledger.book.run.version
+    last_version = rules.warmup_batches + rules.steps
+    batches = min(rules.staleness + 1, last_version - version + 1)
+    outstanding = len(ledger.book.groups[Purpose.TRAIN])
+    for ahead in range(outstanding, batches * rules.batch_groups):
+        target = target_version(version, ahead, rules.batch_groups)
+        # Never of the versions that warm-up passed through: those are not published.
+        oldest = max(target - rules.staleness, rules.warmup_batches + 1)
+        ledger.issue(Purpose.TRAIN, rules.group_size, oldest, rules.temperature)
+
+
+def _evaluate_between(ledger: Ledger) -> None:
+    rules = ledger.rules
+    done = steps_done(ledger) - rules.warmup_batches
+    every = rules.evaluate_every_steps
+    if every > 0 and 0 < done < rules.steps and done % every == 0 and rules.evaluation_episodes > 0:
+        _evaluate(ledger, f"step-{done}", rules.evaluate_every_episodes or rules.evaluation_episodes)
+
+
+def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
+    """Starts an evaluation unless it exists."""
+    book, rules, version = ledger.book, ledger.rules, ledger.book.run.version
+    if name in book.evaluations:
+        return
+    book.evaluations[name] = Evaluation(name=name, version=version, episodes=episodes)
+    book.write("evaluation", name)
+    for index in range(episodes):
+        ledger.issue(Purpose.EVALUATE, 1, version, rules.evaluation_temperature, index=index, evaluation=name)
+
+
+def _drop_unwanted(ledger: Ledger, now: str) -> None:
+    book = ledger.book
+    for purpose, wanted in ((Purpose.WARMUP, now == WARMUP), (Purpose.TRAIN, now == TRAIN)):
+        if wanted:
+            continue
+        for group, members in list(book.groups[purpose].items()):
+            if not any(book.tickets[number].state is State.PLANNED for number in members):
+                ledger.drop_group(purpose, group, Reason.PHASE_OVER)

@@ -1,0 +1,321 @@
+"""What the ledger keeps: plain records with their encoding, the rules of a run, and the facts it states.
+
+A record's stored form is "<head>|<msgpack>": the head (state and fence of a ticket) is what the
+store compares before it sets, the rest is opaque to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from services.scheduler.ranges import RangeSet
+
+
+class State(StrEnum):
+    """Where a ticket is. pending → leased → ready → planned → trained | evaluated | dropped."""
+
+    PENDING = "pending"
+    LEASED = "leased"
+    READY = "ready"
+    PLANNED = "planned"
+    TRAINED = "trained"
+    EVALUATED = "evaluated"
+    DROPPED = "dropped"
+
+
+LIVE = frozenset({State.PENDING, State.LEASED, State.READY, State.PLANNED})
+
+
+class Purpose(StrEnum):
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    WARMUP = "warmup"
+
+
+class Ending(StrEnum):
+    OK = "ok"
+    TRUNCATED = "truncated"
+    ENV_ERROR = "env_error"
+    INFRA_ERROR = "infra_error"
+    TIMEOUT = "timeout"
+
+
+class Reason(StrEnum):
+    """Why a ticket was dropped."""
+
+    GROUP_INCOMPLETE = "group_incomplete"
+    TOO_STALE = "too_stale"
+    ROLLED_BACK = "rolled_back"
+    PHASE_OVER = "phase_over"
+    EVALUATION_FAILED = "evaluation_failed"
+    # Ids below a manifest's that this ledger never knew: its store was lost.
+    FORGOTTEN = "forgotten"
+
+
+class Verdict(StrEnum):
+    ACCEPTED = "accepted"
+    RETRIED = "retried"
+    REFUSED = "refused"
+
+
+class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a finished attempt reports. Lengths in tokens; versions of its loss-masked tokens."""
+
+    ending: Ending = Ending.OK
+    reward: float = 0.0
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    trained_tokens: int = 0
+    turns: int = 0
+    oldest_version: int = 0
+    newest_version: int = 0
+    descriptor_key: str = ""
+    metrics: dict[str, float] = {}
+    message: str = ""
+    turn_tokens: list[int] = []
+
+
+class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One episode to run. `floor`: no loss-masked token of it is, or will be, of an older version."""
+
+    id: int
+    group: int
+    purpose: Purpose
+    env_seed: int
+    sample_seed: int
+    min_version: int
+    temperature: float
+    evaluation: str = ""
+    state: State = State.PENDING
+    fence: int = 0
+    attempt: int = 0
+    failures: int = 0
+    floor: int = 0
+    worker: str = ""
+    incarnation: int = 0
+    reason: str = ""
+    result: Result | None = None
+
+    @property
+    def head(self) -> str:
+        return f"{self.state}:{self.fence}"
+
+    @property
+    def bucket(self) -> str:
+        """The part of the ledger's identity that counts it: a state, or "dropped:<reason>"."""
+        return f"dropped:{self.reason}" if self.state is State.DROPPED else self.state.value
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """Names one try at a ticket."""
+
+    ticket_id: int
+    attempt: int
+    fence: int
+
+
+class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One life of one worker that takes part in the run. parallelism: (dp, tp, cp, pp)."""
+
+    name: str
+    incarnation: int
+    stage: int = 0
+    address: str = ""
+    capacity: int = 0
+    parallelism: tuple[int, int, int, int] = (1, 1, 1, 1)
+    # Newest policy version it reported; not kept over a restart of the scheduler.
+    version: int = 0
+
+
+class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The one batch that is planned and not yet committed. lost: members whose arena is gone."""
+
+    id: int
+    version: int
+    purpose: Purpose
+    tickets: list[int]
+    publish: bool
+    checkpoint: bool
+    progress: float
+    first_of_phase: bool
+    lost: list[int] = []
+    handouts: int = 0
+
+
+class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One evaluation; sums run over the episodes that were done."""
+
+    name: str
+    version: int
+    episodes: int
+    done: int = 0
+    failed: int = 0
+    wins: float = 0.0
+    reward_sum: float = 0.0
+    metric_sums: dict[str, float] = {}
+
+    @property
+    def finished(self) -> bool:
+        return self.done + self.failed >= self.episodes
+
+    @property
+    def win_rate(self) -> float:
+        return self.wins / self.done if self.done else 0.0
+
+    @property
+    def mean_reward(self) -> float:
+        return self.reward_sum / self.done if self.done else 0.0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Means over the episodes done, and the fraction of episodes that failed."""
+        means = {name: total / self.done for name, total in self.metric_sums.items()} if self.done else {}
+        return {**means, "failed": self.failed / self.episodes if self.episodes else 0.0}
+
+
+class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Counters and versions. version: the one being trained, 0 until a trainer group reconciled."""
+
+    version: int = 0
+    published: int = 0
+    weight_keys: list[str] = []
+    trainer: str = ""
+    trainer_incarnation: int = 0
+    next_ticket: int = 1
+    next_group: int = 1
+    next_batch: int = 1
+    last_batch: int = 0
+    fence: int = 0
+    indices: dict[str, int] = {}
+    train_over: bool = False
+    elapsed_s: float = 0.0
+    train_began_s: float | None = None
+
+
+Record = Ticket | Member | Evaluation | Run | Batch | dict[str, list[tuple[int, int]]] | list[str]
+
+# kind of a record -> its type; the fields of "state" are told apart by their names.
+_TYPES: dict[tuple[str, str], object] = {
+    ("ticket", ""): Ticket,
+    ("member", ""): Member,
+    ("evaluation", ""): Evaluation,
+    ("state", "run"): Run,
+    ("state", "batch"): Batch,
+    ("state", "closed"): dict[str, list[tuple[int, int]]],
+    ("state", "freed"): list[str],
+}
+KINDS = ("ticket", "member", "evaluation", "state")
+_DECODERS = {key: msgspec.msgpack.Decoder(kind) for key, kind in _TYPES.items()}
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(record: Record) -> bytes:
+    """The record's stored form."""
+    head = record.head if isinstance(record, Ticket) else ""
+    return head.encode() + b"|" + _ENCODER.encode(record)
+
+
+def decode(kind: str, field: str, data: bytes) -> Record:
+    """The record of a stored form. Raises msgspec.DecodeError on bytes that are none."""
+    _, _, body = data.partition(b"|")
+    return _DECODERS[kind, field if kind == "state" else ""].decode(body)
+
+
+def ranges_of(closed: dict[str, RangeSet]) -> dict[str, list[tuple[int, int]]]:
+    return {bucket: list(ids.ranges) for bucket, ids in closed.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a run file says to the ledger; see earl.config.scheduler for the meanings."""
+
+    seed: int
+    warmup_batches: int
+    warmup_episodes: int
+    steps: int
+    group_size: int
+    batch_groups: int
+    staleness: int
+    attempts: int
+    lease_s: float
+    episode_s: float
+    membership_s: float
+    temperature: float
+    train_limit_s: float
+    checkpoint_every: int
+    evaluation_episodes: int
+    evaluate_at_start: bool
+    evaluate_at_end: bool
+    evaluate_every_steps: int
+    evaluate_every_episodes: int
+    evaluation_temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryReady:
+    ticket_id: int
+    attempt: int
+    worker: str
+    purpose: Purpose
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlanned:
+    batch_id: int
+    version: int
+    sequences: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommitted:
+    batch_id: int
+    version: int
+    descriptor_keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationDone:
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    member: Member
+    reason: str
+
+
+Fact = TrajectoryReady | BatchPlanned | BatchCommitted | EvaluationDone | WorkerJoined | WorkerLeft
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One record to write. expected: the head it must have now ("" none yet, None any).
+
+    data: its stored form, None to delete it.
+    """
+
+    kind: str
+    field: str
+    expected: str | None
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the ledger decided since it was last asked, to be made durable in one step."""
+
+    records: tuple[Change, ...] = ()
+    facts: tuple[Fact, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.records or self.facts)

@@ -1,0 +1,38 @@
+"""Every seed of a run, derived from the run's own seed: the same run file gives the same tickets."""
+
+from __future__ import annotations
+
+MASK = (1 << 64) - 1
+# Environments see 32 bits; evaluation has the upper half, so training never meets its seeds.
+EVALUATION_BIT = 1 << 31
+
+
+def splitmix64(value: int) -> int:
+    """One step of the SplitMix64 generator (Steele, Lea, Flood 2014): 64 well-mixed bits of `value`."""
+    value = (value + 0x9E3779B97F4A7C15) & MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def derive(seed: int, *words: int | str) -> int:
+    """64 bits of (seed, words), for example derive(7, "env", "train", 12)."""
+    state = splitmix64(seed)
+    for word in words:
+        number = int.from_bytes(word.encode()[:8], "little") if isinstance(word, str) else word
+        state = splitmix64(state ^ (number & MASK))
+    return state
+
+
+def env_seed(seed: int, purpose: str, index: int) -> int:
+    """Seed of the environment for the index-th group of a purpose, below 2**32.
+
+    Evaluation seeds depend on the index alone: every evaluation of a run meets the same instances.
+    """
+    low = derive(seed, "env", purpose, index) & (EVALUATION_BIT - 1)
+    return low | EVALUATION_BIT if purpose == "evaluate" else low
+
+
+def sample_seed(seed: int, purpose: str, index: int, member: int) -> int:
+    """Seed of the sampler for one member of a group, below 2**63."""
+    return derive(seed, "sample", purpose, index, member) >> 1

@@ -1,0 +1,40 @@
+"""A scheduler process: bus, ledger, server, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from earl.bus import Bus
+from earl.config.run import RunConfig
+from earl.errors import BusUnavailable
+from earl.rpc.main import announce
+from earl.rpc.server import Server
+from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from services.scheduler.control import Scheduler
+from services.scheduler.servicer import SERVICE, SchedulerServicer
+
+
+async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
+    """Serves until `stop`. Raises BusUnavailable, PortInUse, InsecureBind, LedgerFenced."""
+    url = os.environ.get("EARL_REDIS_URL") or config.bus.redis_url
+    if not url:
+        raise BusUnavailable(
+            "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"
+        )
+    server = Server(name, config.scheduler.bind, token=os.environ.get("EARL_TOKEN", ""), drain_s=2.0)
+    bus = await Bus.connect(url, config.name, source=name, stream_events=config.bus.stream_events)
+    try:
+        scheduler = await Scheduler.open(config, run_dir, bus)
+        server.add(add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), SERVICE)
+        working = asyncio.create_task(scheduler.run(stop))
+        try:
+            announce(name, await server.start())
+            await working
+        finally:
+            await server.stop()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+    finally:
+        await bus.close()

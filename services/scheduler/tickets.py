@@ -1,0 +1,305 @@
+"""Tickets one by one: who takes part, who holds which attempt, and what became of it.
+
+    issue ─► pending ─lease─► leased ─complete─► ready  (training, warm-up: a batch takes it from here)
+                ▲               │       └──────► evaluated
+                └─ expired, failed, worker gone; at most `attempts` tries, then dropped(reason)
+
+Pure: time is an argument (monotonic seconds). What an operation refuses raises LedgerError (or
+UnknownWorker) and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from earl.errors import UnknownWorker
+from services.scheduler.book import Book
+from services.scheduler.records import (
+    LIVE,
+    Attempt,
+    BatchCommitted,
+    Ending,
+    EvaluationDone,
+    Member,
+    Purpose,
+    Reason,
+    Result,
+    Rules,
+    State,
+    Ticket,
+    TrajectoryReady,
+    Verdict,
+    WorkerJoined,
+    WorkerLeft,
+)
+from services.scheduler.seeds import env_seed, sample_seed
+
+MAY_TRAIN = frozenset({Ending.OK, Ending.TRUNCATED})
+
+
+class Tickets:
+    """Transitions of single tickets over one book."""
+
+    def __init__(self, rules: Rules, book: Book | None = None) -> None:
+        self.rules = rules
+        self.book = book or Book()
+
+    # --- membership -------------------------------------------------------------------------
+
+    def join(self, member: Member, now: float) -> None:
+        """A worker takes part. An older incarnation of its name loses leases and arena at once."""
+        book = self.book
+        known = book.members.get(member.name)
+        if known is not None and known.incarnation != member.incarnation:
+            self.leave(member.name, f"replaced by incarnation {member.incarnation:x}")
+            known = None
+            if member.name == book.run.trainer:
+                # Its weights lay in the memory of the one that is gone.
+                book.run.published, book.run.weight_keys = 0, []
+                book.write("state", "run")
+        if known is None:
+            book.state(WorkerJoined(member))
+        else:
+            member.version = known.version
+        book.members[member.name] = member
+        book.member_until[member.name] = now + self.rules.membership_s
+        book.write("member", member.name)
+
+    def seen(self, name: str, incarnation: int, now: float, version: int | None = None) -> Member:
+        """A sign of life. Raises UnknownWorker unless this incarnation is a member."""
+        member = self.member(name, incarnation)
+        self.book.member_until[name] = now + self.rules.membership_s
+        if version is not None:
+            member.version = version
+        return member
+
+    def leave(self, name: str, reason: str) -> None:
+        """Ends a membership: what the worker ran is tried again, and what lay in its arena is lost."""
+        book = self.book
+        member = book.members.pop(name, None)
+        if member is None:
+            return
+        book.member_until.pop(name, None)
+        book.write("member", name)
+        for number in sorted(book.held.get((name, member.incarnation), ())):
+            ticket = book.tickets.get(number)
+            if ticket is None or ticket.state not in LIVE:
+                continue  # fell with its group meanwhile
+            if ticket.state is not State.PLANNED:
+                self.fail(ticket)
+            elif book.batch is not None and number not in book.batch.lost:
+                # The trainer may have read it already: only its next call tells.
+                book.batch.lost.append(number)
+                book.write("state", "batch")
+        book.state(WorkerLeft(member, reason))
+
+    def expire(self, now: float) -> None:
+        """Ends memberships and leases whose time is over."""
+        book = self.book
+        for name in [name for name, until in book.member_until.items() if until <= now]:
+            self.leave(name, f"silent for {self.rules.membership_s:g} s")
+        for number in [number for number, until in book.lease_until.items() if until <= now]:
+            if number in book.lease_until:
+                self.fail(book.tickets[number])
+
+    # --- tickets ----------------------------------------------------------------------------
+
+    def issue(self, purpose: Purpose, size: int, min_version: int, temperature: float, *,
+              index: int | None = None, evaluation: str = "") -> int:  # fmt: skip
+        """A new group of `size` pending tickets; its id.
+
+        index: number of the instance within its purpose, None for the next one never used.
+        """
+        run, seed = self.book.run, self.rules.seed
+        if index is None:
+            index = run.indices.get(purpose, 0)
+            run.indices[purpose] = index + 1
+        group = run.next_group
+        run.next_group += 1
+        for member in range(size):
+            self.book.add(
+                Ticket(
+                    id=run.next_ticket,
+                    group=group,
+                    purpose=purpose,
+                    env_seed=env_seed(seed, purpose, index),
+                    sample_seed=sample_seed(seed, purpose, index, member),
+                    min_version=min_version,
+                    floor=min_version,
+                    temperature=temperature,
+                    evaluation=evaluation,
+                )
+            )
+            run.next_ticket += 1
+        self.book.write("state", "run")
+        return group
+
+    def lease(self, name: str, incarnation: int, credit: int, now: float) -> list[Ticket]:
+        """Up to `credit` pending tickets, oldest first, now leased to this worker until now + lease_s."""
+        member = self.seen(name, incarnation, now)
+        book, run = self.book, self.book.run
+        if run.version and member.version > run.version + 1:
+            return []  # holds weights of an abandoned future; it must load the current ones first
+        leased: list[Ticket] = []
+        while len(leased) < credit and book.pending:
+            ticket = book.tickets.get(heapq.heappop(book.pending))
+            if ticket is None or ticket.state is not State.PENDING:
+                continue
+            book.touch(ticket)
+            run.fence += 1
+            ticket.fence = run.fence
+            ticket.attempt += 1
+            ticket.floor = max(ticket.min_version, member.version)
+            ticket.worker, ticket.incarnation = name, incarnation
+            book.move(ticket, State.LEASED)
+            book.lease_since[ticket.id] = now
+            book.lease_until[ticket.id] = now + self.rules.lease_s
+            leased.append(ticket)
+        if leased:
+            book.write("state", "run")
+        return leased
+
+    def renew(self, name: str, incarnation: int, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
+        """Prolongs leases by lease_s, up to episode_s after they began; the attempts that are lost."""
+        self.seen(name, incarnation, now)
+        lost = []
+        for attempt in attempts:
+            if self._refusal(name, incarnation, attempt):
+                lost.append(attempt)
+                continue
+            end = self.book.lease_since[attempt.ticket_id] + self.rules.episode_s + self.rules.lease_s
+            self.book.lease_until[attempt.ticket_id] = min(now + self.rules.lease_s, end)
+        return lost
+
+    def complete(self, name: str, incarnation: int, attempt: Attempt, result: Result) -> tuple[Verdict, str]:
+        """Takes one finished attempt. A repeated report of an accepted one is accepted again."""
+        reason = self._refusal(name, incarnation, attempt)
+        ticket = self.book.tickets.get(attempt.ticket_id)
+        if ticket is None or reason:
+            if ticket is not None and self._accepted(ticket, attempt):
+                return Verdict.ACCEPTED, ""
+            return Verdict.REFUSED, reason
+        fault = self._fault(ticket, result)
+        if fault:
+            self.fail(ticket)
+            return Verdict.RETRIED, fault
+        self.book.touch(ticket)
+        ticket.result = result
+        if ticket.purpose is Purpose.EVALUATE:
+            self._evaluated(ticket, result)
+            return Verdict.ACCEPTED, ""
+        ticket.floor = result.oldest_version if result.trained_tokens else ticket.floor
+        self.book.move(ticket, State.READY)
+        self.book.state(TrajectoryReady(ticket.id, ticket.attempt, name, ticket.purpose, result))
+        return Verdict.ACCEPTED, ""
+
+    def drop_group(self, purpose: Purpose, group: int, reason: Reason) -> None:
+        """Drops every live member of a group; trajectories among them are freed with the next commit."""
+        book = self.book
+        for number in list(book.groups[purpose].get(group, ())):
+            ticket = book.tickets[number]
+            self._forget_columns(ticket)
+            book.move(ticket, State.DROPPED, reason)
+        self.free(self.rules.batch_groups * self.rules.group_size)
+
+    # --- within -----------------------------------------------------------------------------
+
+    def member(self, name: str, incarnation: int) -> Member:
+        member = self.book.members.get(name)
+        if member is None or member.incarnation != incarnation:
+            raise UnknownWorker(
+                f"worker {name} ({incarnation:x}) is not a member of this run", "join (again)"
+            )
+        return member
+
+    def _refusal(self, name: str, incarnation: int, attempt: Attempt) -> str:
+        """Why this attempt is not the caller's to renew or complete; empty if it is."""
+        ticket = self.book.tickets.get(attempt.ticket_id)
+        if ticket is None:
+            known = 0 < attempt.ticket_id < self.book.run.next_ticket
+            return f"ticket {attempt.ticket_id} is {'closed' if known else 'unknown'}"
+        if (ticket.worker, ticket.incarnation) != (name, incarnation):
+            return f"ticket {ticket.id} is not leased to {name} ({incarnation:x})"
+        if attempt.fence != ticket.fence or attempt.attempt != ticket.attempt:
+            return f"fence {attempt.fence} is not the current {ticket.fence}"
+        if ticket.state is not State.LEASED:
+            return f"ticket {ticket.id} is {ticket.state}{f' ({ticket.reason})' if ticket.reason else ''}"
+        return ""
+
+    def _accepted(self, ticket: Ticket, attempt: Attempt) -> bool:
+        done = (State.READY, State.PLANNED, State.TRAINED, State.EVALUATED)
+        return ticket.state in done and (ticket.attempt, ticket.fence) == (attempt.attempt, attempt.fence)
+
+    def _fault(self, ticket: Ticket, result: Result) -> str:
+        """Why a result cannot be used; empty if it can."""
+        if result.ending not in MAY_TRAIN:
+            return f"{result.ending}: {result.message}"
+        if not math.isfinite(result.reward):
+            return f"reward is {result.reward}: an environment's reward must be finite"
+        if ticket.purpose is Purpose.EVALUATE:
+            return ""
+        if not result.descriptor_key or result.total_tokens < 1:
+            return f"no columns: key {result.descriptor_key!r}, {result.total_tokens} tokens"
+        if result.trained_tokens and result.newest_version > self.book.run.version + 1 > 1:
+            return f"version {result.newest_version} was rolled back to {self.book.run.version}"
+        return ""
+
+    def fail(self, ticket: Ticket) -> None:
+        """An attempt came to nothing: the ticket is tried again, or its group is given up."""
+        book = self.book
+        book.touch(ticket)
+        ticket.failures += 1
+        if ticket.failures >= self.rules.attempts:
+            if ticket.purpose is Purpose.EVALUATE:
+                self._evaluation_failed(ticket)
+            else:
+                self.drop_group(ticket.purpose, ticket.group, Reason.GROUP_INCOMPLETE)
+            return
+        self.retry(ticket)
+
+    def retry(self, ticket: Ticket) -> None:
+        """Back to pending. It must not become staler than promised: `floor` never sinks."""
+        self._forget_columns(ticket)
+        self.book.move(ticket, State.PENDING)
+        ticket.min_version = max(ticket.min_version, ticket.floor)
+        ticket.worker, ticket.incarnation = "", 0
+
+    def _forget_columns(self, ticket: Ticket) -> None:
+        """The trajectory will not be trained: its worker may free it with the next commit."""
+        if ticket.result is not None:
+            self.book.touch(ticket)
+            if ticket.result.descriptor_key:
+                self.book.freed.append(ticket.result.descriptor_key)
+                self.book.write("state", "freed")
+            ticket.result = None
+
+    def free(self, limit: int, batch_id: int = 0, version: int = 0) -> None:
+        """States that the arenas may forget what was trained or dropped, if it is more than `limit`."""
+        book = self.book
+        if batch_id or len(book.freed) > limit:
+            book.state(BatchCommitted(batch_id, version or book.run.version, tuple(book.freed)))
+            book.freed = []
+            book.write("state", "freed")
+
+    def _evaluated(self, ticket: Ticket, result: Result) -> None:
+        evaluation = self.book.evaluations[ticket.evaluation]
+        evaluation.done += 1
+        evaluation.reward_sum += result.reward
+        evaluation.wins += result.metrics.get("win", float(result.reward > 0))
+        for name, value in result.metrics.items():
+            evaluation.metric_sums[name] = evaluation.metric_sums.get(name, 0.0) + value
+        self.book.move(ticket, State.EVALUATED)
+        ticket.result = None
+        self._judged(ticket.evaluation)
+
+    def _evaluation_failed(self, ticket: Ticket) -> None:
+        self.book.evaluations[ticket.evaluation].failed += 1
+        self.book.move(ticket, State.DROPPED, Reason.EVALUATION_FAILED)
+        self._judged(ticket.evaluation)
+
+    def _judged(self, name: str) -> None:
+        self.book.write("evaluation", name)
+        if self.book.evaluations[name].finished:
+            self.book.state(EvaluationDone(self.book.evaluations[name]))
