@@ -37,6 +37,7 @@ check: $(STAMP)
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python tools/check_proto.py
 	$(BIN)/python tools/check_source.py
+	$(BIN)/python tools/check_keys.py
 
 proto: $(STAMP)
 	@$(BIN)/python tools/check_proto.py --write

@@ -135,7 +135,7 @@ def complaint(detail: ErrorDetails, source: str, others: int) -> ConfigError:
 
 def unknown_key(key: str, source: str, more: str = "") -> ConfigError:
     near = keys.closest(key)
-    remedy = f"did you mean {near}?" if near else "see docs/operating.md for the keys"
+    remedy = f"did you mean {near}?" if near else "see docs/run-file.md for the keys"
     return ConfigError(f"{source}: there is no key {key}{more}", remedy)
 
 

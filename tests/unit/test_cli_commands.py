@@ -11,7 +11,7 @@ import pytest
 
 from earl.cli.main import report_error
 from earl.cli.view import PlainView, progress_of, sparkline, status_line
-from earl.errors import PortInUse
+from earl.errors import EarlError, PortInUse
 from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,3 +129,12 @@ def test_a_sparkline_runs_from_low_to_high():
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([1.0, 1.0]) == ""
     assert sparkline([]) == ""
+
+
+def test_every_exit_code_is_documented():
+    waiting: list[type[EarlError]] = [EarlError]
+    table = (ROOT / "docs" / "operating.md").read_text()
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        assert f"\n| {kind.exit_code} | `" in table, kind

@@ -89,7 +89,9 @@ def line_chart(
     )
     parts += [draw(line, place, percent) for line in drawn]
     parts.append("</svg>")
-    return "".join(parts) + legend([(line.name, line.colour) for line in drawn])
+    return "".join(parts) + legend(
+        [(line.name, f"c{line.colour % COLOURS}{' faint' * line.faint}") for line in drawn]
+    )
 
 
 def text_at(x: float, y: float, text: str) -> str:
@@ -123,10 +125,11 @@ def draw(line: Series, place: Callable[[float, float], tuple[float, float]], per
     return f'<polyline class="line {colour}{faint}" points="{path}">{title}</polyline>'
 
 
-def legend(entries: Sequence[tuple[str, int]]) -> str:
+def legend(entries: Sequence[tuple[str, str]]) -> str:
+    """Names beside a patch of their CSS class; nothing for a single one, which the title names."""
     if len(entries) < 2:
         return ""
-    items = (f'<span><i class="c{colour % COLOURS}"></i>{escape(name)}</span>' for name, colour in entries)
+    items = (f'<span><i class="{colour}"></i>{escape(name)}</span>' for name, colour in entries)
     return f'<p class="legend">{"".join(items)}</p>'
 
 
@@ -182,7 +185,7 @@ def timeline(
     parts.append(
         f'<text class="axis" x="{width / 2}" y="{height - 4}" text-anchor="middle">seconds</text></svg>'
     )
-    return "".join(parts) + legend([(what, colours[what]) for what in kinds] or [])
+    return "".join(parts) + legend([(what, f"c{colours[what] % COLOURS}") for what in kinds])
 
 
 def merged(spans: Sequence[tuple[str, float, float]], gap_s: float) -> list[tuple[str, float, float]]:
