@@ -43,7 +43,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._threads = DaemonThreads("environment")
         self._sessions: dict[int, HostedSession] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._open = 0
         self._stuck = 0
         self._empty = asyncio.Event()
@@ -157,7 +157,8 @@ class Runner:
         session.start(seq)
         environment = session.environment or self.infos[session.name]
         if _is_async(environment):
-            session.task = self._spawn(self._awaited(session, seq, call))
+            session.task = self._spawn(_awaited(session.name, seq, call))
+            session.task.add_done_callback(partial(self._task_ended, session, seq))
         elif environment.blocking:
             self._threads.submit(partial(self._threaded, session, seq, call))
         else:
@@ -173,20 +174,13 @@ class Runner:
         except RuntimeError:
             log.info("a call ended after its host did")
 
-    async def _awaited(self, session: HostedSession, seq: int, call: Call) -> None:
-        outcome: Any = Failure(Ending.TIMEOUT, "EnvironmentFailure", "cancelled")
-        try:
-            outcome = await call()
-        except asyncio.CancelledError:
-            log.info("%s: step %d was cancelled", session.name, seq)
-        except Exception as error:
-            log.warning("%s: step %d failed", session.name, seq, exc_info=True)
-            outcome = _failure(error, seq)
-        finally:
-            session.task = None
-            self._finished(session, seq, outcome)
+    def _task_ended(self, session: HostedSession, seq: int, task: asyncio.Task[Any]) -> None:
+        """Also called for a task that was cancelled before it began."""
+        session.task = None
+        cancelled = Failure(Ending.TIMEOUT, "EnvironmentFailure", f"step {seq} was cancelled")
+        self._finished(session, seq, cancelled if task.cancelled() else task.result())
 
-    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
+    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -232,6 +226,15 @@ class Runner:
 def _is_async(environment: Environment | type[Environment]) -> bool:
     """Async if `reset` or `step` is; the two must then both be."""
     return inspect.iscoroutinefunction(environment.step) or inspect.iscoroutinefunction(environment.reset)
+
+
+async def _awaited(name: str, seq: int, call: Call) -> Any:
+    """The call's outcome, or the Failure that its exception stands for."""
+    try:
+        return await call()
+    except Exception as error:
+        log.warning("%s: step %d failed", name, seq, exc_info=True)
+        return _failure(error, seq)
 
 
 def _failure(error: BaseException, seq: int) -> Failure:

@@ -241,7 +241,9 @@ class Gateway:
 
     def client_left(self, client: ClientStream) -> None:
         """The stream ended: its sessions end, and nobody is left to tell."""
-        for number in list(client.sessions):
+        # Those in the queue first: a place that becomes free must not go to one of them.
+        queued_first = sorted(client.sessions, key=lambda n: client.sessions[n].state is not State.QUEUED)
+        for number in queued_first:
             self._close(client, number)
 
     def _open(self, client: ClientStream, opening: Any) -> None:
