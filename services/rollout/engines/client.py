@@ -36,6 +36,8 @@ from services.rollout.engines.base import (
 )
 
 STOP_S = 5.0
+# Between a process's last words and its exit status, whichever comes first.
+LAST_WORDS_S = 0.5
 # Bound of the calls that only wait for the step that runs.
 CALL_S = 60.0
 
@@ -49,6 +51,7 @@ class EngineProcess(Engine):
         self._watchers: list[asyncio.Task] = []
         self._directory: str | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._receiver: asyncio.Task | None = None
         self._outbox: list[Any] = []
         self._calls: dict[int, asyncio.Future] = {}
         self._call_ids = itertools.count(1)
@@ -91,18 +94,20 @@ class EngineProcess(Engine):
                 followers = [a.fileno() for a, _ in pairs] if rank == 0 else []
                 fds = [own.fileno(), *followers]
                 command = [sys.executable, "-m", "services.rollout.engines.process", *map(str, fds)]
+                # What libraries print goes to stderr: stdout is the service's ready line.
                 process = await asyncio.create_subprocess_exec(
-                    *command, pass_fds=fds, env=environment, stdin=asyncio.subprocess.DEVNULL
+                    *command, pass_fds=fds, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=2
                 )
                 self._processes.append(process)
-                self._watchers.append(asyncio.create_task(self._watch(rank, process)))
+                self._watchers.append(asyncio.create_task(self._watch(process)))
         finally:
             theirs.close()
             for pair in pairs:
                 pair[0].close()
                 pair[1].close()
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._watchers.append(asyncio.create_task(self._receive(reader)))
+        self._receiver = asyncio.create_task(self._receive(reader))
+        self._watchers.append(self._receiver)
         self._post(wire.Start(self.spec, 0, 0, store))
 
     async def stop(self) -> None:
@@ -159,13 +164,22 @@ class EngineProcess(Engine):
         """Process ids of the ranks."""
         return [process.pid for process in self._processes]
 
-    async def _watch(self, rank: int, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
-        if self._ready is not None and not self._ready.done():
-            # It may have said why: give the reader its turn, the socket is closed already.
-            await asyncio.sleep(0)
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        self._lose("it was stopped" if self._stopping else f"rank {rank} ended with {how}")
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        if self._receiver is not None and process is self._processes[0]:
+            # What it said last, for example why it could not start, is still to be read.
+            await asyncio.wait([self._receiver], timeout=LAST_WORDS_S)
+        self._lose(self._why())
+
+    def _why(self) -> str:
+        if self._stopping:
+            return "it was stopped"
+        codes = [(rank, process.returncode) for rank, process in enumerate(self._processes)]
+        ended = [(rank, code) for rank, code in codes if code is not None]
+        # Ranks that lost another one end with 0: the others tell more.
+        for rank, code in sorted(ended, key=lambda each: each[1] == 0):
+            return f"rank {rank} ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+        return "its connection closed"
 
     # --- frames -------------------------------------------------------------------------------
 
@@ -188,7 +202,9 @@ class EngineProcess(Engine):
                 for reply in wire.reply_decoder.decode(await reader.readexactly(size)):
                     self._handle(reply)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._lose("it was stopped" if self._stopping else "its connection closed")
+            # Its exit status is about to be known; a process that only closed the socket is ended.
+            await asyncio.wait([asyncio.create_task(self._processes[0].wait())], timeout=LAST_WORDS_S)
+            self._lose(self._why())
 
     def _handle(self, reply: wire.Reply) -> None:
         match reply:

@@ -21,7 +21,8 @@ from earl.models.parallel import TensorParallel
 from earl.models.spec import load_spec
 from services.rollout.engines import wire
 from services.rollout.engines.base import EngineSpec, LoadReport, Transfer
-from services.rollout.engines.runner import Batch, Runner
+from services.rollout.engines.batch import Batch
+from services.rollout.engines.runner import Runner
 from services.rollout.engines.staging import Stager
 
 # Bound of one collective: a rank that is slower than this is stuck.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -27,32 +26,12 @@ from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
 from earl.models.tp import check_tp, tp_box
 from earl.models.weights import Checkpoint
+from services.rollout.engines.batch import Batch
 
 # A bucket reads the cache in place if it fills at least this fraction of its range of slots.
 VIEW_FRACTION = 0.5
 # Elements of one bucket's attention mask; what is larger is cut over several buckets.
 MASK_ELEMENTS = 1 << 26
-
-
-class Batch(msgspec.Struct, array_like=True):
-    """One step's input. Columns of B sequences, int64: slots; starts, the tokens whose KV is in the
-    slot already; counts, the tokens to add; and tokens [sum of counts], packed in that order."""
-
-    slots: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
-    tokens: np.ndarray
-
-    def to_bytes(self) -> bytes:
-        return np.concatenate(
-            ([len(self.slots)], self.slots, self.starts, self.counts, self.tokens)
-        ).tobytes()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Batch:
-        values = np.frombuffer(data, dtype=np.int64)
-        size = int(values[0])
-        return cls(*np.split(values[1:], (size, 2 * size, 3 * size)))
 
 
 @dataclass

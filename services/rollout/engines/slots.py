@@ -15,7 +15,7 @@ from collections import OrderedDict
 import numpy as np
 
 from services.rollout.engines.base import GenerateRequest
-from services.rollout.engines.runner import Batch
+from services.rollout.engines.batch import Batch
 
 NO_TOKEN = -1
 

@@ -48,6 +48,7 @@ class Stager:
         self._dispatcher: Dispatcher | None = None
         self._finished: list[tuple[int, LoadReport | EarlError]] = []
         self._lock = threading.Lock()
+        self._reading = asyncio.Lock()
         self.wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # The version that lies in the buffers whole; None if none does.
         self.staged: int | None = None
@@ -60,16 +61,18 @@ class Stager:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="weights", daemon=True)
             self._thread.start()
-        coroutine = self._load(self._task, call, version, tuple(keys), deadline_s)
         self.staged = None
         created = threading.Event()
 
         def create(loop: asyncio.AbstractEventLoop) -> None:
-            self._task = loop.create_task(coroutine)
+            before, self._task = self._task, loop.create_task(self._load(version, tuple(keys), deadline_s))
+            if before is not None:
+                before.cancel()
+            self._task.add_done_callback(lambda task: self._note(call, version, task))
             created.set()
 
         self._loop.call_soon_threadsafe(create, self._loop)
-        created.wait()
+        created.wait(JOIN_S)
 
     def take(self) -> list[tuple[int, LoadReport | EarlError]]:
         """(call, report or error) of each load that ended since the last call."""
@@ -107,23 +110,26 @@ class Stager:
 
     # --- in the thread ------------------------------------------------------------------------
 
-    async def _load(
-        self, before: asyncio.Task | None, call: int, version: int, keys: tuple[str, ...], deadline_s: float
-    ) -> None:
-        outcome: LoadReport | EarlError
-        try:
-            if before is not None:
-                before.cancel()
-                await asyncio.wait([before])
+    async def _load(self, version: int, keys: tuple[str, ...], deadline_s: float) -> LoadReport:
+        # One at a time: the read before, which was cancelled, may still be letting go of the buffers.
+        async with self._reading:
             self.staged = None
-            outcome = await self._read(version, keys, deadline_s)
+            report = await self._read(version, keys, deadline_s)
             self.staged = version
-        except asyncio.CancelledError:
+            return report
+
+    def _note(self, call: int, version: int, task: asyncio.Task[LoadReport]) -> None:
+        """However a load ends, even before it began, its call gets an outcome."""
+        error = None if task.cancelled() else task.exception()
+        outcome: LoadReport | EarlError
+        if task.cancelled():
             outcome = WeightsIncomplete(f"loading version {version} was dropped", "another update began")
-        except EarlError as error:
+        elif isinstance(error, EarlError):
             outcome = error
-        except Exception as error:  # noqa: BLE001  (the caller gets it; a thread has nobody else to tell)
-            outcome = EngineError(f"loading version {version}: {type(error).__name__}: {error}", "")
+        elif error is not None:
+            outcome = EngineError(f"loading version {version}: {type(error).__name__}: {error}")
+        else:
+            outcome = task.result()
         with self._lock:
             self._finished.append((call, outcome))
         with contextlib.suppress(BlockingIOError):

@@ -29,8 +29,8 @@ from services.rollout.engines.base import (
     LoadReport,
     Transfer,
 )
+from services.rollout.engines.batch import Batch
 from services.rollout.engines.ranks import ApplyShard, Followers, Loaded, Rank, Step
-from services.rollout.engines.runner import Batch
 from services.rollout.engines.sampling import sample
 from services.rollout.engines.slots import Slots
 

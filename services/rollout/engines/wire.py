@@ -18,6 +18,8 @@ from services.rollout.engines.base import EngineCaps, EngineSpec, EngineStats, G
 LENGTH = struct.Struct("<I")
 # A frame longer than this is a broken stream, not a message.
 MAX_FRAME_BYTES = 1 << 30
+# A reader that takes nothing for so long is stuck.
+SEND_S = 60.0
 
 
 class WireError(msgspec.Struct, array_like=True):
@@ -217,12 +219,13 @@ class Channel:
         return body
 
     def send(self, body: bytes) -> None:
-        """Write one frame; blocks while the socket is full."""
+        """Write one frame; blocks while the socket is full, for SEND_S at most."""
         data = memoryview(LENGTH.pack(len(body)) + body)
         while data:
             try:
                 data = data[self.sock.send(data) :]
             except BlockingIOError:
-                select.select([], [self.sock], [])
+                if not select.select([], [self.sock], [], SEND_S)[1]:
+                    raise ChannelClosed(f"took nothing for {SEND_S} s") from None
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
