@@ -3,7 +3,7 @@
                      ┌─► engine 0 (processes) ──┐
     generate ────────┤   least loaded, or the   ├──► Generation
                      └─► session's last one ────┘
-    load(version) ───► every engine; `version` is what all live engines have at least
+    load(publication) ───► every engine; `version` is what all live engines have at least
 
 Promises: a session stays on one engine while that engine lives; an engine that dies fails its own
 requests with EngineLost, is started again at most `restarts` times and gets the newest weights
@@ -17,18 +17,37 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from earl.errors import DataPlaneError, EarlError, EngineError, EngineLost, ProcessFailed, VersionGone
+from earl.errors import (
+    DataPlaneError,
+    EarlError,
+    EngineError,
+    EngineLost,
+    ProcessFailed,
+    VersionGone,
+    WeightsIncomplete,
+)
 from services.rollout.engines.base import Engine, EngineSpec, EngineStats, GenerateRequest, Generation
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Weights as they were published. number grows with every publication; a version alone does not:
+    a trainer that was restored from a checkpoint publishes versions that existed before."""
+
+    number: int
+    version: int
+    keys: tuple[str, ...]
 
 
 @dataclass(slots=True, eq=False)
 class _Member:
     spec: EngineSpec
     engine: Engine | None = None
-    # Newest version wholly loaded; 0: none, the engine refuses to generate.
+    # The version wholly loaded, and which publication of it; 0: none, the engine may not generate.
     version: int = 0
+    publication: int = 0
     running: int = 0
     starts: int = 0
     loading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -54,7 +73,7 @@ class EnginePool:
         self._restarts = restarts
         self._load_s = load_s
         self._sessions: dict[str, _Member] = {}
-        self._target: tuple[int, tuple[str, ...]] = (0, ())
+        self._target = Publication(0, 0, ())
         self._changed = asyncio.Event()
         self.version = 0
 
@@ -101,7 +120,7 @@ class EnginePool:
     async def _start(self, member: _Member) -> None:
         engine = self._make(member.spec)
         await engine.start()
-        member.engine, member.version, member.running = engine, 0, 0
+        member.engine, member.version, member.publication, member.running = engine, 0, 0, 0
         member.starts += 1
 
     async def _watch(self, member: _Member) -> None:
@@ -112,7 +131,7 @@ class EnginePool:
             await engine.wait_lost()
             if member.engine is not engine:
                 return  # stopped by us
-            member.engine, member.version = None, 0
+            member.engine, member.version, member.publication = None, 0, 0
             self._refresh()
             await engine.stop()  # reaps what is left of its processes
             if member.starts > self._restarts:
@@ -126,15 +145,15 @@ class EnginePool:
 
     # --- weights ------------------------------------------------------------------------------
 
-    async def load(self, version: int, keys: Sequence[str]) -> None:
-        """Brings every engine that runs to `version`, all at once; a dead one gets it when it is back.
+    async def load(self, publication: Publication) -> None:
+        """Brings every engine that runs to it, all at once; a dead one gets it when it is back.
 
-        Raises VersionGone or another DataPlaneError; the version before stays in use.
+        Raises VersionGone, another DataPlaneError or WeightsIncomplete; nothing is half-loaded and used.
         """
-        if version > self._target[0]:
-            self._target = version, tuple(keys)
+        if publication.number > self._target.number:
+            self._target = publication
         results = await asyncio.gather(
-            *(self._bring(member, version, keys) for member in self._members), return_exceptions=True
+            *(self._bring(member, publication) for member in self._members), return_exceptions=True
         )
         for result in results:
             if isinstance(result, BaseException):
@@ -145,30 +164,34 @@ class EnginePool:
         while self.version < version:
             await self._changed.wait()
 
-    async def _bring(self, member: _Member, version: int, keys: Sequence[str]) -> None:
+    async def _bring(self, member: _Member, publication: Publication) -> None:
         async with member.loading:
             engine = member.engine
-            if engine is None or member.version >= version:
+            if engine is None or member.publication >= publication.number:
                 return
             try:
-                await engine.load_weights(version, keys, self._load_s)
+                await engine.load_weights(publication.version, publication.keys, self._load_s)
             except EngineLost:
                 return  # _watch sees it too, and loads the newest after the restart
+            except WeightsIncomplete:
+                member.version = 0  # it refuses to generate: nobody is sent there
+                self._refresh()
+                raise
             if member.engine is engine:
-                member.version = version
+                member.version, member.publication = publication.version, publication.number
                 self._refresh()
 
     async def _catch_up(self, member: _Member) -> None:
         """The newest weights for a restarted engine; if they are gone, newer ones are on their way."""
-        version, keys = self._target
-        if version == 0:
+        target = self._target
+        if target.number == 0:
             return
         try:
-            await self._bring(member, version, keys)
+            await self._bring(member, target)
         except VersionGone:
-            log.info("version %d is gone; engine %s waits for a newer one", version, member.spec.name)
-        except DataPlaneError as error:
-            log.warning("engine %s could not load version %d: %s", member.spec.name, version, error)
+            log.info("version %d is gone; engine %s waits for a newer one", target.version, member.spec.name)
+        except (DataPlaneError, WeightsIncomplete) as error:
+            log.warning("engine %s could not load version %d: %s", member.spec.name, target.version, error)
 
     def _refresh(self) -> None:
         versions = [member.version for member in self._members if member.live]

@@ -1,11 +1,12 @@
 """Policy versions on their way into the engines.
 
-    WeightsPublished ──► offer ──► newest only ──► take reader's lease ─► pool.load ─► give it back
-                                       ▲                                     │
-                                       └────────── VersionGone ◄─────────────┘
+    WeightsPublished ──► offer ──► last one only ──► take reader's lease ─► pool.load ─► give it back
+                                        ▲                                      │
+                                        └─────────── VersionGone ◄─────────────┘
 
-Promise: versions only grow; however fast they are published, one load runs at a time and always of
-the newest one known; the trainer's slot is held by a lease that ends by itself if this worker dies.
+Promise: what was published last is what counts, whatever its number (a trainer restored from a
+checkpoint publishes older versions anew); one load runs at a time, of the last publication known;
+the trainer's slot is held by a lease that ends by itself if this worker dies.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import time
 from collections.abc import Sequence
 
 from earl.bus import Bus, redis_errors
-from earl.errors import DataPlaneError, VersionGone
-from services.rollout.pool import EnginePool
+from earl.errors import DataPlaneError, VersionGone, WeightsIncomplete
+from services.rollout.pool import EnginePool, Publication
 from services.rollout.telemetry import BusySpans
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ RETRY_S = 0.5
 
 
 class WeightFollower:
-    """Brings the newest published version into the pool. reader: this worker's name.
+    """Brings what was published last into the pool. reader: this worker's name.
 
     lease_s: how long the trainer's slot is held for one load at most.
     """
@@ -39,44 +40,43 @@ class WeightFollower:
         self._reader = reader
         self._spans = spans
         self._lease_s = lease_s
-        self._newest: tuple[int, tuple[str, ...]] = (0, ())
+        self._last = Publication(0, 0, ())
         self._offered = asyncio.Event()
 
     def offer(self, version: int, keys: Sequence[str]) -> None:
-        """A version exists; ignored unless it is newer than what is known."""
-        if version > self._newest[0]:
-            self._newest = version, tuple(keys)
-            self._offered.set()
+        """A version was published after all that were offered before."""
+        self._last = Publication(self._last.number + 1, version, tuple(keys))
+        self._offered.set()
 
     async def run(self) -> None:
-        """Loads what is offered, for ever. Raises DataPlaneError when loading failed ATTEMPTS times."""
+        """Loads what is offered, for ever. Raises why loading failed ATTEMPTS times."""
         failures = 0
         while True:
             await self._offered.wait()
             self._offered.clear()
-            version, keys = self._newest
+            last = self._last
             try:
-                await self._load(version, keys)
+                await self._load(last)
                 failures = 0
             except VersionGone as gone:
-                # Its slot was reused, so a newer version was published: that event is on its way.
-                log.info("version %d is gone before it was read: %s", version, gone.message)
-            except DataPlaneError as error:
+                # Its slot was reused, so another version was published: that event is on its way.
+                log.info("version %d is gone before it was read: %s", last.version, gone.message)
+            except (DataPlaneError, WeightsIncomplete) as error:
                 failures += 1
                 if failures >= ATTEMPTS:
                     raise
-                log.warning("loading version %d failed, trying again: %s", version, error)
+                log.warning("loading version %d failed, trying again: %s", last.version, error)
                 await asyncio.sleep(RETRY_S)
                 self._offered.set()
 
-    async def _load(self, version: int, keys: Sequence[str]) -> None:
-        readers = self._bus.key("weights", version, "readers")
+    async def _load(self, publication: Publication) -> None:
+        readers = self._bus.key("weights", publication.version, "readers")
         started_ns = time.time_ns()
         with redis_errors(self._bus.url):
             seconds, _ = await self._bus.redis.time()  # type: ignore[misc]
             await self._bus.redis.hset(readers, self._reader, str(seconds + self._lease_s))  # type: ignore[misc]
         try:
-            await self._pool.load(version, keys)
+            await self._pool.load(publication)
         finally:
             with redis_errors(self._bus.url):
                 await self._bus.redis.hdel(readers, self._reader)  # type: ignore[misc]

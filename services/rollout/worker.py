@@ -25,6 +25,7 @@ from earl.dispatch.store import TensorStore
 from earl.env.base import Ending
 from earl.errors import EarlError
 from services.rollout.agent import Agent, Outcome, Ticket
+from services.rollout.codec_bus import last_published
 from services.rollout.codec_scheduler import SchedulerLink
 from services.rollout.gauges import Gauges, Load
 from services.rollout.leases import Leases
@@ -97,7 +98,10 @@ class RolloutWorker:
         after = await self._bus.last_id()
         membership = await self._scheduler.join(address)
         self.epoch = membership.epoch
-        self.weights.offer(membership.version, membership.weight_keys)
+        published = await last_published(self._bus, until=after)
+        version, keys = published or (membership.version, membership.weight_keys)
+        if version:
+            self.weights.offer(version, keys)
         works = [
             asyncio.create_task(work, name=name) for name, work in self._background(after, membership.lease_s)
         ]

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from earl.errors import EngineLost, ProcessFailed, VersionGone
+from earl.errors import EngineLost, ProcessFailed, VersionGone, WeightsIncomplete
 from services.rollout.engines.base import Engine, EngineSpec, GenerateRequest, Generation, LoadReport
-from services.rollout.pool import EnginePool
+from services.rollout.pool import EnginePool, Publication
 
 
 class InMemory(Engine):
@@ -89,6 +89,10 @@ def request(name, session=""):
     return GenerateRequest(request_id=name, ids=[1], max_new_tokens=1, session=session or name)
 
 
+def published(version, number=0):
+    return Publication(number or version, version, ("k",))
+
+
 async def settle():
     for _ in range(20):
         await asyncio.sleep(0)
@@ -99,7 +103,7 @@ async def test_nothing_is_generated_before_the_first_version():
         waiting = asyncio.create_task(pool.generate(request("a")))
         await settle()
         assert [engine.served for engine in made] == [[], []]
-        await pool.load(1, ["k"])
+        await pool.load(published(1))
         assert pool.version == 1
         for engine in made:
             engine.answer.set()
@@ -108,7 +112,7 @@ async def test_nothing_is_generated_before_the_first_version():
 
 async def test_least_loaded_engine_is_taken_and_a_session_stays():
     async with running() as (pool, made, _):
-        await pool.load(1, ["k"])
+        await pool.load(published(1))
         tasks = [asyncio.create_task(pool.generate(request(f"{n}/1", f"{n}"))) for n in range(4)]
         await settle()
         assert [sorted(engine.served) for engine in made] == [["0/1", "2/1"], ["1/1", "3/1"]]
@@ -123,10 +127,10 @@ async def test_least_loaded_engine_is_taken_and_a_session_stays():
 
 async def test_a_dead_engine_fails_its_requests_and_comes_back_with_the_newest_weights():
     async with running() as (pool, made, _):
-        await pool.load(1, ["k"])
+        await pool.load(published(1))
         tasks = [asyncio.create_task(pool.generate(request(f"{n}"))) for n in range(2)]
         await settle()
-        await pool.load(2, ["k"])
+        await pool.load(published(2))
         made[0].gone.set()
         with pytest.raises(EngineLost):
             await tasks[0]
@@ -138,7 +142,7 @@ async def test_a_dead_engine_fails_its_requests_and_comes_back_with_the_newest_w
 
 async def test_an_engine_that_keeps_dying_ends_the_pool():
     async with running(engines=1, restarts=1) as (pool, made, watch):
-        await pool.load(1, ["k"])
+        await pool.load(published(1))
         made[0].gone.set()
         await settle()
         assert not watch.done()
@@ -149,29 +153,57 @@ async def test_an_engine_that_keeps_dying_ends_the_pool():
 
 async def test_version_is_the_oldest_of_the_engines_and_waiters_see_it():
     async with running() as (pool, made, _):
-        await pool.load(1, ["k"])
+        await pool.load(published(1))
         waiting = asyncio.create_task(pool.wait_version(2))
         made[1].vanished.add(2)
         with pytest.raises(VersionGone):
-            await pool.load(2, ["k"])
+            await pool.load(published(2))
         await settle()
         assert (pool.version, waiting.done()) == (1, False)
-        await pool.load(3, ["k"])
+        await pool.load(published(3))
         await waiting
         assert pool.version == 3
 
 
 async def test_a_restarted_engine_whose_version_is_gone_waits_for_a_newer_one(monkeypatch):
     async with running(engines=1) as (pool, made, _):
-        await pool.load(1, ["k"])
+        await pool.load(published(1))
         with monkeypatch.context() as patch:
             patch.setattr(InMemory, "load", gone)
             made[0].gone.set()
             await settle()
             assert (len(made), pool.live) == (2, 0)
-        await pool.load(2, ["k"])
+        await pool.load(published(2))
         assert (pool.live, pool.version) == (1, 2)
 
 
 async def gone(self, version, keys, deadline_s):
     raise VersionGone(f"version {version}")
+
+
+async def test_versions_of_a_restored_trainer_are_loaded_although_they_are_older():
+    async with running(engines=1) as (pool, made, _):
+        await pool.load(published(5, number=1))
+        await pool.load(published(3, number=2))
+        assert (pool.version, made[0].version) == (3, 3)
+        await pool.load(published(5, number=1))
+        assert pool.version == 3
+
+
+async def test_an_engine_that_refuses_to_generate_gets_no_requests(monkeypatch):
+    async with running(engines=1) as (pool, made, _):
+        await pool.load(published(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(InMemory, "commit", incomplete)
+            with pytest.raises(WeightsIncomplete):
+                await pool.load(published(2))
+        waiting = asyncio.create_task(pool.generate(request("a")))
+        await settle()
+        assert (pool.live, made[0].served) == (0, [])
+        await pool.load(published(2))
+        made[0].answer.set()
+        assert (await waiting).versions == [2]
+
+
+async def incomplete(self, version):
+    raise WeightsIncomplete(f"version {version}")

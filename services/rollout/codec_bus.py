@@ -1,0 +1,37 @@
+"""What the bus held before this worker began to follow it."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from earl.bus import Bus, redis_errors
+from earl.bus.streams import FIELD
+from earl.v1 import events_pb2
+
+# The stream is searched backwards in chunks of this many events, and not further than MOST.
+CHUNK = 1000
+MOST = 50_000
+
+
+async def last_published(bus: Bus, until: str) -> tuple[int, tuple[str, ...]] | None:
+    """(version, registry keys) of the last WeightsPublished up to the stream id `until`, if it is kept.
+
+    The scheduler's own answer to Join may be older: it learns of publications from the bus, too.
+    """
+    position, seen = until, 0
+    while seen < MOST:
+        with redis_errors(bus.url):
+            entries = await bus.redis.xrevrange(bus.stream, max=position, count=CHUNK)
+        for _, fields in entries:
+            try:
+                event = events_pb2.Event.FromString(fields[FIELD])
+            except (KeyError, DecodeError):
+                continue
+            if event.HasField("weights_published"):
+                published = event.weights_published
+                return published.version, tuple(published.descriptor_keys)
+        if len(entries) < CHUNK:
+            return None
+        seen += CHUNK
+        position = f"({entries[-1][0].decode()}"
+    return None
