@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def read_run(directory: Path) -> RunRecord:
         raise ConfigError(
             f"{directory} is no run directory: it has no run.json", "give one like runs/demo-seed0"
         )
-    metrics = [flat(record) for record in records(directory / "metrics.jsonl")]
+    metrics = last_of_each(flat(record) for record in records(directory / "metrics.jsonl"))
     spans = list(records(directory / "timeline.jsonl"))
     result_path = directory / "result.json"
     return RunRecord(
@@ -87,9 +87,22 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
+def last_of_each(metrics: Iterable[Record]) -> list[Record]:
+    """One record a step: after a roll-back a step is done again, and its last line counts."""
+    return list({(record.get("phase"), record.get("step")): record for record in metrics}.values())
+
+
 def start_ns(metrics: Sequence[Record], spans: Sequence[Record]) -> int:
-    """Unix time of the run's start: the first span's, as the timeline's clock is its writers'."""
-    return min((int(span["start_ns"]) for span in spans), default=0)
+    """Unix time at which the scheduler's clock (`time_s`) stood at 0, about.
+
+    The last step is recorded when its commit arrives, right after the trainer's last span.
+    """
+    if not spans:
+        return 0
+    ends = [int(span["end_ns"]) for span in spans if span["who"] == "trainer"]
+    if not ends or not metrics:
+        return min(int(span["start_ns"]) for span in spans)
+    return max(ends) - int(float(metrics[-1].get("time_s", 0.0)) * 1e9)
 
 
 def in_seconds(spans: Sequence[Record], origin_ns: int) -> Spans:

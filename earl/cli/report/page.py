@@ -173,12 +173,16 @@ def evaluation_points(run: RunRecord) -> list[tuple[float, float]]:
 
 
 def phase_starts(run: RunRecord) -> list[tuple[str, float]]:
-    """(phase, second of its first record)."""
-    starts: dict[str, float] = {}
+    """(phase, second it began): a phase begins where the one before it recorded its end."""
+    ends: dict[str, float] = {}
     for record in run.metrics:
         if "time_s" in record:
-            starts.setdefault(str(record.get("phase")), float(record["time_s"]))
-    return list(starts.items())
+            ends[str(record.get("phase"))] = float(record["time_s"])
+    for record in run.evaluations:
+        if record.get("name") in ("start", "final") and "time_s" in record:
+            ends[f"evaluate:{record['name']}"] = float(record["time_s"])
+    order = sorted(ends, key=lambda phase: ends[phase])
+    return list(zip(order, [0.0, *(ends[phase] for phase in order)], strict=False))
 
 
 # --- tables ---------------------------------------------------------------------------------
