@@ -23,9 +23,10 @@ def main() -> int:
         from services.trainer.launch import launch  # heavy: torchrun's agent
 
         return launch(sys.argv[1:], config.trainer.ranks, config.stack.stop_s)
-    from services.trainer.rank import run_rank  # heavy: after the configuration was read
+    from services.trainer.group import leave  # heavy: after the configuration was read
+    from services.trainer.rank import run_rank
 
-    return run_rank(config, arguments.run.parent, arguments.name)
+    leave(run_rank(config, arguments.run.parent, arguments.name))
 
 
 if __name__ == "__main__":

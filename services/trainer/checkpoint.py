@@ -53,19 +53,22 @@ def save(
     """
     target = directory / f"step-{progress.version}"
     partial = directory / f".{target.name}.partial"
-    if group.leads:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    group.barrier()
     name = f"rank-{group.rank:05d}.safetensors"
     said: dict = {"error": "", "tensors": {}}
+    try:
+        if group.leads:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    except OSError as error:
+        said["error"] = f"{partial}: {error}"
+    group.barrier()
     try:
         tensors, boxes = _local(stepper)
         save_file(tensors, partial / name)
         _fsync(partial / name)
         said |= {"file": _entry(partial / name), "tensors": boxes}
     except (OSError, SafetensorError) as error:
-        said["error"] = f"{partial / name}: {error}"
+        said["error"] = said["error"] or f"{partial / name}: {error}"
     parts = [json.loads(part) for part in group.gather(json.dumps(said).encode())]
     errors = [part["error"] for part in parts if part["error"]]
     if not errors and group.leads:

@@ -27,6 +27,8 @@ def run_rank(config: RunConfig, run_dir: Path, name: str) -> int:
         serve(config, run_dir, name, requests)
     except EarlError as error:
         sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
-        sys.stderr.flush()
         return error.exit_code
+    except Exception:
+        log.exception("the trainer failed")
+        return 1
     return 0

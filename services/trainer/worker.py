@@ -162,7 +162,7 @@ class Trainer:
             with self._activity.phase(PUBLISHING):
                 self._slots.publish(self.progress.version)
         every = self._config.trainer.checkpoint_every
-        if plan.checkpoint or (every and (self.progress.version - 1) % every == 0):
+        if plan.checkpoint or (every and self.progress.version - max(1, self._saved_version) >= every):
             self._save()
 
     def _read(self, plan: Plan) -> bool:

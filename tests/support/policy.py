@@ -18,7 +18,7 @@ from earl.models.create import write_scratch
 from earl.models.spec import load_spec
 from services.trainer import checkpoint
 from services.trainer.batch import Columns
-from services.trainer.group import Group
+from services.trainer.group import Group, leave
 from services.trainer.manifest import Progress
 from services.trainer.parallel import Policy
 from services.trainer.plan import Item, Plan
@@ -132,6 +132,7 @@ def _rank(directory: Path) -> None:
         save_file({k: torch.tensor(v) for k, v in metrics.items()}, directory / "metrics.safetensors")
     group.barrier()
     group.close()
+    leave(0)
 
 
 if __name__ == "__main__":
