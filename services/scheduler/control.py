@@ -25,7 +25,7 @@ from services.scheduler.ledger import Ledger
 from services.scheduler.monitor import LengthMonitor
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
-from services.scheduler.records import Attempt, Member, Result, State, Ticket, Verdict
+from services.scheduler.records import Attempt, Member, Result, Ticket, Verdict
 from services.scheduler.report import RunReport
 from services.scheduler.store import LedgerStore
 
@@ -73,6 +73,7 @@ class Scheduler:
         self._batches = Bell()
         self._began_s = time.monotonic() - ledger.book.run.elapsed_s
         self._clock_s = 0.0
+        self._draining = False
 
     @classmethod
     async def open(cls, config: RunConfig, run_dir: Path, bus: Bus) -> Scheduler:
@@ -85,18 +86,18 @@ class Scheduler:
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
         self._settle()
-        works = [asyncio.create_task(work) for work in (self._journal.run(), self._tick(), self._follow())]
-        stopped = asyncio.create_task(stop.wait())
+        works = (self._journal.run(), self._tick(), self._follow(), stop.wait())
+        tasks: list[asyncio.Task] = [asyncio.create_task(work) for work in works]
         try:
-            done, _ = await asyncio.wait([*works, stopped], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
             self._store_clock()
             await self._journal.durable()
         finally:
-            for task in [*works, stopped]:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*works, stopped, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.report.close()
 
     # --- state of the run -------------------------------------------------------------------
@@ -130,6 +131,12 @@ class Scheduler:
         """Ends the run at the next boundary; a scheduler started later goes on."""
         if self.stop_reason is None:
             self.stop_reason = reason or "stopped"
+        self._tickets.ring()
+        self._batches.ring()
+
+    def drain(self) -> None:
+        """This process is about to end: whoever waits is answered now, with nothing."""
+        self._draining = True
         self._tickets.ring()
         self._batches.ring()
 
@@ -169,7 +176,7 @@ class Scheduler:
             if tickets:
                 await self._journal.durable()
                 return tickets, False
-            if now >= until:
+            if now >= until or self._draining:
                 return [], False
             await self._tickets.wait(until - now)
 
@@ -213,7 +220,7 @@ class Scheduler:
                 return plan, False
             if self.ledger.book.pending:
                 self._tickets.ring()
-            if now >= until:
+            if now >= until or self._draining:
                 return None, self.over
             await self._batches.wait(until - now)
 
@@ -292,8 +299,3 @@ class Scheduler:
             self._settle()
             await self._journal.durable()
             await delivery.ack()
-
-
-def live(counts: Mapping[str, int]) -> int:
-    """Tickets that are neither trained, evaluated nor dropped."""
-    return sum(counts.get(state, 0) for state in (State.PENDING, State.LEASED, State.READY, State.PLANNED))

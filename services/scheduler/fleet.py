@@ -1,4 +1,7 @@
-"""What workers last said of themselves: load, gauges, transfers. Telemetry only; nothing decides on it. Pure."""
+"""What workers last said of themselves: load, gauges, transfers.
+
+Telemetry only: no decision of the ledger rests on it. Pure.
+"""
 
 from __future__ import annotations
 

@@ -28,13 +28,22 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
     try:
         scheduler = await Scheduler.open(config, run_dir, bus)
         server.add(add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), SERVICE)
-        working = asyncio.create_task(scheduler.run(stop))
-        try:
-            announce(name, await server.start())
-            await working
-        finally:
-            await server.stop()
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+        await _work(scheduler, server, name, stop)
     finally:
         await bus.close()
+
+
+async def _work(scheduler: Scheduler, server: Server, name: str, stop: asyncio.Event) -> None:
+    """Calls in flight are answered before the ledger is closed."""
+    quit_event = asyncio.Event()
+    working = asyncio.create_task(scheduler.run(quit_event))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        announce(name, await server.start())
+        await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        scheduler.drain()
+        await server.stop()
+        quit_event.set()
+        stopped.cancel()
+        await working
