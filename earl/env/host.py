@@ -146,15 +146,17 @@ class EnvHost:
         stopping = asyncio.create_task(stop.wait())
         tasks = [
             asyncio.create_task(self._read(call, runner, lease_s)),
-            asyncio.create_task(outbox.drain_to(lambda ms: call.write(env_pb2.AttachRequest(messages=ms)))),
+            asyncio.create_task(outbox.drain_to_call(call, env_pb2.AttachRequest)),
         ]
         try:
             done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if stopping in done:
                 await self._drain(call, runner, tasks)
                 return None
-            for task in done:
-                task.result()
+            await asyncio.wait({tasks[0]}, timeout=LAST_WORDS_S)  # the reader knows best why it ended
+            for task in tasks:
+                if task.done():
+                    task.result()
             return ServiceUnavailable("the gateway ended the stream")
         finally:
             for task in (stopping, *tasks):

@@ -224,14 +224,15 @@ class Runner:
 
 
 def _is_async(environment: Environment | type[Environment]) -> bool:
-    """Async if `reset` or `step` is; the two must then both be."""
+    """Async if `reset` or `step` is; the object's plain methods then run on the loop too."""
     return inspect.iscoroutinefunction(environment.step) or inspect.iscoroutinefunction(environment.reset)
 
 
 async def _awaited(name: str, seq: int, call: Call) -> Any:
     """The call's outcome, or the Failure that its exception stands for."""
     try:
-        return await call()
+        outcome = call()
+        return await outcome if inspect.isawaitable(outcome) else outcome
     except Exception as error:
         log.warning("%s: step %d failed", name, seq, exc_info=True)
         return _failure(error, seq)

@@ -230,7 +230,7 @@ class _PlayStream:
         self._error: EarlError | None = None
         self._tasks = [
             asyncio.create_task(self._read()),
-            asyncio.create_task(self._outbox.drain_to(self._write)),
+            asyncio.create_task(self._outbox.drain_to_call(self._call, env_pb2.PlayRequest)),
             asyncio.create_task(self._sweep()),
         ]
         for task in self._tasks[:2]:
@@ -256,9 +256,6 @@ class _PlayStream:
         if session.answer is not None and not session.answer.done():
             session.answer.cancel()
         self._outbox.put(env_pb2.ClientMessage(close=env_pb2.Close(session=session.number)))
-
-    async def _write(self, messages: list[env_pb2.ClientMessage]) -> None:
-        await self._call.write(env_pb2.PlayRequest(messages=messages))
 
     async def _read(self) -> None:
         while (response := await self._call.read()) is not EOF:
@@ -287,6 +284,8 @@ class _PlayStream:
         if self._error is not None or task.cancelled():
             return
         cause = task.exception()
+        if cause is None and task is not self._tasks[0]:
+            return  # the call has ended: its reader knows why
         if isinstance(cause, grpc.aio.AioRpcError):
             self._fail(from_call(cause, f"Play at {self._address}"))
         else:

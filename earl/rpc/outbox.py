@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import grpc
+
 from earl.errors import EarlError, RpcError
 
 # Messages of one frame, and of one stream that its peer does not read.
@@ -73,3 +75,17 @@ class Outbox:
             await write(frame)
         if self._error is not None:
             raise self._error
+
+    async def drain_to_call(self, call: Any, frame: Callable[..., Any]) -> None:
+        """`drain_to` a client's stream, as `frame(messages=...)`.
+
+        Returns also when the call has ended: why it did is for the call's reader to learn and tell.
+        """
+
+        async def write(messages: list[Any]) -> None:
+            await call.write(frame(messages=messages))
+
+        try:
+            await self.drain_to(write)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            self.close()
