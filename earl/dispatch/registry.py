@@ -5,6 +5,7 @@ A descriptor is one string key with a time to live. Every call takes a batch and
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from earl.errors import BusUnavailable, DescriptorMissing, VersionGone
 
 WEIGHTS_PREFIX = "weights/"
 _SECRET_BYTES = 32
+# Calls under way at once: each holds a connection of the client's pool.
+_MAX_CALLS = 16
 
 
 class Registry:
@@ -27,6 +30,7 @@ class Registry:
         self._redis = redis
         self._prefix = prefix
         self.lease_s = lease_s
+        self._calls = asyncio.Semaphore(_MAX_CALLS)
 
     async def publish(self, descriptors: Sequence[Descriptor]) -> None:
         """Set them all, each with a fresh lease. Raises BusUnavailable."""
@@ -88,7 +92,8 @@ class Registry:
 
     async def _call(self, awaitable: Any) -> Any:
         try:
-            return await awaitable
+            async with self._calls:
+                return await awaitable
         except (RedisError, OSError) as error:
             raise BusUnavailable(
                 f"the descriptor registry failed: {error}", "check the Redis server"

@@ -26,7 +26,7 @@ from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.connection import read_message
 from earl.dispatch.transport.ucx_node import Endpoint, Node
-from earl.errors import LayoutError, PeerLost, PortInUse, RegionGone
+from earl.errors import PeerLost, PortInUse, RegionGone
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class ArenaServer:
             try:
                 try:
                     payload, status = self._prepare(request, buffer)
-                except (RegionGone, LayoutError) as error:
+                except RegionGone as error:
                     payload, status = _NOTHING, wire.failed(error)
                 await endpoint.send(payload, wire.payload_tag(connection, request.seq))
                 if not status.error:
@@ -168,9 +168,9 @@ class ArenaServer:
         for piece in request.pieces:
             extents[piece.slot] = offset, size = arena.extent(piece.slot, piece.generation)
             if piece.stop_bytes > size:
-                raise LayoutError(
-                    f"a piece up to byte {piece.stop_bytes} of region {piece.slot} with {size}",
-                    "mend the reader",
+                raise RegionGone(
+                    f"region {piece.slot} of {arena.path}: {size} bytes, not {piece.stop_bytes}",
+                    "read a newer descriptor",
                 )
         if buffer is None:
             only = request.pieces[0]

@@ -14,7 +14,7 @@ import sys
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
-from earl.errors import InsecureBind, TransportUnavailable
+from earl.errors import ConfigError, InsecureBind, TransportUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,11 @@ class ServingProcess:
             raise InsecureBind(
                 f"data_plane.bind = {config.bind!r} is off loopback and the wire carries no TLS",
                 "set data_plane.trusted_network = true, or stay on 127.0.0.1",
+            )
+        if config.bind in ("0.0.0.0", "::", ""):
+            raise ConfigError(
+                f"data_plane.bind = {config.bind!r} names no address that readers could use",
+                "give the address of one interface",
             )
         serving = cls(arena, config, secret)
         await serving._spawn(port=0)

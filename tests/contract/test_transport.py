@@ -1,0 +1,353 @@
+"""What every transport promises, once for each: `shm` and `ucx` run the same tests."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+
+from earl.bus.connection import open_redis
+from earl.bus.embedded import EmbeddedValkey
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.arena_file import arena_directory
+from earl.dispatch.descriptor import Descriptor, RegionRef
+from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.layout import Box
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import Placed, TensorStore
+from earl.errors import ChecksumMismatch, DescriptorMissing, ReadTimeout, RegionGone, VersionGone
+from tests.support.dispatch import MIB, PATHS, PREFIX, READ_S, OwnerProcess, Plane, random_bytes
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["shm", "ucx"])
+async def plane(request, tmp_path_factory) -> AsyncIterator[Plane]:
+    directory = tmp_path_factory.mktemp(request.param)
+    valkey = EmbeddedValkey()
+    url = await valkey.start(directory)
+    redis = open_redis(url)
+    registry = Registry(redis, PREFIX, 60.0)
+    config = DataPlaneConfig(transport=request.param)
+    arenas = arena_directory(config, directory)
+    store = await TensorStore.open(registry, config, arenas, "owner", incarnation=1, size_bytes=320 * MIB)
+    reader = await Dispatcher.create(registry, config)
+    yield Plane(request.param, config, registry, url, store, reader)
+    await reader.close()
+    await store.close()
+    assert not arenas.exists()
+    await redis.aclose()
+    await valkey.stop()
+
+
+async def test_a_box_over_two_shards_arrives_whole(plane: Plane):
+    whole = np.random.default_rng(1).standard_normal((129, 77)).astype(np.float32)
+    top, bottom = Box((0, 0), (65, 77)), Box((65, 0), (129, 77))
+    await plane.store.put_many(
+        {
+            "boxes/0": {"w": Placed(whole[top.slices()], whole.shape, top)},
+            "boxes/1": {"w": Placed(whole[bottom.slices()], whole.shape, bottom)},
+        }
+    )
+    box = Box((40, 10), (100, 60))
+    into = np.zeros(box.shape, np.float32)
+    receipt = await plane.reader.read([Read(("boxes/0", "boxes/1"), "w", box, into)], READ_S)
+    np.testing.assert_array_equal(into, whole[box.slices()])
+    assert receipt.size_bytes_by_path == {PATHS[plane.kind]: into.nbytes}
+    assert receipt.verified == (plane.kind == "ucx")
+    layouts = await plane.reader.describe(["boxes/0", "boxes/1"])
+    assert (layouts["w"].shape, layouts["w"].dtype) == (whole.shape, "float32")
+    await plane.store.remove(["boxes/0", "boxes/1"])
+
+
+async def test_a_target_may_be_strided_too(plane: Plane):
+    whole = random_bytes(64 * 96).reshape(64, 96).view(np.int32)
+    await plane.store.put("strided", {"w": whole})
+    canvas = np.full((50, 60), -1, np.int32)
+    into = canvas[3:43:2, 5:55:5]
+    box = Box((10, 7), (30, 17))
+    await plane.read("strided", "w", into, box)
+    np.testing.assert_array_equal(into, whole[box.slices()])
+    into[...] = -1
+    assert (canvas == -1).all(), "a read wrote outside its target"
+    await plane.store.remove("strided")
+
+
+async def test_ragged_columns_pack_into_one_buffer(plane: Plane):
+    lengths = [5, 0, 1, 300, 64, 7, 4096, 33]
+    columns = {f"ragged/{i}": np.arange(n, dtype=np.int32) + 1000 * i for i, n in enumerate(lengths)}
+    await plane.store.put_many(
+        {key: {"tokens": c, "loss_mask": (c % 2).astype(np.uint8)} for key, c in columns.items()}
+    )
+    tokens = np.zeros(sum(lengths), np.int32)
+    mask = np.zeros(sum(lengths), np.uint8)
+    reads, start = [], 0
+    for key, column in columns.items():
+        stop = start + len(column)
+        reads += [
+            Read((key,), "tokens", None, tokens[start:stop]),
+            Read((key,), "loss_mask", None, mask[start:stop]),
+        ]
+        start = stop
+    await plane.reader.read(reads, READ_S)
+    expected = np.concatenate(list(columns.values()))
+    np.testing.assert_array_equal(tokens, expected)
+    np.testing.assert_array_equal(mask, expected % 2)
+    await plane.store.remove(columns)
+
+
+async def test_every_dtype_scalars_and_nothing(plane: Plane):
+    tensors: dict[str, np.ndarray] = {
+        np.dtype(t).name: np.arange(7).astype(t)
+        for t in ("uint8", "int8", "bool", "int32", "int64", "float16", "float32", "float64", "uint16")
+    }
+    tensors |= {"scalar": np.array(3.5, np.float32), "nothing": np.zeros((0, 4), np.float32)}
+    await plane.store.put("dtypes", tensors)
+    targets = {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
+    await plane.reader.read([Read(("dtypes",), name, None, t) for name, t in targets.items()], READ_S)
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(targets[name], tensor)
+    assert (await plane.reader.describe(["dtypes"]))["uint16"].dtype == "bfloat16"
+    empty = np.zeros((0,), np.int32)
+    receipt = await plane.read("dtypes", "int32", empty, Box((3,), (3,)))
+    assert receipt.size_bytes == 0
+    await plane.store.remove("dtypes")
+
+
+@pytest.mark.parametrize("size_bytes", [256 * MIB + 12345, pytest.param(1 << 30, marks=pytest.mark.slow)])
+async def test_a_large_read_is_right(plane: Plane, size_bytes: int, tmp_path: Path):
+    owner = await OwnerProcess.start(plane.config, plane.url, PREFIX, tmp_path, "large", size_bytes)
+    try:
+        into = np.zeros(size_bytes, np.uint8)
+        receipt = await plane.read(owner.key, "x", into, deadline_s=100.0)
+        np.testing.assert_array_equal(into, random_bytes(size_bytes, owner.incarnation))
+        assert receipt.size_bytes_by_path == {PATHS[plane.kind]: size_bytes}
+    finally:
+        await owner.close()
+
+
+async def test_hundreds_of_reads_at_once(plane: Plane):
+    data = random_bytes(8 * MIB)
+    await plane.store.put("crowd", {"x": data})
+    rng = np.random.default_rng(3)
+    starts = rng.integers(0, len(data) - 200_000, 400)
+    targets = [np.zeros(int(n), np.uint8) for n in rng.integers(1, 200_000, 400)]
+    await asyncio.gather(
+        *(
+            plane.read("crowd", "x", into, Box((int(start),), (int(start) + len(into),)))
+            for start, into in zip(starts, targets, strict=True)
+        )
+    )
+    for start, into in zip(starts, targets, strict=True):
+        np.testing.assert_array_equal(into, data[start : start + len(into)])
+    await plane.store.remove("crowd")
+
+
+async def test_a_deadline_ends_a_read_for_good(plane: Plane):
+    data = random_bytes(128 * MIB)
+    await plane.store.put("late", {"x": data})
+    into = np.zeros_like(data)
+    with pytest.raises(ReadTimeout):
+        await plane.read("late", "x", into, deadline_s=0.005)
+    into[:] = 0xAA
+    other = np.zeros_like(data)
+    await plane.read("late", "x", other)
+    np.testing.assert_array_equal(other, data)
+    assert (into == 0xAA).all(), "a read wrote into its target after it had raised"
+    await plane.store.remove("late")
+
+
+async def test_cancellation_under_fire_harms_nobody(plane: Plane):
+    data = random_bytes(32 * MIB)
+    await plane.store.put("fire", {"x": data})
+    rng = np.random.default_rng(5)
+    for _ in range(6):
+        targets = [np.zeros(2 * MIB + 7, np.uint8) for _ in range(24)]
+        starts = [int(s) for s in rng.integers(0, len(data) - len(targets[0]), len(targets))]
+        tasks = [
+            asyncio.create_task(plane.read("fire", "x", into, Box((start,), (start + len(into),))))
+            for start, into in zip(starts, targets, strict=True)
+        ]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for i in rng.permutation(len(tasks))[:16]:
+            tasks[i].cancel()
+            await asyncio.sleep(0)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome, start, into in zip(outcomes, starts, targets, strict=True):
+            if isinstance(outcome, asyncio.CancelledError):
+                into[:] = 0x55
+            else:
+                assert not isinstance(outcome, BaseException), outcome
+                np.testing.assert_array_equal(into, data[start : start + len(into)])
+        again = np.zeros_like(data)
+        await plane.read("fire", "x", again)
+        np.testing.assert_array_equal(again, data)
+        for outcome, into in zip(outcomes, targets, strict=True):
+            assert not isinstance(outcome, asyncio.CancelledError) or (into == 0x55).all()
+    await plane.store.remove("fire")
+
+
+def changed(descriptor: Descriptor, key: str, change) -> Descriptor:
+    """The same descriptor under another key, every region replaced by change(region)."""
+    tensors = tuple(
+        dataclasses.replace(
+            t, shards=tuple(dataclasses.replace(s, region=change(s.region)) for s in t.shards)
+        )
+        for t in descriptor.tensors
+    )
+    return dataclasses.replace(descriptor, key=key, tensors=tensors)
+
+
+@pytest.mark.parametrize("key, error", [("forged", RegionGone), ("weights/1/owner", VersionGone)])
+async def test_another_life_of_the_owner_is_refused(plane: Plane, key: str, error: type):
+    descriptor = await plane.store.put("real", {"x": random_bytes(1000)})
+
+    def other_life(region: RegionRef) -> RegionRef:
+        arena = dataclasses.replace(region.arena, nonce=region.arena.nonce ^ 1, incarnation=7)
+        return dataclasses.replace(region, arena=arena)
+
+    await plane.registry.publish([changed(descriptor, key, other_life)])
+    with pytest.raises(error):
+        await plane.read(key, "x", np.zeros(1000, np.uint8))
+    await plane.store.remove("real")
+
+
+@pytest.mark.parametrize("key, error", [("again", RegionGone), ("weights/2/owner", VersionGone)])
+async def test_a_reused_region_is_refused(plane: Plane, key: str, error: type):
+    old = await plane.store.put(key, {"x": random_bytes(5000)})
+    await plane.store.remove(key)
+    await plane.registry.publish([old])
+    with pytest.raises(error):
+        await plane.read(key, "x", np.zeros(5000, np.uint8))
+    await plane.store.put("successor", {"x": random_bytes(5000, 1)})
+    with pytest.raises(error):
+        await plane.read(key, "x", np.zeros(5000, np.uint8))
+    await plane.store.remove("successor")
+
+
+async def test_a_region_freed_under_a_read_is_noticed(plane: Plane):
+    data = random_bytes(64 * MIB)
+    endings = set()
+    for turn in range(8):
+        await plane.store.put("moving", {"x": data})
+        into = np.zeros_like(data)
+        reading = asyncio.create_task(plane.read("moving", "x", into))
+        for _ in range(10 * turn):
+            await asyncio.sleep(0)
+        await plane.store.remove("moving")
+        array = plane.store.reserve(
+            "overwriting", {"x": Placed(data, data.shape, Box.whole(data.shape)).spec}
+        )["x"]
+        array[:] = 0
+        try:
+            await reading
+            np.testing.assert_array_equal(into, data)
+            endings.add("read")
+        except (RegionGone, DescriptorMissing) as error:
+            endings.add(type(error).__name__)
+        await plane.store.remove("overwriting")
+    assert endings
+
+
+async def test_a_descriptor_that_lies_about_sizes_is_refused(plane: Plane):
+    """Never a byte outside the region that the arena itself knows."""
+    descriptor = await plane.store.put("small", {"x": random_bytes(100)})
+    shards = descriptor.tensors[0].shards[0]
+    region = dataclasses.replace(shards.region, size_bytes=1 << 40, checksums=())
+    whole = dataclasses.replace(shards, region=region, box=Box((0,), (4096,)))
+    tensor = dataclasses.replace(descriptor.tensors[0], shape=(4096,), shards=(whole,))
+    await plane.registry.publish([dataclasses.replace(descriptor, key="liar", tensors=(tensor,))])
+    into = np.zeros(4096, np.uint8)
+    with pytest.raises(RegionGone):
+        await plane.read("liar", "x", into)
+    assert not into.any()
+    await plane.store.remove("small")
+
+
+async def test_what_is_not_published_is_named(plane: Plane):
+    with pytest.raises(DescriptorMissing, match="trajectory/9/9"):
+        await plane.read("trajectory/9/9", "tokens", np.zeros(1, np.int32))
+    with pytest.raises(VersionGone, match="weights/9/t"):
+        await plane.read("weights/9/t", "w", np.zeros(1, np.int32))
+
+
+async def test_a_flipped_byte_is_found(plane: Plane):
+    config = plane.config.model_copy(update={"checksums": "always"})
+    checked = TensorStore(plane.store.arena, plane.registry, checksum=True)
+    array = checked.reserve(
+        "flip", {"x": Placed(d := random_bytes(3 * MIB + 5), d.shape, Box.whole(d.shape)).spec}
+    )
+    array["x"][:] = d
+    await checked.publish("flip")
+    async with await Dispatcher.create(plane.registry, config) as reader:
+        into = np.zeros_like(d)
+        assert (await reader.read([Read(("flip",), "x", None, into)], READ_S)).verified
+        array["x"][2 * MIB + 17] ^= 1
+        with pytest.raises(ChecksumMismatch, match="block 2"):
+            await reader.read([Read(("flip",), "x", Box((2 * MIB,), (2 * MIB + 10,)), into[:10])], READ_S)
+        # Blocks that were not harmed can still be read.
+        await reader.read([Read(("flip",), "x", Box((0,), (MIB,)), into[:MIB])], READ_S)
+    await checked.remove("flip")
+
+
+async def test_a_thread_with_a_loop_of_its_own_reads_too(plane: Plane):
+    data = random_bytes(5 * MIB)
+    await plane.store.put("thread", {"x": data})
+    into = np.zeros_like(data)
+    failures: list[BaseException] = []
+
+    async def read_here() -> None:
+        redis = open_redis(plane.url)
+        registry = Registry(redis, PREFIX, 60.0)
+        async with await Dispatcher.create(registry, plane.config) as reader:
+            await reader.read([Read(("thread",), "x", None, into)], READ_S)
+        await redis.aclose()
+
+    def run() -> None:
+        try:
+            asyncio.run(read_here())
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    await asyncio.to_thread(thread.join, READ_S)
+    assert not failures and not thread.is_alive()
+    np.testing.assert_array_equal(into, data)
+    await plane.store.remove("thread")
+
+
+async def test_idle_costs_nothing(plane: Plane):
+    await plane.store.put("idle", {"x": random_bytes(MIB)})
+    await plane.read("idle", "x", np.zeros(MIB, np.uint8))
+    processes = [psutil.Process()]
+    if plane.store.serving_pid:
+        processes.append(psutil.Process(plane.store.serving_pid))
+
+    def cpu_s() -> list[float]:
+        return [sum(process.cpu_times()[:2]) for process in processes]
+
+    before = cpu_s()
+    await asyncio.sleep(1.0)
+    for used, process in zip((b - a for a, b in zip(before, cpu_s(), strict=True)), processes, strict=True):
+        assert used < 0.05, f"{process} used {used} s of CPU in an idle second"
+    await plane.store.remove("idle")
+
+
+async def test_totals_count_by_path(plane: Plane):
+    await plane.store.put("totals", {"x": random_bytes(1000)})
+    async with await Dispatcher.create(plane.registry, plane.config) as reader:
+        for _ in range(3):
+            await reader.read([Read(("totals",), "x", None, np.zeros(1000, np.uint8))], READ_S)
+        assert set(reader.totals) == {PATHS[plane.kind]}
+        total = reader.totals[PATHS[plane.kind]]
+        assert (total.size_bytes, total.transfers) == (3000, 3) and total.seconds > 0
+    await plane.store.remove("totals")
