@@ -22,7 +22,7 @@ def main() -> int:
     if config.trainer.ranks > 1 and "RANK" not in os.environ:
         from services.trainer.launch import launch  # heavy: torchrun's agent
 
-        return launch(sys.argv[1:], config.trainer.ranks, config.stack.stop_s)
+        return launch(sys.argv[1:], config.trainer.ranks)
     from services.trainer.group import leave  # heavy: after the configuration was read
     from services.trainer.rank import run_rank
 

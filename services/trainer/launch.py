@@ -9,6 +9,7 @@ the ranks, which save and leave; the agent then ends with 0.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -16,7 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def launch(arguments: Sequence[str], ranks: int, stop_s: float) -> int:
+AGENT = "EARL_TRAINER_AGENT"
+# A group that lost a rank cannot save: the others get this long to close their files.
+LOST_S = 5
+_PR_SET_PDEATHSIG = 1
+
+
+def launch(arguments: Sequence[str], ranks: int) -> int:
     """Runs `python -m services.trainer <arguments>` once per rank; returns the group's exit code."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -33,10 +40,11 @@ def launch(arguments: Sequence[str], ranks: int, stop_s: float) -> int:
         monitor_interval=0.1,
         # SIGTERM and SIGINT are ours: passed on, so that the ranks can save.
         signals_to_handle="SIGHUP,SIGQUIT",
-        shutdown_timeout=max(1, int(stop_s)),
+        shutdown_timeout=LOST_S,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _pass_on)
+    os.environ[AGENT] = str(os.getpid())
     try:
         elastic_launch(config, sys.executable)("-m", "services.trainer", *arguments)
     except ChildFailedError as error:
@@ -45,6 +53,16 @@ def launch(arguments: Sequence[str], ranks: int, stop_s: float) -> int:
         first = min(error.failures.values(), key=lambda failure: failure.timestamp).exitcode
         return first if first > 0 else next((code for code in codes if code > 0), 1)
     return 0
+
+
+def follow_agent() -> None:
+    """In a rank: be sent SIGTERM when the agent that started it dies, so that no rank is left behind."""
+    agent = os.environ.get(AGENT, "")
+    if not agent:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(agent):
+        os.kill(os.getpid(), signal.SIGTERM)  # it died before the call above
 
 
 def _pass_on(number: int, frame: object) -> None:

@@ -79,7 +79,7 @@ class WeightSlots:
         self._group = group
         self._shards = [shard for shard in shards if shard.box.size]
         self._name = name
-        self._dtype = dtype
+        self.dtype = dtype
         self._lease_s = lease_s
         # Versions in the slots, oldest first.
         self._held: list[int] = []
@@ -103,9 +103,9 @@ class WeightSlots:
             return
         self._free_slot()
         key = self.key(version, self._group.rank)
-        specs = {shard.name: TensorSpec(self._dtype, shard.shape, shard.box) for shard in self._shards}
+        specs = {shard.name: TensorSpec(self.dtype, shard.shape, shard.box) for shard in self._shards}
         arrays = self._side.run(self._reserve(key, specs, version), CALL_S)
-        _copy(self._shards, arrays, self._dtype)
+        _copy(self._shards, arrays, self.dtype)
         self._side.run(self._store.publish([key]), CALL_S)
         self._held.append(version)
         self._group.barrier()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from earl.config.run import RunConfig
 from earl.errors import EarlError
+from services.trainer.launch import follow_agent
 from services.trainer.requests import Requests
 from services.trainer.service import serve
 
@@ -23,6 +24,7 @@ def run_rank(config: RunConfig, run_dir: Path, name: str) -> int:
     requests = Requests()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: requests.stop.set())
+    follow_agent()
     try:
         serve(config, run_dir, name, requests)
     except EarlError as error:

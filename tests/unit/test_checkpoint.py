@@ -35,9 +35,7 @@ def stepper(group: Group, tmp_path: Path) -> Stepper:
 
 
 def _save(stepper: Stepper, directory: Path, version: int, keep: int = 2) -> Path:
-    return checkpoint.save(
-        directory, stepper, stepper.group, progress_at(stepper, version), "hash", keep
-    )
+    return checkpoint.save(directory, stepper, stepper.group, progress_at(stepper, version), "hash", keep)
 
 
 def test_resuming_equals_never_having_stopped_bitwise(group: Group, stepper: Stepper, tmp_path: Path) -> None:

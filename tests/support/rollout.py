@@ -1,0 +1,139 @@
+"""A rollout worker that a test plays: leases tickets, makes up trajectories, follows the weights.
+
+Trajectories are random tokens, so that only the trainer's and the scheduler's work is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+import numpy as np
+
+from earl.bus import Bus
+from earl.dispatch.dispatcher import Dispatcher
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+from earl.rpc.client import Client
+from earl.v1 import common_pb2, scheduler_pb2
+from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from tests.support.stack import Stack
+
+NAME = "rollout-0"
+CALL_S = 30.0
+CAPACITY = 64
+
+
+class PlayedRollout:
+    """async with PlayedRollout(stack) as rollout: joined; `rollout.play(until)` serves tickets."""
+
+    def __init__(self, stack: Stack, vocabulary: int = 4) -> None:
+        self._stack = stack
+        self._vocabulary = vocabulary
+        # Version -> keys of what was published, as the bus said.
+        self.published: dict[int, list[str]] = {}
+        self.trained: list[int] = []
+        self.version = 0
+
+    async def __aenter__(self) -> PlayedRollout:
+        stack, config = self._stack, self._stack.config.data_plane
+        self.bus: Bus = await stack.bus()
+        self.client = Client(stack.scheduler, SchedulerServiceStub)
+        registry = Registry(self.bus.redis, self.bus.prefix, config.descriptor_lease_s)
+        self.worker = common_pb2.Worker(
+            name=NAME, incarnation=secrets.randbits(64), stage=common_pb2.STAGE_ROLLOUT
+        )
+        self.store = await TensorStore.open(
+            registry, config, stack.arenas, NAME, incarnation=self.worker.incarnation, size_bytes=8 << 20
+        )
+        self.reader = await Dispatcher.create(registry, config)
+        one = common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1)
+        request = scheduler_pb2.JoinRequest(worker=self.worker, capacity=CAPACITY, parallelism=one)
+        after = await self.bus.last_id()
+        answer = await self.call("Join", request)
+        self.version = answer.version
+        if answer.version:
+            self.published[answer.version] = list(answer.weight_keys)
+        self._following = asyncio.create_task(self._follow(after))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        await self.reader.close()
+        await self.store.close()
+        await self.client.close()
+
+    async def call(self, method: str, request):
+        return await self.client.call(method, request, deadline_s=CALL_S)
+
+    async def status(self) -> scheduler_pb2.GetStatusResponse:
+        return await self.call("GetStatus", scheduler_pb2.GetStatusRequest())
+
+    async def play(
+        self, enough: Callable[[scheduler_pb2.GetStatusResponse], bool], limit_s: float = 60.0
+    ) -> scheduler_pb2.GetStatusResponse:
+        """Serve tickets until the scheduler's status is enough, or the run ends; the status."""
+        async with asyncio.timeout(limit_s):
+            while True:
+                status = await self.status()
+                if enough(status):
+                    return status
+                await self._beat()
+                request = scheduler_pb2.LeaseTicketsRequest(worker=self.worker, credit=CAPACITY, wait_s=0.1)
+                answer = await self.call("LeaseTickets", request)
+                if answer.tickets:
+                    await self._complete(list(answer.tickets))
+
+    async def _beat(self) -> None:
+        request = scheduler_pb2.HeartbeatRequest(worker=self.worker, version=self.version)
+        await self.call("Heartbeat", request)
+
+    async def _complete(self, tickets: list[scheduler_pb2.Ticket]) -> None:
+        request = scheduler_pb2.CompleteTicketsRequest(worker=self.worker)
+        columns: dict[str, dict[str, np.ndarray]] = {}
+        for ticket in tickets:
+            rng = np.random.default_rng(ticket.ticket_id)
+            length = int(rng.integers(6, 30))
+            key = f"trajectory/{ticket.ticket_id}/{ticket.attempt}"
+            mask = np.zeros(length, np.uint8)
+            mask[length // 2 :] = 1
+            trains = ticket.purpose != common_pb2.PURPOSE_EVALUATE
+            if trains:
+                columns[key] = {
+                    "tokens": rng.integers(0, self._vocabulary, length).astype(np.int32),
+                    "loss_mask": mask,
+                    "logprobs": (-1.4 * mask).astype(np.float32),
+                    "versions": np.full(length, self.version, np.int32),
+                    "turns": np.zeros(length, np.int32),
+                }
+            request.results.add(
+                attempt=scheduler_pb2.AttemptRef(
+                    ticket_id=ticket.ticket_id, attempt=ticket.attempt, fence=ticket.fence
+                ),
+                ending=common_pb2.ENDING_OK,
+                reward=float(rng.integers(-1, 2)),
+                prompt_tokens=length // 2,
+                total_tokens=length,
+                trained_tokens=int(mask.sum()),
+                turns=1,
+                oldest_version=self.version,
+                newest_version=self.version,
+                descriptor_key=key if trains else "",
+                metrics={"win": 1.0},
+                turn_tokens=[length],
+            )
+        await self.store.put_many(columns)
+        await self.call("CompleteTickets", request)
+
+    async def _follow(self, after: str) -> None:
+        async for _, event in self.bus.follow(after):
+            fact = event.WhichOneof("fact")
+            if fact == "weights_published":
+                said = event.weights_published
+                self.published[said.version] = list(said.descriptor_keys)
+                self.version = said.version
+            elif fact == "batch_committed":
+                self.trained.append(event.batch_committed.version)
+                await self.store.remove(event.batch_committed.descriptor_keys)
