@@ -194,6 +194,7 @@ class EnvHost:
         if welcome.protocol != codec.PROTOCOL:
             raise EnvProtocolError(f"gateway speaks protocol {welcome.protocol}, this host {codec.PROTOCOL}")
         self._heard = time.monotonic()
+        runner.max_text_bytes = welcome.max_text_bytes
         runner.keep(set(welcome.sessions))
         for message in response.messages[1:]:
             self._handle(message, runner)

@@ -38,6 +38,8 @@ class Runner:
 
     def __init__(self, environments: Mapping[str, Factory], capacity: int, send: Send) -> None:
         self.capacity = capacity
+        # The gateway's bound on a Result; it says so in its Welcome.
+        self.max_text_bytes = 1 << 20
         self._factories = environments
         self._send = send
         self._loop = asyncio.get_running_loop()
@@ -199,6 +201,10 @@ class Runner:
             return
         try:
             message = answer(session.id, seq, outcome)
+            if message.result.ByteSize() > self.max_text_bytes:
+                raise EnvProtocolError(
+                    f"result of {message.result.ByteSize()} bytes is larger than {self.max_text_bytes}"
+                )
         except EnvProtocolError as error:
             log.warning("%s: %s", session.name, error)
             message = answer(session.id, seq, Failure(Ending.ENV_ERROR, "EnvProtocolError", str(error)))

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 # The gateway ends what takes too long; the client waits this much longer before it gives up on it.
 MARGIN_S = 10.0
 SWEEP_S = 0.25
+# Beyond any gateway's own bound: refused here, before it could break the stream of all sessions.
+MAX_MESSAGE_BYTES = 16 << 20
 _BACKOFF_S = 0.1
 
 
@@ -243,7 +245,10 @@ class _PlayStream:
     async def ask(self, session: Session, message: env_pb2.ClientMessage, within_s: float) -> Any:
         """Send and wait for the session's next Result; bounded by within_s and a margin."""
         if self._error is not None:
-            raise self._error
+            raise _failing(session, self._error)
+        if message.ByteSize() > MAX_MESSAGE_BYTES:
+            text = f"message of {message.ByteSize()} bytes is larger than {MAX_MESSAGE_BYTES}"
+            raise EnvProtocolError(text, "shorten the action or the task")
         session.ends = self._loop.time() + within_s + MARGIN_S
         session.answer = self._loop.create_future()
         self._sessions[session.number] = session
@@ -300,8 +305,7 @@ class _PlayStream:
             task.cancel()
         for session in self._sessions.values():
             if session.answer is not None and not session.answer.done():
-                lost = session._seq > 0 and isinstance(error, ServiceUnavailable)
-                session.answer.set_exception(EnvHostLost(error.message, error.remedy) if lost else error)
+                session.answer.set_exception(_failing(session, error))
         self._sessions.clear()
 
     async def close(self) -> None:
@@ -309,3 +313,10 @@ class _PlayStream:
             self._fail(EnvHostLost("the client was closed"))
         self._call.cancel()
         await asyncio.wait(self._tasks)
+
+
+def _failing(session: Session, error: EarlError) -> EarlError:
+    """What a session raises when its stream ended with `error`: an unreachable gateway is, to a session
+    that plays, its host lost; one that only opens may try again."""
+    lost = session._seq > 0 and isinstance(error, ServiceUnavailable)
+    return (EnvHostLost if lost else type(error))(error.message, error.remedy)

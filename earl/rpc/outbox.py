@@ -16,13 +16,14 @@ import grpc
 
 from earl.errors import EarlError, RpcError
 
-# Messages of one frame, and of one stream that its peer does not read.
+# Bounds of one frame (a single message may be larger), and of a stream that its peer does not read.
 FRAME_MESSAGES = 256
+FRAME_BYTES = 4 << 20
 LIMIT_MESSAGES = 100_000
 
 
 class Outbox:
-    """A bounded queue of messages with one reader."""
+    """A bounded queue of protobuf messages with one reader."""
 
     def __init__(self, limit: int = LIMIT_MESSAGES) -> None:
         self._limit = limit
@@ -58,7 +59,7 @@ class Outbox:
         self._wake.set()
 
     async def drain_to(self, write: Callable[[list[Any]], Awaitable[Any]]) -> None:
-        """Write until closed, in frames of at most FRAME_MESSAGES; raises the error given to `close`."""
+        """Write until closed, in bounded frames; raises the error given to `close`."""
         messages = self._messages
         while True:
             if not messages:
@@ -67,14 +68,18 @@ class Outbox:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            if len(messages) <= FRAME_MESSAGES:
-                frame = list(messages)
-                messages.clear()
-            else:
-                frame = [messages.popleft() for _ in range(FRAME_MESSAGES)]
-            await write(frame)
+            await write(self._next_frame())
         if self._error is not None:
             raise self._error
+
+    def _next_frame(self) -> list[Any]:
+        messages, frame, size_bytes = self._messages, [], 0
+        while messages and len(frame) < FRAME_MESSAGES:
+            size_bytes += messages[0].ByteSize()
+            if frame and size_bytes > FRAME_BYTES:
+                break
+            frame.append(messages.popleft())
+        return frame
 
     async def drain_to_call(self, call: Any, frame: Callable[..., Any]) -> None:
         """`drain_to` a client's stream, as `frame(messages=...)`.

@@ -176,6 +176,24 @@ async def test_sigterm_lets_a_game_end(tmp_path):
         assert (code, err) == (0, "")
 
 
+async def test_a_killed_gateway_comes_back(tmp_path):
+    with stack(tmp_path) as (gateway, _, address):
+        client = GatewayClient(address)
+        session = await client.open("open_spiel/tic_tac_toe", {}, 1, LIMITS)
+        gateway.kill()
+        await asyncio.to_thread(gateway.communicate)
+        with pytest.raises(errors.EnvHostLost):
+            await session.step("[4]")
+        again = start("services.env_gateway", write_run(tmp_path, bind=address))
+        try:
+            assert await asyncio.to_thread(address_of, again) == address
+            await play(client, "open_spiel/tic_tac_toe", {}, 1)  # waits for the host to dial again
+        finally:
+            again.kill()
+            again.communicate()
+        await client.close()
+
+
 def test_a_port_in_use(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

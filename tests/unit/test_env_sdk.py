@@ -21,7 +21,7 @@ from earl.errors import (
     EnvProtocolError,
     RpcError,
 )
-from earl.rpc.outbox import FRAME_MESSAGES, Outbox
+from earl.rpc.outbox import FRAME_BYTES, FRAME_MESSAGES, Outbox
 from earl.v1 import common_pb2, env_pb2
 
 
@@ -35,6 +35,8 @@ class Echo(Environment):
     def step(self, action):
         if action == "raise":
             raise ZeroDivisionError("by nothing")
+        if action == "long":
+            return StepResult("x" * (1 << 21))
         if action == "nan":
             return StepResult("bad", math.nan)
         return StepResult(action, 0.5, done=action == "end", metrics={"n": 1.0})
@@ -214,6 +216,7 @@ async def test_runner_plays_and_repeats(runner, sent):
     [
         ("raise", "EnvironmentFailure: step 1 raised ZeroDivisionError: by nothing"),
         ("nan", "EnvProtocolError: reward nan of step 1 is not a finite number"),
+        ("long", "EnvProtocolError: result of 2097166 bytes is larger than 1048576"),
     ],
 )
 async def test_broken_environments_are_env_errors(runner, sent, action, message):
@@ -303,17 +306,36 @@ async def test_outbox_sends_together_what_is_ready_together():
         await asyncio.sleep(0)
 
     for number in range(FRAME_MESSAGES + 10):
-        outbox.put(number)
+        outbox.put(env_pb2.Ping(nonce=number))
     outbox.close()
-    outbox.put("late")
+    outbox.put(env_pb2.Ping())
     await outbox.drain_to(write)
     assert frames == [FRAME_MESSAGES, 10]
+
+
+async def test_outbox_frames_stay_small():
+    outbox, frames = Outbox(), []
+
+    async def write(frame):
+        frames.append(len(frame))
+
+    for size_bytes in (
+        FRAME_BYTES * 2,
+        FRAME_BYTES // 3,
+        FRAME_BYTES // 3,
+        FRAME_BYTES // 3,
+        FRAME_BYTES // 3,
+    ):
+        outbox.put(env_pb2.Observation(text="x" * size_bytes))
+    outbox.close()
+    await outbox.drain_to(write)
+    assert frames == [1, 2, 2]
 
 
 async def test_outbox_closes_on_a_peer_that_does_not_read():
     outbox = Outbox(limit=3)
     for number in range(5):
-        outbox.put(number)
+        outbox.put(env_pb2.Ping(nonce=number))
     assert outbox.closed
 
     async def write(frame):

@@ -1,7 +1,9 @@
 """Server and client over real gRPC: typed errors, retries, health, reflection, tokens, drain."""
 
 import asyncio
+import shutil
 import socket
+import subprocess
 from typing import Any
 
 import grpc
@@ -10,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from earl import errors
-from earl.rpc import Client, Server
+from earl.rpc import Client, Server, TlsFiles
 from earl.rpc.errors import from_call
 from earl.v1 import env_pb2, env_pb2_grpc
 
@@ -160,6 +162,39 @@ async def test_token_is_demanded_of_all_but_health(scripted):
                 iter([reflection_pb2.ServerReflectionRequest(list_services="")])
             ):
                 pass
+    await server.stop()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+async def test_tls_with_token(scripted, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    subprocess.run(  # noqa: ASYNC221
+        ["openssl", "req", "-x509", *ec, "-nodes", "-days", "2", *subject, *files],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    tls = TlsFiles(certificate, key, authority=certificate)
+    server = make_server(scripted, bind="0.0.0.0:0", token="secret", tls=tls)
+    address = (await server.start()).replace("0.0.0.0", "127.0.0.1")
+    client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token="secret", tls=tls)
+    await client.call("ListEnvironments", REQUEST, deadline_s=20)
+    await client.close()
+    plain = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token="secret")
+    with pytest.raises(errors.EarlError):
+        await plain.call("ListEnvironments", REQUEST, deadline_s=0.3)
+    await plain.close()
+    await server.stop()
+
+
+async def test_unreadable_tls_files(scripted, tmp_path):
+    tls = TlsFiles(tmp_path / "none.pem", tmp_path / "none.pem")
+    server = make_server(scripted, tls=tls)
+    with pytest.raises(errors.ConfigError, match="cannot be read"):
+        await server.start()
     await server.stop()
 
 
