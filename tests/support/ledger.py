@@ -1,0 +1,414 @@
+"""A small world around the ledger: workers, arenas, a trainer with checkpoints, a store that outlives crashes.
+
+The world knows independently what really happened (what is in the parameters, what lies in which
+arena); `check` compares the ledger with it. Every operation goes through `act`, which may crash the
+scheduler before or after the operation was stored.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from earl.errors import EarlError, LedgerError
+from services.scheduler import program
+from services.scheduler.ledger import Ledger
+from services.scheduler.ranges import RangeSet
+from services.scheduler.reconcile import reconcile
+from services.scheduler.records import (
+    Attempt,
+    Batch,
+    BatchCommitted,
+    Changes,
+    Ending,
+    Member,
+    Purpose,
+    Result,
+    Rules,
+    State,
+    Ticket,
+    Verdict,
+)
+
+RULES = Rules(
+    seed=7, warmup_batches=2, warmup_episodes=3, steps=4, group_size=2, batch_groups=2, staleness=1, attempts=3,
+    lease_s=30.0, episode_s=300.0, membership_s=10.0, temperature=1.0, train_limit_s=0.0, checkpoint_every=2,
+    evaluation_episodes=3, evaluate_at_start=True, evaluate_at_end=True, evaluate_every_steps=2,
+    evaluate_every_episodes=2, evaluation_temperature=1.0,
+)  # fmt: skip
+
+
+class Crash(Exception):
+    """The scheduler died."""
+
+
+class Image:
+    """What Redis holds: applies changes as the store's script does, or refuses."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[str, str], bytes] = {}
+        self.facts: list = []
+
+    def apply(self, changes: Changes) -> None:
+        for change in changes.records:
+            stored = self.records.get((change.kind, change.field))
+            head = stored.partition(b"|")[0].decode() if stored else ""
+            assert change.expected is None or head == change.expected, (change, head)
+        for change in changes.records:
+            if change.data is None:
+                self.records.pop((change.kind, change.field), None)
+            else:
+                self.records[change.kind, change.field] = change.data
+        self.facts += changes.facts
+
+    def load(self) -> list[tuple[str, str, bytes]]:
+        return [(kind, name, data) for (kind, name), data in self.records.items()]
+
+
+@dataclass
+class Rollout:
+    """One rollout worker: the version its engines hold, what it plays, what lies in its arena."""
+
+    name: str
+    incarnation: int = 1
+    version: int = 0
+    joined: bool = False
+    # ticket id -> (ticket as leased, version it began with)
+    playing: dict[int, tuple[Ticket, int]] = field(default_factory=dict)
+    arena: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Checkpoint:
+    version: int = 1
+    next_batch: int = 1
+    consumed: frozenset[int] = frozenset()
+
+
+class World:
+    """Drives a ledger with the choices of a random generator, and remembers the truth."""
+
+    def __init__(self, choices: random.Random, rules: Rules = RULES, image: Image | None = None) -> None:
+        self.choices = choices
+        self.rules = rules
+        self.image = image or Image()
+        self.now = 0.0
+        self.crash_chance = 0.1
+        self.ledger = Ledger.restored(rules, self.image.load(), self.now)
+        self.rollouts = [Rollout("rollout-0"), Rollout("rollout-1")]
+        self.trainer = 0
+        self.reconciled = False
+        self.parameters = Checkpoint()
+        self.saved = [Checkpoint()]
+        self.doubt: Checkpoint | None = None
+        self.published = 0
+        # A manifest of a future that had been given up was restored: what was sampled since is too old.
+        self.jumped = False
+        self.freed: set[str] = set()
+        self.facts_seen = 0
+
+    # --- the scheduler ----------------------------------------------------------------------
+
+    def act(self, operation):
+        """The operation's answer once it is stored. Raises Crash, before or after it was stored."""
+        chance = self.choices.random()
+        try:
+            answer = operation()
+            program.advance(self.ledger, self.now)
+        except LedgerError:
+            self._store()
+            raise
+        if chance < self.crash_chance / 2:
+            self.restart()
+            raise Crash
+        self._store()
+        if chance < self.crash_chance:
+            self.restart()
+            raise Crash
+        return answer
+
+    def restart(self) -> None:
+        """A new scheduler process finds what was stored."""
+        self.ledger = Ledger.restored(self.rules, self.image.load(), self.now)
+        self.act_quietly(lambda: None)
+
+    def act_quietly(self, operation):
+        answer = operation()
+        program.advance(self.ledger, self.now)
+        self._store()
+        return answer
+
+    def _store(self) -> None:
+        self.image.apply(self.ledger.book.take_changes())
+        for fact in self.image.facts[self.facts_seen :]:
+            if isinstance(fact, BatchCommitted):
+                self.freed.update(fact.descriptor_keys)
+                for rollout in self.rollouts:
+                    rollout.arena.difference_update(fact.descriptor_keys)
+        self.facts_seen = len(self.image.facts)
+
+    # --- rollout workers --------------------------------------------------------------------
+
+    def member(self, rollout: Rollout) -> Member:
+        return Member(name=rollout.name, incarnation=rollout.incarnation)
+
+    def join(self, rollout: Rollout) -> None:
+        self.act(lambda: self.ledger.join(self.member(rollout), self.now))
+        rollout.joined = True
+
+    def kill(self, rollout: Rollout) -> None:
+        """Dies with its arena and comes back under its name."""
+        rollout.incarnation += 1
+        rollout.joined, rollout.version = False, 0
+        rollout.playing.clear()
+        rollout.arena.clear()
+
+    def load(self, rollout: Rollout) -> None:
+        rollout.version = self.published
+        self.act(lambda: self.ledger.seen(rollout.name, rollout.incarnation, self.now, rollout.version))
+
+    def lease(self, rollout: Rollout, credit: int) -> None:
+        tickets = self.act(lambda: self.ledger.lease(rollout.name, rollout.incarnation, credit, self.now))
+        fences = [ticket.fence for ticket in tickets]
+        assert fences == sorted(set(fences))
+        for ticket in tickets:
+            copy = Ticket(**{name: getattr(ticket, name) for name in Ticket.__struct_fields__})
+            rollout.playing[ticket.id] = copy, -1
+
+    def complete(self, rollout: Rollout, number: int, ending: Ending, *, forget: bool = True) -> None:
+        """Finishes one episode if its version allows; reports it, perhaps twice."""
+        ticket, _ = rollout.playing[number]
+        if ticket.purpose is not Purpose.WARMUP and rollout.version < ticket.min_version:
+            return  # the worker holds it until the version is loaded
+        key = f"{number}/{ticket.attempt}/{rollout.incarnation}"
+        result = Result(
+            ending=ending, reward=float(number % 3 - 1), total_tokens=5 + number % 7, trained_tokens=3, turns=1,
+            oldest_version=max(rollout.version, ticket.min_version), newest_version=rollout.version,
+            descriptor_key=key, metrics={"win": float(number % 3 == 2)},
+        )  # fmt: skip
+        attempt = Attempt(number, ticket.attempt, ticket.fence)
+        if ticket.purpose is not Purpose.EVALUATE and ending in (Ending.OK, Ending.TRUNCATED):
+            rollout.arena.add(key)
+        verdict, _ = self.act(
+            lambda: self.ledger.complete(rollout.name, rollout.incarnation, attempt, result)
+        )
+        if verdict is not Verdict.ACCEPTED:
+            rollout.arena.discard(key)
+        if forget:
+            del rollout.playing[number]
+
+    # --- the trainer ------------------------------------------------------------------------
+
+    def trainer_starts(self, back: int) -> None:
+        """A new trainer group loads the last manifest but `back`, joins, reconciles, publishes."""
+        self.trainer += 1
+        self.reconciled = False
+        held = self.saved[max(0, len(self.saved) - 1 - back)]
+        batch = self.ledger.book.batch
+        in_doubt = batch is not None and held.consumed.issuperset(batch.tickets)
+        if held.version > self.ledger.book.run.version + in_doubt:
+            self.jumped = True
+        self.parameters = held
+        self.doubt = None
+        self.reconcile()
+
+    def reconcile(self) -> None:
+        name, held = "trainer", self.parameters
+        ranges = RangeSet.of(held.consumed)
+        member = Member(name=name, incarnation=self.trainer)
+        self.act(lambda: self.ledger.join(member, self.now))
+        self.act(lambda: reconcile(self.ledger, name, self.trainer, held.version, held.next_batch, ranges))
+        self.reconciled = True
+        self.publish()
+
+    def publish(self) -> None:
+        version = self.parameters.version
+        self.act(lambda: self.ledger.published(version, [f"w{version}"]))
+        self.published = version
+
+    def train(self, *, manifest_first: bool) -> None:
+        """Asks for a batch, reads it, steps, commits. A batch that cannot be read is not trained."""
+        if self.doubt is not None:
+            self.commit()
+        batch = self.next_batch()
+        if batch is None:
+            return
+        tickets = [self.ledger.book.tickets[number] for number in batch.tickets]
+        if any(not self.readable(ticket) for ticket in tickets):
+            return  # the trainer asks again
+        if batch.purpose is Purpose.TRAIN:
+            oldest = min(ticket.result.oldest_version for ticket in tickets if ticket.result)
+            assert batch.version - oldest <= self.rules.staleness, (batch, oldest)
+            groups = {ticket.group for ticket in tickets}
+            assert len(groups) == self.rules.batch_groups
+        assert batch.version == self.parameters.version
+        consumed = set(self.parameters.consumed)
+        assert not consumed & set(batch.tickets), "trained twice"
+        self.doubt = Checkpoint(batch.version + 1, batch.id + 1, frozenset(consumed | set(batch.tickets)))
+        self.parameters = self.doubt
+        if manifest_first:
+            self.saved.append(self.parameters)
+        self.commit()
+        if batch.publish:
+            self.publish()
+        if batch.checkpoint and not manifest_first:
+            self.save()
+
+    def next_batch(self) -> Batch | None:
+        def ask() -> Batch | None:
+            self.ledger.trainer("trainer", self.trainer)
+            return program.next_batch(self.ledger, self.now)
+
+        return self.act(ask)
+
+    def commit(self) -> None:
+        assert self.doubt is not None
+        doubt = self.doubt
+        self.act(lambda: self.ledger.commit(doubt.next_batch - 1, doubt.version))
+        self.doubt = None
+
+    def save(self) -> None:
+        if not self.saved or self.saved[-1] != self.parameters:
+            self.saved.append(self.parameters)
+        self.act(lambda: self.ledger.record_checkpoint(RangeSet.of(self.parameters.consumed)))
+
+    def readable(self, ticket: Ticket) -> bool:
+        assert ticket.result is not None
+        return any(
+            ticket.result.descriptor_key in rollout.arena
+            for rollout in self.rollouts
+            if (rollout.name, rollout.incarnation) == (ticket.worker, ticket.incarnation)
+        )
+
+    # --- time and truth ---------------------------------------------------------------------
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.act(lambda: self.ledger.expire(self.now))
+        self.revise_members()
+
+    def revise_members(self) -> None:
+        """A worker whose membership lapsed finds out with its next call."""
+        for rollout in self.rollouts:
+            known = self.ledger.book.members.get(rollout.name)
+            rollout.joined = known is not None and known.incarnation == rollout.incarnation
+
+    def attempt(self, step, *arguments, **named) -> bool:
+        """One step of the world; False if the scheduler crashed or refused it."""
+        try:
+            step(*arguments, **named)
+            return True
+        except Crash:
+            return False
+        except EarlError:
+            self.revise_members()
+            return False
+
+    def check(self) -> None:
+        """The ledger agrees with itself, with its stored image and with what really happened."""
+        book = self.ledger.book
+        book.check()
+        counts = book.counts()
+        assert sum(counts.values()) == book.run.next_ticket - 1
+        again = Ledger.restored(self.rules, self.image.load(), self.now).book
+        again.check()
+        assert again.counts() == counts
+        assert again.groups == book.groups
+        assert {purpose: again.complete(purpose) for purpose in Purpose} == {
+            purpose: book.complete(purpose) for purpose in Purpose
+        }
+        assert set(again.held) == set(book.held) and all(
+            again.held[key] == book.held[key] for key in book.held
+        )
+        pending = {ticket.id for ticket in book.tickets.values() if ticket.state is State.PENDING}
+        assert pending <= set(book.pending)
+        assert self.jumped or "dropped:too_stale" not in counts
+        live = len(book.groups[Purpose.TRAIN])
+        assert live <= (self.rules.staleness + 1) * self.rules.batch_groups
+        if self.reconciled and self.doubt is None and self.trainer_is_current():
+            assert frozenset(book.ids("trained")) == self.parameters.consumed
+        for ticket in book.tickets.values():
+            if ticket.state is State.READY and ticket.result is not None:
+                holder = next(r for r in self.rollouts if r.name == ticket.worker)
+                alive = holder.incarnation == ticket.incarnation and holder.joined
+                assert not alive or ticket.result.descriptor_key in holder.arena, "freed while wanted"
+
+    def trainer_is_current(self) -> bool:
+        run = self.ledger.book.run
+        return (run.trainer, run.trainer_incarnation) == ("trainer", self.trainer)
+
+    def finish(self) -> None:
+        """Without further faults the run ends, with nothing live."""
+        self.crash_chance = 0.0
+        self.revise_members()
+        for rollout in self.rollouts:
+            if not rollout.joined:
+                self.join(rollout)
+        if not self.reconciled or "trainer" not in self.ledger.book.members:
+            self.reconcile_or_rejoin()
+        for _ in range(2000):
+            if program.phase(self.ledger) == program.DONE:
+                break
+            self.now += 1.0
+            self.act(lambda: self.ledger.expire(self.now))
+            for rollout in self.rollouts:
+                self.load(rollout)
+                self.lease(rollout, 16)
+                for number in list(rollout.playing):
+                    self.complete(rollout, number, Ending.OK)
+            self.ledger.seen("trainer", self.trainer, self.now)
+            self.train(manifest_first=False)
+            self.check()
+        assert program.phase(self.ledger) == program.DONE, self.ledger.book.counts()
+        counts = self.ledger.book.counts()
+        assert not set(counts) & {"pending", "leased", "ready", "planned"}, counts
+        rules = self.rules
+        wanted = rules.warmup_batches * rules.warmup_episodes
+        wanted += rules.steps * rules.batch_groups * rules.group_size
+        assert counts["trained"] == wanted == len(self.parameters.consumed)
+
+    def reconcile_or_rejoin(self) -> None:
+        if self.reconciled and self.trainer_is_current():
+            member = Member(name="trainer", incarnation=self.trainer)
+            self.act(lambda: self.ledger.join(member, self.now))
+        else:
+            self.reconcile()
+
+    def play(self) -> None:
+        """A round in which everyone works: the world gets on, unless something crashes."""
+        for rollout in self.rollouts:
+            if not rollout.joined:
+                self.attempt(self.join, rollout)
+            if rollout.joined:
+                self.attempt(self.load, rollout)
+                self.attempt(self.lease, rollout, self.choices.randint(1, 12))
+                for number in sorted(rollout.playing)[: self.choices.randint(1, 12)]:
+                    self.attempt(self.complete, rollout, number, Ending.OK)
+
+    def wander(self, steps: int) -> None:
+        """So many random steps, checked after each: mostly work, now and then a fault."""
+        endings = [Ending.TRUNCATED, Ending.ENV_ERROR, Ending.INFRA_ERROR, Ending.TIMEOUT]
+        draw = self.choices
+        self.attempt(self.trainer_starts, 0)
+        for _ in range(steps):
+            rollout = draw.choice(self.rollouts)
+            what = draw.random()
+            if what < 0.40:
+                self.play()
+            elif what < 0.70 and self.reconciled:
+                self.attempt(self.train, manifest_first=draw.random() < 0.3)
+            elif what < 0.80:
+                for number in draw.sample(sorted(rollout.playing), min(2, len(rollout.playing))):
+                    forget = draw.random() < 0.7
+                    self.attempt(self.complete, rollout, number, draw.choice(endings), forget=forget)
+            elif what < 0.85:
+                self.kill(rollout)
+            elif what < 0.88:
+                self.attempt(self.trainer_starts, draw.choice([0, 0, 1, 2]))
+            elif what < 0.92 and self.reconciled and self.doubt is None:
+                self.attempt(self.save)
+            elif what < 0.97:
+                self.attempt(self.pass_time, draw.choice([1.0, 5.0, 11.0, 31.0]))
+            else:
+                self.attempt(self.restart)
+            self.check()
