@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-
 AGENT = "EARL_TRAINER_AGENT"
 # A group that lost a rank cannot save: the others get this long to close their files.
 LOST_S = 5

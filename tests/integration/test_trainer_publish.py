@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -162,7 +163,6 @@ def test_a_lease_that_ended_holds_no_slot(plane: Plane) -> None:
 
 
 def test_side_work_is_bounded_and_its_failures_surface(plane: Plane) -> None:
-    import asyncio
 
     with pytest.raises(DeadlineExceeded, match=r"within 0\.01 s"):
         plane.side.run(asyncio.sleep(60.0), 0.01)

@@ -79,7 +79,16 @@ async def weights(rollout: PlayedRollout, version: int) -> dict[str, np.ndarray]
 
 def saved(path: Path) -> dict[str, np.ndarray]:
     with safe_open(path, framework="np") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+
+
+def children_of(pid: int) -> list[int]:
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -153,9 +162,8 @@ async def test_sigterm_saves_at_a_boundary_and_exits_with_0(tmp_path: Path) -> N
 async def test_a_rank_that_dies_ends_the_group(tmp_path: Path) -> None:
     async with running(configuration(tmp_path, ranks=2)) as (stack, rollout):
         await rollout.play(lambda status: status.version >= 3)
-        children = Path(f"/proc/{stack.processes['trainer'].pid}/task").glob("*/children")
-        ranks = [int(pid) for file in children for pid in file.read_text().split()]
+        ranks = children_of(stack.processes["trainer"].pid)
         assert len(ranks) == 2
         os.kill(ranks[1], signal.SIGKILL)
         assert await stack.ended("trainer") != 0
-        assert not any(Path(f"/proc/{pid}/cmdline").exists() for pid in ranks)
+        assert not any(map(alive, ranks))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,9 +71,9 @@ def items_of(first_ticket: int, count: int) -> list[Item]:
     ]
 
 
-def plan_of(items: list[Item], ranks: int, batch_id: int = 1, **changes: object) -> Plan:
+def plan_of(items: list[Item], ranks: int, batch_id: int = 1, **changes: Any) -> Plan:
     """The items dealt out to ranks in turn."""
-    values: dict = {
+    values: dict[str, Any] = {
         "batch_id": batch_id,
         "version": batch_id,
         "objective": "policy_gradient",
@@ -82,7 +83,7 @@ def plan_of(items: list[Item], ranks: int, batch_id: int = 1, **changes: object)
         "progress": 0.0,
         "first_of_phase": batch_id == 1,
     }
-    return Plan(**(values | changes))
+    return Plan(**{**values, **changes})
 
 
 def columns_of(plan: Plan, rank: int = 0) -> Columns:
@@ -92,7 +93,7 @@ def columns_of(plan: Plan, rank: int = 0) -> Columns:
     return columns
 
 
-def train(stepper: Stepper, batch_id: int, count: int = 17, **changes: object) -> dict[str, float]:
+def train(stepper: Stepper, batch_id: int, count: int = 17, **changes: Any) -> dict[str, float]:
     """One batch of random trajectories, the same for any number of ranks."""
     group = stepper.group
     plan = plan_of(items_of(1000 * batch_id, count), group.size, batch_id, **changes)
