@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 
-from earl.env import Environment, EnvHost, Observation, StepResult
+from earl.env import EnvHost, Environment, Observation, StepResult
 from earl.rpc.main import announce, run
 
 ROUNDS = 4

@@ -139,6 +139,11 @@ class Gateway:
             self._fail(session, INFRA_ERROR, "EnvHostLost", text)
         host.outbox.close(EnvHostLost(text, "connect again"))
 
+    def heard(self, host: Host, epoch: int) -> None:
+        """Anything that arrives on the host's stream renews its lease."""
+        if host.epoch == epoch:
+            host.heard_at = self._clock()
+
     def host_said(self, host: Host, epoch: int, message: Any) -> None:
         """One message of a host. Raises EnvProtocolError on a fenced stream."""
         if host.epoch != epoch:
@@ -409,11 +414,4 @@ class Gateway:
 
     def listing(self) -> Any:
         """ListEnvironmentsResponse of what attached hosts serve."""
-        entries: dict[str, list[Any]] = {}
-        for host in self.pool.hosts.values():
-            for name, served in host.environments.items():
-                entry = entries.setdefault(name, [served.info, 0, 0, 0])
-                entry[1] += 1
-                entry[2] += host.capacity
-                entry[3] += sum(1 for s in host.sessions.values() if s.environment == name)
-        return codec.listing(entries)
+        return codec.listing(self.pool.served())

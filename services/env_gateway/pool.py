@@ -118,6 +118,17 @@ class Pool:
     def ever_served(self, environment: str) -> bool:
         return environment in self._ever_served
 
+    def served(self) -> dict[str, list[Any]]:
+        """By environment: what a host declares about it, hosts, their capacity, sessions open."""
+        entries: dict[str, list[Any]] = {}
+        for host in self.hosts.values():
+            for name, served in host.environments.items():
+                entry = entries.setdefault(name, [served.info, 0, 0, 0])
+                entry[1] += 1
+                entry[2] += host.capacity
+                entry[3] += sum(1 for s in host.sessions.values() if s.environment == name)
+        return entries
+
     # --- placement ---------------------------------------------------------------------------
 
     def choose(self, environment: str, now: float) -> Host | None:

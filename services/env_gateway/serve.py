@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 
 from earl.config.run import RunConfig
 from earl.rpc.auth import TlsFiles
@@ -24,8 +25,7 @@ async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
     interval_s = min(MAX_INTERVAL_S, config.gateway.lease_s / 10)
     redis_url = os.environ.get("EARL_REDIS_URL", "")
     events = QuarantineEvents(redis_url, config.name, name) if redis_url else None
-    loop = asyncio.get_running_loop()
-    gateway = Gateway(config.gateway, loop.time, events.announce if events else None)
+    gateway = Gateway(config.gateway, time.monotonic, events.announce if events else None)
     servicer = EnvGatewayServicer(gateway, interval_s)
     server = Server(
         name,

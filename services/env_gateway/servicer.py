@@ -89,7 +89,7 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
 
     def _said(self, host: Host, epoch: int, messages: Any) -> None:
         gateway = self._gateway
-        host.heard_at = asyncio.get_running_loop().time() if host.epoch == epoch else host.heard_at
+        gateway.heard(host, epoch)
         for message in messages:
             gateway.host_said(host, epoch, message)
 
