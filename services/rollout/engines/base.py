@@ -23,7 +23,7 @@ Finish = Literal["", "stop", "length", "abort"]
 
 
 class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """All that an engine's processes need to know; JSON on their command line's stdin."""
+    """All that an engine's processes need to know; the first message that they get."""
 
     name: str
     # A transformers checkpoint directory (see earl.models.weights).

@@ -1,0 +1,249 @@
+"""What every engine promises (services/rollout/engines/base.py): interruption, weights, life and death."""
+
+import asyncio
+import signal
+import sys
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from earl.errors import (
+    ConfigError,
+    DataPlaneError,
+    EngineError,
+    EngineLost,
+    IllegalParallelism,
+    ModelNotFound,
+    ReshapeRefused,
+    VersionGone,
+    WeightsIncomplete,
+)
+from services.rollout.engines.client import EngineProcess
+from tests.support import engines
+from tests.support.engines import MODELS, SLOTS, ask, assert_close, assert_gone, prompt, recompute
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+run, model_dir, spec, weights = engines.run, engines.model_dir, engines.spec, engines.weights
+shared, own = engines.shared, engines.own
+
+
+# --- interruption ---------------------------------------------------------------------------------
+
+
+async def test_abort_returns_what_there_is(shared):
+    request = ask(prompt(6), 900, seed=5)
+    whole = await shared.generate_all(ask(prompt(6), 40, seed=5))
+    chunks = []
+    async for chunk in shared.generate(request):
+        chunks.append(chunk)
+        if len(chunks) == 3:
+            await shared.abort(request.request_id)
+    ids = [token for chunk in chunks for token in chunk.ids]
+    assert chunks[-1].finish == "abort" and 3 <= len(ids) < 900
+    assert ids[:40] == whole.ids[: len(ids)]
+    await shared.abort("nobody")
+    await shared.pause()
+    waiting = ask(prompt(6), 5)
+    task = asyncio.create_task(shared.generate_all(waiting))
+    await shared.stats()
+    await shared.abort(waiting.request_id)
+    generation = await task
+    assert (generation.ids, generation.finish) == ([], "abort")
+    await shared.resume()
+
+
+async def test_leaving_a_call_aborts_it(shared):
+    task = asyncio.create_task(shared.generate_all(ask(prompt(6), 1000)))
+    while (await shared.stats()).running == 0:
+        pass
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    stream = shared.generate(ask(prompt(6), 1000))
+    await anext(stream)
+    await stream.aclose()
+    stats = await shared.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+
+
+async def test_pause_keeps_sequences_and_resume_continues_them(shared):
+    wanted = await shared.generate_all(ask(prompt(6), 300, seed=8))
+    stream = shared.generate(ask(prompt(6), 300, seed=8))
+    chunks = [await anext(stream)]
+    await shared.pause(keep=True)
+    before = await shared.stats()
+    later = asyncio.create_task(shared.generate_all(ask(prompt(4), 2)))
+    after = await shared.stats()
+    assert before.paused and after.steps == before.steps
+    await shared.resume()
+    chunks += [chunk async for chunk in stream]
+    assert [token for chunk in chunks for token in chunk.ids] == wanted.ids
+    assert len((await later).ids) == 2
+
+
+async def test_pause_without_keep_ends_requests(shared):
+    tasks = [asyncio.create_task(shared.generate_all(ask(prompt(6, n), 1000))) for n in range(SLOTS + 2)]
+    await shared.stats()
+    await shared.pause(keep=False)
+    assert {generation.finish for generation in await asyncio.gather(*tasks)} == {"abort"}
+    await shared.resume()
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+async def test_sequences_in_flight_continue_with_new_weights(own, weights):
+    engine = await own(kv_on_update="recompute")
+    version, keys = await weights.publish(MODELS[1])
+    await engine.begin_update(version)
+    staged = await engine.load(version, keys, 30.0)
+    assert staged.size_bytes >= sum(t.numel() * 4 for t in MODELS[1].state_dict().values())
+    ids, got, logprobs, versions = prompt(6), [], [], []
+    request = ask(ids, 1000, seed=8)
+    async for chunk in engine.generate(request):
+        got, logprobs, versions = got + chunk.ids, logprobs + chunk.logprobs, versions + chunk.versions
+        if len(versions) == 3:
+            await engine.commit(version)
+        if versions.count(version) == 5:
+            await engine.abort(request.request_id)
+    assert versions == sorted(versions) and set(versions) == {0, version}
+    old = versions.count(0)
+    assert 3 <= old < len(got)
+    assert_close(logprobs[:old], recompute(MODELS[0], ids, got[:old]))
+    # The whole prefix was computed again with the new weights.
+    assert_close(logprobs[old:], recompute(MODELS[1], ids + got[:old], got[old:]))
+    stats = await engine.stats()
+    assert stats.version == version and sum(t.size_bytes for t in stats.transfers) == staged.size_bytes
+    await weights.remove(keys)
+
+
+async def test_kept_kv_is_the_old_versions(own, weights):
+    engine = await own(kv_on_update="keep")
+    version, keys = await weights.publish(MODELS[1])
+    ids = prompt(20)
+    first = await engine.generate_all(ask(ids, 4, seed=2, session="kept"))
+    report = await engine.load_weights(version, keys)
+    assert report.version == version and report.size_bytes > 0
+    second = await engine.generate_all(ask(ids + first.ids, 4, seed=2, session="kept"))
+    assert second.reused_tokens == 23 and second.versions == [version] * 4
+    fresh = await engine.generate_all(ask(ids, 4, seed=2))
+    assert fresh.reused_tokens == 0
+    assert_close(fresh.logprobs, recompute(MODELS[1], ids, fresh.ids))
+    await weights.remove(keys)
+
+
+async def test_only_whole_versions_are_used(own, weights):
+    engine = await own(load_initial=False)
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    async def assert_loads_fail() -> None:
+        gone, keys = await weights.publish(MODELS[1])
+        await weights.remove(keys)
+        with pytest.raises(VersionGone):
+            await engine.load_weights(gone, keys)
+        partial, keys = await weights.publish(MODELS[1], without=name)
+        with pytest.raises(DataPlaneError, match=name):
+            await engine.load_weights(partial, keys)
+        with pytest.raises(WeightsIncomplete, match=f"not {partial}"):
+            await engine.commit(partial)
+        await weights.remove(keys)
+
+    await assert_loads_fail()
+    with pytest.raises(WeightsIncomplete):
+        await engine.generate_all(ask(prompt(6), 4))
+    version, keys = await weights.publish(MODELS[1])
+    await engine.load_weights(version, keys)
+    await weights.remove(keys)
+    # The version before stays in use when a later one cannot be loaded.
+    await assert_loads_fail()
+    generation = await engine.generate_all(ask(prompt(6), 4))
+    assert generation.versions == [version] * 4
+    assert_close(generation.logprobs, recompute(MODELS[1], prompt(6), generation.ids))
+
+
+# --- life and death -------------------------------------------------------------------------------
+
+
+async def test_reshape_is_refused_where_it_cannot_be_done(shared):
+    assert not shared.caps.live_reshape and shared.caps.legal_tp == (1, 2)
+    with pytest.raises(ReshapeRefused):
+        await shared.reshape(1)
+
+
+async def test_an_idle_engine_uses_no_cpu(shared):
+    await shared.generate_all(ask(prompt(6), 4))
+    processes = [psutil.Process(pid) for pid in shared.pids]
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    await asyncio.sleep(1.0)
+    used = [sum(process.cpu_times()[:2]) - b for process, b in zip(processes, before, strict=True)]
+    assert max(used) <= 0.02
+
+
+async def test_death_fails_every_call_and_leaves_no_process(own, spec):
+    for victim in range(spec.tp):
+        engine = await own()
+        await engine.pause()
+        calls: list[Any] = [asyncio.create_task(engine.generate_all(ask(prompt(5, n), 9))) for n in range(3)]
+        calls.append(asyncio.create_task(anext(engine.generate(ask(prompt(5), 9)))))
+        calls.append(asyncio.create_task(engine.wait_lost()))
+        await engine.stats()
+        psutil.Process(engine.pids[victim]).send_signal(signal.SIGKILL)
+        async with asyncio.timeout(2):
+            *results, lost = await asyncio.gather(*calls, return_exceptions=True)
+        assert lost is None and all(isinstance(result, EngineLost) for result in results)
+        with pytest.raises(EngineLost, match=rf"rank {victim} ended with SIGKILL"):
+            await engine.generate_all(ask(prompt(5), 1))
+        await assert_gone(engine.pids)
+
+
+async def test_stop_ends_requests_and_processes(own):
+    engine = await own()
+    task = asyncio.create_task(engine.generate_all(ask(prompt(5), 1000)))
+    await engine.stats()
+    await engine.stop()
+    with pytest.raises(EngineLost, match="stopped"):
+        await task
+    await assert_gone(engine.pids)
+    await engine.stop()
+
+
+async def test_processes_end_with_the_service(spec, tmp_path):
+    (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
+    script = """
+import asyncio, pathlib, sys, msgspec
+from services.rollout.engines.base import EngineSpec
+from services.rollout.engines.client import EngineProcess
+
+async def main():
+    spec = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=EngineSpec)
+    engine = EngineProcess(spec)
+    await engine.start()
+    print(*engine.pids, flush=True)
+    await engine.wait_lost()
+
+asyncio.run(main())
+"""
+    service = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(tmp_path / "spec.json"), stdout=asyncio.subprocess.PIPE
+    )
+    assert service.stdout is not None
+    pids = [int(pid) for pid in (await service.stdout.readline()).split()]
+    assert len(pids) == spec.tp
+    service.kill()
+    await service.wait()
+    await assert_gone(pids)
+
+
+async def test_a_start_that_cannot_be_is_explained(spec, tmp_path):
+    for changes, error, words in (
+        ({"model_dir": str(tmp_path / "nowhere")}, ModelNotFound, "nowhere"),
+        ({"tp": 3}, IllegalParallelism, "tp 3 does not divide 4 heads, 2 kv_heads"),
+        ({"device": "cuda:7"}, EngineError, "cuda:7"),
+        ({"max_context_tokens": 4096}, ConfigError, "4096 exceeds the model's 2048"),
+    ):
+        engine = EngineProcess(msgspec.structs.replace(spec, **changes))
+        with pytest.raises(error, match=words):
+            await engine.start()
+        await assert_gone(engine.pids)

@@ -1,0 +1,199 @@
+"""The engine contract's parts: a tiny random model, published weights, engines under test.
+
+A suite takes the fixtures by name: `shared = engines.shared`, and so on.
+"""
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from earl.bus import Bus
+from earl.bus.embedded import EmbeddedValkey
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.layout import shard_box
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import Placed, TensorStore
+from earl.models.module import Decoder
+from earl.models.spec import spec_of
+from services.rollout.engines.base import EngineSpec, GenerateRequest
+from services.rollout.engines.client import EngineProcess
+
+# Every engine that the suite runs against.
+ENGINES: dict[str, dict[str, Any]] = {
+    "torch tp=1": {"engine": "torch", "tp": 1},
+    "torch tp=2": {"engine": "torch", "tp": 2},
+}
+CONFIG: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+}
+SLOTS, WAITING, CONTEXT = 4, 24, 1024
+_ids = itertools.count()
+
+
+def random_model(seed: int) -> Any:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG), attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+MODELS = [random_model(seed) for seed in range(2)]
+
+
+class Weights:
+    """Publishes MODELS as versions 1, 2, ...: rows of every matrix cut over two owners."""
+
+    def __init__(self, registry: Registry, stores: list[TensorStore]) -> None:
+        self._registry, self._stores = registry, stores
+        self._versions = itertools.count(1)
+
+    async def publish(self, model: Any, without: str = "") -> tuple[int, list[str]]:
+        version = next(self._versions)
+        keys = []
+        for owner, store in enumerate(self._stores):
+            tensors: dict[str, np.ndarray | Placed] = {}
+            for name, tensor in model.state_dict().items():
+                box = shard_box(tensor.shape, 0, owner, len(self._stores))
+                part = np.ascontiguousarray(tensor.numpy()[box.slices()])
+                if name != without:
+                    tensors[name] = Placed(part, tuple(tensor.shape), box)
+            keys.append(f"weights/{version}/trainer-{owner}")
+            await store.put(keys[-1], tensors, version)
+        return version, keys
+
+    async def remove(self, keys: list[str]) -> None:
+        for key, store in zip(keys, self._stores, strict=True):
+            await store.remove([key])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def run(tmp_path_factory):
+    """(redis url, run's name, data plane configuration, Weights)."""
+    directory = tmp_path_factory.mktemp("run")
+    valkey = EmbeddedValkey()
+    url = await valkey.start(directory / "redis")
+    config = DataPlaneConfig()
+    bus = await Bus.connect(url, "engines")
+    registry = Registry(bus.redis, bus.prefix, config.descriptor_lease_s)
+    stores = [
+        await TensorStore.open(
+            registry, config, directory / "arenas", f"trainer-{owner}", incarnation=1, size_bytes=1 << 20
+        )
+        for owner in range(2)
+    ]
+    yield url, "engines", config, Weights(registry, stores)
+    for store in stores:
+        await store.close()
+    await bus.close()
+    await valkey.stop()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    MODELS[0].save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def spec(request, model_dir, run) -> EngineSpec:
+    url, name, config, _ = run
+    return EngineSpec(
+        name="under-test",
+        model_dir=str(model_dir),
+        device="cpu",
+        max_sequences=SLOTS,
+        max_waiting=WAITING,
+        max_context_tokens=CONTEXT,
+        redis_url=url,
+        run=name,
+        data_plane=config.model_dump_json(),
+        **ENGINES[request.param],
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(spec):
+    """One engine for the tests that leave it as it was."""
+    engine = EngineProcess(spec)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+@pytest.fixture
+def weights(run) -> Weights:
+    return run[3]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own(spec):
+    """Makes engines of a test's own: own(field=value, ...)."""
+    engines = []
+
+    async def make(**changes) -> EngineProcess:
+        engine = EngineProcess(msgspec.structs.replace(spec, **changes))
+        engines.append(engine)
+        await engine.start()
+        return engine
+
+    yield make
+    for engine in engines:
+        await engine.stop()
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 61, length).tolist()
+
+
+def ask(ids: list[int], new: int = 8, **fields) -> GenerateRequest:
+    return GenerateRequest(request_id=f"r{next(_ids)}", ids=ids, max_new_tokens=new, **fields)
+
+
+def recompute(model: Any, ids: list[int], new: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Log-probs of `new` after `ids` by the trainer's packed forward."""
+    decoder = Decoder(spec_of(LlamaConfig(**CONFIG).to_dict()))
+    decoder.load_state_dict(model.state_dict())
+    tokens = torch.tensor(ids + new)
+    rows = torch.arange(len(ids) - 1, len(tokens) - 1)
+    with torch.no_grad():
+        logprobs, _ = decoder(
+            tokens, torch.arange(len(tokens)), [len(tokens)], tokens[rows + 1], temperature, rows
+        )
+    return logprobs
+
+
+def assert_close(ours: list[float], wanted: Any) -> None:
+    assert np.abs(np.asarray(ours) - np.asarray(wanted)).max() < 1e-4
+
+
+async def assert_gone(pids: list[int]) -> None:
+    async with asyncio.timeout(5):
+        for pid in pids:
+            # Not our children after their parent's death: there is nothing to wait on but the table.
+            while _alive(pid):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
