@@ -23,7 +23,7 @@ from rich.text import Text
 from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus, WorkerState
 
 REFRESH_PER_S = 8
-PLAIN_EVERY_S = 5.0
+PLAIN_EVERY_S = 2.0
 HISTORY_STEPS = 40
 BAR_CELLS = 44
 

@@ -151,10 +151,11 @@ class Launch:
                 follower.result()  # raises why it ended
             if supervisor.failure.done():
                 raise supervisor.failure.result()
-            await self._last_steps(stopped=not over.done())
+            complete = over.done()
+            await self._last_steps(stopped=not complete)
             if supervisor.failure.done() and not self._signals.hurry.is_set():
                 raise supervisor.failure.result()
-            return Outcome(directory, self._status, self._status.done and over.done(), seconds)
+            return Outcome(directory, self._status, complete, seconds)
         finally:
             for task in (follower, asked, over):
                 task.cancel()

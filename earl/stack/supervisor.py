@@ -84,14 +84,15 @@ class Supervisor:
         try:
             await self._keep(process)
         except EarlError as error:
-            process.state = "failed"
-            if not self.failure.done():
-                self.failure.set_result(error)
+            self._failed(process, error)
         except OSError as error:
-            process.state = "failed"
-            if not self.failure.done():
-                cause = ProcessFailed(f"{process.spec.name} cannot be started: {error}", f"see {process.log}")
-                self.failure.set_result(cause)
+            cause = ProcessFailed(f"{process.spec.name} cannot be started: {error}", f"see {process.log}")
+            self._failed(process, cause)
+
+    def _failed(self, process: StackProcess, error: EarlError) -> None:
+        process.state = "stopped" if self._stopping else "failed"
+        if not self._stopping and not self.failure.done():
+            self.failure.set_result(error)
 
     async def _keep(self, process: StackProcess) -> None:
         for need in process.spec.needs:

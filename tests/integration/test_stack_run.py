@@ -1,0 +1,278 @@
+"""`earl train` as a person meets it: whole runs of real processes, stopped, killed, resumed, and misused.
+
+Every test ends by looking for what must not be there: a process of the run, or its shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TICTACTOE = ROOT / "examples" / "tictactoe.toml"
+MARK = "EARL_TEST_RUN"
+SMALL = {
+    "model.scratch.hidden_size": "32",
+    "model.scratch.layers": "1",
+    "model.scratch.intermediate_size": "64",
+    "warmup.batches": "2",
+    "warmup.batch_episodes": "16",
+    "scheduler.group_size": "4",
+    "scheduler.batch_groups": "4",
+    "evaluation.episodes": "16",
+    "rollout.max_sequences": "16",
+    "trainer.checkpoint_every": "2",
+}
+
+
+@dataclass
+class Launched:
+    """One `earl train` and everything that it starts, marked in the environment."""
+
+    directory: Path
+    name: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:10]}")
+    process: subprocess.Popen[str] | None = None
+    said: str = ""
+
+    @property
+    def run_directory(self) -> Path:
+        return self.directory / self.name
+
+    def start(self, *arguments: str, **overrides: str) -> Launched:
+        given = SMALL | {key.replace("__", "."): value for key, value in overrides.items()}
+        dotted = [text for key, value in given.items() for text in (f"--{key}", value)]
+        self._popen(
+            str(TICTACTOE), "--name", self.name, "--runs-dir", str(self.directory), *dotted, *arguments
+        )
+        return self
+
+    def resume(self) -> Launched:
+        self._popen(str(self.run_directory / "run.toml"), "--resume")
+        return self
+
+    def _popen(self, *arguments: str) -> None:
+        self.said = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "earl.cli.main", "train", *arguments, "--plain", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.directory,
+            env={**os.environ, MARK: self.name, "PYTHONPATH": str(self.directory)},
+        )
+
+    def until(self, pattern: str) -> None:
+        """Reads the view until a line matches; fails with what was said if the run ends before."""
+        assert self.process is not None and self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said += line
+            if re.search(pattern, line):
+                return
+        pytest.fail(f"{pattern!r} never came; it said:\n{self.said}")
+
+    def finish(self, timeout_s: float = 100.0) -> tuple[int, dict[str, Any]]:
+        """(exit code, the JSON of the last line of standard output, {} if there is none)."""
+        assert self.process is not None
+        out, rest = self.process.communicate(timeout=timeout_s)
+        self.said += rest
+        lines = out.splitlines()
+        return self.process.returncode, json.loads(lines[-1]) if lines else {}
+
+    def processes(self) -> dict[int, str]:
+        """pid → command line of every live process of the run, the launcher included."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.name:
+                    found[process.pid] = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+        return found
+
+    def kill(self, part: str) -> None:
+        """SIGKILL to the first process of this run whose command line has `part`."""
+        pid = next(pid for pid, command in sorted(self.processes().items()) if part in command)
+        os.kill(pid, signal.SIGKILL)
+
+    def assert_nothing_left(self) -> None:
+        assert self.processes() == {}
+        assert [name for name in os.listdir("/dev/shm") if self.name in name] == []
+        assert list(self.run_directory.rglob("*.sock")) == []
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Launched]:
+    run = Launched(tmp_path)
+    yield run
+    for pid in run.processes():  # only after a failure
+        os.kill(pid, signal.SIGKILL)
+
+
+def assert_ledger_adds_up(figures: dict[str, Any]) -> None:
+    parts = ("trained", "evaluated", "dropped", "live")
+    assert figures["issued"] == sum(figures[part] for part in parts), figures
+
+
+# --- whole runs -----------------------------------------------------------------------------
+
+
+def test_a_run_trains_evaluates_and_leaves_a_report(launched: Launched):
+    code, figures = launched.start(scheduler__steps="4").finish()
+    assert code == 0, launched.said
+    assert_ledger_adds_up(figures)
+    assert figures["trained"] == 2 * 16 + 4 * 16
+    assert figures["evaluated"] == 2 * 16
+    assert (figures["dropped"], figures["live"]) == (0, 0)
+    assert figures.keys() == {
+        "win_rate", "illegal_rate", "seconds", "start_win_rate", "issued", "trained", "evaluated", "dropped",
+        "live", "seed",
+    }  # fmt: skip
+    report = (launched.run_directory / "report.html").read_text()
+    assert "Who was busy when" in report and "nothing was recorded" not in report
+    launched.assert_nothing_left()
+
+
+def test_ctrl_c_saves_says_how_to_resume_and_the_run_goes_on(launched: Launched):
+    launched.start(scheduler__steps="400").until(r"train [1-9]\d*/")
+    assert launched.process is not None
+    launched.process.send_signal(signal.SIGINT)
+    code, figures = launched.finish()
+    assert code == 130, launched.said
+    assert_ledger_adds_up(figures)
+    resume = f"resume with: earl train {launched.run_directory}/run.toml --resume"
+    assert launched.said.rstrip().endswith(resume)
+    launched.assert_nothing_left()
+    trained = figures["trained"]
+    assert trained >= 2 * 16 + 16
+
+    # The saved run file is the whole of it: here it asks for a few steps more than were done.
+    toml = launched.run_directory / "run.toml"
+    steps = (trained - 2 * 16) // 16 + 3
+    toml.write_text(toml.read_text().replace("steps = 400", f"steps = {steps}"))
+    code, figures = launched.resume().finish()
+    assert code == 0, launched.said
+    assert_ledger_adds_up(figures)
+    assert figures["trained"] == 2 * 16 + steps * 16
+    launched.assert_nothing_left()
+
+
+def test_killed_workers_are_replaced_and_nothing_is_trained_twice(launched: Launched):
+    launched.start(scheduler__steps="120").until(r"train [1-9]\d*/")
+    launched.kill("services.rollout ")
+    launched.until("rollout-0 ready")
+    launched.kill("services.trainer")
+    launched.until("trainer ready")
+    code, figures = launched.finish()
+    assert code == 0, launched.said
+    assert_ledger_adds_up(figures)
+    # What the restored checkpoint did not hold was dropped and issued again: no step is missing or double.
+    assert figures["trained"] == 2 * 16 + 120 * 16
+    assert figures["live"] == 0
+    launched.assert_nothing_left()
+
+
+def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched):
+    launched.start(scheduler__steps="6").until(r"train \d+/")
+    watched = [psutil.Process(pid) for pid in launched.processes()]
+    assert launched.process is not None
+    launched.process.kill()
+    launched.process.communicate()
+    _, alive = psutil.wait_procs(watched, timeout=20)
+    assert alive == []
+    launched.assert_nothing_left()
+    code, figures = launched.resume().finish()
+    assert code == 0, launched.said
+    assert_ledger_adds_up(figures)
+    assert figures["trained"] == 2 * 16 + 6 * 16
+    launched.assert_nothing_left()
+
+
+# --- bad input ------------------------------------------------------------------------------
+
+
+def assert_refused(launched: Launched, code: int, *words: str) -> None:
+    """One line of error with the value and the remedy, the documented exit code, and nothing left."""
+    returned, figures = launched.finish()
+    assert (returned, figures) == (code, {}), launched.said
+    errors = [line for line in launched.said.splitlines() if line.startswith("earl: error: ")]
+    assert len(errors) == 1 and launched.said.endswith(errors[0] + "\n")
+    assert all(word in errors[0] for word in words), errors[0]
+    assert "Traceback" not in launched.said
+    launched.assert_nothing_left()
+    if launched.run_directory.exists():  # the logs that the error points to, and nothing half-made
+        assert {entry.name for entry in launched.run_directory.iterdir()} <= {"logs", "launcher.lock"}
+
+
+def test_a_port_that_is_taken(launched: Launched):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        launched.start(gateway__bind=f"127.0.0.1:{port}")
+        assert_refused(launched, 5, f"127.0.0.1:{port}", "free the port")
+
+
+def test_a_redis_that_is_not_there(launched: Launched):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    launched.start(bus__redis_url=f"redis://:secret@127.0.0.1:{port}")
+    assert_refused(launched, 7, f"127.0.0.1:{port}", "start the server or mend bus.redis_url")
+    assert "secret" not in launched.said
+
+
+def test_an_incomplete_model_directory(launched: Launched):
+    model = launched.directory / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 4}))
+    launched.start(model__path=str(model))
+    returned, _ = launched.finish()
+    assert returned in (2, 3), launched.said
+    assert str(model) in launched.said.splitlines()[-1]
+    launched.assert_nothing_left()
+
+
+def test_an_environment_that_names_itself_twice(launched: Launched):
+    source = """
+    from earl.env.base import Environment
+
+    class One(Environment):
+        name = "twice"
+        def reset(self, seed, task): return "go"
+        def step(self, action): raise NotImplementedError
+
+    class Two(One):
+        pass
+
+    def environments():
+        return [One, Two]
+    """
+    (launched.directory / "doubled.py").write_text(textwrap.dedent(source))
+    launched.start(environment__name="twice", environment__serve="doubled:environments")
+    assert_refused(launched, 10, "twice")
+
+
+def test_environments_that_cannot_be_imported(launched: Launched):
+    launched.start(environment__serve="no.such.module:environments")
+    assert_refused(launched, 2, "no.such.module")
+
+
+def test_a_run_that_exists_is_not_overwritten(launched: Launched):
+    launched.run_directory.mkdir()
+    (launched.run_directory / "metrics.jsonl").write_text("{}\n")
+    launched.start()
+    code, _ = launched.finish()
+    assert code == 2
+    assert f"run directory {launched.run_directory} exists already" in launched.said
+    assert (launched.run_directory / "metrics.jsonl").read_text() == "{}\n"
