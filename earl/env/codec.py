@@ -81,6 +81,16 @@ def answer(session: int, seq: int, outcome: Observation | str | StepResult | Fai
     return env_pb2.HostMessage(result=result)
 
 
+def credit(capacity: int) -> env_pb2.HostMessage:
+    """The host takes this many sessions in all from now on."""
+    return env_pb2.HostMessage(credit=env_pb2.Credit(capacity=capacity))
+
+
+def progress(session: int, seq: int, message: str) -> env_pb2.HostMessage:
+    """A slow reset or step is alive."""
+    return env_pb2.HostMessage(progress=env_pb2.Progress(session=session, seq=seq, message=message))
+
+
 def _observation(value: object, source: str) -> env_pb2.Observation:
     try:
         if isinstance(value, str):

@@ -15,16 +15,16 @@ from functools import partial
 from typing import Any
 
 from earl.env.base import Ending, Environment, Factory
-from earl.env.codec import Failure, answer
+from earl.env.codec import Failure, answer, credit, progress
 from earl.env.hosted import Admission, HostedSession
 from earl.env.serve import described
 from earl.env.threads import DaemonThreads
 from earl.errors import EnvProtocolError
-from earl.v1 import env_pb2
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[env_pb2.HostMessage], None]
+# Takes an earl.v1.HostMessage.
+Send = Callable[[Any], None]
 Call = Callable[[], Any]
 
 
@@ -78,8 +78,8 @@ class Runner:
 
     # --- what the gateway asks ---------------------------------------------------------------
 
-    def reset(self, message: env_pb2.Reset) -> None:
-        """Start a session; a repeated Reset is answered with the same result."""
+    def reset(self, message: Any) -> None:
+        """Start a session of an earl.v1.Reset; a repeated one is answered with the same result."""
         known = self._sessions.get(message.session)
         if known is not None:
             if known.admit(0) is Admission.REPEAT:
@@ -96,7 +96,7 @@ class Runner:
         task = json.loads(message.task_json or "{}")
         self._run(session, 0, partial(self._call_reset, session, message.seed, task))
 
-    def _refusal(self, message: env_pb2.Reset) -> Failure | None:
+    def _refusal(self, message: Any) -> Failure | None:
         if message.environment not in self._factories:
             text = f"this host does not serve {message.environment!r}"
             return Failure(Ending.INFRA_ERROR, "UnknownEnvironment", text)
@@ -105,8 +105,8 @@ class Runner:
             return Failure(Ending.INFRA_ERROR, "EnvHostLost", text)
         return None
 
-    def step(self, message: env_pb2.Step) -> None:
-        """Take a step; a repeated seq is answered with the same result, a wrong one refused."""
+    def step(self, message: Any) -> None:
+        """Take an earl.v1.Step; a repeated seq is answered with the same result, a wrong one refused."""
         session = self._sessions.get(message.session)
         if session is None:
             text = f"this host has no session {message.session}"
@@ -141,7 +141,7 @@ class Runner:
             self._release(session)
 
     def _offer(self) -> None:
-        self._send(env_pb2.HostMessage(credit=env_pb2.Credit(capacity=self.offered)))
+        self._send(credit(self.offered))
 
     def _ended(self) -> None:
         self._open -= 1
@@ -189,8 +189,7 @@ class Runner:
         return task
 
     def _report_progress(self, session: HostedSession, message: str) -> None:
-        progress = env_pb2.Progress(session=session.id, seq=session.seq, message=message)
-        self._on_loop(self._send, env_pb2.HostMessage(progress=progress))
+        self._on_loop(self._send, progress(session.id, session.seq, message))
 
     def _finished(self, session: HostedSession, seq: int, outcome: Any) -> None:
         if session.dropped:

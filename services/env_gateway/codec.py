@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from earl.env.codec import failure_message
-from earl.v1 import env_pb2
+from earl.v1 import env_pb2, events_pb2
 from services.env_gateway.pool import Served
 
 PROTOCOL = 1
@@ -80,3 +80,9 @@ def listing(entries: dict[str, list[Any]]) -> env_pb2.ListEnvironmentsResponse:
     for _, (info, hosts, capacity, open_sessions) in sorted(entries.items()):
         response.entries.add(environment=info, hosts=hosts, capacity=capacity, open_sessions=open_sessions)
     return response
+
+
+def quarantined(source: str, environment: str, host: str, reason: str) -> events_pb2.Event:
+    """The fact that a host's environment gets no sessions for a while."""
+    fact = events_pb2.EnvironmentQuarantined(environment=environment, host=host, reason=reason)
+    return events_pb2.Event(source=source, environment_quarantined=fact)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from earl.errors import EarlError
-from earl.v1 import events_pb2
+from services.env_gateway import codec
 
 log = logging.getLogger(__name__)
 
@@ -21,14 +22,13 @@ class QuarantineEvents:
         self._redis_url = redis_url
         self._run = run
         self._source = source
-        self._queue: asyncio.Queue[events_pb2.Event] = asyncio.Queue(BACKLOG)
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(BACKLOG)
         self.dropped = 0
 
     def announce(self, environment: str, host: str, reason: str) -> None:
         """Queue the event."""
-        fact = events_pb2.EnvironmentQuarantined(environment=environment, host=host, reason=reason)
         try:
-            self._queue.put_nowait(events_pb2.Event(source=self._source, environment_quarantined=fact))
+            self._queue.put_nowait(codec.quarantined(self._source, environment, host, reason))
         except asyncio.QueueFull:
             self.dropped += 1
             log.warning("%d events dropped: the bus does not take them", self.dropped)
@@ -52,7 +52,7 @@ class QuarantineEvents:
                 self.announce_again(event)
                 await asyncio.sleep(CONNECT_PAUSE_S)
 
-    def announce_again(self, event: events_pb2.Event) -> None:
+    def announce_again(self, event: Any) -> None:
         """Put back what could not be published."""
         if not self._queue.full():
             self._queue.put_nowait(event)

@@ -10,10 +10,9 @@ from earl.config.run import RunConfig
 from earl.rpc.auth import TlsFiles
 from earl.rpc.main import announce
 from earl.rpc.server import Server
-from earl.v1 import env_pb2_grpc
 from services.env_gateway.events import QuarantineEvents
 from services.env_gateway.gateway import Gateway
-from services.env_gateway.servicer import SERVICE, EnvGatewayServicer
+from services.env_gateway.servicer import SERVICE, EnvGatewayServicer, add_to_server
 
 # The gateway's sense of time is at least this fine.
 MAX_INTERVAL_S = 0.1
@@ -34,7 +33,7 @@ async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
         tls=TlsFiles.from_environment(),
         drain_s=1.0,
     )
-    server.add(env_pb2_grpc.add_EnvGatewayServiceServicer_to_server, servicer, SERVICE)
+    server.add(add_to_server, servicer, SERVICE)
     address = await server.start()
     tasks = [asyncio.create_task(servicer.run())]
     if events is not None:

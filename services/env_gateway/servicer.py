@@ -16,6 +16,7 @@ from services.env_gateway.pool import Host
 log = logging.getLogger(__name__)
 
 SERVICE = "earl.v1.EnvGatewayService"
+add_to_server = env_pb2_grpc.add_EnvGatewayServiceServicer_to_server
 HELLO_S = 10.0
 
 
