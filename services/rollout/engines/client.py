@@ -22,7 +22,9 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from earl.errors import DeadlineExceeded, EarlError, EngineError, EngineLost, ReshapeRefused
+from earl.errors import ConfigError, DeadlineExceeded, EarlError, EngineError, EngineLost, ReshapeRefused
+from earl.models.spec import load_spec
+from earl.models.tp import check_tp
 from services.rollout.engines import wire
 from services.rollout.engines.base import (
     Engine,
@@ -40,6 +42,19 @@ STOP_S = 5.0
 LAST_WORDS_S = 0.5
 # Bound of the calls that only wait for the step that runs.
 CALL_S = 60.0
+
+
+def refuse_impossible(spec: EngineSpec) -> None:
+    """What can be known before a process is started. Raises ModelNotFound, UnsupportedModel,
+    IllegalParallelism, ConfigError."""
+    model = load_spec(spec.model_dir)
+    check_tp(model, spec.tp)
+    if spec.max_context_tokens > model.max_positions:
+        raise ConfigError(
+            f"rollout.max_context_tokens {spec.max_context_tokens} exceeds the model's "
+            f"{model.max_positions} positions",
+            f"use at most {model.max_positions}",
+        )
 
 
 class EngineProcess(Engine):
@@ -65,6 +80,7 @@ class EngineProcess(Engine):
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        refuse_impossible(self.spec)
         self._ready = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self.spec.start_s):

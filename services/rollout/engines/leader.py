@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import select
 
-from earl.errors import ConfigError, EarlError
-from earl.models.spec import load_spec
-from earl.models.tp import check_tp
+from earl.errors import EarlError
 from services.rollout.engines import wire
 from services.rollout.engines.base import LoadReport
 from services.rollout.engines.ranks import (
@@ -52,14 +50,6 @@ class Leader:
             self._stager.close()
 
     def _start(self, start: wire.Start) -> None:
-        model = load_spec(start.spec.model_dir)
-        check_tp(model, start.spec.tp)
-        if start.spec.max_context_tokens > model.max_positions:
-            raise ConfigError(
-                f"rollout.max_context_tokens {start.spec.max_context_tokens} exceeds the model's "
-                f"{model.max_positions} positions",
-                f"use at most {model.max_positions}",
-            )
         for number, channel in enumerate(self._channels, start=1):
             order = wire.Start(start.spec, number, start.epoch, start.store)
             channel.send(wire.encoder.encode([order]))
