@@ -16,6 +16,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,7 +57,8 @@ class WeightSlots:
     """One rank's slots. Calls come from the computing thread, in the same order on every rank.
 
     name: of the trainer; its ranks' keys are weights/<version>/<name>-<rank>. lease_s: the longest
-    that a reader may hold a slot, whatever its lease says.
+    that a reader may hold a slot, whatever its lease says. hurry: once set, readers are not waited for
+    (the trainer is leaving, and its memory with it).
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class WeightSlots:
         name: str,
         dtype: str,
         lease_s: float,
+        hurry: threading.Event | None = None,
     ) -> None:
         self._side = side
         self._store = store
@@ -81,6 +84,7 @@ class WeightSlots:
         self._name = name
         self.dtype = dtype
         self._lease_s = lease_s
+        self._hurry = hurry or threading.Event()
         # Versions in the slots, oldest first.
         self._held: list[int] = []
         self._retiring: concurrent.futures.Future[None] | None = None
@@ -136,7 +140,7 @@ class WeightSlots:
         poll_s = POLL_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lease_s):
-                while await self._reading(readers):
+                while not self._hurry.is_set() and await self._reading(readers):
                     await asyncio.sleep(poll_s)
                     poll_s = min(2 * poll_s, LONGEST_POLL_S)
         with redis_errors(self._bus.url):

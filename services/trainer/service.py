@@ -87,6 +87,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             name=name,
             dtype=config.model.dtype,
             lease_s=2 * config.data_plane.read_s,
+            hurry=requests.stop,
         )
         activity = Activity()
         lead = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -140,6 +141,25 @@ async def test_killed_and_resumed_from_the_manifest(tmp_path: Path) -> None:
         assert manifest.progress.consumed.ranges()[0][0] in last.progress.consumed
         # What was trained after the manifest is trained again, by other tickets.
         assert status.ledger.dropped.get("rolled_back", 0) % 8 == 0
+
+
+async def test_a_batch_whose_columns_are_gone_is_abandoned_until_it_is_played_again(tmp_path: Path) -> None:
+    async with Stack(configuration(tmp_path)) as stack:
+        await stack.up("valkey", "model", "scheduler")
+        async with PlayedRollout(stack) as rollout:
+            await rollout.play(lambda status: status.ledger.ready >= 8)
+        # It left, and its memory with it; the scheduler has not heard of that.
+        await stack.start("trainer")
+        client = Client(stack.processes["trainer"].address, TrainerServiceStub)
+        async with asyncio.timeout(30):
+            while "cannot be read" not in stack.log("trainer"):
+                await client.call("GetTrainerStatus", trainer_pb2.GetTrainerStatusRequest(), deadline_s=10)
+        await client.close()
+        async with PlayedRollout(stack) as rollout:
+            status = await rollout.play(done)
+        assert await stack.ended("trainer") == 0, stack.log("trainer")
+        assert balanced(status)
+        assert status.ledger.trained == (WARMUP + STEPS) * 8
 
 
 async def test_sigterm_saves_at_a_boundary_and_exits_with_0(tmp_path: Path) -> None:
