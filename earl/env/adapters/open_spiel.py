@@ -92,7 +92,10 @@ class BoardGame(Environment):
 
 
 class TicTacToe(BoardGame):
-    """Nine cells on one line, row by row; a free cell shows its own digit: "0 x 2 3 o 5 6 7 8"."""
+    """Nine cells on one line, row by row: a free cell is its digit, a taken one its mark and digit.
+
+    "0 x1 2 3 o4 5 6 7 8": every word says where it stands, which a small policy learns from faster.
+    """
 
     name = "open_spiel/tic_tac_toe"
     description = "Tic-tac-toe; an action [d] marks cell d, 0-8 row by row."
@@ -102,7 +105,7 @@ class TicTacToe(BoardGame):
         return str(self._state).replace("\n", "")
 
     def text(self) -> str:
-        return " ".join(str(i) if cell == "." else cell for i, cell in enumerate(self._board()))
+        return " ".join(str(i) if cell == "." else f"{cell}{i}" for i, cell in enumerate(self._board()))
 
     def best_move(self, mark: str) -> int:
         return alpha_beta.best_tic_tac_toe(self._board(), mark, self._rng)
