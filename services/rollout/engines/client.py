@@ -86,6 +86,8 @@ class EngineProcess(Engine):
             async with asyncio.timeout(self.spec.start_s):
                 await self._spawn()
                 self.caps = await self._ready
+            # The ranks have met: nothing of them is left on disk from here on, however they end.
+            self._remove_store()
         except TimeoutError:
             await self._end("its start took too long")
             raise DeadlineExceeded(
@@ -146,8 +148,12 @@ class EngineProcess(Engine):
         await asyncio.gather(*self._watchers, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
+        self._remove_store()
+
+    def _remove_store(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
 
     def _lose(self, because: str) -> None:
         for process in self._processes:
