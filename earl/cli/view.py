@@ -24,7 +24,7 @@ from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus, Worke
 
 REFRESH_PER_S = 8
 PLAIN_EVERY_S = 2.0
-HISTORY_STEPS = 40
+HISTORY_STEPS = 22
 BAR_CELLS = 44
 
 # Ledger states in the order that a ticket goes through them, with their colours.
@@ -95,6 +95,8 @@ class LiveView:
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
         self._processes, self._status = processes, status
         if (status.step, status.phase) != self._seen:
+            if status.phase != self._seen[1]:
+                self._history.clear()  # a phase's trends are its own
             self._seen = (status.step, status.phase)
             for name, value in status.metrics.items():
                 self._history.setdefault(name, deque(maxlen=HISTORY_STEPS)).append(value)
@@ -241,7 +243,10 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> RenderableType:
 
 
 def worker_load(worker: WorkerState) -> Text:
-    text = f"{worker.running}/{worker.capacity}" if worker.stage == "rollout" else worker.parallelism
+    """Episodes running and possible of a rollout worker, ranks of a trainer."""
+    text = f"{worker.running}/{worker.capacity}"
+    if worker.stage == "trainer":
+        text = f"{worker.capacity} rank{'s' if worker.capacity != 1 else ''}"
     return Text(text, style="bold red" if worker.silent_s > 5 else "bold")
 
 

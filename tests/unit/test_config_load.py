@@ -78,7 +78,7 @@ def test_an_unknown_key_suggests_the_right_one(written: str, meant: str, tmp_pat
 
 
 def test_an_unknown_key_with_nothing_near_points_to_the_list():
-    with pytest.raises(ConfigError, match="docs/run-file.md"):
+    with pytest.raises(ConfigError, match=r"docs/run-file.md"):
         load_run(TICTACTOE, [("trainer.zzzzzz", "1")])
 
 
