@@ -47,5 +47,7 @@ class WarmupConfig(Section):
     batches: int = Field(default=0, ge=0)
     batch_episodes: int = Field(default=128, ge=1)
     lr: float = Field(default=1e-3, gt=0)
+    # Learning rate at the end of the phase, as a fraction of lr; linear decay in between.
+    lr_final_fraction: float = Field(default=1.0, ge=0, le=1)
     minibatches: int = Field(default=1, ge=1)
     passes: int = Field(default=1, ge=1)

@@ -73,7 +73,7 @@ class Stepper:
             self.phase_batches,
             trainer.lr_warmup_steps,
             plan.progress,
-            1.0 if imitates else trainer.lr_final_fraction,
+            phase.lr_final_fraction,
         )
         stats = np.zeros(len(losses.STAT_NAMES))
         norms: list[float] = []
