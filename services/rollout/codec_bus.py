@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.protobuf.message import DecodeError
 
 from earl.bus import Bus, redis_errors
@@ -21,7 +23,7 @@ async def last_published(bus: Bus, until: str) -> tuple[int, tuple[str, ...]] | 
     position, seen = until, 0
     while seen < MOST:
         with redis_errors(bus.url):
-            entries = await bus.redis.xrevrange(bus.stream, max=position, count=CHUNK)
+            entries: Any = await bus.redis.xrevrange(bus.stream, max=position, count=CHUNK)
         for _, fields in entries:
             try:
                 event = events_pb2.Event.FromString(fields[FIELD])

@@ -1,6 +1,6 @@
 """The scheduler as values: one method, one call.
 
-Promise: a scheduler that is away is waited for up to PATIENCE_S a call and then raised as
+Promise: a scheduler that is away is waited for up to patience_s a call and then raised as
 ServiceUnavailable; one that no longer knows this worker is joined again, once a call.
 """
 
@@ -17,9 +17,6 @@ from services.rollout.agent import Outcome, Ticket
 from services.rollout.codec import decode_ticket, encode_ref, encode_result
 from services.rollout.engines.base import Transfer
 from services.rollout.telemetry import Span
-
-# How long a scheduler that cannot be reached (restarting, overloaded) is tried.
-PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +39,22 @@ class Report:
 
 
 class SchedulerLink:
-    """Speaks for one worker. capacity: episodes at once."""
+    """Speaks for one worker. capacity: episodes at once. patience_s: how long a scheduler that cannot be
+    reached (restarting, overloaded) is tried."""
 
     def __init__(
-        self, address: str, token: str, *, name: str, incarnation: int, capacity: int, dp: int, tp: int
+        self,
+        address: str,
+        token: str,
+        *,
+        name: str,
+        incarnation: int,
+        capacity: int,
+        dp: int,
+        tp: int,
+        patience_s: float,
     ) -> None:
+        self._patience_s = patience_s
         self._client = Client(address, SchedulerServiceStub, token=token)
         self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_ROLLOUT)
         self._join = scheduler_pb2.JoinRequest(
@@ -57,13 +65,13 @@ class SchedulerLink:
         """address: host:port of this worker's own server."""
         self.worker.address = address
         self._join.worker.CopyFrom(self.worker)
-        answer = await self._client.call("Join", self._join, deadline_s=PATIENCE_S)
+        answer = await self._client.call("Join", self._join, deadline_s=self._patience_s)
         return Membership(answer.lease_s, answer.epoch, answer.version, tuple(answer.weight_keys))
 
     async def lease(self, credit: int, wait_s: float) -> tuple[list[Ticket], bool]:
         """Up to `credit` tickets, and whether the run is ending."""
         request = scheduler_pb2.LeaseTicketsRequest(worker=self.worker, credit=credit, wait_s=wait_s)
-        answer = await self._call("LeaseTickets", request, wait_s + PATIENCE_S)
+        answer = await self._call("LeaseTickets", request, wait_s + self._patience_s)
         return [decode_ticket(ticket) for ticket in answer.tickets], answer.stop
 
     async def renew(self, tickets: Sequence[Ticket]) -> list[tuple[int, int, int]]:
@@ -71,7 +79,7 @@ class SchedulerLink:
         request = scheduler_pb2.RenewLeasesRequest(
             worker=self.worker, attempts=[encode_ref(ticket) for ticket in tickets]
         )
-        answer = await self._call("RenewLeases", request, PATIENCE_S)
+        answer = await self._call("RenewLeases", request, self._patience_s)
         return [(ref.ticket_id, ref.attempt, ref.fence) for ref in answer.lost]
 
     async def complete(self, reports: Sequence[Report]) -> list[tuple[Ticket, str]]:
@@ -80,7 +88,7 @@ class SchedulerLink:
             worker=self.worker,
             results=[encode_result(one.ticket, one.outcome, one.descriptor_key) for one in reports],
         )
-        answer = await self._call("CompleteTickets", request, PATIENCE_S)
+        answer = await self._call("CompleteTickets", request, self._patience_s)
         tickets = {(one.ticket.ticket_id, one.ticket.attempt): one.ticket for one in reports}
         return [
             (tickets[item.attempt.ticket_id, item.attempt.attempt], item.reason)
@@ -107,7 +115,7 @@ class SchedulerLink:
             request.transfers.add(
                 path=one.path, size_bytes=one.size_bytes, seconds=one.seconds, transfers=one.transfers
             )
-        answer = await self._call("Heartbeat", request, PATIENCE_S)
+        answer = await self._call("Heartbeat", request, self._patience_s)
         return answer.stop, answer.epoch
 
     async def close(self) -> None:
@@ -118,5 +126,5 @@ class SchedulerLink:
             return await self._client.call(method, request, deadline_s=deadline_s)
         except UnknownWorker:
             # The scheduler restarted or gave this worker up; leases it ended come back as lost.
-            await self._client.call("Join", self._join, deadline_s=PATIENCE_S)
+            await self._client.call("Join", self._join, deadline_s=self._patience_s)
             return await self._client.call(method, request, deadline_s=deadline_s)

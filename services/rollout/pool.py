@@ -164,6 +164,15 @@ class EnginePool:
         while self.version < version:
             await self._changed.wait()
 
+    async def wait_other(self, version: int, timeout_s: float) -> None:
+        """Returns when `version` is no longer the one in use, or after timeout_s."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.version == version:
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
     async def _bring(self, member: _Member, publication: Publication) -> None:
         async with member.loading:
             engine = member.engine

@@ -13,6 +13,7 @@ drops them, until the attempt's own time bound has passed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 # Everything that finishes within this time leaves together.
 WINDOW_S = 0.015
 MOST = 512
+# An arena that is full for this long is worth a line in the log.
+FULL_S = 5.0
 
 
 class Reporter:
@@ -79,7 +82,7 @@ class Reporter:
             wait_s = self._queue[0][2] - loop.time() if self.blocked and self._queue else None
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
+                    await self._woken()
             except TimeoutError:
                 pass  # the oldest one has waited for the arena long enough
             await asyncio.sleep(WINDOW_S)
@@ -89,6 +92,24 @@ class Reporter:
                 self._wake.set()
             elif not self._queue:
                 self._idle.set()
+
+    async def _woken(self) -> None:
+        """Returns at the next wake; says so if the arena stays full meanwhile."""
+        if self.blocked:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FULL_S):
+                    await self._wake.wait()
+                    return
+            arena = self._store.arena
+            log.warning(
+                "the arena has been full for %g s: %d of %d bytes free, %d finished episodes wait; "
+                "raise rollout.arena_bytes if no batch is ever committed",
+                FULL_S,
+                arena.free_bytes,
+                arena.capacity_bytes,
+                len(self._queue),
+            )
+        await self._wake.wait()
 
     async def _report(self, now_s: float) -> None:
         reports, keys = self._stage(now_s)

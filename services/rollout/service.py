@@ -37,6 +37,7 @@ from services.rollout.servicer import RolloutServicer
 from services.rollout.worker import Parts, RolloutWorker
 
 SERVICE = "earl.v1.RolloutService"
+MEMBERSHIPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             capacity=capacity,
             dp=rollout.engines,
             tp=rollout.tp,
+            # Away for longer, it has given this worker up, and so has every lease.
+            patience_s=MEMBERSHIPS * config.scheduler.membership_s,
         )
         stack.push_async_callback(scheduler.close)
         gauges = Gauges(pool, agent)

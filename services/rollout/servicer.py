@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from earl.errors import ReshapeRefused
 from earl.v1 import rollout_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
 from services.rollout.worker import Parts, RolloutWorker
@@ -11,7 +12,7 @@ MAX_DRAIN_S = 600.0
 
 
 class RolloutServicer(RolloutServiceServicer):
-    """ReparallelizeRollout stays UNIMPLEMENTED: no engine here reshapes while it runs."""
+    """No engine here reshapes while it runs: ReparallelizeRollout is refused."""
 
     def __init__(self, worker: RolloutWorker, parts: Parts) -> None:
         self._worker = worker
@@ -37,6 +38,12 @@ class RolloutServicer(RolloutServiceServicer):
             engines=engines,
             epoch=self._worker.epoch,
             episodes=self._worker.episodes,
+        )
+
+    async def ReparallelizeRollout(self, request, context):
+        raise ReshapeRefused(
+            f"{self._scheduler.worker.name} cannot change its parallelism while it runs",
+            "restart the worker with other rollout.tp and rollout.engines",
         )
 
     async def DrainRollout(self, request, context) -> rollout_pb2.DrainRolloutResponse:

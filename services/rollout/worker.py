@@ -232,9 +232,10 @@ class RolloutWorker:
         period_s = min(self._config.scheduler.heartbeat_s, membership_s / 3)
         while True:
             await self._gauges.refresh(timeout_s=period_s / 4)
+            version = self._pool.version
             stop, self.epoch = await self._scheduler.heartbeat(
                 running=len(self.leases),
-                version=self._pool.version,
+                version=version,
                 gauges=self._gauges.values(self._load(), time.monotonic()),
                 spans=self._gauges.take_spans(time.time_ns()),
                 transfers=self._gauges.transfers(),
@@ -242,7 +243,8 @@ class RolloutWorker:
             if stop:
                 self._run_over.set()
                 return
-            await asyncio.sleep(period_s)
+            # A new version is told at once: what is leased next counts on it.
+            await self._pool.wait_other(version, period_s)
 
     def _load(self) -> Load:
         arena = self._store.arena

@@ -87,7 +87,10 @@ async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Be
         registry, config, directory / "arenas", "rollout-0", incarnation=1, size_bytes=arena_bytes
     )
     reader = await Dispatcher.create(registry, config)
-    link = SchedulerLink(await server.start(), "", name="rollout-0", incarnation=1, capacity=8, dp=1, tp=1)
+    address = await server.start()
+    link = SchedulerLink(
+        address, "", name="rollout-0", incarnation=1, capacity=8, dp=1, tp=1, patience_s=10.0
+    )
     made = Bench(judge, store, link, reader)
     task = asyncio.create_task(made.reporter.run())
     try:

@@ -86,9 +86,17 @@ class Stack:
         return bus
 
     async def up(self, *names: str) -> None:
-        """Starts these one after the other, each when the one before is ready or, a job, done."""
-        for name in names:
+        """Starts these, each as soon as those among them that it needs are ready (a job: done)."""
+        starts: dict[str, asyncio.Task] = {}
+
+        async def start(name: str) -> None:
+            needs = self.processes[name].spec.needs
+            await asyncio.gather(*(starts[need] for need in needs if need in starts))
             await self.start(name)
+
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                starts[name] = group.create_task(start(name))
 
     async def start(self, name: str, environment: Mapping[str, str] | None = None) -> StackProcess:
         """Starts one process and waits until it is ready, or done if it is a job."""

@@ -6,6 +6,7 @@ takes batches, reads their columns and commits them.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from earl.bus import Bus
 from earl.dispatch.dispatcher import Dispatcher, Read
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
+from earl.errors import UnknownWorker
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -31,6 +33,7 @@ COLUMNS: Mapping[str, type] = {
 }
 NAME = "trainer"
 CALL_S = 30.0
+BEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,22 @@ class PlayedTrainer:
             size_bytes=3 * size_bytes,
         )
         self.reader = await Dispatcher.create(self.registry, config)
+        await self.join()
+        reconcile = scheduler_pb2.ReconcileRequest(worker=self.worker, version=1, next_batch_id=1)
+        await self.call("Reconcile", reconcile)
+        await self.publish()
+        self._beating = asyncio.create_task(self._beat())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
+        await self.reader.close()
+        await self.store.close()
+        await self.client.close()
+
+    async def join(self) -> None:
+        """Take part; again after the scheduler was restarted."""
         await self.call(
             "Join",
             scheduler_pb2.JoinRequest(
@@ -77,15 +96,6 @@ class PlayedTrainer:
                 parallelism=common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1),
             ),
         )
-        reconcile = scheduler_pb2.ReconcileRequest(worker=self.worker, version=1, next_batch_id=1)
-        await self.call("Reconcile", reconcile)
-        await self.publish()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.reader.close()
-        await self.store.close()
-        await self.client.close()
 
     async def call(self, method: str, request):
         return await self.client.call(method, request, deadline_s=CALL_S)
@@ -98,15 +108,19 @@ class PlayedTrainer:
         published = events_pb2.WeightsPublished(version=self.version, descriptor_keys=[key])
         await self.bus.publish(events_pb2.Event(weights_published=published))
 
-    async def beat(self) -> scheduler_pb2.HeartbeatResponse:
-        return await self.call(
-            "Heartbeat", scheduler_pb2.HeartbeatRequest(worker=self.worker, version=self.version)
-        )
+    async def _beat(self) -> None:
+        """Keeps the membership, whatever the test waits for meanwhile."""
+        while True:
+            beat = scheduler_pb2.HeartbeatRequest(worker=self.worker, version=self.version)
+            try:
+                await self.call("Heartbeat", beat)
+            except UnknownWorker:
+                await self.join()
+            await asyncio.sleep(BEAT_S)
 
     async def next_batch(self, calls: int = 30) -> scheduler_pb2.BatchPlan | None:
         """The next plan; None when the run is over. Fails the test if none comes."""
         for _ in range(calls):
-            await self.beat()
             answer = await self.call(
                 "NextBatch", scheduler_pb2.NextBatchRequest(worker=self.worker, ranks=1, wait_s=1.0)
             )
@@ -131,7 +145,8 @@ class PlayedTrainer:
         await self.reader.read(reads, deadline_s=CALL_S)
         return sequences
 
-    async def commit(self, plan: scheduler_pb2.BatchPlan) -> None:
+    async def commit(self, plan: scheduler_pb2.BatchPlan, *, publish: bool = True) -> None:
+        """Counts the batch as trained; the new version is published if the plan asks for it."""
         self.version = plan.version + 1
         await self.call(
             "CommitBatch",
@@ -139,7 +154,7 @@ class PlayedTrainer:
                 worker=self.worker, batch_id=plan.batch_id, version=self.version, metrics={"loss": 0.5}
             ),
         )
-        if plan.publish:
+        if plan.publish and publish:
             await self.publish()
 
     async def status(self) -> scheduler_pb2.GetStatusResponse:

@@ -1,0 +1,208 @@
+"""A rollout worker among real processes: Valkey, scheduler, gateway, OpenSpiel host, torch engine.
+
+The test plays the trainer. What the worker says in its columns must hold against what the scheduler
+and the environment know.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import psutil
+import pytest
+
+from earl.errors import ConfigError, ProcessFailed, ReshapeRefused, ServiceUnavailable
+from earl.models.tokenizer import Tokenizer
+from earl.rpc.client import Client
+from earl.v1 import rollout_pb2, scheduler_pb2
+from earl.v1.rollout_pb2_grpc import RolloutServiceStub
+from services.rollout.service import Addresses
+from tests.support.runs import tictactoe
+from tests.support.stack import Stack
+from tests.support.trainer import PlayedTrainer, Sequence
+
+SERVICES = ("valkey", "model", "scheduler", "gateway", "env-0")
+
+
+def check_sequence(one: Sequence, tokenizer: Tokenizer, *, scripted: bool) -> None:
+    """Masks, turns, versions and texts of one trajectory fit together."""
+    tokens, mask = one.columns["tokens"], one.columns["loss_mask"] == 1
+    logprobs, versions, turns = (one.columns[name] for name in ("logprobs", "versions", "turns"))
+    assert turns[0] == 0 and set(np.diff(turns)) <= {0, 1}
+    assert not mask[0] and mask[-1]
+    assert np.all(logprobs[~mask] == 0)
+    if scripted:
+        assert np.all(logprobs == 0)
+    else:
+        assert np.all(logprobs[mask] < 0) and np.all(np.isfinite(logprobs))
+    assert np.all(np.diff(versions) >= 0)
+    for turn in range(turns[-1] + 1):
+        here = turns == turn
+        own = mask[here]
+        # An observation, then an action: the mask rises once.
+        assert np.count_nonzero(np.diff(own.astype(int)) == 1) == 1 and own[-1]
+        board = tokenizer.decode(tokens[here & ~mask].tolist())
+        if turn == 0:
+            assert board == "0 1 2 3 4 5 6 7 8"
+        if scripted:
+            action = tokenizer.decode(tokens[here & mask].tolist())
+            assert action[0] + action[-1] == "[]" and action[1:-1] in board.split()
+
+
+@pytest.mark.parametrize("transport", ["shm", "ucx"])
+async def test_a_worker_plays_what_it_leases_and_leaves_when_the_run_is_over(tmp_path, transport):
+    stack = Stack(tictactoe(tmp_path, data_plane={"transport": transport}))
+    async with stack:
+        await stack.up(*SERVICES)
+        tokenizer = Tokenizer.load(stack.directory / "model", stack.config.model)
+        async with PlayedTrainer(stack) as trainer:
+            worker = await stack.start("rollout-0")
+            plans = []
+            while (plan := await trainer.next_batch()) is not None:
+                sequences = await trainer.read(plan)
+                scripted = plan.objective == scheduler_pb2.OBJECTIVE_IMITATE
+                for one in sequences:
+                    check_sequence(one, tokenizer, scripted=scripted)
+                    if not scripted:
+                        trained = one.columns["versions"][one.columns["loss_mask"] == 1]
+                        assert set(trained) == {plan.version}, "staleness is 0"
+                assert len({one.item.ticket_id for one in sequences}) == len(sequences) == 16
+                plans.append(plan)
+                await trainer.commit(plan)
+            assert [plan.objective for plan in plans] == [
+                scheduler_pb2.OBJECTIVE_IMITATE,
+                scheduler_pb2.OBJECTIVE_POLICY_GRADIENT,
+                scheduler_pb2.OBJECTIVE_POLICY_GRADIENT,
+            ]
+            status = await trainer.status()
+            ledger = status.ledger
+            live = ledger.pending + ledger.leased + ledger.ready + ledger.planned
+            assert ledger.issued == ledger.trained + ledger.evaluated + sum(ledger.dropped.values()) + live
+            assert (ledger.trained, ledger.evaluated) == (48, 8)
+            rollout = next(one for one in status.workers if one.worker.name == "rollout-0")
+            assert rollout.worker.address == worker.address
+            assert rollout.gauges["engines_live"] == 1
+            assert {one.path for one in rollout.transfers} == {"ucx-tcp" if transport == "ucx" else "shm"}
+        # The run is over: the scheduler lets the worker go, which leaves nothing behind.
+        assert await stack.ended("rollout-0") == 0
+        assert list(stack.arenas.glob("rollout-0-*")) == []
+
+
+async def test_regions_of_committed_batches_are_used_again(tmp_path):
+    """Eight batches through an arena that holds two: it works only if regions come back."""
+    stack = Stack(
+        tictactoe(
+            tmp_path,
+            model={"observation_prefix": " ".join(["x"] * 400), "scratch": {"max_positions": 4096}},
+            rollout={"arena_bytes": 1 << 20, "max_context_tokens": 4096},
+            warmup={"batches": 8},
+        )
+    )
+    async with stack:
+        await stack.up(*SERVICES)
+        async with PlayedTrainer(stack) as trainer:
+            await stack.start("rollout-0")
+            moved_bytes = 0
+            for _ in range(8):
+                plan = await trainer.next_batch()
+                assert plan is not None
+                moved_bytes += sum(
+                    array.nbytes for one in await trainer.read(plan) for array in one.columns.values()
+                )
+                await trainer.commit(plan)
+            assert moved_bytes > 2 * stack.config.rollout.arena_bytes
+            assert (await trainer.status()).ledger.dropped == {}
+
+
+async def test_an_engine_that_dies_is_replaced_and_its_episodes_are_played_again(tmp_path):
+    stack = Stack(
+        tictactoe(
+            tmp_path, rollout={"engine_restarts": 1}, warmup={"batches": 0}, scheduler={"attempts": 100}
+        )
+    )
+    async with stack:
+        await stack.up(*SERVICES)
+        async with PlayedTrainer(stack) as trainer:
+            worker = await stack.start("rollout-0")
+            for _ in range(2):
+                plan = await trainer.next_batch()
+                assert plan is not None
+                (engine,) = psutil.Process(worker.pid).children()
+                engine.kill()
+                await trainer.commit(plan)
+            assert await stack.ended("rollout-0") == ProcessFailed.exit_code
+            assert any("engine-0 died 2 times" in line for line in worker.tail())
+            assert list(stack.arenas.glob("rollout-0-*")) == []
+
+
+async def test_a_scheduler_that_restarts_is_waited_for(tmp_path):
+    stack = Stack(tictactoe(tmp_path, warmup={"batches": 2}))
+    async with stack:
+        await stack.up(*SERVICES)
+        async with PlayedTrainer(stack) as trainer:
+            await stack.start("rollout-0")
+            plan = await trainer.next_batch()
+            assert plan is not None
+            await stack.kill("scheduler")
+            await stack.start("scheduler")
+            await trainer.join()
+            await trainer.commit(plan)
+            plan = await trainer.next_batch()
+            assert plan is not None
+            assert len(await trainer.read(plan)) == 16
+            assert stack.processes["rollout-0"].running
+
+
+async def test_sigterm_hands_back_what_runs_and_leaves_nothing(tmp_path):
+    stack = Stack(tictactoe(tmp_path, rollout={"drain_s": 0.0}, warmup={"batches": 0}))
+    async with stack:
+        await stack.up(*SERVICES)
+        async with PlayedTrainer(stack) as trainer:
+            worker = await stack.start("rollout-0")
+            assert await trainer.next_batch() is not None
+            children = psutil.Process(worker.pid).children()
+            assert await stack.terminate("rollout-0") == 0
+            assert list(stack.arenas.glob("rollout-0-*")) == []
+            assert not any(child.is_running() for child in children)
+
+
+async def test_drain_stops_leasing_and_status_tells_the_engines(tmp_path):
+    stack = Stack(tictactoe(tmp_path, rollout={"engines": 2, "max_sequences": 8}))
+    async with stack:
+        await stack.up(*SERVICES)
+        async with PlayedTrainer(stack) as trainer:
+            worker = await stack.start("rollout-0")
+            assert await trainer.next_batch() is not None
+            client = Client(worker.address, RolloutServiceStub)
+            try:
+                drained = await client.call(
+                    "DrainRollout", rollout_pb2.DrainRolloutRequest(wait_s=20.0), deadline_s=30.0
+                )
+                assert drained.remaining == 0
+                status = await client.call(
+                    "GetRolloutStatus", rollout_pb2.GetRolloutStatusRequest(), deadline_s=10.0
+                )
+                assert status.worker.name == "rollout-0" and status.episodes == 0
+                assert [engine.tp for engine in status.engines] == [1, 1]
+                with pytest.raises(ReshapeRefused):
+                    await client.call(
+                        "ReparallelizeRollout", rollout_pb2.ReparallelizeRolloutRequest(), deadline_s=10.0
+                    )
+            finally:
+                await client.close()
+
+
+async def test_a_scheduler_that_is_not_there_is_a_typed_error(tmp_path):
+    stack = Stack(tictactoe(tmp_path, scheduler={"membership_s": 0.5}))
+    async with stack:
+        await stack.up("valkey", "model")
+        process = await stack.start("rollout-0")
+        assert await stack.ended("rollout-0") == ServiceUnavailable.exit_code
+        assert any(line.startswith("earl: error: ") and stack.scheduler in line for line in process.tail())
+
+
+@pytest.mark.parametrize("variable", ["EARL_SCHEDULER", "EARL_GATEWAY", "EARL_REDIS_URL"])
+def test_a_missing_address_is_a_typed_error(monkeypatch, variable):
+    for name in ("EARL_SCHEDULER", "EARL_GATEWAY", "EARL_REDIS_URL"):
+        monkeypatch.setenv(name, "" if name == variable else "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=f"{variable} is not set"):
+        Addresses.from_environment()
