@@ -29,24 +29,26 @@ def torch_pin() -> str:
     return found.group(1)
 
 
-def pip(python: Path, *arguments: str, quiet_failure: bool = False) -> bool:
-    """Runs pip in the environment; whether it succeeded. Output is pip's own unless it may fail."""
+def pip(python: Path, *arguments: str) -> bool:
+    """Runs pip in the environment, its progress bars shown; whether it succeeded."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
-    if quiet_failure:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
     return subprocess.run(command, check=False).returncode == 0
 
 
-def install_torch(python: Path, version: str) -> bool:
-    """Installs torch once: a CPU build first where the machine has no NVIDIA driver."""
-    linux = platform.system() == "Linux"
-    if linux and shutil.which("nvidia-smi") is None:
+def offered(python: Path, *arguments: str) -> bool:
+    """Whether pip could install this, found out without installing it."""
+    command = [str(python), "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", *arguments]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def torch_arguments(python: Path, version: str) -> list[str]:
+    """What to give `pip install`: a CPU build where one is offered and the machine has no NVIDIA driver."""
+    if platform.system() == "Linux" and shutil.which("nvidia-smi") is None:
         build = f"torch=={version}+cpu"
-        if pip(python, "install", build, quiet_failure=True):
-            return True
-        if pip(python, "install", build, "--extra-index-url", CPU_INDEX, quiet_failure=True):
-            return True
-    return pip(python, "install", f"torch=={version}")
+        for arguments in ([build], [build, "--extra-index-url", CPU_INDEX]):
+            if offered(python, *arguments):
+                return arguments
+    return [f"torch=={version}"]
 
 
 def main() -> int:
@@ -61,11 +63,11 @@ def main() -> int:
         venv.create(target, with_pip=True)
     version = torch_pin()
     print(f"install: torch {version} (a minute or two the first time)", flush=True)
-    if not install_torch(python, version):
+    if not pip(python, "install", *torch_arguments(python, version)):
         print(f"install: no build of torch {version} could be installed; see pip's message above")
         return 1
     print("install: EARL and its pins", flush=True)
-    if not pip(python, "install", "--quiet", "-e", f"{ROOT}[dev]"):
+    if not pip(python, "install", "-e", f"{ROOT}[dev]"):
         print("install: pip could not install EARL; see its message above")
         return 1
     print(f"install: done, {target}/bin/earl is ready", flush=True)
