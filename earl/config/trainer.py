@@ -16,6 +16,7 @@ class TrainerConfig(Section):
     lr: float = Field(default=1e-3, gt=0)
     # Learning rate at the end of the run, as a fraction of lr; linear decay in between.
     lr_final_fraction: float = Field(default=1.0, ge=0, le=1)
+    # Optimizer steps over which the learning rate rises from nothing.
     lr_warmup_steps: int = Field(default=0, ge=0)
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -26,6 +27,8 @@ class TrainerConfig(Section):
     # How token losses become one number: mean over tokens, or over sequences of their token means.
     loss_mean: Literal["token", "sequence"] = "token"
     entropy_coefficient: float = Field(default=0.0, ge=0)
+    # Entropy bonus at the end of the run, as a fraction; linear decay in between.
+    entropy_final_fraction: float = Field(default=1.0, ge=0, le=1)
     # KL to the policy that training started from (k3 estimator); 0: no reference model is kept.
     kl_coefficient: float = Field(default=0.0, ge=0)
     # Optimizer steps per batch: the batch is cut into this many mini-batches...
@@ -49,5 +52,6 @@ class WarmupConfig(Section):
     lr: float = Field(default=1e-3, gt=0)
     # Learning rate at the end of the phase, as a fraction of lr; linear decay in between.
     lr_final_fraction: float = Field(default=1.0, ge=0, le=1)
+    lr_warmup_steps: int = Field(default=0, ge=0)
     minibatches: int = Field(default=1, ge=1)
     passes: int = Field(default=1, ge=1)

@@ -138,7 +138,6 @@ def load(path: Path, manifest: Manifest, stepper: Stepper) -> None:
     except (OSError, SafetensorError, LayoutError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}", "resume from another checkpoint") from error
     stepper.optimizer.updates = manifest.progress.updates
-    stepper.phase_batches = manifest.progress.phase_batches
 
 
 def _tensors(stepper: Stepper) -> Iterator[tuple]:

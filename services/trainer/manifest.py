@@ -41,14 +41,12 @@ class Progress:
     """Where training stands.
 
     version: of the parameters. next_batch_id: first batch that they were not trained on. consumed:
-    every ticket that they were trained on. phase_batches: batches of the phase so far (learning-rate
-    warm-up). updates: of the optimizer since its moments were zero.
+    every ticket that they were trained on. updates: of the optimizer since its moments were zero.
     """
 
     version: int
     next_batch_id: int
     consumed: TicketSet
-    phase_batches: int
     updates: int
 
 
@@ -79,7 +77,6 @@ class Manifest:
             "version": progress.version,
             "next_batch_id": progress.next_batch_id,
             "consumed": progress.consumed.ranges(),
-            "phase_batches": progress.phase_batches,
             "updates": progress.updates,
             "model": self.model,
             "config": self.config,
@@ -103,7 +100,6 @@ class Manifest:
                     value["version"],
                     value["next_batch_id"],
                     TicketSet((start, stop) for start, stop in value["consumed"]),
-                    value["phase_batches"],
                     value["updates"],
                 ),
                 value["model"],

@@ -18,15 +18,14 @@ from services.trainer.parallel import Shard
 EPSILON = 1e-8
 
 
-def learning_rate(
-    base: float, step_of_phase: int, warmup_steps: int, progress: float, final_fraction: float
-) -> float:
-    """Linear warm-up over the phase's first steps, times a linear decay to final_fraction * base.
+def decay(progress: float, final_fraction: float) -> float:
+    """Factor that falls linearly from 1 to final_fraction; progress: fraction of the phase done, 0..1."""
+    return 1.0 - (1.0 - final_fraction) * min(1.0, max(0.0, progress))
 
-    step_of_phase counts batches from 0; progress: fraction of the phase done, 0..1.
-    """
-    ramp = min(1.0, (step_of_phase + 1) / warmup_steps) if warmup_steps > 0 else 1.0
-    return base * ramp * (1.0 - (1.0 - final_fraction) * min(1.0, max(0.0, progress)))
+
+def ramp(updates: int, warmup_steps: int) -> float:
+    """Factor that rises linearly to 1 over a phase's first warmup_steps optimizer steps."""
+    return min(1.0, (updates + 1) / warmup_steps) if warmup_steps > 0 else 1.0
 
 
 class AdamW:

@@ -20,7 +20,7 @@ from earl.errors import TrainerError
 from services.trainer import losses
 from services.trainer.batch import EMPTY, Columns, MicroBatch, build, cut_minibatches, pack
 from services.trainer.group import Group
-from services.trainer.optimizer import AdamW, learning_rate
+from services.trainer.optimizer import AdamW, decay, ramp
 from services.trainer.parallel import Policy
 from services.trainer.plan import Plan
 
@@ -39,7 +39,7 @@ class MiniBatch:
 
 
 class Stepper:
-    """Holds what a step changes: parameters, moments, and the counts of the phase.
+    """Holds what a step changes: parameters, moments, and the count of updates.
 
     temperature: the sampler's, by which logits are divided for the policy gradient.
     """
@@ -50,49 +50,37 @@ class Stepper:
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay)
-        # Batches trained in this phase: the learning rate's warm-up counts them.
-        self.phase_batches = 0
         # The policy that reinforcement learning started from; kept only where its KL is wanted.
         self.reference: Policy | None = None
-        self._clip = losses.PolicyGradient(
-            trainer.clip_low, trainer.clip_high, trainer.entropy_coefficient, trainer.kl_coefficient
-        )
 
     def train(self, plan: Plan, columns: Columns) -> dict[str, float]:
         """Train one batch; returns its metrics, equal on every rank. Raises TrainerError."""
         if plan.first_of_phase:
             self.optimizer.reset()
-            self.phase_batches = 0
         imitates = plan.objective == "imitate"
         trainer = self.config.trainer
         if not imitates and trainer.kl_coefficient > 0.0 and (plan.first_of_phase or self.reference is None):
             self.keep_reference()
         phase = self.config.warmup if imitates else trainer
-        lr = learning_rate(
-            phase.lr,
-            self.phase_batches,
-            trainer.lr_warmup_steps,
-            plan.progress,
-            phase.lr_final_fraction,
-        )
         stats = np.zeros(len(losses.STAT_NAMES))
         norms: list[float] = []
         first: np.ndarray | None = None
         for mini in self._minibatches(plan, columns, phase.passes, phase.minibatches):
             if not mini.trained_tokens:
                 continue
+            lr = phase.lr * decay(plan.progress, phase.lr_final_fraction)
+            lr *= ramp(self.optimizer.updates, phase.lr_warmup_steps)
             part, norm = self._update(plan, columns, mini, lr)
             first = part if first is None else first
             stats += part
             norms.append(norm)
-        self.phase_batches += 1
         means = (stats / max(1, len(norms))).tolist()
         metrics = dict(zip(losses.STAT_NAMES, means, strict=True))
         if first is not None:
             # Against what the engine recorded, before this batch changed anything.
             metrics["logprob_mismatch"] = float(first[losses.STAT_NAMES.index("logprob_mismatch")])
         metrics["grad_norm"] = float(np.mean(norms)) if norms else 0.0
-        metrics["lr"] = lr
+        metrics["lr"] = phase.lr * decay(plan.progress, phase.lr_final_fraction)
         return metrics
 
     def keep_reference(self) -> None:
@@ -171,11 +159,18 @@ class Stepper:
         if self.reference is not None:
             with torch.no_grad():
                 reference, _ = self.reference(*packed, temperature)
+        trainer = self.config.trainer
+        settings = losses.PolicyGradient(
+            trainer.clip_low,
+            trainer.clip_high,
+            trainer.entropy_coefficient * decay(plan.progress, trainer.entropy_final_fraction),
+            trainer.kl_coefficient,
+        )
         return losses.policy_gradient(
             *self.policy(*packed, temperature),
             on_device(micro.behaviour),
             on_device(micro.advantages),
             weights,
-            self._clip,
+            settings,
             reference,
         )

@@ -153,7 +153,6 @@ class Trainer:
             plan.version + 1,
             plan.batch_id + 1,
             consumed,
-            self._stepper.phase_batches,
             self._stepper.optimizer.updates,
         )
         self._activity.version, self._activity.batch_id = self.progress.version, plan.batch_id

@@ -105,9 +105,7 @@ def gathered(stepper: Stepper) -> dict[str, torch.Tensor]:
 
 
 def progress_at(stepper: Stepper, version: int) -> Progress:
-    return Progress(
-        version, version, TicketSet([(1, 10 * version)]), stepper.phase_batches, stepper.optimizer.updates
-    )
+    return Progress(version, version, TicketSet([(1, 10 * version)]), stepper.optimizer.updates)
 
 
 RANKS_CONFIG = {"minibatches": 2, "passes": 2, "loss_mean": "sequence"}

@@ -46,7 +46,7 @@ def test_resuming_equals_never_having_stopped_bitwise(group: Group, stepper: Ste
     found = checkpoint.latest(tmp_path / "c", resumed, group)
     assert found is not None and found[0] == path
     checkpoint.load(*found, resumed)
-    assert (resumed.optimizer.updates, resumed.phase_batches) == (2, 1)
+    assert resumed.optimizer.updates == 2
     train(resumed, 2)
     expected = gathered(stepper)
     for name, tensor in gathered(resumed).items():

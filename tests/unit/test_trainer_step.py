@@ -15,7 +15,7 @@ from earl.models.module import Decoder
 from earl.models.spec import load_spec
 from earl.models.weights import load_decoder
 from services.trainer.group import Group
-from services.trainer.optimizer import learning_rate
+from services.trainer.optimizer import decay, ramp
 from tests.support.policy import (
     columns_of,
     configuration,
@@ -100,9 +100,9 @@ def test_first_of_phase_starts_the_moments_anew(group: Group, model: Path) -> No
     stepper = stepper_for(group, model, configuration())
     train(stepper, 1, objective="imitate")
     train(stepper, 2, objective="imitate")
-    assert (stepper.optimizer.updates, stepper.phase_batches) == (2, 2)
+    assert stepper.optimizer.updates == 2
     train(stepper, 3, first_of_phase=True)
-    assert (stepper.optimizer.updates, stepper.phase_batches) == (1, 1)
+    assert stepper.optimizer.updates == 1
 
 
 def test_imitation_lowers_its_loss(group: Group, model: Path) -> None:
@@ -143,8 +143,15 @@ def test_a_batch_without_trained_tokens_changes_nothing(group: Group, model: Pat
     assert all(torch.equal(tensor, before[name]) for name, tensor in gathered(stepper).items())
 
 
-def test_learning_rate_ramps_up_then_decays() -> None:
-    assert learning_rate(1.0, 0, 4, 0.0, 0.1) == pytest.approx(0.25)
-    assert learning_rate(1.0, 9, 4, 0.0, 0.1) == pytest.approx(1.0)
-    assert learning_rate(1.0, 9, 4, 0.5, 0.1) == pytest.approx(0.55)
-    assert learning_rate(1.0, 9, 0, 1.0, 0.1) == pytest.approx(0.1)
+def test_factors_ramp_up_and_decay() -> None:
+    assert [ramp(updates, 4) for updates in (0, 2, 9)] == [0.25, 0.75, 1.0]
+    assert ramp(0, 0) == 1.0
+    assert [decay(progress, 0.1) for progress in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.55, 0.1])
+
+
+def test_the_entropy_bonus_decays_with_the_phase(group: Group, model: Path) -> None:
+    late = [
+        train(stepper_for(group, model, configuration(entropy_final_fraction=final)), 1, progress=1.0)["loss"]
+        for final in (1.0, 0.0)
+    ]
+    assert late[0] < late[1]
