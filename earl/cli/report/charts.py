@@ -13,6 +13,8 @@ COLOURS = 8
 ROW_HEIGHT = 26
 # Spans nearer to each other than this many pixels are drawn as one.
 JOIN_PIXELS = 0.7
+# Width of a phase's name.
+LABEL_PIXELS = 95
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +160,7 @@ def timeline(
     scale = (width - left - RIGHT) / end_s
     bottom = height - BOTTOM
     parts = [f'<svg viewBox="0 0 {width} {height}" role="img">']
-    for name, start_s in phases:
-        x = round(left + start_s * scale, 1)
-        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="4" y2="{bottom}"/>')
-        parts.append(f'<text class="tick" x="{x + 4}" y="14">{escape(name)}</text>')
+    parts += phase_marks(phases, lambda start_s: round(left + start_s * scale, 1), width - RIGHT, bottom)
     for tick in nice_ticks(0, end_s, 9):
         if tick <= end_s:
             x = round(left + tick * scale, 1)
@@ -186,6 +185,19 @@ def timeline(
         f'<text class="axis" x="{width / 2}" y="{height - 4}" text-anchor="middle">seconds</text></svg>'
     )
     return "".join(parts) + legend([(what, f"c{colours[what] % COLOURS}") for what in kinds])
+
+
+def phase_marks(
+    phases: Sequence[tuple[str, float]], place: Callable[[float], float], right: float, bottom: float
+) -> list[str]:
+    """A line where each phase begins, and its name where there is room for it before the next one's."""
+    parts = []
+    starts = [place(start_s) for _, start_s in phases]
+    for (name, _), x, after in zip(phases, starts, [*starts[1:], right], strict=True):
+        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="4" y2="{bottom}"/>')
+        if after - x >= LABEL_PIXELS:
+            parts.append(f'<text class="tick" x="{x + 4}" y="14">{escape(name)}</text>')
+    return parts
 
 
 def merged(spans: Sequence[tuple[str, float, float]], gap_s: float) -> list[tuple[str, float, float]]:

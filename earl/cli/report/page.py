@@ -61,11 +61,7 @@ def tiles(run: RunRecord) -> str:
         ("illegal moves", percent(final.get("metrics.illegal"), 2), "of the final games"),
         ("time", clock(run.result.get("seconds")), "start to final evaluation"),
         ("trajectories trained", count(run.result.get("trained")), "each exactly once"),
-        (
-            "policy versions",
-            count(run.metrics[-1].get("version") if run.metrics else None),
-            "published or trained",
-        ),
+        ("policy version", count(run.metrics[-1].get("version") if run.metrics else None), "one a step"),
     ]
     shown = (
         f'<div class="tile"><span>{escape(name)}</span><b>{escape(value)}</b>'
