@@ -24,6 +24,7 @@ from earl.env.session import ending_of
 from earl.errors import ContextTooLong, EarlError, EngineError, EnvironmentFailure
 from services.rollout.columns import TokenColumns
 from services.rollout.engines.base import GenerateRequest, Generation
+from services.rollout.texts import Codec, Remembering
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,16 +96,6 @@ class Sessions(Protocol):
     async def open(self, environment: str, task: dict, seed: int, limits: Limits) -> Session: ...
 
 
-class Codec(Protocol):
-    """The part of earl.models.tokenizer.Tokenizer that the loop uses."""
-
-    def encode_observation(self, text: str, first: bool) -> list[int]: ...
-
-    def encode_action(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: list[int]) -> str: ...
-
-
 class _Truncated(Exception):
     """The episode ends here, and trains: carries why."""
 
@@ -126,7 +117,7 @@ class Agent:
         max_context_tokens: int,
         max_new_tokens: int,
     ) -> None:
-        self._codec = codec
+        self._codec = Remembering(codec)
         self._policy = policy
         self._sessions = sessions
         self._limits = limits

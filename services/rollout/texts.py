@@ -1,0 +1,48 @@
+"""Tokenised texts, remembered while they are short: games show the same boards again and again.
+
+Promise: same answers as the tokenizer; at most ENTRIES texts and as many actions are kept.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Protocol
+
+ENTRIES = 8192
+TEXT_CHARACTERS = 256
+ACTION_TOKENS = 16
+
+
+class Codec(Protocol):
+    """The part of earl.models.tokenizer.Tokenizer that the agent loop uses."""
+
+    def encode_observation(self, text: str, first: bool) -> list[int]: ...
+
+    def encode_action(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class Remembering:
+    """A codec in front of a codec. The lists that it returns are shared: do not change them."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._observation = lru_cache(ENTRIES)(codec.encode_observation)
+        self._action = lru_cache(ENTRIES)(codec.encode_action)
+        self._text = lru_cache(ENTRIES)(lambda ids: codec.decode(list(ids)))
+
+    def encode_observation(self, text: str, first: bool) -> list[int]:
+        if len(text) > TEXT_CHARACTERS:
+            return self._codec.encode_observation(text, first)
+        return self._observation(text, first)
+
+    def encode_action(self, text: str) -> list[int]:
+        if len(text) > TEXT_CHARACTERS:
+            return self._codec.encode_action(text)
+        return self._action(text)
+
+    def decode(self, ids: list[int]) -> str:
+        if len(ids) > ACTION_TOKENS:
+            return self._codec.decode(ids)
+        return self._text(tuple(ids))
