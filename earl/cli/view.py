@@ -22,7 +22,7 @@ from rich.text import Text
 
 from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus, WorkerState
 
-REFRESH_PER_S = 8
+REFRESH_PER_S = 4
 PLAIN_EVERY_S = 2.0
 HISTORY_STEPS = 22
 BAR_CELLS = 44
@@ -127,6 +127,9 @@ class LiveView:
             )
             if self._status.evaluations:
                 parts.append(evaluation_table(self._status.evaluations))
+            if self._status.done:
+                what = self._status.message or "the run is over"
+                parts.append(Spinner("dots", f"{what}: the workers save and leave"))
         return Group(*parts)
 
     def _head(self) -> RenderableType:

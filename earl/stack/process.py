@@ -114,14 +114,15 @@ class StackProcess:
     # --- why it ended -----------------------------------------------------------------------
 
     def tail(self, lines: int = 12) -> list[str]:
-        """The last lines of its log, oldest first."""
+        """The last lines of its log, oldest first, structured ones as a person would write them."""
         try:
             with open(self.log, "rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
                 text = log.read().decode("utf-8", "replace")
         except FileNotFoundError:
             return []
-        return [line for line in text.splitlines() if line.strip()][-lines:]
+        found = [shown for line in text.splitlines() for shown in readable(line)]
+        return [line for line in found if line.strip()][-lines:]
 
     def failure(self, code: int, doing: str) -> EarlError:
         """Why it ended, as the error that it named itself if it did, with its last lines as a note.
@@ -136,9 +137,21 @@ class StackProcess:
             return kind(f"{self.spec.name}: {said[-1].removeprefix(ERROR_PREFIX)}")
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         last = said[-1].removeprefix(ERROR_PREFIX) if said else next(iter(self.tail(1)), "its log is empty")
+        last = last.strip()
         error = ProcessFailed(f"{self.spec.name} {how} {doing}: {last}", f"see {self.log}")
         error.add_note("\n".join(self.tail()))
         return error
+
+
+def readable(line: str) -> list[str]:
+    """A line of a log without the structure that `earl.obs.log` gives it: level, message, traceback."""
+    if not line.startswith("{"):
+        return [line]
+    try:
+        record = json.loads(line)
+        return [f"{record['level']}: {record['message']}", *record.get("traceback", "").splitlines()]
+    except (ValueError, KeyError, TypeError):
+        return [line]
 
 
 def ready_address(line: bytes) -> str | None:

@@ -13,7 +13,7 @@ from earl.config.run import RunConfig
 from earl.errors import BusUnavailable, ConfigError, EnvProtocolError, PortInUse
 from earl.stack.plan import plan
 from earl.stack.ports import resolve_bind
-from earl.stack.process import error_of_exit_code, ready_address
+from earl.stack.process import error_of_exit_code, readable, ready_address
 from earl.stack.rundir import RunDirectory, free_name, to_toml
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
@@ -130,6 +130,13 @@ def test_an_exit_code_names_the_error_that_owns_it():
     assert error_of_exit_code(10) is EnvProtocolError
     for code in (0, 1, 99, -9):
         assert error_of_exit_code(code) is None
+
+
+def test_the_last_words_of_a_log_are_readable():
+    line = '{"level": "error", "message": "it failed", "traceback": "Traceback:\\n  File x\\nTypeError: no"}'
+    assert readable(line) == ["error: it failed", "Traceback:", "  File x", "TypeError: no"]
+    for plain in ("Traceback", "{broken", '{"level": 1}'):
+        assert readable(plain) == [plain]
 
 
 def test_only_a_ready_line_is_a_ready_line():
