@@ -81,7 +81,7 @@ class Trainer:
         self._abandoned = 0
         self._saved_version = 0
         # Version 1 is the model that the run starts from.
-        self.progress = Progress(1, 1, TicketSet(), 0, 0)
+        self.progress = Progress(1, 1, TicketSet(), 0)
 
     def start(self) -> None:
         """Fill the parameters, from the newest checkpoint if there is one; reconcile; publish them.
