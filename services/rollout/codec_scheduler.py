@@ -6,7 +6,8 @@ ServiceUnavailable; one that no longer knows this worker is joined again, once a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.errors import UnknownWorker
@@ -55,17 +56,22 @@ class SchedulerLink:
         patience_s: float,
     ) -> None:
         self._patience_s = patience_s
+        self._joining = asyncio.Lock()
+        self._joins = 0
+        # Called after the scheduler had given this worker up and took it back.
+        self.on_rejoin: Callable[[], None] = lambda: None
         self._client = Client(address, SchedulerServiceStub, token=token)
         self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_ROLLOUT)
-        self._join = scheduler_pb2.JoinRequest(
+        self._request = scheduler_pb2.JoinRequest(
             capacity=capacity, parallelism=common_pb2.Parallelism(dp=dp, tp=tp, cp=1, pp=1)
         )
 
     async def join(self, address: str) -> Membership:
         """address: host:port of this worker's own server."""
         self.worker.address = address
-        self._join.worker.CopyFrom(self.worker)
-        answer = await self._client.call("Join", self._join, deadline_s=self._patience_s)
+        self._request.worker.CopyFrom(self.worker)
+        answer = await self._client.call("Join", self._request, deadline_s=self._patience_s)
+        self._joins += 1
         return Membership(answer.lease_s, answer.epoch, answer.version, tuple(answer.weight_keys))
 
     async def lease(self, credit: int, wait_s: float) -> tuple[list[Ticket], bool]:
@@ -122,9 +128,20 @@ class SchedulerLink:
         await self._client.close()
 
     async def _call(self, method: str, request, deadline_s: float):
+        joins = self._joins
         try:
             return await self._client.call(method, request, deadline_s=deadline_s)
         except UnknownWorker:
-            # The scheduler restarted or gave this worker up; leases it ended come back as lost.
-            await self._client.call("Join", self._join, deadline_s=self._patience_s)
+            await self._join_again(joins)
             return await self._client.call(method, request, deadline_s=deadline_s)
+
+    async def _join_again(self, joins: int) -> None:
+        """The scheduler gave this worker up, and with it its leases and what lies in its arena.
+
+        Several calls may find that out together: one of them joins.
+        """
+        async with self._joining:
+            if self._joins == joins:
+                await self._client.call("Join", self._request, deadline_s=self._patience_s)
+                self._joins += 1
+                self.on_rejoin()

@@ -74,6 +74,8 @@ class RolloutWorker:
             parts.gauges.spans,
             lease_s=2 * config.data_plane.read_s,
         )
+        parts.scheduler.on_rejoin = self._given_up
+        self._forgotten = asyncio.Event()
         self._episodes: dict[Ticket, asyncio.Task[Outcome]] = {}
         # Set whenever an attempt was given up or the arena got room: credit may have grown.
         self._credit = asyncio.Event()
@@ -125,6 +127,7 @@ class RolloutWorker:
             ("weights", self.weights.run()),
             ("bus", self._follow(after)),
             ("engines", self._pool.run()),
+            ("forgotten", self._forget()),
         ]
 
     async def drain(self, wait_s: float) -> int:
@@ -227,6 +230,18 @@ class RolloutWorker:
             elif fact == "batch_committed":
                 await self.reporter.free(event.batch_committed.descriptor_keys)
                 self._credit.set()
+
+    def _given_up(self) -> None:
+        log.warning("the scheduler had given this worker up: its leases and its arena count as lost")
+        self._forgotten.set()
+
+    async def _forget(self) -> None:
+        """Frees what the scheduler no longer counts on: nobody else will ever say that it may go."""
+        while True:
+            await self._forgotten.wait()
+            self._forgotten.clear()
+            await self.reporter.free(list(self.reporter.published))
+            self._credit.set()
 
     async def _heartbeat(self, membership_s: float) -> None:
         period_s = min(self._config.scheduler.heartbeat_s, membership_s / 3)

@@ -6,6 +6,10 @@ and the environment know.
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+
 import numpy as np
 import psutil
 import pytest
@@ -17,7 +21,7 @@ from earl.v1 import rollout_pb2, scheduler_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceStub
 from services.rollout.service import Addresses
 from tests.support.runs import tictactoe
-from tests.support.stack import Stack
+from tests.support.stack import Stack, until
 from tests.support.trainer import PlayedTrainer, Sequence
 
 SERVICES = ("valkey", "model", "scheduler", "gateway", "env-0")
@@ -150,6 +154,37 @@ async def test_a_scheduler_that_restarts_is_waited_for(tmp_path):
             assert plan is not None
             assert len(await trainer.read(plan)) == 16
             assert stack.processes["rollout-0"].running
+
+
+async def test_a_worker_that_was_given_up_starts_anew_with_an_empty_arena(tmp_path):
+    stack = Stack(tictactoe(tmp_path, warmup={"batches": 3}, scheduler={"membership_s": 2.0}))
+    async with stack:
+        await stack.up(*SERVICES)
+        async with PlayedTrainer(stack) as trainer:
+            worker = await stack.start("rollout-0")
+            first = await trainer.next_batch()
+            assert first is not None
+            events = trainer.bus.follow("0-0")
+            os.kill(worker.pid, signal.SIGSTOP)
+            left = await until(events, "worker_left")
+            assert left.worker.name == "rollout-0"
+            os.kill(worker.pid, signal.SIGCONT)
+            joined = await until(events, "worker_joined")
+            assert joined.worker.incarnation == left.worker.incarnation
+            for _ in range(3):
+                plan = await trainer.next_batch()
+                assert plan is not None
+                assert len(await trainer.read(plan)) == 16
+                await trainer.commit(plan, publish=False)
+            # The last batch's regions go when its event arrives; the next heartbeat tells.
+            async with asyncio.timeout(20):
+                while (await rollout_status(trainer)).gauges["arena_used_fraction"] > 0:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            assert "given this worker up" in stack.log("rollout-0")
+
+
+async def rollout_status(trainer: PlayedTrainer) -> scheduler_pb2.WorkerStatus:
+    return next(one for one in (await trainer.status()).workers if one.worker.name == "rollout-0")
 
 
 async def test_sigterm_hands_back_what_runs_and_leaves_nothing(tmp_path):

@@ -19,6 +19,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
@@ -26,6 +27,7 @@ from earl.dispatch.arena_file import arena_directory
 from earl.stack import plan
 from earl.stack.ports import resolve_bind
 from earl.stack.process import StackProcess
+from earl.v1.events_pb2 import Event
 
 START_S = 60.0
 END_S = 30.0
@@ -150,10 +152,10 @@ class Stack:
         }
 
 
-async def until(events: AsyncIterator[tuple[str, object]], fact: str, timeout_s: float = 30.0) -> object:
+async def until(events: AsyncIterator[tuple[str, Event]], fact: str, timeout_s: float = 30.0) -> Any:
     """The next event of this kind of `Bus.follow`."""
     async with asyncio.timeout(timeout_s):
         async for _, event in events:
-            if event.WhichOneof("fact") == fact:  # type: ignore[attr-defined]
+            if event.WhichOneof("fact") == fact:
                 return getattr(event, fact)
     raise AssertionError("the bus ended")
