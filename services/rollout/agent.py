@@ -15,6 +15,7 @@ import asyncio
 import json
 import math
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from earl.env.session import ending_of
 from earl.errors import ContextTooLong, EarlError, EngineError, EnvironmentFailure
 from services.rollout.columns import TokenColumns
 from services.rollout.engines.base import GenerateRequest, Generation
+from services.rollout.telemetry import BusySpans
 from services.rollout.texts import Codec, Remembering
 
 
@@ -112,6 +114,7 @@ class Agent:
         codec: Codec,
         policy: Policy,
         sessions: Sessions,
+        spans: BusySpans,
         *,
         limits: Limits,
         max_context_tokens: int,
@@ -120,6 +123,7 @@ class Agent:
         self._codec = Remembering(codec)
         self._policy = policy
         self._sessions = sessions
+        self._spans = spans
         self._limits = limits
         self._max_context_tokens = max_context_tokens
         self._max_new_tokens = max_new_tokens
@@ -161,13 +165,9 @@ class Agent:
             choose = self._scripted(ticket) if ticket.scripted else self._sampled(ticket, name)
             observation = session.observation
             columns = outcome.columns
-            clock = asyncio.get_running_loop().time
             while True:
                 text = await choose(observation, columns)
-                before_s = clock()
-                result = await session.step(text)
-                self.step_wait_s += clock() - before_s
-                self.steps += 1
+                result = await self._step(session, text)
                 if not math.isfinite(result.reward):
                     raise EnvironmentFailure(
                         f"environment {ticket.environment} gave reward {result.reward}",
@@ -185,6 +185,17 @@ class Agent:
             if not ticket.scripted:
                 await self._policy.release(name)
             await session.close()
+
+    async def _step(self, session: Session, text: str) -> Any:
+        before_ns = time.time_ns()
+        self._spans.enter("env", before_ns)
+        try:
+            return await session.step(text)
+        finally:
+            now_ns = time.time_ns()
+            self._spans.leave("env", now_ns)
+            self.step_wait_s += (now_ns - before_ns) * 1e-9
+            self.steps += 1
 
     def _observe(self, observation, columns: TokenColumns) -> int:
         """Appends the observation; returns the tokens left for the action, at least 1."""

@@ -28,8 +28,8 @@ class Load:
 class Gauges:
     """Polls the engines without ever making a heartbeat wait for one that is stuck."""
 
-    def __init__(self, pool: EnginePool, agent: Agent) -> None:
-        self.spans = BusySpans()
+    def __init__(self, pool: EnginePool, agent: Agent, spans: BusySpans) -> None:
+        self.spans = spans
         self.engines: list[EngineStats] = []
         self._pool = pool
         self._agent = agent

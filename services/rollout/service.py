@@ -34,6 +34,7 @@ from services.rollout.engines.client import EngineProcess
 from services.rollout.gauges import Gauges
 from services.rollout.pool import EnginePool
 from services.rollout.servicer import RolloutServicer
+from services.rollout.telemetry import BusySpans
 from services.rollout.worker import Parts, RolloutWorker
 
 SERVICE = "earl.v1.RolloutService"
@@ -112,7 +113,8 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         stack.push_async_callback(gateway.close)
         limits = Limits(environment.queue_s, environment.reset_s, environment.step_s)
         bounds = {"max_context_tokens": rollout.max_context_tokens, "max_new_tokens": rollout.max_new_tokens}
-        agent = Agent(tokenizer, pool, gateway, limits=limits, **bounds)
+        spans = BusySpans()
+        agent = Agent(tokenizer, pool, gateway, spans, limits=limits, **bounds)
         scheduler = SchedulerLink(
             addresses.scheduler,
             addresses.token,
@@ -125,7 +127,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             patience_s=MEMBERSHIPS * config.scheduler.membership_s,
         )
         stack.push_async_callback(scheduler.close)
-        gauges = Gauges(pool, agent)
+        gauges = Gauges(pool, agent, spans)
         stack.push_async_callback(gauges.close)
         parts = Parts(scheduler, bus, store, pool, agent, gauges)
         worker = RolloutWorker(config, parts, capacity)

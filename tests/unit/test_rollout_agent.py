@@ -11,6 +11,7 @@ from earl.env.base import Ending, Limits, Observation
 from earl.errors import ContextTooLong, DeadlineExceeded, EngineLost, EnvHostLost, EnvironmentFailure
 from services.rollout.agent import Agent, Ticket
 from services.rollout.engines.base import Generation
+from services.rollout.telemetry import BusySpans
 
 TICKET = Ticket(
     ticket_id=7,
@@ -123,7 +124,15 @@ class Sessions:
 
 
 def agent(policy, sessions, context=100, new=4):
-    return Agent(Letters(), policy, sessions, limits=Limits(), max_context_tokens=context, max_new_tokens=new)
+    return Agent(
+        Letters(),
+        policy,
+        sessions,
+        BusySpans(),
+        limits=Limits(),
+        max_context_tokens=context,
+        max_new_tokens=new,
+    )
 
 
 GOES_ON = Result(Observation("cd", legal_actions=("z.",)), reward=0.5)
