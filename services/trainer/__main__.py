@@ -19,6 +19,8 @@ def main() -> int:
     rank = int(os.environ.get("RANK", "0"))
     log.setup(arguments.name if rank == 0 else f"{arguments.name}-{rank}")
     config = RunConfig.model_validate_json(arguments.run.read_bytes())
+    # Threads that wait must not spin: engines and environments share this machine's cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.trainer.ranks > 1 and "RANK" not in os.environ:
         from services.trainer.launch import launch  # heavy: torchrun's agent
 
