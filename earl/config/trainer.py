@@ -24,6 +24,9 @@ class TrainerConfig(Section):
     # Clipped objective: ratio kept within [1 - clip_low, 1 + clip_high].
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.2, gt=0)
+    # A batch's remaining optimizer steps are left out once the policy's KL to the one that sampled
+    # exceeds this (PPO's early stopping); 0: no bound.
+    kl_limit: float = Field(default=0.0, ge=0)
     # How token losses become one number: mean over tokens, or over sequences of their token means.
     loss_mean: Literal["token", "sequence"] = "token"
     entropy_coefficient: float = Field(default=0.0, ge=0)

@@ -24,6 +24,8 @@ from services.trainer.optimizer import AdamW, decay, ramp
 from services.trainer.parallel import Policy
 from services.trainer.plan import Plan
 
+KL_BEHAVIOUR = losses.STAT_NAMES.index("kl_behaviour")
+
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
@@ -65,20 +67,28 @@ class Stepper:
         stats = np.zeros(len(losses.STAT_NAMES))
         norms: list[float] = []
         first: np.ndarray | None = None
+        stopped = False
         for mini in self._minibatches(plan, columns, phase.passes, phase.minibatches):
             if not mini.trained_tokens:
                 continue
             lr = phase.lr * decay(plan.progress, phase.lr_final_fraction)
             lr *= ramp(self.optimizer.updates, phase.lr_warmup_steps)
-            part, norm = self._update(plan, columns, mini, lr)
+            part, norm = self._gradient(plan, columns, mini)
             first = part if first is None else first
             stats += part
             norms.append(norm)
+            if not imitates and 0.0 < trainer.kl_limit < part[KL_BEHAVIOUR]:
+                # The policy has left the one that sampled: the rest of the batch would mislead it.
+                self.policy.clear_gradients()
+                stopped = True
+                break
+            self.optimizer.step(lr, norm, trainer.max_grad_norm)
         means = (stats / max(1, len(norms))).tolist()
         metrics = dict(zip(losses.STAT_NAMES, means, strict=True))
         if first is not None:
             # Against what the engine recorded, before this batch changed anything.
             metrics["logprob_mismatch"] = float(first[losses.STAT_NAMES.index("logprob_mismatch")])
+        metrics["kl_stopped"] = float(stopped)
         metrics["grad_norm"] = float(np.mean(norms)) if norms else 0.0
         metrics["lr"] = phase.lr * decay(plan.progress, phase.lr_final_fraction)
         return metrics
@@ -108,8 +118,8 @@ class Stepper:
             MiniBatch(bins, int(most[k]), int(sums[k, 0]), int(sums[k, 1])) for k, bins in enumerate(packed)
         ]
 
-    def _update(self, plan: Plan, columns: Columns, mini: MiniBatch, lr: float) -> tuple[np.ndarray, float]:
-        """One optimizer step: (stats over all ranks, norm of the gradient)."""
+    def _gradient(self, plan: Plan, columns: Columns, mini: MiniBatch) -> tuple[np.ndarray, float]:
+        """Forward and backward of one optimizer step: (stats over all ranks, norm of the gradient)."""
         totals = torch.zeros(len(losses.STAT_NAMES), dtype=torch.float32, device=self.group.device)
         self.policy.clear_gradients()
         for index in range(mini.micro_batches):
@@ -134,7 +144,6 @@ class Stepper:
                 f"batch {plan.batch_id} of version {plan.version}: loss {stats[0]}, gradient norm {norm}",
                 "nothing was committed; lower trainer.lr or resume from an earlier checkpoint",
             )
-        self.optimizer.step(lr, norm, self.config.trainer.max_grad_norm)
         return stats, norm
 
     def _objective(self, plan: Plan, micro: MicroBatch) -> losses.Objective:

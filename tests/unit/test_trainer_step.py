@@ -143,6 +143,16 @@ def test_a_batch_without_trained_tokens_changes_nothing(group: Group, model: Pat
     assert all(torch.equal(tensor, before[name]) for name, tensor in gathered(stepper).items())
 
 
+def test_a_batch_is_left_once_the_policy_has_moved_too_far(group: Group, model: Path) -> None:
+    bounded = stepper_for(group, model, configuration(passes=4, lr=0.5, kl_limit=0.05))
+    metrics = train(bounded, 1)
+    assert metrics["kl_stopped"] == 1.0
+    assert 0 < bounded.optimizer.updates < 4
+    free = stepper_for(group, model, configuration(passes=4, lr=0.5))
+    assert train(free, 1)["kl_stopped"] == 0.0
+    assert free.optimizer.updates == 4
+
+
 def test_factors_ramp_up_and_decay() -> None:
     assert [ramp(updates, 4) for updates in (0, 2, 9)] == [0.25, 0.75, 1.0]
     assert ramp(0, 0) == 1.0
