@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
@@ -42,13 +42,13 @@ class Registry:
         pipeline = self._redis.pipeline(transaction=False)
         for key, data in descriptors.items():
             pipeline.set(self._key(key), data, px=self._lease_ms)
-        await self._call(pipeline.execute())
+        await self._call(pipeline.execute)
 
     async def get(self, keys: Sequence[str]) -> list[Descriptor]:
         """The descriptors under these keys, in order. Raises DescriptorMissing, for weights VersionGone."""
         if not keys:
             return []
-        found = await self._call(self._redis.mget([self._key(key) for key in keys]))
+        found = await self._call(lambda: self._redis.mget([self._key(key) for key in keys]))
         missing = [key for key, data in zip(keys, found, strict=True) if data is None]
         if missing:
             if missing[0].startswith(WEIGHTS_PREFIX):
@@ -63,7 +63,7 @@ class Registry:
         """Forget them; keys that are not there are ignored."""
         names = [self._key(key) for key in keys]
         if names:
-            await self._call(self._redis.unlink(*names))
+            await self._call(lambda: self._redis.unlink(*names))
 
     async def renew(self, keys: Sequence[str]) -> list[str]:
         """Extend the leases of all; returns the keys that had lapsed and must be published again."""
@@ -72,7 +72,7 @@ class Registry:
         pipeline = self._redis.pipeline(transaction=False)
         for key in keys:
             pipeline.pexpire(self._key(key), self._lease_ms)
-        alive = await self._call(pipeline.execute())
+        alive = await self._call(pipeline.execute)
         return [key for key, renewed in zip(keys, alive, strict=True) if not renewed]
 
     async def secret(self) -> bytes:
@@ -81,7 +81,7 @@ class Registry:
         key = f"{self._prefix}data_plane:secret"
         pipeline.set(key, secrets.token_bytes(_SECRET_BYTES), nx=True)
         pipeline.get(key)
-        return (await self._call(pipeline.execute()))[1]
+        return (await self._call(pipeline.execute))[1]
 
     @property
     def _lease_ms(self) -> int:
@@ -90,11 +90,18 @@ class Registry:
     def _key(self, key: str) -> str:
         return f"{self._prefix}descriptor:{key}"
 
-    async def _call(self, awaitable: Any) -> Any:
+    async def _call(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
         try:
             async with self._calls:
-                return await awaitable
+                answer = await call()
         except (RedisError, OSError) as error:
             raise BusUnavailable(
                 f"the descriptor registry failed: {error}", "check the Redis server"
             ) from error
+        if task is not None and task.cancelling() > cancels:
+            # redis-py sends with asyncio.wait_for, which on Python 3.11 loses a cancellation (a
+            # deadline, say) that arrives just as the send is done.
+            raise asyncio.CancelledError
+        return answer

@@ -14,37 +14,31 @@ import pytest
 import pytest_asyncio
 
 from earl.bus.connection import open_redis
-from earl.bus.embedded import EmbeddedValkey
-from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.descriptor import Descriptor, RegionRef
+from earl.dispatch.descriptor import RegionRef
 from earl.dispatch.dispatcher import Dispatcher, Read
 from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import Placed, TensorStore
 from earl.errors import ChecksumMismatch, DescriptorMissing, ReadTimeout, RegionGone, VersionGone
-from tests.support.dispatch import MIB, PATHS, PREFIX, READ_S, OwnerProcess, Plane, random_bytes
+from tests.support.dispatch import (
+    MIB,
+    PATHS,
+    PREFIX,
+    READ_S,
+    OwnerProcess,
+    Plane,
+    changed,
+    open_plane,
+    random_bytes,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["shm", "ucx"])
 async def plane(request, tmp_path_factory) -> AsyncIterator[Plane]:
-    directory = tmp_path_factory.mktemp(request.param)
-    valkey = EmbeddedValkey()
-    url = await valkey.start(directory)
-    redis = open_redis(url)
-    registry = Registry(redis, PREFIX, 60.0)
-    config = DataPlaneConfig(transport=request.param)
-    arenas = arena_directory(config, directory)
-    store = await TensorStore.open(registry, config, arenas, "owner", incarnation=1, size_bytes=320 * MIB)
-    reader = await Dispatcher.create(registry, config)
-    yield Plane(request.param, config, registry, url, store, reader)
-    await reader.close()
-    await store.close()
-    assert not arenas.exists()
-    await redis.aclose()
-    await valkey.stop()
+    async with open_plane(request.param, tmp_path_factory.mktemp(request.param)) as opened:
+        yield opened
 
 
 async def test_a_box_over_two_shards_arrives_whole(plane: Plane):
@@ -192,17 +186,6 @@ async def test_cancellation_under_fire_harms_nobody(plane: Plane):
         for outcome, into in zip(outcomes, targets, strict=True):
             assert not isinstance(outcome, asyncio.CancelledError) or (into == 0x55).all()
     await plane.store.remove("fire")
-
-
-def changed(descriptor: Descriptor, key: str, change) -> Descriptor:
-    """The same descriptor under another key, every region replaced by change(region)."""
-    tensors = tuple(
-        dataclasses.replace(
-            t, shards=tuple(dataclasses.replace(s, region=change(s.region)) for s in t.shards)
-        )
-        for t in descriptor.tensors
-    )
-    return dataclasses.replace(descriptor, key=key, tensors=tensors)
 
 
 @pytest.mark.parametrize("key, error", [("forged", RegionGone), ("weights/1/owner", VersionGone)])

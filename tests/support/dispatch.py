@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from earl.bus.connection import open_redis
+from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.arena_file import arena_directory
+from earl.dispatch.descriptor import Descriptor, RegionRef
 from earl.dispatch.dispatcher import Dispatcher, Read, Receipt
 from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
@@ -40,8 +46,42 @@ class Plane:
         return await self.reader.read([Read((key,), name, box, into)], deadline_s)
 
 
+@asynccontextmanager
+async def open_plane(kind: str, directory: Path, size_bytes: int = 320 * MIB) -> AsyncIterator[Plane]:
+    """A Valkey, an owner with an arena of this size, and a reader; nothing is left behind."""
+    valkey = EmbeddedValkey()
+    url = await valkey.start(directory)
+    redis = open_redis(url)
+    registry = Registry(redis, PREFIX, 60.0)
+    config = DataPlaneConfig(transport=kind)  # type: ignore[arg-type]
+    arenas = arena_directory(config, directory)
+    try:
+        store = await TensorStore.open(
+            registry, config, arenas, "owner", incarnation=1, size_bytes=size_bytes
+        )
+        async with store, await Dispatcher.create(registry, config) as reader:
+            yield Plane(kind, config, registry, url, store, reader)
+        assert not arenas.exists()
+    finally:
+        await redis.aclose()
+        await valkey.stop()
+
+
 def random_bytes(size_bytes: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, size_bytes, dtype=np.uint8)
+    """Random bytes that repeat with a prime period: cheap to make, and no misplaced block looks right."""
+    period = np.random.default_rng(seed).integers(0, 256, min(size_bytes, 1_048_583), dtype=np.uint8)
+    return np.resize(period, size_bytes)
+
+
+def changed(descriptor: Descriptor, key: str, change: Callable[[RegionRef], RegionRef]) -> Descriptor:
+    """The same descriptor under another key, every region replaced by change(region)."""
+    tensors = tuple(
+        dataclasses.replace(
+            t, shards=tuple(dataclasses.replace(s, region=change(s.region)) for s in t.shards)
+        )
+        for t in descriptor.tensors
+    )
+    return dataclasses.replace(descriptor, key=key, tensors=tensors)
 
 
 class OwnerProcess:
@@ -68,7 +108,8 @@ class OwnerProcess:
         arenas = arena_directory(config, directory)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            str(Path(__file__).with_name("dispatch_owner.py")),
+            "-m",
+            "tests.support.dispatch_owner",
             config.model_dump_json(),
             url,
             prefix,
@@ -77,6 +118,7 @@ class OwnerProcess:
             str(incarnation),
             str(size_bytes),
             str(lease_s),
+            cwd=Path(__file__).parents[2],
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -1,8 +1,9 @@
 """An owner in a process of its own, for tests that kill it.
 
-Run as `python dispatch_owner.py CONFIG_JSON URL PREFIX DIRECTORY OWNER INCARNATION SIZE_BYTES LEASE_S`. It
-publishes "held/OWNER" with one uint8 tensor "x" of SIZE_BYTES (pattern below) and prints one line;
-then it obeys lines on stdin: "burn" computes for ever, "close" or the end of stdin closes the store.
+Run as `python -m tests.support.dispatch_owner` with arguments CONFIG_JSON URL PREFIX DIRECTORY OWNER
+INCARNATION SIZE_BYTES LEASE_S. It publishes "held/OWNER" with one uint8 tensor "x" of SIZE_BYTES
+random bytes and prints one line; then it obeys lines on stdin: "burn" computes for ever, "close" or
+the end of stdin closes the store.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorSpec, TensorStore
+from tests.support.dispatch import random_bytes
 
 
 async def main() -> None:
@@ -35,7 +35,7 @@ async def main() -> None:
     )
     key = f"held/{owner}"
     array = store.reserve(key, {"x": TensorSpec("uint8", (size,))})["x"]
-    array[:] = np.random.default_rng(int(incarnation)).integers(0, 256, size, dtype=np.uint8)
+    array[:] = random_bytes(size, int(incarnation))
     await store.publish(key)
     print(json.dumps({"serving_pid": store.serving_pid}), flush=True)
     while True:
