@@ -81,8 +81,8 @@ class ArenaServer:
         try:
             if len(self._connections) <= _MAX_CONNECTIONS:
                 await self._serve(reader, writer, peer)
-        except (PeerLost, OSError, EOFError, TimeoutError) as error:
-            log.info("%s left: %s", peer, error)
+        except (PeerLost, OSError, EOFError, TimeoutError):
+            log.info("%s left", peer)
         except wire.FrameError as error:
             log.warning("%s refused: %s", peer, error.message)
         finally:

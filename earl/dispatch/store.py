@@ -167,6 +167,7 @@ class TensorStore:
         """
         keys = [keys] if isinstance(keys, str) else list(keys)
         descriptors: list[Descriptor] = []
+        encoded: dict[str, bytes] = {}
         for key in keys:
             entry = self._entries.get(key)
             if entry is None:
@@ -175,9 +176,9 @@ class TensorStore:
                 entry.region.size_bytes if self._checksum else 0, entry.region.seal, self._checksum
             )
             descriptor = Descriptor(key, entry.version, _tensors(entry, ref))
-            entry.encoded = codec.encode(descriptor)
+            entry.encoded = encoded[key] = codec.encode(descriptor)
             descriptors.append(descriptor)
-        await self._registry.publish_encoded({key: self._entries[key].encoded for key in keys})
+        await self._registry.publish_encoded(encoded)
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew(), name="renew descriptors")
         return descriptors
