@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import redis.asyncio
+from redis.asyncio.connection import (
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from earl.errors import BusUnavailable
 
@@ -31,19 +41,60 @@ def open_redis(url: str) -> redis.asyncio.Redis:
     Raises BusUnavailable when the URL cannot be understood.
     """
     try:
-        return redis.asyncio.Redis.from_url(
-            url,
-            socket_connect_timeout=CONNECT_S,
-            socket_timeout=ANSWER_S,
-            retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), RETRIES),
-            protocol=2,
-            decode_responses=False,
-        )
+        options: dict[str, Any] = dict(parse_url(url))
     except ValueError as error:
         raise BusUnavailable(
             f"bus.redis_url {shown_url(url)!r} is no Redis URL: {error}",
             "write redis://[:password@]host:port, or unix://[:password@]/path/to/socket",
         ) from error
+    pool = ConnectionPool(
+        connection_class=_CLASSES[options.pop("connection_class", Connection)],
+        socket_connect_timeout=CONNECT_S,
+        socket_timeout=ANSWER_S,
+        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), RETRIES),
+        protocol=2,
+        decode_responses=False,
+        **options,
+    )
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+class _Cancellable:
+    """A connection whose sends can be cancelled.
+
+    redis-py sends within asyncio.wait_for, which on Python 3.11 loses a cancellation that arrives as
+    the send completes (gh-86296): the task then lives on. asyncio.timeout does not.
+    """
+
+    async def send_packed_command(self: Any, command: Any, check_health: bool = True) -> None:
+        limit_s, self.socket_timeout = self.socket_timeout, None
+        try:
+            async with asyncio.timeout(limit_s):
+                await super().send_packed_command(command, check_health)  # type: ignore[misc]
+        except TimeoutError:
+            await self.disconnect(nowait=True)
+            raise RedisTimeoutError("Timeout writing to socket") from None
+        finally:
+            self.socket_timeout = limit_s
+
+
+class _Connection(_Cancellable, Connection):
+    pass
+
+
+class _SSLConnection(_Cancellable, SSLConnection):
+    pass
+
+
+class _UnixConnection(_Cancellable, UnixDomainSocketConnection):
+    pass
+
+
+_CLASSES = {
+    Connection: _Connection,
+    SSLConnection: _SSLConnection,
+    UnixDomainSocketConnection: _UnixConnection,
+}
 
 
 @contextmanager

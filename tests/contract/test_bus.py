@@ -127,6 +127,26 @@ async def test_facts_without_an_effect_are_acknowledged_unseen(bus: Bus) -> None
     assert (await bus.redis.xpending(bus.stream, "g"))["pending"] == 1
 
 
+async def test_a_subscription_can_be_cancelled_at_any_moment(bus: Bus) -> None:
+    async def consume() -> None:
+        async for delivery in bus.subscribe("g", "me"):
+            await delivery.ack()
+
+    async def produce() -> None:
+        while True:
+            await bus.publish(committed(1))
+
+    producing = asyncio.create_task(produce())
+    for turns in range(60):
+        consuming = asyncio.create_task(consume())
+        for _ in range(turns * 3):
+            await asyncio.sleep(0)
+        consuming.cancel()
+        done, _ = await asyncio.wait([consuming], timeout=20)
+        assert done, "the cancellation was lost"
+    producing.cancel()
+
+
 async def test_runs_do_not_see_each_other(server: EmbeddedValkey, bus: Bus) -> None:
     other = await Bus.connect(server.url, "r2")
     await other.publish(committed(1))

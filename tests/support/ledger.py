@@ -1,4 +1,4 @@
-"""A small world around the ledger: workers, arenas, a trainer with checkpoints, a store that outlives crashes.
+"""A small world around the ledger: workers, arenas, a trainer with checkpoints, a store.
 
 The world knows independently what really happened (what is in the parameters, what lies in which
 arena); `check` compares the ledger with it. Every operation goes through `act`, which may crash the
@@ -31,9 +31,10 @@ from services.scheduler.records import (
 )
 
 RULES = Rules(
-    seed=7, warmup_batches=2, warmup_episodes=3, steps=4, group_size=2, batch_groups=2, staleness=1, attempts=3,
-    lease_s=30.0, episode_s=300.0, membership_s=10.0, temperature=1.0, train_limit_s=0.0, checkpoint_every=2,
-    evaluation_episodes=3, evaluate_at_start=True, evaluate_at_end=True, evaluate_every_steps=2,
+    seed=7, warmup_batches=2, warmup_episodes=3, steps=4, group_size=2, batch_groups=2,
+    staleness=1, attempts=3, lease_s=30.0, episode_s=300.0, membership_s=10.0,
+    temperature=1.0, train_limit_s=0.0, checkpoint_every=2, evaluation_episodes=3,
+    evaluate_at_start=True, evaluate_at_end=True, evaluate_every_steps=2,
     evaluate_every_episodes=2, evaluation_temperature=1.0,
 )  # fmt: skip
 
@@ -62,6 +63,10 @@ class Image:
         self.facts += changes.facts
 
     def load(self) -> list[tuple[str, str, bytes]]:
+        """What a scheduler that starts now reads; it owns the image from then on."""
+        return self.peek()
+
+    def peek(self) -> list[tuple[str, str, bytes]]:
         return [(kind, name, data) for (kind, name), data in self.records.items()]
 
 
@@ -182,8 +187,8 @@ class World:
             return  # the worker holds it until the version is loaded
         key = f"{number}/{ticket.attempt}/{rollout.incarnation}"
         result = Result(
-            ending=ending, reward=float(number % 3 - 1), total_tokens=5 + number % 7, trained_tokens=3, turns=1,
-            oldest_version=max(rollout.version, ticket.min_version), newest_version=rollout.version,
+            ending=ending, reward=float(number % 3 - 1), total_tokens=5 + number % 7, trained_tokens=3,
+            turns=1, oldest_version=max(rollout.version, ticket.min_version), newest_version=rollout.version,
             descriptor_key=key, metrics={"win": float(number % 3 == 2)},
         )  # fmt: skip
         attempt = Attempt(number, ticket.attempt, ticket.fence)
@@ -230,6 +235,9 @@ class World:
         """Asks for a batch, reads it, steps, commits. A batch that cannot be read is not trained."""
         if self.doubt is not None:
             self.commit()
+            self.publish()
+        if self.published != self.parameters.version and self.parameters.version > self.rules.warmup_batches:
+            self.publish()
         batch = self.next_batch()
         if batch is None:
             return
@@ -239,6 +247,8 @@ class World:
         if batch.purpose is Purpose.TRAIN:
             oldest = min(ticket.result.oldest_version for ticket in tickets if ticket.result)
             assert batch.version - oldest <= self.rules.staleness, (batch, oldest)
+            newest = max(ticket.result.newest_version for ticket in tickets if ticket.result)
+            assert newest <= batch.version + 1, "sampled from a future that was given up"
             groups = {ticket.group for ticket in tickets}
             assert len(groups) == self.rules.batch_groups
         assert batch.version == self.parameters.version
@@ -264,7 +274,10 @@ class World:
     def commit(self) -> None:
         assert self.doubt is not None
         doubt = self.doubt
-        self.act(lambda: self.ledger.commit(doubt.next_batch - 1, doubt.version))
+        try:
+            self.act(lambda: self.ledger.commit(doubt.next_batch - 1, doubt.version))
+        except LedgerError as error:
+            raise AssertionError(f"a commit was refused: {error}") from error
         self.doubt = None
 
     def save(self) -> None:
@@ -310,7 +323,7 @@ class World:
         book.check()
         counts = book.counts()
         assert sum(counts.values()) == book.run.next_ticket - 1
-        again = Ledger.restored(self.rules, self.image.load(), self.now).book
+        again = Ledger.restored(self.rules, self.image.peek(), self.now).book
         again.check()
         assert again.counts() == counts
         assert again.groups == book.groups
@@ -329,6 +342,8 @@ class World:
             assert frozenset(book.ids("trained")) == self.parameters.consumed
         for ticket in book.tickets.values():
             if ticket.state is State.READY and ticket.result is not None:
+                member = book.members.get(ticket.worker)
+                assert member is not None and member.incarnation == ticket.incarnation, "arena is gone"
                 holder = next(r for r in self.rollouts if r.name == ticket.worker)
                 alive = holder.incarnation == ticket.incarnation and holder.joined
                 assert not alive or ticket.result.descriptor_key in holder.arena, "freed while wanted"
@@ -380,9 +395,11 @@ class World:
             if not rollout.joined:
                 self.attempt(self.join, rollout)
             if rollout.joined:
-                self.attempt(self.load, rollout)
+                if self.choices.random() < 0.5:
+                    self.attempt(self.load, rollout)
                 self.attempt(self.lease, rollout, self.choices.randint(1, 12))
-                for number in sorted(rollout.playing)[: self.choices.randint(1, 12)]:
+                playing = sorted(rollout.playing)
+                for number in self.choices.sample(playing, self.choices.randint(0, len(playing))):
                     self.attempt(self.complete, rollout, number, Ending.OK)
 
     def wander(self, steps: int) -> None:

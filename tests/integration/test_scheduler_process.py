@@ -1,0 +1,331 @@
+"""A real scheduler process, workers that speak real gRPC: killed in mid-run, it goes on where it stood."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from earl.bus import Bus
+from earl.config.environment import EnvironmentConfig
+from earl.config.run import RunConfig
+from earl.config.scheduler import EvaluationConfig, SchedulerConfig
+from earl.config.trainer import TrainerConfig, WarmupConfig
+from earl.errors import EarlError, LedgerError, UnknownWorker
+from earl.rpc import Client
+from earl.v1 import common_pb2, scheduler_pb2
+from earl.v1.events_pb2 import Event, WeightsPublished
+from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from tests.support.stack import Stack
+
+CALL_S = 20.0
+
+
+def config(directory: Path, **scheduler) -> RunConfig:
+    return RunConfig(
+        name="r",
+        runs_dir=str(directory),
+        environment=EnvironmentConfig(name="game"),
+        scheduler=SchedulerConfig(
+            **{"group_size": 4, "batch_groups": 3, "steps": 6, "membership_s": 10.0, **scheduler}
+        ),
+        warmup=WarmupConfig(batches=2, batch_episodes=6),
+        evaluation=EvaluationConfig(episodes=10, every_steps=3, every_episodes=4),
+        trainer=TrainerConfig(ranks=2, checkpoint_every=2),
+    )
+
+
+class Speaker:
+    """One worker's side of the scheduler's contract."""
+
+    def __init__(self, address: str, name: str, stage: common_pb2.Stage, incarnation: int = 1) -> None:
+        self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=stage)
+        self.client = Client(address, SchedulerServiceStub)
+
+    async def call(self, method: str, **fields):
+        request = getattr(scheduler_pb2, f"{method}Request")(**fields)
+        return await self.client.call(method, request, deadline_s=CALL_S)
+
+    async def say(self, method: str, **fields):
+        return await self.call(method, worker=self.worker, **fields)
+
+
+class Player(Speaker):
+    """A rollout worker whose episodes take no time."""
+
+    def __init__(self, address: str, name: str, incarnation: int = 1) -> None:
+        super().__init__(address, name, common_pb2.STAGE_ROLLOUT, incarnation)
+        self.version = 0
+        self.seeds: dict[str, Counter] = {}
+        self.refused = 0
+
+    async def work(self) -> None:
+        await self.say("Join", capacity=32)
+        while True:
+            leased = await self.say("LeaseTickets", credit=16, wait_s=0.5)
+            beat = await self.say("Heartbeat", running=len(leased.tickets), version=self.version)
+            if beat.stop:
+                return
+            results = [self.result(ticket) for ticket in leased.tickets]
+            if results:
+                answer = await self.say("CompleteTickets", results=results)
+                self.refused += sum(item.verdict == scheduler_pb2.VERDICT_REFUSED for item in answer.items)
+
+    def result(self, ticket: scheduler_pb2.Ticket) -> scheduler_pb2.AttemptResult:
+        self.version = max(self.version, ticket.min_version)
+        if ticket.purpose == common_pb2.PURPOSE_EVALUATE:
+            self.seeds.setdefault(ticket.evaluation, Counter())[ticket.env_seed] += 1
+        return scheduler_pb2.AttemptResult(
+            attempt=scheduler_pb2.AttemptRef(
+                ticket_id=ticket.ticket_id, attempt=ticket.attempt, fence=ticket.fence
+            ),
+            ending=common_pb2.ENDING_OK,
+            reward=1.0 if ticket.ticket_id % 2 else -1.0,
+            total_tokens=12,
+            trained_tokens=6,
+            turns=2,
+            turn_tokens=[6, 6],
+            oldest_version=ticket.min_version,
+            newest_version=ticket.min_version,
+            descriptor_key=f"trajectory/{ticket.ticket_id}/{ticket.attempt}",
+            metrics={"win": ticket.ticket_id % 2, "illegal": 0.0},
+        )
+
+
+class Learner(Speaker):
+    """A trainer whose steps take no time. trained: what is in its parameters, in order."""
+
+    def __init__(self, address: str, bus: Bus, incarnation: int = 1) -> None:
+        super().__init__(address, "trainer", common_pb2.STAGE_TRAINER, incarnation)
+        self.bus = bus
+        self.version = 1
+        self.next_batch = 1
+        self.trained: list[int] = []
+        self.plans: list[scheduler_pb2.BatchPlan] = []
+        self.committed = asyncio.Event()
+
+    async def start(self) -> int:
+        await self.say("Join", capacity=2)
+        consumed = [scheduler_pb2.TicketRange(start=one, stop=one + 1) for one in sorted(self.trained)]
+        answer = await self.say(
+            "Reconcile", version=self.version, next_batch_id=self.next_batch, consumed=consumed
+        )
+        await self.publish()
+        return answer.rolled_back
+
+    async def publish(self) -> None:
+        keys = [f"weights/{self.version}/trainer-0"]
+        await self.bus.publish(
+            Event(weights_published=WeightsPublished(version=self.version, descriptor_keys=keys))
+        )
+
+    async def work(self) -> None:
+        await self.start()
+        while await self.step():
+            pass
+
+    async def step(self) -> bool:
+        answer = await self.say("NextBatch", ranks=2, wait_s=0.5)
+        if answer.stop:
+            return False
+        if answer.HasField("plan"):
+            await self.train(answer.plan)
+        return True
+
+    async def train(self, plan: scheduler_pb2.BatchPlan) -> None:
+        assert plan.version == self.version and len(plan.ranks) == 2
+        self.plans.append(plan)
+        numbers = [item.ticket_id for rank in plan.ranks for item in rank.items]
+        assert not set(numbers) & set(self.trained), "trained twice"
+        self.trained += numbers
+        self.version, self.next_batch = plan.version + 1, plan.batch_id + 1
+        await self.say("CommitBatch", batch_id=plan.batch_id, version=self.version, metrics={"loss": 0.5})
+        self.committed.set()
+        if plan.publish:
+            await self.publish()
+        if plan.checkpoint:
+            consumed = [scheduler_pb2.TicketRange(start=one, stop=one + 1) for one in sorted(self.trained)]
+            await self.say("RecordCheckpoint", version=self.version, path="x", consumed=consumed)
+
+
+@pytest.fixture
+async def stack(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    async with Stack(config(tmp_path, **getattr(request, "param", {}))) as stack:
+        await stack.up("valkey", "scheduler")
+        yield stack
+
+
+def identity(status: scheduler_pb2.GetStatusResponse) -> None:
+    one = status.ledger
+    live = one.pending + one.leased + one.ready + one.planned
+    assert one.issued == one.trained + one.evaluated + sum(one.dropped.values()) + live
+
+
+async def test_a_scheduler_killed_in_mid_run_goes_on(stack: Stack) -> None:
+    bus = await stack.bus()
+    players = [Player(stack.scheduler, f"rollout-{number}") for number in range(2)]
+    learner = Learner(stack.scheduler, bus)
+    works = [asyncio.create_task(one.work()) for one in (*players, learner)]
+    for _ in range(3):
+        learner.committed.clear()
+        committed = asyncio.create_task(learner.committed.wait())
+        done, _ = await asyncio.wait([*works, committed], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        identity(await learner.call("GetStatus"))
+        await stack.kill("scheduler")
+        await stack.start("scheduler")
+    await asyncio.gather(*works)
+    status = await learner.call("GetStatus")
+    identity(status)
+    assert status.done and status.phase == "done" and status.message
+    assert status.ledger.trained == len(learner.trained) == 2 * 6 + 6 * 12
+    assert status.ledger.evaluated == 10 + 4 + 10
+    assert [one.name for one in status.evaluations] == ["start", "step-3", "final"]
+    assert all(one.done == one.episodes for one in status.evaluations)
+    seeds = sum((one.seeds.get("start", Counter()) for one in players), Counter())
+    assert set(seeds) == set(sum((one.seeds.get("final", Counter()) for one in players), Counter()))
+    check_plans(learner.plans)
+    check_files(stack.directory)
+    assert await stack.terminate("scheduler") == 0
+
+
+def check_plans(plans: list[scheduler_pb2.BatchPlan]) -> None:
+    objectives = [plan.objective for plan in plans]
+    assert objectives == [scheduler_pb2.OBJECTIVE_IMITATE] * 2 + [scheduler_pb2.OBJECTIVE_POLICY_GRADIENT] * 6
+    assert [plan.publish for plan in plans] == [False] + [True] * 7
+    assert [plan.first_of_phase for plan in plans] == [True, False, True] + [False] * 5
+    assert [plan.checkpoint for plan in plans] == [False, True, False, True, False, True, False, True]
+    assert [plan.progress for plan in plans[2:]] == pytest.approx([number / 6 for number in range(6)])
+    for plan in plans[2:]:
+        groups: dict[int, list[float]] = {}
+        for rank in plan.ranks:
+            for item in rank.items:
+                groups.setdefault(item.group_id, []).append(item.advantage)
+        assert [len(advantages) for advantages in groups.values()] == [4, 4, 4]
+        assert all(sum(advantages) == pytest.approx(0) for advantages in groups.values())
+
+
+def check_files(directory: Path) -> None:
+    metrics = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    steps = {(line["phase"], line["step"]): line for line in metrics}
+    assert ("train", 6) in steps and steps["train", 6]["version"] == 9
+    last = steps["train", 6]
+    assert last["loss"] == 0.5 and last["episode_tokens"]["p50"] == pytest.approx(12, rel=0.02)
+    assert last["staleness_max"] <= 1 and last["win_rate"] == 0.5
+    evaluations = [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in evaluations] == ["start", "step-3", "final"]
+
+
+async def test_a_worker_that_comes_back_loses_its_leases_at_once(stack: Stack) -> None:
+    first, second = (Player(stack.scheduler, "rollout-0", incarnation) for incarnation in (1, 2))
+    await first.say("Join", capacity=8)
+    leased = (await first.say("LeaseTickets", credit=4, wait_s=5.0)).tickets
+    await second.say("Join", capacity=8)
+    with pytest.raises(UnknownWorker):
+        await first.say("CompleteTickets", results=[first.result(leased[0])])
+    again = (await second.say("LeaseTickets", credit=4, wait_s=5.0)).tickets
+    assert [(one.ticket_id, one.attempt) for one in again] == [(one.ticket_id, 2) for one in leased]
+    assert min(one.fence for one in again) > max(one.fence for one in leased)
+    late = await second.say("CompleteTickets", results=[second.result(leased[0]), second.result(again[0])])
+    assert [item.verdict for item in late.items] == [
+        scheduler_pb2.VERDICT_REFUSED,
+        scheduler_pb2.VERDICT_ACCEPTED,
+    ]
+    assert "fence" in late.items[0].reason
+    lost = await second.say("RenewLeases", attempts=[item.attempt for item in late.items])
+    assert len(lost.lost) == 2  # one never was its own, the other is finished
+
+
+async def test_a_trainer_must_reconcile_and_is_rolled_back_to_its_manifest(stack: Stack) -> None:
+    bus = await stack.bus()
+    player, learner = Player(stack.scheduler, "rollout-0"), Learner(stack.scheduler, bus)
+    playing = asyncio.create_task(player.work())
+    await learner.say("Join", capacity=2)
+    with pytest.raises(LedgerError, match="Reconcile"):
+        await learner.say("NextBatch", ranks=2, wait_s=0.1)
+    await learner.start()
+    while len(learner.plans) < 5:
+        assert await learner.step()
+    saved, version, next_batch = list(learner.trained), learner.version, learner.next_batch
+    while len(learner.plans) < 6:
+        assert await learner.step()
+    again = Learner(stack.scheduler, bus, incarnation=2)
+    again.trained, again.version, again.next_batch = saved, version, next_batch
+    assert await again.start() == 12
+    player.version = version  # its engines load what was published last
+    with pytest.raises(EarlError):
+        await learner.say("CommitBatch", batch_id=learner.next_batch - 1, version=learner.version)
+    status = await again.call("GetStatus")
+    assert status.version == version and status.ledger.dropped["rolled_back"] >= 12
+    identity(status)
+    while await again.step():
+        pass
+    await playing
+    status = await again.call("GetStatus")
+    identity(status)
+    assert status.done and status.ledger.trained == len(again.trained) == 84
+
+
+async def test_stopping_ends_everyone_and_a_later_scheduler_goes_on(stack: Stack) -> None:
+    bus = await stack.bus()
+    player, learner = Player(stack.scheduler, "rollout-0"), Learner(stack.scheduler, bus)
+    playing = asyncio.create_task(player.work())
+    await learner.start()
+    while not learner.plans:
+        await learner.step()
+    await learner.call("StopRun", reason="enough")
+    assert not await learner.step()
+    await playing
+    status = await learner.call("GetStatus")
+    assert status.done and status.message == "enough" and status.phase != "done"
+    assert (await learner.say("LeaseTickets", credit=1, wait_s=5.0)).stop
+    assert await stack.terminate("scheduler") == 0
+    await stack.start("scheduler")
+    again = Player(stack.scheduler, "rollout-0", incarnation=2)
+    works = [asyncio.create_task(one.work()) for one in (again, learner)]
+    await asyncio.gather(*works)
+    status = await learner.call("GetStatus")
+    identity(status)
+    assert status.phase == "done" and len(learner.trained) == 84
+
+
+@pytest.mark.parametrize("stack", [{"membership_s": 0.5}], indirect=True)
+async def test_a_silent_worker_leaves(stack: Stack) -> None:
+    bus = await stack.bus()
+    after = await bus.last_id()
+    player = Player(stack.scheduler, "rollout-0")
+    await player.say("Join", capacity=8)
+    await player.say("LeaseTickets", credit=4, wait_s=5.0)
+    async with asyncio.timeout(20):
+        async for _, event in bus.follow(after):
+            if event.HasField("worker_left"):
+                break
+        else:
+            raise AssertionError("the bus ended")
+    assert event.worker_left.worker.name == "rollout-0" and "silent" in event.worker_left.reason
+    status = await player.call("GetStatus")
+    assert status.ledger.leased == 0 and not status.workers
+    with pytest.raises(UnknownWorker):
+        await player.say("Heartbeat", version=0)
+
+
+async def test_a_redis_that_is_not_there_is_one_line_and_exit_7(tmp_path: Path) -> None:
+    run_json = tmp_path / "run.json"
+    run_json.write_text(config(tmp_path).model_dump_json())
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.scheduler", "--run", str(run_json),
+        env={**os.environ, "EARL_REDIS_URL": "redis://:secret@127.0.0.1:1"}, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 7
+    [line] = [line for line in stderr.decode().splitlines() if line.startswith("earl: error:")]
+    assert "redis://:***@127.0.0.1:1" in line and "bus.redis_url" in line
+    assert process.returncode != -signal.SIGKILL
