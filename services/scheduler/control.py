@@ -119,7 +119,8 @@ class Scheduler:
     @property
     def may_leave(self) -> bool:
         """Nobody needs the workers' memory any more."""
-        return self.over and self.ledger.book.batch is None
+        book = self.ledger.book
+        return self.over and (book.batch is None or book.run.trainer not in book.members)
 
     @property
     def message(self) -> str:

@@ -107,7 +107,9 @@ class World:
         self.saved = [Checkpoint()]
         self.doubt: Checkpoint | None = None
         self.published = 0
-        # A manifest of a future that had been given up was restored: what was sampled since is too old.
+        # Whether manifests of a future that was given up may be restored later all the same.
+        self.futures_return = False
+        # That happened: what was sampled since is too old.
         self.jumped = False
         self.freed: set[str] = set()
         self.facts_seen = 0
@@ -208,10 +210,13 @@ class World:
         """A new trainer group loads the last manifest but `back`, joins, reconciles, publishes."""
         self.trainer += 1
         self.reconciled = False
-        held = self.saved[max(0, len(self.saved) - 1 - back)]
+        at = max(0, len(self.saved) - 1 - back)
+        held = self.saved[at]
+        if not self.futures_return:
+            del self.saved[at + 1 :]
         batch = self.ledger.book.batch
         in_doubt = batch is not None and held.consumed.issuperset(batch.tickets)
-        if held.version > self.ledger.book.run.version + in_doubt:
+        if held.version > max(1, self.ledger.book.run.version) + in_doubt:
             self.jumped = True
         self.parameters = held
         self.doubt = None
@@ -421,7 +426,7 @@ class World:
             elif what < 0.85:
                 self.kill(rollout)
             elif what < 0.88:
-                self.attempt(self.trainer_starts, draw.choice([0, 0, 1, 2]))
+                self.attempt(self.trainer_starts, draw.choice([0, 0, 0, 1]))
             elif what < 0.92 and self.reconciled and self.doubt is None:
                 self.attempt(self.save)
             elif what < 0.97:

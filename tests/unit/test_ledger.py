@@ -1,0 +1,333 @@
+"""The ledger and its program, case by case."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from earl.errors import LedgerError, UnknownWorker
+from services.scheduler import program
+from services.scheduler.ledger import HANDOUTS, Ledger
+from services.scheduler.ranges import RangeSet
+from services.scheduler.reconcile import reconcile
+from services.scheduler.records import (
+    Attempt,
+    Batch,
+    BatchCommitted,
+    Ending,
+    Member,
+    Purpose,
+    Result,
+    Rules,
+    State,
+    Ticket,
+    Verdict,
+)
+from tests.support.ledger import RULES
+
+TRAIN_ONLY = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0)
+
+
+def begun(rules: Rules = TRAIN_ONLY, version: int = 1, **rules_changed) -> Ledger:
+    """A ledger whose trainer has reconciled at `version`, with one rollout worker "w"."""
+    ledger = Ledger(dataclasses.replace(rules, **rules_changed))
+    ledger.join(Member(name="w", incarnation=1), 0.0)
+    ledger.join(Member(name="t", incarnation=1), 0.0)
+    reconcile(ledger, "t", 1, version, 1, RangeSet())
+    ledger.seen("w", 1, 0.0, version)
+    program.advance(ledger, 0.0)
+    return ledger
+
+
+def attempt(ticket: Ticket) -> Attempt:
+    return Attempt(ticket.id, ticket.attempt, ticket.fence)
+
+
+def result(ledger: Ledger, **fields) -> Result:
+    version = ledger.book.run.version
+    return Result(
+        **{
+            "total_tokens": 9, "trained_tokens": 4, "oldest_version": version, "newest_version": version,
+            "descriptor_key": "k", **fields,
+        }
+    )  # fmt: skip
+
+
+def lease(ledger: Ledger, credit: int = 100, now: float = 0.0) -> list[Ticket]:
+    return ledger.lease("w", 1, credit, now)
+
+
+def finish(ledger: Ledger, tickets: list[Ticket], **fields) -> list[tuple[Verdict, str]]:
+    return [
+        ledger.complete(
+            "w", 1, attempt(one), result(ledger, **{"descriptor_key": f"k{one.id}/{one.attempt}", **fields})
+        )
+        for one in tickets
+    ]
+
+
+def batch_of(ledger: Ledger) -> Batch:
+    batch = program.next_batch(ledger, 0.0)
+    assert batch is not None
+    return batch
+
+
+def train(ledger: Ledger) -> None:
+    finish(ledger, lease(ledger))
+    batch = batch_of(ledger)
+    ledger.commit(batch.id, batch.version + 1)
+    program.advance(ledger, 0.0)
+
+
+def test_groups_share_the_environments_seed_and_differ_in_the_samplers() -> None:
+    tickets = lease(begun())
+    groups = {ticket.group: [one for one in tickets if one.group == ticket.group] for ticket in tickets}
+    assert len(groups) == 4  # (staleness + 1) batches of 2 groups
+    for members in groups.values():
+        assert len({one.env_seed for one in members}) == 1 and len({one.sample_seed for one in members}) == 2
+
+
+def test_attempts_run_out_and_the_group_is_replaced_by_another() -> None:
+    ledger = begun()
+    first = lease(ledger)[0]
+    seeds = {ticket.env_seed for ticket in ledger.book.tickets.values()}
+    for number in range(3):
+        verdict, reason = ledger.complete(
+            "w", 1, attempt(first), result(ledger, ending=Ending.INFRA_ERROR, message="gone")
+        )
+        assert (verdict, reason) == (Verdict.RETRIED, "infra_error: gone")
+        if number < 2:
+            first = next(one for one in lease(ledger) if one.id == first.id)
+            assert first.attempt == number + 2
+    assert ledger.book.counts()["dropped:group_incomplete"] == 2
+    program.advance(ledger, 0.0)
+    assert len(ledger.book.groups[Purpose.TRAIN]) == 4
+    assert len({ticket.env_seed for ticket in ledger.book.tickets.values()}) == len(seeds) + 1
+    sibling = next(
+        one for one in ledger.book.tickets.values() if one.group == first.group and one is not first
+    )
+    verdict, reason = ledger.complete("w", 1, attempt(sibling), result(ledger))
+    assert verdict is Verdict.REFUSED and "group_incomplete" in reason
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_is_a_failure_not_a_zero(reward: float) -> None:
+    ledger = begun()
+    [ticket] = lease(ledger, 1)
+    verdict, reason = ledger.complete("w", 1, attempt(ticket), result(ledger, reward=reward))
+    assert verdict is Verdict.RETRIED and str(reward) in reason
+    assert ticket.state is State.PENDING
+
+
+def test_late_foreign_and_unknown_results_are_refused_with_their_reason() -> None:
+    ledger = begun()
+    [ticket] = lease(ledger, 1)
+    old = attempt(ticket)
+    ledger.expire(29.0)  # membership ends first: everything the worker held is tried again
+    with pytest.raises(UnknownWorker, match="join"):
+        lease(ledger)
+    ledger.join(Member(name="w", incarnation=1), 30.0)
+    ledger.join(Member(name="v", incarnation=1), 30.0)
+    [again] = ledger.lease("v", 1, 1, 30.0)
+    assert again is ticket and (again.attempt, again.fence > old.fence) == (2, True)
+    refused = [
+        ledger.complete("w", 1, old, result(ledger)),
+        ledger.complete("v", 1, old, result(ledger)),
+        ledger.complete("v", 1, Attempt(9999, 1, 1), result(ledger)),
+    ]
+    assert [verdict for verdict, _ in refused] == [Verdict.REFUSED] * 3
+    assert "not leased to w" in refused[0][1] and "fence" in refused[1][1] and "unknown" in refused[2][1]
+    assert ledger.complete("v", 1, attempt(again), result(ledger)) == (Verdict.ACCEPTED, "")
+    assert ledger.complete("v", 1, attempt(again), result(ledger)) == (Verdict.ACCEPTED, "")  # said twice
+    assert ledger.book.counts()["ready"] == 1
+
+
+def test_leases_are_renewed_up_to_the_episodes_bound() -> None:
+    ledger = begun(membership_s=1e9)
+    [ticket] = lease(ledger, 1)
+    for now in range(20, 320, 20):
+        assert ledger.renew("w", 1, [attempt(ticket)], float(now)) == []
+        ledger.expire(float(now))
+        assert ticket.state is State.LEASED
+    ledger.renew("w", 1, [attempt(ticket)], 329.0)
+    ledger.expire(330.0)  # episode_s + lease_s after it began
+    assert ticket.state is State.PENDING
+    assert ledger.renew("w", 1, [attempt(ticket)], 331.0) != []
+
+
+def test_evaluations_that_fail_are_counted_and_seeds_are_the_same_at_start_and_end() -> None:
+    ledger = begun(RULES, warmup_batches=0, steps=1, evaluate_every_steps=0)
+    seeds = []
+    for failing in (0, 1):
+        tickets = lease(ledger)
+        seeds.append([(one.env_seed, one.sample_seed) for one in tickets])
+        finish(ledger, tickets[failing:], metrics={"win": 1.0, "illegal": 0.5})
+        for _ in range(3 * failing):
+            bad = next(one for one in [*tickets, *lease(ledger)] if one.state is State.LEASED)
+            ledger.complete("w", 1, attempt(bad), result(ledger, ending=Ending.TIMEOUT))
+        if not failing:
+            program.advance(ledger, 0.0)
+            train(ledger)
+    assert seeds[0] == seeds[1] and len(seeds[0]) == 3
+    final = ledger.book.evaluations["final"]
+    assert (final.done, final.failed, final.finished, final.win_rate) == (2, 1, True, 1.0)
+    assert final.metrics == {"win": 1.0, "illegal": 0.5, "failed": pytest.approx(1 / 3)}
+    assert ledger.book.counts()["dropped:evaluation_failed"] == 1
+    assert program.phase(ledger) == program.DONE
+
+
+def test_a_planned_batch_stays_the_same_until_it_is_committed_and_a_commit_may_be_repeated() -> None:
+    ledger = begun()
+    finish(ledger, lease(ledger))
+    batch = batch_of(ledger)
+    assert batch_of(ledger) is batch
+    with pytest.raises(LedgerError, match="not the planned one"):
+        ledger.commit(batch.id + 1, 2)
+    with pytest.raises(LedgerError, match="version"):
+        ledger.commit(batch.id, 5)
+    assert ledger.commit(batch.id, 2) is not None
+    assert ledger.commit(batch.id, 2) is None
+    assert ledger.book.counts()["trained"] == 4 and ledger.book.run.version == 2
+
+
+def test_an_arena_that_is_lost_after_planning_is_only_missed_if_the_trainer_asks_again() -> None:
+    ledger = begun()
+    finish(ledger, lease(ledger))
+    batch = batch_of(ledger)
+    ledger.join(Member(name="w", incarnation=2), 0.0)
+    assert ledger.book.counts()["planned"] == 4
+    assert ledger.book.counts()["pending"] == 4  # what was ready went with the arena
+    unread = Ledger.restored(
+        ledger.rules, [(c.kind, c.field, c.data) for c in ledger.book.take_changes().records if c.data], 0.0
+    )
+    assert ledger.commit(batch.id, 2) is not None  # it had been read
+    assert program.next_batch(unread, 0.0) is None  # it had not
+    assert unread.book.counts()["pending"] == 8
+    with pytest.raises(LedgerError):
+        unread.commit(batch.id, 2)
+
+
+def test_a_batch_that_is_asked_for_again_and_again_is_given_up() -> None:
+    ledger = begun()
+    finish(ledger, lease(ledger))
+    batch = batch_of(ledger)
+    asked = 1
+    while program.next_batch(ledger, 0.0) is batch:
+        asked += 1
+    assert asked == HANDOUTS
+    tickets = [ledger.book.tickets[number] for number in batch.tickets]
+    assert {ticket.state for ticket in tickets} == {State.PENDING}
+
+
+def test_a_retry_never_becomes_staler_than_its_first_try() -> None:
+    ledger = begun(staleness=2, steps=20)
+    train(ledger)
+    ledger.commit(batch_of(ledger).id, 3)
+    ledger.seen("w", 1, 0.0, 3)
+    ticket = lease(ledger, 1)[0]
+    assert (ticket.min_version, ticket.floor) == (2, 3)
+    ledger.complete("w", 1, attempt(ticket), result(ledger, ending=Ending.INFRA_ERROR))
+    assert ticket.min_version == 3
+
+
+@pytest.mark.parametrize(("staleness", "oldest"), [(0, [1, 1]), (1, [1, 1, 1, 1]), (2, [1] * 6)])
+def test_minimum_versions_at_start(staleness: int, oldest: list[int]) -> None:
+    ledger = begun(staleness=staleness)
+    groups = {ticket.group: ticket.min_version for ticket in ledger.book.tickets.values()}
+    assert list(groups.values()) == oldest
+    train(ledger)
+    newest = [one.min_version for one in ledger.book.tickets.values() if one.state is State.PENDING]
+    assert set(newest) == {2}  # made for the batch `staleness` versions ahead
+
+
+def test_what_is_dropped_is_freed_with_the_next_commit() -> None:
+    ledger = begun()
+    tickets = lease(ledger)
+    finish(ledger, tickets[1:])
+    for _ in range(3):
+        ledger.complete("w", 1, attempt(tickets[0]), result(ledger, ending=Ending.ENV_ERROR))
+        lease(ledger)
+    dropped = f"k{tickets[1].id}/1"
+    assert ledger.book.freed == [dropped]
+    batch = batch_of(ledger)
+    ledger.commit(batch.id, 2)
+    [fact] = [one for one in ledger.book.take_changes().facts if isinstance(one, BatchCommitted)]
+    assert dropped in fact.descriptor_keys and len(fact.descriptor_keys) == 5 and ledger.book.freed == []
+
+
+def test_a_checkpoint_compacts_and_an_older_manifest_takes_it_back() -> None:
+    ledger = begun()
+    train(ledger)
+    held = ledger.book.ids("trained")
+    train(ledger)
+    ledger.record_checkpoint(ledger.book.ids("trained"))
+    assert ledger.book.closed["trained"] == RangeSet([(1, 9)]) and len(ledger.book.tickets) == 8
+    ledger.join(Member(name="t", incarnation=2), 0.0)
+    assert reconcile(ledger, "t", 2, 2, 2, held) == 4
+    ledger.book.check()
+    assert ledger.book.ids("trained") == held and ledger.book.counts()["dropped:rolled_back"] == 4
+    assert program.step(ledger) == (1, 4)
+    with pytest.raises(LedgerError, match="Reconcile"):
+        ledger.trainer("w", 1)
+
+
+def test_a_manifest_that_was_renamed_before_the_commit_counts() -> None:
+    ledger = begun()
+    finish(ledger, lease(ledger))
+    batch = batch_of(ledger)
+    ledger.join(Member(name="t", incarnation=2), 0.0)
+    assert reconcile(ledger, "t", 2, 2, batch.id + 1, RangeSet.of(batch.tickets)) == 0
+    assert ledger.book.counts() == {"trained": 4, "ready": 4}
+    assert ledger.commit(batch.id, 2) is None
+    freed = [one for one in ledger.book.take_changes().facts if isinstance(one, BatchCommitted)]
+    assert len(freed[0].descriptor_keys) == 4
+
+
+def test_a_store_that_was_lost_is_rebuilt_from_the_manifest() -> None:
+    ledger = Ledger(RULES)
+    program.advance(ledger, 0.0)  # warm-up tickets 1 to 6 are out
+    ledger.join(Member(name="t", incarnation=1), 0.0)
+    reconcile(ledger, "t", 1, 5, 7, RangeSet([(1, 7), (10, 20)]))
+    program.advance(ledger, 0.0)
+    ledger.book.check()
+    counts = ledger.book.counts()
+    assert counts["trained"] == 16 and counts["dropped:forgotten"] == 3
+    assert program.phase(ledger) == program.TRAIN and program.step(ledger) == (2, 4)
+    assert min(one.id for one in ledger.book.tickets.values() if one.state is State.PENDING) == 20
+
+
+def test_the_time_limit_ends_training_at_a_boundary() -> None:
+    ledger = begun(train_limit_s=10.0)
+    finish(ledger, lease(ledger))
+    batch = program.next_batch(ledger, 9.0)
+    assert batch is not None and batch.progress == pytest.approx(0.9)
+    program.advance(ledger, 11.0)
+    assert program.phase(ledger) == program.TRAIN  # the batch in hand is still trained
+    ledger.commit(batch.id, 2)
+    program.advance(ledger, 11.0)
+    assert program.phase(ledger) == program.DONE
+    counts = ledger.book.counts()
+    assert counts == {"trained": 4, "dropped:phase_over": 4}
+
+
+def test_warm_up_runs_ahead_without_a_trainer_and_trains_all_of_it() -> None:
+    ledger = Ledger(dataclasses.replace(RULES, warmup_batches=6))
+    ledger.join(Member(name="w", incarnation=1), 0.0)
+    program.advance(ledger, 0.0)
+    tickets = lease(ledger)
+    assert len(tickets) == 4 * 3 and {one.min_version for one in tickets} == {0}
+    assert program.next_batch(ledger, 0.0) is None  # nobody has said from which version
+    ledger.join(Member(name="t", incarnation=1), 0.0)
+    reconcile(ledger, "t", 1, 1, 1, RangeSet())
+    finish(ledger, tickets)
+    batches = []
+    while program.phase(ledger) == program.WARMUP:
+        batch = batch_of(ledger)
+        batches.append(batch)
+        ledger.commit(batch.id, batch.version + 1)
+        program.advance(ledger, 0.0)
+        finish(ledger, [one for one in lease(ledger) if one.purpose is Purpose.WARMUP])
+    assert len(batches) == 6 and [one.publish for one in batches] == [False] * 5 + [True]
+    assert ledger.book.counts()["trained"] == 18
