@@ -47,16 +47,15 @@ def open_redis(url: str) -> redis.asyncio.Redis:
             f"bus.redis_url {shown_url(url)!r} is no Redis URL: {error}",
             "write redis://[:password@]host:port, or unix://[:password@]/path/to/socket",
         ) from error
-    pool = ConnectionPool(
-        connection_class=_CLASSES[options.pop("connection_class", Connection)],
-        socket_connect_timeout=CONNECT_S,
-        socket_timeout=ANSWER_S,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), RETRIES),
-        protocol=2,
-        decode_responses=False,
-        **options,
-    )
-    return redis.asyncio.Redis.from_pool(pool)
+    options |= {
+        "connection_class": _CLASSES[options.get("connection_class", Connection)],
+        "socket_connect_timeout": CONNECT_S,
+        "socket_timeout": ANSWER_S,
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), RETRIES),
+        "protocol": 2,
+        "decode_responses": False,
+    }
+    return redis.asyncio.Redis.from_pool(ConnectionPool(**options))
 
 
 class _Cancellable:

@@ -1,0 +1,47 @@
+"""The run's files and the fleet's totals."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from earl.obs.metrics import LineFile, read_lines
+from services.scheduler.fleet import Fleet, Moved, Report
+from services.scheduler.records import Evaluation
+from services.scheduler.report import RunReport
+
+
+def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "m.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    file = LineFile(path)
+    file.write({"step": 3, "loss": math.nan, "nested": {"worst": math.inf, "list": [1, -math.inf]}})
+    file.close()
+    assert list(read_lines(path)) == [
+        {"step": 1},
+        {"step": 3, "loss": None, "nested": {"worst": None, "list": [1, None]}},
+    ]
+    assert list(read_lines(tmp_path / "none")) == []
+
+
+def test_an_evaluation_is_written_once_also_after_a_restart(tmp_path: Path) -> None:
+    done = Evaluation(name="start", version=3, episodes=2, done=2, wins=1.0)
+    under_way = Evaluation(name="final", version=9, episodes=2, done=1)
+    for _ in range(2):
+        report = RunReport(tmp_path)
+        report.evaluations([done, under_way], 1.0)
+        report.evaluations([done, under_way], 2.0)
+        report.close()
+    [line] = (tmp_path / "evaluations.jsonl").read_text().splitlines()
+    assert json.loads(line)["win_rate"] == 0.5
+
+
+def test_transfers_of_former_lives_stay_counted() -> None:
+    fleet = Fleet()
+    fleet.heard("w", Report(1, 0.0, transfers={"shm": Moved(100)}))
+    fleet.heard("w", Report(1, 1.0, transfers={"shm": Moved(150)}))
+    fleet.heard("w", Report(2, 2.0, transfers={"shm": Moved(7)}))
+    fleet.heard("v", Report(5, 2.0, transfers={"ucx-tcp": Moved(1)}))
+    assert fleet.bytes_by_path() == {"shm": 157, "ucx-tcp": 1}
