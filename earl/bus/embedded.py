@@ -2,7 +2,8 @@
 
 Promises: what was answered is on disk (append-only file, fsync before the answer); nobody but this
 user can reach it (unix socket of mode 0600 in a private directory, random password, no TCP port);
-the password is in no argv and no environment; one server a directory, also after a crash.
+the password is in no argv and no environment; one server a directory; it ends with the process that
+started it, even if that is killed.
 
     <directory>/appendonlydir/  the data      <directory>/valkey.log  what the server said
     <directory>/valkey.lock     held while an EmbeddedValkey owns the directory; names the server's pid
@@ -11,13 +12,16 @@ the password is in no argv and no environment; one server a directory, also afte
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
 import os
 import secrets
 import shutil
 import signal
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from redis.exceptions import RedisError
@@ -28,6 +32,8 @@ from earl.errors import BusUnavailable
 # sun_path holds 108 bytes with its closing zero.
 SOCKET_PATH_BYTES = 107
 POLL_S = 0.01
+# <linux/prctl.h>
+PR_SET_PDEATHSIG = 1
 
 
 def server_binary() -> Path:
@@ -135,7 +141,7 @@ class EmbeddedValkey:
         with log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 str(binary), "-", stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log,
-                cwd=directory, start_new_session=True,
+                cwd=directory, start_new_session=True, preexec_fn=_end_with_parent(),
             )  # fmt: skip
         assert self._lock_fd is not None
         os.ftruncate(self._lock_fd, 0)
@@ -174,6 +180,25 @@ class EmbeddedValkey:
 def _own_directory(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     return directory.resolve()
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What the child runs before it becomes the server: the kernel ends it when its parent dies.
+
+    The parent is the thread that starts it, so start it from a thread that lives as long as the run.
+    Only Linux has this; elsewhere a server that was left behind is ended by the next start.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def prepare() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)  # it died before the kernel was told
+
+    return prepare
 
 
 async def _feed(process: asyncio.subprocess.Process, config: str) -> None:

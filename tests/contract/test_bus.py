@@ -6,9 +6,11 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from earl.bus import Bus, EmbeddedValkey
@@ -185,6 +187,29 @@ async def test_a_server_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
     assert second.pid != first.pid
     await second.stop()
     assert not (tmp_path / "valkey.sock").exists()
+
+
+async def test_the_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, pathlib, sys\n"
+        "from earl.bus import EmbeddedValkey\n"
+        "async def main():\n"
+        "    server = EmbeddedValkey()\n"
+        "    await server.start(pathlib.Path(sys.argv[1]))\n"
+        "    print(server.pid, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    async with asyncio.timeout(30):
+        server = psutil.Process(int(await owner.stdout.readline()))
+    owner.kill()
+    await owner.wait()
+    await asyncio.to_thread(psutil.wait_procs, [server], 20)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
 async def test_a_long_directory_gets_a_short_socket(tmp_path: Path) -> None:
