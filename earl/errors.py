@@ -38,7 +38,7 @@ class ConfigError(EarlError):
 
 
 class ModelNotFound(ConfigError):
-    """The model directory is missing or lacks a file that it must have."""
+    """The model directory is missing, or lacks a file or a key that it must have."""
 
     exit_code = 3
 
@@ -80,10 +80,6 @@ class LedgerError(EarlError):
     """A command that the ledger refuses; it changed nothing."""
 
     status = "FAILED_PRECONDITION"
-
-
-class LeaseExpired(LedgerError):
-    """The attempt is no longer the caller's: its lease ended or another fence holds it."""
 
 
 class LedgerFenced(LedgerError):
@@ -239,6 +235,12 @@ class DuplicateEnvironment(EnvProtocolError):
     """An environment's name is already taken on this host or with another schema."""
 
     status = "ALREADY_EXISTS"
+
+
+class EpisodesFailing(EnvironmentFailure):
+    """Episode after episode came to nothing: the run ends and says why, instead of trying for ever."""
+
+    exit_code = 15
 
 
 class UnknownEnvironment(EnvironmentFailure):

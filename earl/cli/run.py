@@ -71,10 +71,10 @@ def figures(outcome: Outcome, seed: int) -> dict[str, Any]:
     start = outcome.status.evaluation("start")
     final = outcome.status.evaluation("final")
     return {
-        "win_rate": final.win_rate if final else None,
+        "win_rate": final.win_rate if final and final.done else None,
         "illegal_rate": final.metrics.get("illegal") if final else None,
         "seconds": round(outcome.seconds, 1),
-        "start_win_rate": start.win_rate if start else None,
+        "start_win_rate": start.win_rate if start and start.done else None,
         "issued": ledger.issued,
         "trained": ledger.trained,
         "evaluated": ledger.evaluated,
@@ -89,6 +89,9 @@ def finish(outcome: Outcome, config: RunConfig, *, as_json: bool) -> int:
     if not outcome.complete:
         reason = outcome.status.message or "stopped"
         sys.stderr.write(f"earl: {reason}; {resume_hint(outcome)}\n")
+    for item in outcome.status.evaluations:
+        if item.done < item.episodes:
+            sys.stderr.write(f"earl: evaluation {item.name}: only {item.done} of {item.episodes} episodes count\n")
     if as_json:
         print(json.dumps(figures(outcome, config.seed)), flush=True)
     return 0 if outcome.complete else INTERRUPTED

@@ -22,14 +22,14 @@ class SchedulerConfig(Section):
     # Group-relative advantages: (reward - mean), divided by the group's deviation if "grpo".
     advantage: Literal["grpo", "mean"] = "grpo"
     attempts: int = Field(default=3, ge=1)
+    # The run ends when this many tickets in a row used up their attempts and not one succeeded.
+    give_up_after: int = Field(default=64, ge=1)
     lease_s: float = Field(default=30.0, gt=0)
     episode_s: float = Field(default=300.0, gt=0)
     max_turns: int = Field(default=64, ge=1)
     temperature: float = Field(default=1.0, ge=0)
     heartbeat_s: float = Field(default=1.0, gt=0)
     membership_s: float = Field(default=10.0, gt=0)
-    # "off": the layout of the run file stays.
-    selector: Literal["off"] = "off"
     bind: str = "127.0.0.1:0"
 
 

@@ -277,9 +277,15 @@ def main() -> None:
         gateway = os.environ.get("EARL_GATEWAY", "")
         if not gateway:
             raise ConfigError("EARL_GATEWAY is not set", "set it to the gateway's host:port")
+        environments = load(config.environment.serve)
+        if config.environment.name not in environments:
+            raise ConfigError(
+                f"environment.name {config.environment.name!r} is not served by {config.environment.serve!r}",
+                f"it serves {', '.join(sorted(environments))}",
+            )
         host = EnvHost(
             gateway,
-            load(config.environment.serve),
+            environments,
             config.environment.sessions_per_host,
             name=arguments.name,
             token=os.environ.get("EARL_TOKEN", ""),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
+from earl.errors import EpisodesFailing
 from services.scheduler import plans, program
 from services.scheduler.codec import rules_of
 from services.scheduler.fleet import Fleet, Report
@@ -286,12 +287,23 @@ class Scheduler:
     async def _tick(self) -> None:
         while True:
             self.ledger.expire(time.monotonic())
+            self._give_up()
             if self.elapsed_s - self._clock_s > CLOCK_S:
                 self._store_clock()
             self._settle()
             await self._journal.durable()
             self.report.evaluations(self.ledger.book.evaluations.values(), self.elapsed_s)
             await asyncio.sleep(TICK_S)
+
+    def _give_up(self) -> None:
+        """Raises EpisodesFailing once nothing but failures came for long enough."""
+        tickets = self.ledger.given_up
+        if tickets >= self.config.scheduler.give_up_after:
+            raise EpisodesFailing(
+                f"{tickets} tickets of environment {self.config.environment.name!r} in a row failed "
+                f"{self.config.scheduler.attempts} times each; the last: {self.ledger.last_fault or 'lease ended'}",
+                "mend the environment or environment.task, then go on with --resume",
+            )
 
     async def _follow(self) -> None:
         async for delivery in self._bus.subscribe("scheduler", "scheduler", kinds={"weights_published"}):

@@ -79,8 +79,8 @@ class RunReport:
                     "episodes": one.episodes,
                     "done": one.done,
                     "failed": one.failed,
-                    "win_rate": one.win_rate,
-                    "mean_reward": one.mean_reward,
+                    "win_rate": one.win_rate if one.done else None,
+                    "mean_reward": one.mean_reward if one.done else None,
                     "metrics": one.metrics,
                 }
             )

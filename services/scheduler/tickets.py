@@ -45,6 +45,9 @@ class Tickets:
     def __init__(self, rules: Rules, book: Book | None = None) -> None:
         self.rules = rules
         self.book = book or Book()
+        # Tickets in a row that used up their attempts, and why an attempt failed last.
+        self.given_up = 0
+        self.last_fault = ""
 
     # --- membership -------------------------------------------------------------------------
 
@@ -183,8 +186,10 @@ class Tickets:
             return Verdict.REFUSED, reason
         fault = self._fault(ticket, result)
         if fault:
+            self.last_fault = fault
             self.fail(ticket)
             return Verdict.RETRIED, fault
+        self.given_up = 0
         self.book.touch(ticket)
         ticket.result = result
         if ticket.purpose is Purpose.EVALUATE:
@@ -252,6 +257,7 @@ class Tickets:
         book.touch(ticket)
         ticket.failures += 1
         if ticket.failures >= self.rules.attempts:
+            self.given_up += 1
             if ticket.purpose is Purpose.EVALUATE:
                 self._evaluation_failed(ticket)
             else:

@@ -223,11 +223,13 @@ def assert_refused(launched: Launched, code: int, *words: str) -> None:
         assert {entry.name for entry in launched.run_directory.iterdir()} <= {"logs", "launcher.lock"}
 
 
-def test_a_port_that_is_taken(launched: Launched):
+@pytest.mark.parametrize("section", ["scheduler", "gateway", "rollout", "trainer"])
+def test_a_port_that_is_taken(launched: Launched, section: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        launched.start(gateway__bind=f"127.0.0.1:{port}")
-        assert_refused(launched, 5, f"127.0.0.1:{port}", "free the port")
+        launched.start(**{f"{section}__bind": f"127.0.0.1:{port}"})
+        assert_refused(launched, 5, f'{section}.bind = "127.0.0.1:{port}"', "free the port")
+    assert not launched.run_directory.exists()  # it was found before anything was started
 
 
 def test_a_redis_that_is_not_there(launched: Launched):
@@ -243,10 +245,7 @@ def test_an_incomplete_model_directory(launched: Launched):
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 4}))
     launched.start(model__path=str(model))
-    returned, _ = launched.finish()
-    assert returned in (2, 3), launched.said
-    assert str(model) in launched.said.splitlines()[-1]
-    launched.assert_nothing_left()
+    assert_refused(launched, 3, str(model))
 
 
 def test_an_environment_that_names_itself_twice(launched: Launched):
@@ -267,6 +266,46 @@ def test_an_environment_that_names_itself_twice(launched: Launched):
     (launched.directory / "doubled.py").write_text(textwrap.dedent(source))
     launched.start(environment__name="twice", environment__serve="doubled:environments")
     assert_refused(launched, 10, "twice")
+
+
+def test_an_environment_that_nobody_serves(launched: Launched):
+    launched.start(environment__name="open_spiel/tictactoe")
+    assert_refused(launched, 2, "open_spiel/tictactoe", "it serves open_spiel/connect_four, open_spiel/tic_tac_toe")
+
+
+FAULTY = """
+from earl.env.base import Environment, Observation, StepResult
+
+class NotANumber(Environment):
+    name = "faulty"
+    blocking = False
+    def reset(self, seed, task):
+        return Observation("0", ["[0]"])
+    def step(self, action):
+        return StepResult("0", float("nan"), done=True)
+
+class BadTask(NotANumber):
+    def reset(self, seed, task):
+        raise ValueError("task has no 'level'")
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "fault"), [("NotANumber", "reward"), ("BadTask", "task has no 'level'")]
+)
+def test_an_environment_that_always_fails_ends_the_run(launched: Launched, environment: str, fault: str):
+    (launched.directory / "faulty.py").write_text(textwrap.dedent(FAULTY))
+    launched.start(
+        environment__name="faulty",
+        environment__serve=f"faulty:{environment}",
+        gateway__quarantine_s="0.2",
+        scheduler__give_up_after="8",
+    )
+    returned, _ = launched.finish()
+    assert returned == 15, launched.said
+    errors = [line for line in launched.said.splitlines() if line.startswith("earl: error: ")]
+    assert len(errors) == 1 and "'faulty'" in errors[0] and fault in errors[0] and "--resume" in errors[0]
+    launched.assert_nothing_left()
 
 
 def test_environments_that_cannot_be_imported(launched: Launched):
