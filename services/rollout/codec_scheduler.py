@@ -89,7 +89,11 @@ class SchedulerLink:
         return [(ref.ticket_id, ref.attempt, ref.fence) for ref in answer.lost]
 
     async def complete(self, reports: Sequence[Report]) -> list[tuple[Ticket, str]]:
-        """Reports finished attempts in one call; the refused ones come back with the reason."""
+        """Reports finished attempts in one call.
+
+        Those not accepted (refused, or to be tried again) come back with the reason: nobody will read
+        their columns.
+        """
         request = scheduler_pb2.CompleteTicketsRequest(
             worker=self.worker,
             results=[encode_result(one.ticket, one.outcome, one.descriptor_key) for one in reports],
@@ -99,7 +103,7 @@ class SchedulerLink:
         return [
             (tickets[item.attempt.ticket_id, item.attempt.attempt], item.reason)
             for item in answer.items
-            if item.verdict == scheduler_pb2.VERDICT_REFUSED
+            if item.verdict != scheduler_pb2.VERDICT_ACCEPTED
         ]
 
     async def heartbeat(

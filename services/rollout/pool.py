@@ -7,7 +7,7 @@
 
 Promises: a session stays on one engine while that engine lives; an engine that dies fails its own
 requests with EngineLost, is started again at most `restarts` times and gets the newest weights
-before it generates; when that is used up, `run` raises ProcessFailed.
+before it generates; when that is used up, or it cannot load them, `run` raises ProcessFailed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from earl.errors import (
     EarlError,
     EngineError,
     EngineLost,
+    PeerLost,
     ProcessFailed,
     VersionGone,
     WeightsIncomplete,
@@ -29,6 +30,11 @@ from earl.errors import (
 from services.rollout.engines.base import Engine, EngineSpec, EngineStats, GenerateRequest, Generation
 
 log = logging.getLogger(__name__)
+
+# A load may fail this often in a row, RETRY_S apart. Neither VersionGone nor PeerLost counts: a newer
+# version, or a trainer that comes back, is no matter of the engine's.
+ATTEMPTS = 3
+RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +197,28 @@ class EnginePool:
                 self._refresh()
 
     async def _catch_up(self, member: _Member) -> None:
-        """The newest weights for a restarted engine; if they are gone, newer ones are on their way."""
-        target = self._target
-        if target.number == 0:
-            return
-        try:
-            await self._bring(member, target)
-        except VersionGone:
-            log.info("version %d is gone; engine %s waits for a newer one", target.version, member.spec.name)
-        except (DataPlaneError, WeightsIncomplete) as error:
-            log.warning("engine %s could not load version %d: %s", member.spec.name, target.version, error)
+        """The newest weights for a restarted engine; what is published meanwhile, `load` brings.
+
+        Raises ProcessFailed when loading failed ATTEMPTS times.
+        """
+        name, target, failures = member.spec.name, self._target, 0
+        while target.number and target is self._target:
+            try:
+                await self._bring(member, target)
+                return  # loaded, or its engine died again, which _watch sees next
+            except VersionGone:
+                log.info("version %d is gone; engine %s waits for a newer one", target.version, name)
+                return
+            except (DataPlaneError, WeightsIncomplete) as error:
+                failures += not isinstance(error, PeerLost)
+                if failures >= ATTEMPTS and target is self._target:
+                    raise ProcessFailed(
+                        f"engine {name} was started again but failed {failures} times to load version "
+                        f"{target.version}: {error.message}",
+                        error.remedy or "see its log on stderr",
+                    ) from error
+                log.warning("engine %s could not load version %d: %s", name, target.version, error)
+            await asyncio.sleep(RETRY_S)
 
     def _refresh(self) -> None:
         versions = [member.version for member in self._members if member.live]

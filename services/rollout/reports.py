@@ -1,12 +1,12 @@
 """Finished attempts on their way out, in batches.
 
     add ──► queue ──(WINDOW_S)──► columns into the arena ─► one descriptor round trip ─► one
-                       ▲                   │                  CompleteTickets ─► refused: regions freed
+                       ▲                   │                  CompleteTickets ─► not accepted: regions freed
                        └── arena full: ◄───┘
                            wait for BatchCommitted
 
-Promises: an attempt is reported only after its columns can be read; what the scheduler refuses
-leaves no region behind; a full arena holds reports back (and, through `blocked`, leasing), never
+Promises: an attempt is reported only after its columns can be read; what the scheduler does not
+accept leaves no region behind; a full arena holds reports back (and, through `blocked`, leasing), never
 drops them, until the attempt's own time bound has passed.
 """
 
@@ -49,6 +49,7 @@ class Reporter:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        # Keys that readers may know: from just before their report until they are freed.
         self.published: set[str] = set()
         # The arena had no room for what is queued.
         self.blocked = False
@@ -116,11 +117,12 @@ class Reporter:
         if not reports:
             return
         await self._store.publish(keys)
-        refused = await self._scheduler.complete(reports)
+        # Before the call: a batch may be committed, or the worker forgotten, before its answer is here.
+        # If the call fails, the scheduler may have accepted them all the same, so they stay.
         self.published.update(keys)
         gone = []
-        for ticket, reason in refused:
-            log.info("attempt %d of ticket %d was refused: %s", ticket.attempt, ticket.ticket_id, reason)
+        for ticket, reason in await self._scheduler.complete(reports):
+            log.info("attempt %d of ticket %d was not accepted: %s", ticket.attempt, ticket.ticket_id, reason)
             gone.append(columns.key(ticket.ticket_id, ticket.attempt))
         await self.free(gone)
         for report in reports:

@@ -6,7 +6,8 @@
 
 Promise: what was published last is what counts, whatever its number (a trainer restored from a
 checkpoint publishes older versions anew); one load runs at a time, of the last publication known;
-the trainer's slot is held by a lease that ends by itself if this worker dies.
+the trainer's slot is held by a lease that ends by itself if this worker dies. A trainer that is gone
+is waited for: the run, not this worker, decides how long.
 """
 
 from __future__ import annotations
@@ -17,15 +18,11 @@ import time
 from collections.abc import Sequence
 
 from earl.bus import Bus, redis_errors
-from earl.errors import DataPlaneError, VersionGone, WeightsIncomplete
-from services.rollout.pool import EnginePool, Publication
+from earl.errors import DataPlaneError, PeerLost, VersionGone, WeightsIncomplete
+from services.rollout.pool import ATTEMPTS, RETRY_S, EnginePool, Publication
 from services.rollout.telemetry import BusySpans
 
 log = logging.getLogger(__name__)
-
-# A load that fails for another reason than VersionGone is tried again this often in a row.
-ATTEMPTS = 3
-RETRY_S = 0.5
 
 
 class WeightFollower:
@@ -49,7 +46,7 @@ class WeightFollower:
         self._offered.set()
 
     async def run(self) -> None:
-        """Loads what is offered, for ever. Raises why loading failed ATTEMPTS times."""
+        """Loads what is offered, for ever. Raises why loading failed ATTEMPTS times in a row."""
         failures = 0
         while True:
             await self._offered.wait()
@@ -61,6 +58,10 @@ class WeightFollower:
             except VersionGone as gone:
                 # Its slot was reused, so another version was published: that event is on its way.
                 log.info("version %d is gone before it was read: %s", last.version, gone.message)
+            except PeerLost as error:
+                log.warning("version %d cannot be read, its trainer is gone: %s", last.version, error)
+                await asyncio.sleep(RETRY_S)
+                self._offered.set()
             except (DataPlaneError, WeightsIncomplete) as error:
                 failures += 1
                 if failures >= ATTEMPTS:

@@ -44,20 +44,35 @@ TICKET = Ticket(
 
 
 class Judge(SchedulerServiceServicer):
-    """Accepts what is reported, but refuses the tickets in `refuse`."""
+    """Accepts what is reported, but refuses the tickets in `refuse` and has those in `retry` played again.
+
+    Answers only while `answers` is set.
+    """
 
     def __init__(self) -> None:
         self.refuse: set[int] = set()
+        self.retry: set[int] = set()
+        self.called = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.calls: list[scheduler_pb2.CompleteTicketsRequest] = []
 
     async def CompleteTickets(self, request, context):
         self.calls.append(request)
+        self.called.set()
+        await self.answers.wait()
         answer = scheduler_pb2.CompleteTicketsResponse()
         for result in request.results:
-            refused = result.attempt.ticket_id in self.refuse
-            verdict = scheduler_pb2.VERDICT_REFUSED if refused else scheduler_pb2.VERDICT_ACCEPTED
-            answer.items.add(attempt=result.attempt, verdict=verdict, reason="fence" if refused else "")
+            verdict, reason = self.judge(result.attempt.ticket_id)
+            answer.items.add(attempt=result.attempt, verdict=verdict, reason=reason)
         return answer
+
+    def judge(self, ticket_id: int) -> tuple[scheduler_pb2.Verdict, str]:
+        if ticket_id in self.refuse:
+            return scheduler_pb2.VERDICT_REFUSED, "fence"
+        if ticket_id in self.retry:
+            return scheduler_pb2.VERDICT_RETRIED, "reward is nan"
+        return scheduler_pb2.VERDICT_ACCEPTED, ""
 
 
 class Bench:
@@ -143,10 +158,10 @@ async def test_what_finishes_together_is_reported_together_and_can_be_read(tmp_p
         assert await read(it, "trajectory/20/1", "versions", np.int32, 5) == [2, 2, 2, 2, 3]
 
 
-async def test_committed_and_refused_trajectories_leave_the_arena(tmp_path):
+async def test_trajectories_that_were_committed_or_not_accepted_leave_the_arena(tmp_path):
     async with bench(tmp_path) as it:
-        it.judge.refuse = {2}
-        for number in (1, 2, 3):
+        it.judge.refuse, it.judge.retry = {2}, {4}
+        for number in (1, 2, 3, 4):
             it.reporter.add(replace(TICKET, ticket_id=number), played())
         await it.reporter.flushed()
         assert sorted(it.store.keys) == ["trajectory/1/1", "trajectory/3/1"]
@@ -155,6 +170,18 @@ async def test_committed_and_refused_trajectories_leave_the_arena(tmp_path):
         await it.reporter.free(["trajectory/1/1", "trajectory/3/1", "trajectory/99/1"])
         assert it.store.keys == []
         assert it.store.arena.free_bytes == it.store.arena.capacity_bytes
+
+
+async def test_a_batch_that_is_committed_before_the_answer_arrives_leaves_the_arena(tmp_path):
+    async with bench(tmp_path) as it:
+        it.judge.answers.clear()
+        it.reporter.add(TICKET, played())
+        async with asyncio.timeout(10):
+            await it.judge.called.wait()
+        await it.reporter.free(["trajectory/1/1"])
+        it.judge.answers.set()
+        assert await it.reported(1) == {1}
+        assert (it.store.keys, it.reporter.published) == ([], set())
 
 
 async def test_a_full_arena_holds_reports_back_until_a_batch_is_committed(tmp_path):

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from earl.errors import EngineLost, ProcessFailed, VersionGone, WeightsIncomplete
+from earl.errors import EngineLost, PeerLost, ProcessFailed, ReadTimeout, VersionGone, WeightsIncomplete
+from services.rollout import pool as pool_module
 from services.rollout.engines.base import Engine, EngineSpec, GenerateRequest, Generation, LoadReport
 from services.rollout.pool import EnginePool, Publication
 
@@ -175,6 +176,42 @@ async def test_a_restarted_engine_whose_version_is_gone_waits_for_a_newer_one(mo
             assert (len(made), pool.live) == (2, 0)
         await pool.load(published(2))
         assert (pool.live, pool.version) == (1, 2)
+
+
+def fails(monkeypatch, error, times):
+    """The next `times` loads of any engine raise `error`; nobody pauses between tries."""
+    load, left = InMemory.load, [error] * times
+
+    async def failing(self, version, keys, deadline_s):
+        if left:
+            raise left.pop()
+        return await load(self, version, keys, deadline_s)
+
+    monkeypatch.setattr(InMemory, "load", failing)
+    monkeypatch.setattr(pool_module, "RETRY_S", 0.0)
+
+
+@pytest.mark.parametrize(
+    "error, times", [(ReadTimeout("slow"), 2), (WeightsIncomplete("dropped"), 2), (PeerLost("trainer"), 5)]
+)
+async def test_a_restarted_engine_tries_again_to_load(monkeypatch, error, times):
+    async with running(engines=1) as (pool, made, _):
+        await pool.load(published(1))
+        fails(monkeypatch, error, times)
+        made[0].gone.set()
+        await settle()
+        assert (len(made), pool.live) == (2, 1)
+        made[1].answer.set()
+        assert (await pool.generate(request("a"))).versions == [1]
+
+
+async def test_a_restarted_engine_that_cannot_load_ends_the_pool(monkeypatch):
+    async with running(engines=1) as (pool, made, watch):
+        await pool.load(published(1))
+        fails(monkeypatch, ReadTimeout("too slow"), 3)
+        made[0].gone.set()
+        with pytest.raises(ProcessFailed, match="failed 3 times to load version 1: too slow"):
+            await watch
 
 
 async def gone(self, version, keys, deadline_s):
