@@ -91,7 +91,7 @@ def finish(outcome: Outcome, config: RunConfig, *, as_json: bool) -> int:
         sys.stderr.write(f"earl: {reason}; {resume_hint(outcome)}\n")
     for item in outcome.status.evaluations:
         if item.done < item.episodes:
-            sys.stderr.write(f"earl: evaluation {item.name}: only {item.done} of {item.episodes} episodes count\n")
+            sys.stderr.write(f"earl: evaluation {item.name}: only {item.done} of {item.episodes} count\n")
     if as_json:
         print(json.dumps(figures(outcome, config.seed)), flush=True)
     return 0 if outcome.complete else INTERRUPTED

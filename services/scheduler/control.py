@@ -299,9 +299,10 @@ class Scheduler:
         """Raises EpisodesFailing once nothing but failures came for long enough."""
         tickets = self.ledger.given_up
         if tickets >= self.config.scheduler.give_up_after:
+            fault = self.ledger.last_fault or "its lease ended"
             raise EpisodesFailing(
                 f"{tickets} tickets of environment {self.config.environment.name!r} in a row failed "
-                f"{self.config.scheduler.attempts} times each; the last: {self.ledger.last_fault or 'lease ended'}",
+                f"{self.config.scheduler.attempts} times each; the last: {fault}",
                 "mend the environment or environment.task, then go on with --resume",
             )
 
