@@ -143,7 +143,7 @@ class Tickets:
         """Up to `credit` pending tickets, oldest first, now leased to this worker until now + lease_s."""
         member = self.seen(name, incarnation, now)
         book, run = self.book, self.book.run
-        if run.version and member.version > run.version + 1:
+        if run.version and member.version > run.version:
             return []  # holds weights of an abandoned future; it must load the current ones first
         leased: list[Ticket] = []
         while len(leased) < credit and book.pending:
@@ -247,7 +247,7 @@ class Tickets:
             return ""
         if not result.descriptor_key or result.total_tokens < 1:
             return f"no columns: key {result.descriptor_key!r}, {result.total_tokens} tokens"
-        if result.trained_tokens and result.newest_version > self.book.run.version + 1 > 1:
+        if result.trained_tokens and result.newest_version > self.book.run.version > 0:
             return f"version {result.newest_version} was rolled back to {self.book.run.version}"
         return ""
 

@@ -89,6 +89,17 @@ def test_groups_share_the_environments_seed_and_differ_in_the_samplers() -> None
         assert len({one.env_seed for one in members}) == 1 and len({one.sample_seed for one in members}) == 2
 
 
+def test_a_version_that_was_rolled_back_is_not_sampled_from() -> None:
+    ledger = begun(version=2)
+    tickets = lease(ledger, credit=2)
+    ledger.seen("w", 1, 0.0, 3)
+    assert lease(ledger) == []
+    refused = (Verdict.RETRIED, "version 3 was rolled back to 2")
+    assert finish(ledger, tickets, newest_version=3) == [refused, refused]
+    ledger.seen("w", 1, 0.0, 2)
+    assert lease(ledger)
+
+
 def test_attempts_run_out_and_the_group_is_replaced_by_another() -> None:
     ledger = begun()
     first = lease(ledger)[0]
