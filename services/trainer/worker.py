@@ -42,7 +42,7 @@ from services.trainer.tickets import TicketSet
 log = logging.getLogger(__name__)
 
 PLAN, IDLE, SAVE, LEAVE, OVER = b"P", b"I", b"S", b"L", b"O"
-# Plans in a row that could not be read before the trainer gives up, and the longest pause in between.
+# Plans in a row that could not be trained before the trainer gives up, and the longest pause in between.
 ABANDONED_PLANS = 20
 PAUSE_S = 2.0
 PATHS = ("shm", "ucx-tcp", "ucx-rdma")
@@ -165,27 +165,28 @@ class Trainer:
             self._save()
 
     def _read(self, plan: Plan) -> bool:
-        """Whether every rank has its sequences."""
+        """Whether every rank has its sequences, all fit to be trained on.
+
+        Columns that are not are as good as lost: a plan abandoned often enough has its tickets retried.
+        """
         deadline_s = self._config.data_plane.read_s
-        problem = ""
+        readable = True
         try:
             items = plan.ranks[self._group.rank]
             work = read_columns(self._dispatcher, self._columns, items, deadline_s)
             self._side.run(work, deadline_s + READ_SLACK_S)
-        except DataPlaneError as error:
-            problem = str(error)
-            log.warning("batch %d cannot be read: %s", plan.batch_id, error)
-        if not self._group.agree(not problem):
-            return False
-        self._columns.validate(self._stepper.policy.spec.vocab)
-        return True
+            self._columns.validate(self._stepper.policy.spec.vocab)
+        except (DataPlaneError, TrainerError) as error:
+            readable = False
+            log.warning("batch %d cannot be trained: %s", plan.batch_id, error)
+        return self._group.agree(readable)
 
     def _abandon(self, plan: Plan) -> None:
         self._abandoned += 1
         if self._abandoned >= ABANDONED_PLANS:
             raise TrainerError(
-                f"{self._abandoned} plans in a row could not be read, the last one batch {plan.batch_id}",
-                "are the rollout workers alive? the log names what was missing",
+                f"{self._abandoned} plans in a row could not be trained, the last one batch {plan.batch_id}",
+                "are the rollout workers alive? the log names what was missing or wrong",
             )
         if self._lead is not None:
             # The scheduler needs a moment to learn which worker is gone.

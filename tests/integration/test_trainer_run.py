@@ -152,12 +152,32 @@ async def test_a_batch_whose_columns_are_gone_is_abandoned_until_it_is_played_ag
         await stack.start("trainer")
         client = Client(stack.processes["trainer"].address, TrainerServiceStub)
         async with asyncio.timeout(30):
-            while "cannot be read" not in stack.log("trainer"):
+            while "cannot be trained" not in stack.log("trainer"):
                 await client.call("GetTrainerStatus", trainer_pb2.GetTrainerStatusRequest(), deadline_s=10)
         await client.close()
         async with PlayedRollout(stack) as rollout:
             status = await rollout.play(done)
         assert await stack.ended("trainer") == 0, stack.log("trainer")
+        assert balanced(status)
+        assert status.ledger.trained == (WARMUP + STEPS) * 8
+
+
+async def test_columns_that_cannot_be_trained_on_are_played_again(tmp_path: Path) -> None:
+    async with Stack(configuration(tmp_path)) as stack:
+        await stack.up("valkey", "model", "scheduler")
+        async with PlayedRollout(stack) as rollout:
+            await rollout.play(lambda status: status.ledger.ready >= 8)
+            key = rollout.store.keys[0]
+            layouts = await rollout.reader.describe((key,))
+            columns = {name: np.zeros(one.shape, one.dtype) for name, one in layouts.items()}
+            columns["tokens"][-1] = 10**6
+            await rollout.store.remove(key)
+            await rollout.store.put(key, columns)
+            starting = asyncio.create_task(stack.start("trainer"))
+            status = await rollout.play(done)
+            await starting
+        assert await stack.ended("trainer") == 0, stack.log("trainer")
+        assert f"{key}: position" in stack.log("trainer")
         assert balanced(status)
         assert status.ledger.trained == (WARMUP + STEPS) * 8
 
