@@ -161,7 +161,9 @@ class Arena:
 
 
 class MappedArena:
-    """Another process's arena, read-only."""
+    """Another process's arena, read-only. Dropping the last reference closes it."""
+
+    _fd = -1
 
     def __init__(self, path: str, nonce: int, incarnation: int) -> None:
         """Map it. Raises RegionGone when the file is gone or another's, TransportUnavailable when barred."""
@@ -233,6 +235,10 @@ class MappedArena:
             os.close(self._fd)
             self._fd = -1
             del self.memory, self._table, self._map
+
+    def __del__(self) -> None:
+        # A file descriptor left open would keep the memory of an arena whose owner removed it.
+        self.close()
 
 
 def _table(mapped: mmap.mmap, header: Header) -> np.ndarray:

@@ -20,6 +20,7 @@ from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef, ShardRef, 
 from earl.dispatch.dispatcher import refuse_unmet
 from earl.dispatch.layout import Box
 from earl.dispatch.serving import ServingProcess
+from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import (
     ArenaFull,
     ConfigError,
@@ -114,6 +115,29 @@ def test_closing_removes_file_and_directory(tmp_path: Path):
     assert directory.exists()
     two.close()
     assert not directory.exists()
+
+
+def open_files(path: Path) -> list[str]:
+    """Descriptors and mappings of this process, of a file that may be removed."""
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in (*links, *mapped) if str(path) in line]
+
+
+async def test_a_reader_lets_go_of_removed_arenas(tmp_path: Path):
+    transport = SharedMemory()
+    one, two = (Arena.create(tmp_path / "arenas", name, 1, 4096) for name in ("one", "two"))
+    held = (await transport.open(one.ref)).view(np.dtype(np.uint8), 0, (8,))
+    one.close()
+    path = Path(one.ref.path)
+    del one
+    assert open_files(path)
+    await transport.open(two.ref)
+    assert bytes(held) == b"EARLARN1"  # who still reads it may finish
+    del held
+    assert not open_files(path)
+    await transport.close()
+    two.close()
 
 
 def test_another_file_is_refused(arena: Arena, tmp_path: Path):

@@ -89,7 +89,7 @@ class SharedMemory(Transport):
     def _forget_abandoned(self) -> None:
         for key, mapped in list(self._mapped.items()):
             if mapped.abandoned:
-                del self._mapped[key]  # a read still copying keeps its own reference
+                del self._mapped[key]  # closed once the last read that still copies lets go of it
 
 
 def _copy_all(mapped: MappedArena, pieces: Sequence[Piece], verify: bool, stop: threading.Event) -> None:
