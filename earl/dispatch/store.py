@@ -77,6 +77,7 @@ class _Entry:
     region: Region
     specs: dict[str, TensorSpec]
     offsets: dict[str, int]
+    # Of the published descriptor; empty before publish and once withheld.
     encoded: bytes = b""
 
 
@@ -183,6 +184,17 @@ class TensorStore:
             self._renewing = asyncio.create_task(self._renew(), name="renew descriptors")
         return descriptors
 
+    async def withhold(self, keys: str | Iterable[str]) -> None:
+        """Forget their descriptors for good, so that no reader comes; regions and who reads them stay.
+
+        Keys not held are ignored. Raises BusUnavailable.
+        """
+        keys = [keys] if isinstance(keys, str) else list(keys)
+        held = [key for key in keys if key in self._entries]
+        for key in held:
+            self._entries[key].encoded = b""
+        await self._registry.remove(held)
+
     async def remove(self, keys: str | Iterable[str]) -> None:
         """Free their regions and forget their descriptors; keys not held are ignored."""
         keys = [keys] if isinstance(keys, str) else list(keys)
@@ -229,15 +241,21 @@ class TensorStore:
             if entry is not None:
                 entry.region.free()
 
+    def _published(self) -> dict[str, bytes]:
+        return {key: entry.encoded for key, entry in self._entries.items() if entry.encoded}
+
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._registry.lease_s / _RENEWALS_PER_LEASE)
             try:
-                lapsed = await self._registry.renew([k for k, e in self._entries.items() if e.encoded])
-                again = {key: self._entries[key].encoded for key in lapsed if key in self._entries}
+                lapsed = await self._registry.renew(list(self._published()))
+                published = self._published()
+                again = {key: published[key] for key in lapsed if key in published}
                 if again:
                     log.warning("published %d descriptors again that had lapsed", len(again))
                     await self._registry.publish_encoded(again)
+                    # Those removed or withheld meanwhile must not have come back.
+                    await self._registry.remove(again.keys() - self._published().keys())
             except BusUnavailable as error:
                 log.warning("leases of %s not renewed: %s", self.arena.ref.owner, error)
 

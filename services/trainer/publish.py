@@ -1,7 +1,7 @@
 """Two slots of published weights in each rank's arena.
 
     publish(v):  retire v-2 ─► copy own shards into its slot ─► descriptors ─► all ranks ─► WeightsPublished
-                    │ descriptors removed, then readers awaited: acknowledged, or lease ended
+                    │ all ranks withhold their descriptors, then readers awaited: acknowledged, or lease ended
                     └─ a late reader finds the slot's generation changed: VersionGone
 
 Promise: while anyone may read a slot, nobody writes it, so that the next optimizer step never changes
@@ -87,6 +87,8 @@ class WeightSlots:
         self._hurry = hurry or threading.Event()
         # Versions in the slots, oldest first.
         self._held: list[int] = []
+        # The version withheld last, on every rank; on rank 0, the wait for its readers.
+        self._withheld = 0
         self._retiring: concurrent.futures.Future[None] | None = None
         self._size_bytes = sum(int(np.prod(shard.shape)) * numpy_dtype(dtype).itemsize for shard in shards)
 
@@ -94,9 +96,17 @@ class WeightSlots:
         return f"weights/{version}/{self._name}-{rank}"
 
     def retire_early(self) -> None:
-        """Start freeing the slot that the next version needs, while the step that makes it computes."""
-        if self._group.leads and len(self._held) == SLOTS and self._retiring is None:
-            self._retiring = self._side.submit(self._retire(self._held[0]))
+        """Start freeing the slot that the next version needs, while the step that makes it computes.
+
+        A collective: no rank may renew its descriptor once readers are waited for. Raises BusUnavailable.
+        """
+        if len(self._held) < SLOTS or self._withheld == self._held[0]:
+            return
+        self._withheld = self._held[0]
+        self._side.run(self._store.withhold([self.key(self._withheld, self._group.rank)]), CALL_S)
+        self._group.barrier()
+        if self._group.leads:
+            self._retiring = self._side.submit(self._retire(self._withheld))
 
     def publish(self, version: int) -> None:
         """Copy the parameters as they are now into a slot and make them known. A collective.
@@ -134,7 +144,8 @@ class WeightSlots:
         return self._store.reserve(key, specs, version)
 
     async def _retire(self, version: int) -> None:
-        """Take no new readers, then wait for those that are reading."""
+        """Wait for those that are reading a withheld version."""
+        # Once more: another rank's renewal may have been under way while it withheld.
         await self._registry.remove([self.key(version, rank) for rank in range(self._group.size)])
         readers = self._bus.key("weights", version, "readers")
         poll_s = POLL_S

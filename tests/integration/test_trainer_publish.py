@@ -154,6 +154,17 @@ def test_a_slot_waits_for_its_reader_to_acknowledge(plane: Plane) -> None:
     assert held.keys() == plane.read(3).keys()
 
 
+def test_a_version_that_retires_takes_no_new_readers(plane: Plane) -> None:
+    plane.slots.publish(1)
+    plane.slots.retire_early()
+    plane.read(1)
+    plane.slots.publish(2)
+    plane.slots.retire_early()
+    with pytest.raises(VersionGone):
+        plane.read(1)
+    plane.read(2)
+
+
 def test_a_lease_that_ended_holds_no_slot(plane: Plane) -> None:
     plane.slots.publish(1)
     plane.slots.publish(2)
