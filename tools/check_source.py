@@ -2,8 +2,9 @@
 
 Two rules. Nothing that runs code from data (pickle and its kin, torch.load, yaml.load, remote model
 code): whoever can write to a checkpoint, a socket or a bus would own the process. And generated
-stubs only at the edges (rpc, bus, codecs, servicers), so that contracts can grow without touching
-what decides. Prints `path:line: what; remedy` for each finding; exit code 1 if there is any.
+stubs only at the edges (STUB_IMPORTERS: rpc, bus, codecs, servicers and their like), so that
+contracts can grow without touching what decides. Prints `path:line: what; remedy` for each finding;
+exit code 1 if there is any.
 """
 
 from __future__ import annotations

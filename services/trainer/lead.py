@@ -9,17 +9,15 @@ import logging
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.rpc.server import Server
-from earl.v1.trainer_pb2_grpc import add_TrainerServiceServicer_to_server
 from services.trainer.activity import Activity
 from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
 from services.trainer.manifest import Progress
 from services.trainer.requests import Requests
-from services.trainer.servicer import TrainerServicer
+from services.trainer.servicer import serve
 from services.trainer.side import Side
 
 log = logging.getLogger(__name__)
 
-SERVICE = "earl.v1.TrainerService"
 # A NextBatch call waits this long for a plan; other ranks wait with it.
 WAIT_S = 2.0
 # How soon a request (stop, save) is noticed while waiting for a plan.
@@ -45,8 +43,7 @@ class Lead:
     async def start(self, token: str) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(self._link.worker.name, self._config.trainer.bind, token=token, drain_s=1.0)
-        servicer = TrainerServicer(self._activity, self._requests, self._link)
-        server.add(add_TrainerServiceServicer_to_server, servicer, SERVICE)
+        serve(server, self._activity, self._requests, self._link)
         address = await server.start()
         lease_s, _ = await self._link.join(address)
         self._period_s = min(self._config.scheduler.heartbeat_s, lease_s / 3)

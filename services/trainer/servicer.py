@@ -6,12 +6,14 @@ import asyncio
 import os
 
 from earl.errors import DeadlineExceeded
+from earl.rpc.server import Server
 from earl.v1 import common_pb2, trainer_pb2
-from earl.v1.trainer_pb2_grpc import TrainerServiceServicer
+from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
 from services.trainer.activity import Activity
 from services.trainer.codec_scheduler import SchedulerLink
 from services.trainer.requests import Requests
 
+SERVICE = "earl.v1.TrainerService"
 # Longest wait for the step boundary at which a checkpoint is saved.
 SAVE_S = 300.0
 
@@ -43,6 +45,12 @@ class TrainerServicer(TrainerServiceServicer):
                 f"no step boundary came within {SAVE_S:g} s", "ask again; a step may be that long"
             ) from None
         return trainer_pb2.SaveCheckpointResponse(path=path, version=version)
+
+
+def serve(server: Server, activity: Activity, requests: Requests, link: SchedulerLink) -> None:
+    """Adds the service to a server that has not started yet."""
+    servicer = TrainerServicer(activity, requests, link)
+    server.add(add_TrainerServiceServicer_to_server, servicer, SERVICE)
 
 
 def _resident_bytes() -> int:
