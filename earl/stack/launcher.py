@@ -87,9 +87,15 @@ async def launch(
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The configuration with free ports in place of 0, so that a restarted service keeps its address."""
+    """The configuration with free ports in place of 0, so that a restarted service keeps its address.
+
+    Rollout workers and the trainer say where they serve when they join, so theirs stays 0; a port that
+    the run file names for them must be free all the same. Raises ConfigError, PortInUse.
+    """
     scheduler = resolve_bind(config.scheduler.bind, "scheduler.bind")
     gateway = resolve_bind(config.gateway.bind, "gateway.bind")
+    resolve_bind(config.rollout.bind, "rollout.bind")
+    resolve_bind(config.trainer.bind, "trainer.bind")
     return config.model_copy(
         update={
             "scheduler": config.scheduler.model_copy(update={"bind": scheduler}),
