@@ -126,8 +126,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def SetParallelism(self, request, context):
         raise LedgerError(
-            "scheduler.selector is off: parallelism stays as the run file has it",
-            "set rollout.tp, rollout.engines or trainer.ranks in the run file",
+            "parallelism cannot change while a run is going yet: it stays as the run file has it",
+            "set rollout.tp, rollout.engines or trainer.ranks in the run file before it starts",
         )
 
     def _workers(self) -> list[scheduler_pb2.WorkerStatus]:
