@@ -92,7 +92,7 @@ class ModelSpec:
 def load_spec(path: str | Path) -> ModelSpec:
     """The spec of the checkpoint in directory `path`.
 
-    Raises ModelNotFound (no directory, no config.json, not JSON) and UnsupportedModel.
+    Raises ModelNotFound (no directory, no config.json, not JSON, a key missing) and UnsupportedModel.
     """
     file = Path(path) / "config.json"
     if not file.parent.is_dir():
@@ -110,7 +110,10 @@ def load_spec(path: str | Path) -> ModelSpec:
 
 
 def spec_of(config: dict[str, Any], source: str = "config.json") -> ModelSpec:
-    """The spec of a transformers configuration, given as its dictionary."""
+    """The spec of a transformers configuration, given as its dictionary.
+
+    Raises ModelNotFound (a key missing) and UnsupportedModel.
+    """
     family = config.get("model_type", "")
     if family not in FAMILIES:
         raise UnsupportedModel(
@@ -147,7 +150,7 @@ def spec_of(config: dict[str, Any], source: str = "config.json") -> ModelSpec:
             rope=_rope_of(config, source),
         )
     except KeyError as error:
-        raise UnsupportedModel(f"{source}: {error.args[0]} is missing", "save the checkpoint again") from None
+        raise ModelNotFound(f"{source}: {error.args[0]} is missing", "save the checkpoint again") from None
 
 
 def _rope_of(config: dict[str, Any], source: str) -> Rope:

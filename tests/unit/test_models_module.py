@@ -150,6 +150,13 @@ def test_what_is_not_supported_is_refused(change, words):
         spec_of(CONFIGS["llama"].to_dict() | change)
 
 
+def test_a_key_that_is_missing_is_named():
+    config = CONFIGS["llama"].to_dict()
+    del config["hidden_size"]
+    with pytest.raises(ModelNotFound, match="hidden_size is missing"):
+        spec_of(config)
+
+
 def test_older_configuration_keys():
     config = CONFIGS["llama"].to_dict()
     del config["rope_parameters"]
