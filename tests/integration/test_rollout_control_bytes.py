@@ -1,8 +1,11 @@
 """Nothing bulky on the control plane: twice the tokens cost the same bytes of gRPC and Redis.
 
 The two runs play the same games (equal seeds, scripted play); a prefix before every observation makes
-each trajectory of the second one twice as long. Counted are all bytes between the worker and the
-scheduler, by a relay, and all that Redis received and sent for anybody: ledger, events, descriptors.
+each trajectory of the second one twice as long. Counted are, by a relay, all bytes that the rollout
+worker and the trainer exchange with the scheduler (tickets, results, batch plans, commits), and all that
+Redis received and sent for anybody: ledger, events, descriptors. What depends on the time that a run
+takes, not on its work, is kept out of the comparison: heartbeats and lease renewals come too seldom for
+a run of this length, and the trainer waits for a plan in one call.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ TURN = 12
 PREFIX = 100
 BATCHES = 4
 EPISODES = 256
+# Longer than a run takes.
+SELDOM_S = 600.0
+# The scheduler answers NextBatch after 20 s at the latest.
+WAIT_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -49,12 +56,16 @@ async def play(directory: Path, prefix_tokens: int) -> Cost:
             "scratch": {"max_positions": 2048},
         },
         rollout={"max_sequences": 64, "max_context_tokens": 2048, "arena_bytes": 64 << 20},
+        scheduler={"heartbeat_s": SELDOM_S, "membership_s": 3 * SELDOM_S, "lease_s": 3 * SELDOM_S},
         warmup={"batches": BATCHES, "batch_episodes": EPISODES},
     )
     stack = Stack(config)
     async with stack:
         await stack.up("valkey", "model", "scheduler", "gateway", "env-0")
-        async with Meter(stack.scheduler) as meter, PlayedTrainer(stack) as trainer:
+        async with (
+            Meter(stack.scheduler) as meter,
+            PlayedTrainer(stack, scheduler=meter.address, beat_s=SELDOM_S, wait_s=WAIT_S) as trainer,
+        ):
             before = await redis_bytes(trainer)
             await stack.start("rollout-0", {"EARL_SCHEDULER": meter.address})
             tokens = trajectories = 0

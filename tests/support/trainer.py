@@ -33,7 +33,6 @@ COLUMNS: Mapping[str, type] = {
 }
 NAME = "trainer"
 CALL_S = 30.0
-BEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +44,19 @@ class Sequence:
 
 
 class PlayedTrainer:
-    """async with PlayedTrainer(stack) as trainer: joined, reconciled, version 1 published."""
+    """async with PlayedTrainer(stack) as trainer: joined, reconciled, version 1 published.
 
-    def __init__(self, stack: Stack) -> None:
+    scheduler: where it is called, the stack's own address if empty. beat_s: between heartbeats.
+    wait_s: of one NextBatch call.
+    """
+
+    def __init__(
+        self, stack: Stack, *, scheduler: str = "", beat_s: float = 1.0, wait_s: float = 1.0
+    ) -> None:
         self._stack = stack
+        self._address = scheduler or stack.scheduler
+        self._beat_s = beat_s
+        self._wait_s = wait_s
         self.version = 1
         self._weights: dict[str, np.ndarray] = {}
 
@@ -56,7 +64,7 @@ class PlayedTrainer:
         stack = self._stack
         config = stack.config.data_plane
         self.bus: Bus = await stack.bus()
-        self.client = Client(stack.scheduler, SchedulerServiceStub)
+        self.client = Client(self._address, SchedulerServiceStub)
         self.registry = Registry(self.bus.redis, self.bus.prefix, config.descriptor_lease_s)
         self.worker = common_pb2.Worker(
             name=NAME, incarnation=secrets.randbits(64), stage=common_pb2.STAGE_TRAINER
@@ -116,14 +124,13 @@ class PlayedTrainer:
                 await self.call("Heartbeat", beat)
             except UnknownWorker:
                 await self.join()
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self._beat_s)
 
     async def next_batch(self, calls: int = 30) -> scheduler_pb2.BatchPlan | None:
         """The next plan; None when the run is over. Fails the test if none comes."""
         for _ in range(calls):
-            answer = await self.call(
-                "NextBatch", scheduler_pb2.NextBatchRequest(worker=self.worker, ranks=1, wait_s=1.0)
-            )
+            asked = scheduler_pb2.NextBatchRequest(worker=self.worker, ranks=1, wait_s=self._wait_s)
+            answer = await self.call("NextBatch", asked)
             if answer.stop:
                 return None
             if answer.HasField("plan"):
