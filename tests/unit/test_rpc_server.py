@@ -75,10 +75,10 @@ REQUEST = env_pb2.ListEnvironmentsRequest()
 
 
 async def test_error_arrives_as_its_class(client, scripted):
-    scripted.failures = [errors.LeaseExpired("lease 7 ended", "ask again")]
-    with pytest.raises(errors.LeaseExpired) as caught:
+    scripted.failures = [errors.UnknownWorker("no worker rollout-7", "join again")]
+    with pytest.raises(errors.UnknownWorker) as caught:
         await client.call("ListEnvironments", REQUEST, deadline_s=5)
-    assert (caught.value.message, caught.value.remedy) == ("lease 7 ended", "ask again")
+    assert (caught.value.message, caught.value.remedy) == ("no worker rollout-7", "join again")
     assert scripted.calls == 1
 
 

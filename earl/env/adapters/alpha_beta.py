@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 from functools import cache
 
-Moves = list[int]
-
 # --- tic-tac-toe: a board is a string of nine characters, "x", "o" or "." --------------------
 
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))

@@ -12,7 +12,6 @@ Weights are fused for speed; `weights` still names every slice as transformers d
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -277,7 +276,3 @@ class Runner:
         if group > 1 and queries > 1:
             visible = visible.repeat(1, group, 1)
         return _Bucket(rows, keys, length, there, back, queries, visible[:, None])
-
-    def kv_bytes(self) -> int:
-        """Bytes of this rank's KV cache."""
-        return 2 * self.spec.layers * math.prod(self._layers[0].keys.shape) * self.dtype.itemsize
