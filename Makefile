@@ -1,4 +1,4 @@
-# Everything a contributor needs. Each target does its own set-up: a fresh clone needs only Python >= 3.11.
+# Everything a contributor needs. Each target does its own set-up: a fresh clone needs Python >= 3.11 and a package index.
 #   make demo    train the tic-tac-toe agent, live view, report at the end
 #   make test    the default test suite          make test-slow   the rest, minutes
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
