@@ -110,7 +110,7 @@ def test_chunked_logprobs_equal_whole(monkeypatch):
     spec = spec_of(CONFIGS["llama"].to_dict())
     decoder = Decoder(spec)
     initialise(decoder, 3)
-    tokens, targets = torch.randint(spec.vocab, (2, 40))
+    tokens, targets = torch.randint(spec.vocab, (2, 40), generator=torch.Generator().manual_seed(5))
     heat = torch.linspace(0.5, 2.0, 40)
 
     def run():
@@ -124,7 +124,8 @@ def test_chunked_logprobs_equal_whole(monkeypatch):
     whole = run()
     monkeypatch.setattr(module_under_test, "CHUNK_ELEMENTS", spec.vocab * 7)
     for a, b in zip(whole, run(), strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
+        # A gradient adds up 40 tokens, in another order: float32 rounds it differently.
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
 def test_packing_goes_there_and_back():
