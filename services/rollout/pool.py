@@ -124,8 +124,16 @@ class EnginePool:
         await asyncio.gather(*(engine.stop() for engine in engines))
 
     async def _start(self, member: _Member) -> None:
-        engine = self._make(member.spec)
-        await engine.start()
+        """Starts its engine; one whose processes die while starting is tried ATTEMPTS times."""
+        for attempt in range(1, ATTEMPTS + 1):
+            engine = self._make(member.spec)
+            try:
+                await engine.start()
+                break
+            except EngineLost as lost:
+                if attempt == ATTEMPTS:
+                    raise
+                log.warning("engine %s died while starting, trying again: %s", member.spec.name, lost)
         member.engine, member.version, member.publication, member.running = engine, 0, 0, 0
         member.starts += 1
 
