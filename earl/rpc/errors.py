@@ -17,6 +17,8 @@ from earl.errors import EarlError
 
 DOMAIN = "earl"
 DETAILS_KEY = "grpc-status-details-bin"
+# What grpc.aio says, on this side, of a write into a stream whose connection just broke.
+_BROKEN_WRITE = "Internal error from Core"
 # Trailing metadata is bounded by the peer (8 KiB by default); a message is never that long.
 MAX_TEXT_BYTES = 1024
 
@@ -97,6 +99,8 @@ def from_call(error: grpc.aio.AioRpcError, called: str) -> EarlError:
     if sent is not None:
         return sent
     code = error.code()
+    if code is grpc.StatusCode.INTERNAL and error.details() == _BROKEN_WRITE:
+        code = grpc.StatusCode.UNAVAILABLE
     cls = _BY_CODE.get(code, errors.RpcError)
     text = bounded(f"{called} failed with {code.name}: {error.details() or 'no details'}")
     return cls(text, _REMEDIES.get(cls, ""))

@@ -7,6 +7,7 @@ from earl.config.model import ModelConfig
 from earl.models.create import create_model
 
 SCRIPT = """
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -39,6 +40,8 @@ for name, parameter in part.named_parameters():
         dist.all_reduce(parameter.grad)  # of a rank's own heads only
     box = tp_box(name, spec.shapes()[name], spec, rank, 2)
     assert torch.allclose(parameter.grad, gradients[name][box.slices()], atol=1e-5), name
+dist.barrier()
+os._exit(0)  # gloo's threads may abort an orderly exit
 """
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 from earl import errors
 from earl.obs.log import JsonLines
 from earl.rpc import auth
-from earl.rpc.errors import MAX_TEXT_BYTES, bounded, catalogue, from_status, status_code, to_status
+from earl.rpc.errors import (
+    MAX_TEXT_BYTES,
+    bounded,
+    catalogue,
+    from_call,
+    from_status,
+    status_code,
+    to_status,
+)
 
 
 @pytest.mark.parametrize("name", sorted(catalogue()))
@@ -68,3 +77,10 @@ def test_log_lines_are_json():
     line = json.loads(JsonLines("env_gateway").format(record))
     assert line["message"] == "lost host-1"
     assert (line["process"], line["level"], line["sessions"]) == ("env_gateway", "warning", 3)
+
+
+def test_a_write_into_a_broken_connection_is_unavailable():
+    broken = grpc.aio.AioRpcError(
+        grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core"
+    )
+    assert isinstance(from_call(broken, "Play"), errors.ServiceUnavailable)
