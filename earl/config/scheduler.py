@@ -28,6 +28,8 @@ class SchedulerConfig(Section):
     episode_s: float = Field(default=300.0, gt=0)
     max_turns: int = Field(default=64, ge=1)
     temperature: float = Field(default=1.0, ge=0)
+    # Trajectories of each batch that the report shows as conversations.
+    transcripts: int = Field(default=2, ge=0)
     heartbeat_s: float = Field(default=1.0, gt=0)
     membership_s: float = Field(default=10.0, gt=0)
     bind: str = "127.0.0.1:0"
@@ -44,3 +46,5 @@ class EvaluationConfig(Section):
     # Episodes of those in between; 0: as many as at the end.
     every_episodes: int = Field(default=0, ge=0)
     temperature: float = Field(default=1.0, ge=0)
+    # Keep the checkpoint of the version with the best mean reward, whatever keep_checkpoints says.
+    keep_best: bool = True

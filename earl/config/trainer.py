@@ -32,8 +32,23 @@ class TrainerConfig(Section):
     entropy_coefficient: float = Field(default=0.0, ge=0)
     # Entropy bonus at the end of the run, as a fraction; linear decay in between.
     entropy_final_fraction: float = Field(default=1.0, ge=0, le=1)
-    # KL to the policy that training started from (k3 estimator); 0: no reference model is kept.
+    # What the engine recorded against what the trainer computes for the same tokens. "behaviour": the
+    # ratio is taken to the engine's log-probs. "truncated": the ratio is taken to the trainer's own
+    # log-probs at the start of the batch, and each token weighs min(trainer / engine, importance_cap)
+    # (truncated importance sampling).
+    importance: Literal["behaviour", "truncated"] = "behaviour"
+    importance_cap: float = Field(default=2.0, gt=0)
+    # KL to the policy that reinforcement learning started from (k3 estimator), whose log-probs the
+    # reference stage computes; 0: there is no such stage.
     kl_coefficient: float = Field(default=0.0, ge=0)
+    # What forward and backward compute in; parameters and moments stay float32. Empty: model.dtype.
+    dtype: Literal["", "float32", "bfloat16"] = ""
+    # Keep only each block's input for the backward pass and compute the rest again.
+    activation_checkpointing: bool = False
+    # Train low-rank adapters of this rank on lora_targets and nothing else; 0: every parameter.
+    lora_rank: int = Field(default=0, ge=0)
+    lora_alpha: float = Field(default=32.0, gt=0)
+    lora_targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     # Optimizer steps per batch: the batch is cut into this many mini-batches...
     minibatches: int = Field(default=1, ge=1)
     # ...and gone through this often.
@@ -44,6 +59,21 @@ class TrainerConfig(Section):
     checkpoint_every: int = Field(default=20, ge=0)
     keep_checkpoints: int = Field(default=2, ge=1)
     arena_bytes: int = Field(default=0, ge=0)  # 0: two slots of this rank's shards, and a margin
+    bind: str = "127.0.0.1:0"
+
+
+class ReferenceConfig(Section):
+    """The reference stage: the policy that reinforcement learning started from, in its own parallelism."""
+
+    # Data-parallel ranks, each of them tp processes; used when trainer.kl_coefficient > 0.
+    dp: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(default=1, ge=1)
+    # Tokens of one forward pass on one rank.
+    microbatch_tokens: int = Field(default=16_384, ge=64)
+    # Log-probs that wait for the trainer; 0: what (staleness + 1) batches need, and a margin.
+    arena_bytes: int = Field(default=0, ge=0)
     bind: str = "127.0.0.1:0"
 
 

@@ -259,14 +259,16 @@ class Result(_message.Message):
     def __init__(self, session: _Optional[int] = ..., seq: _Optional[int] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., reward: _Optional[float] = ..., done: _Optional[bool] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., message: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., queue_s: _Optional[float] = ..., host_s: _Optional[float] = ...) -> None: ...
 
 class Observation(_message.Message):
-    __slots__ = ("text", "legal_actions", "tool_results")
+    __slots__ = ("text", "legal_actions", "tool_results", "role")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LEGAL_ACTIONS_FIELD_NUMBER: _ClassVar[int]
     TOOL_RESULTS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     text: str
     legal_actions: _containers.RepeatedScalarFieldContainer[str]
     tool_results: _containers.RepeatedCompositeFieldContainer[ToolResult]
-    def __init__(self, text: _Optional[str] = ..., legal_actions: _Optional[_Iterable[str]] = ..., tool_results: _Optional[_Iterable[_Union[ToolResult, _Mapping]]] = ...) -> None: ...
+    role: str
+    def __init__(self, text: _Optional[str] = ..., legal_actions: _Optional[_Iterable[str]] = ..., tool_results: _Optional[_Iterable[_Union[ToolResult, _Mapping]]] = ..., role: _Optional[str] = ...) -> None: ...
 
 class ToolResult(_message.Message):
     __slots__ = ("id", "text", "is_error")

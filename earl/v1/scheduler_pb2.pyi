@@ -104,7 +104,7 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent")
+    __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class Ticket(_message.Message):
     MAX_TURNS_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     fence: int
@@ -139,7 +140,8 @@ class Ticket(_message.Message):
     max_turns: int
     evaluation: str
     traceparent: str
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    transcript: bool
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., fence: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., actor: _Optional[_Union[_common_pb2.Actor, str]] = ..., group_id: _Optional[int] = ..., environment: _Optional[str] = ..., task_json: _Optional[str] = ..., env_seed: _Optional[int] = ..., sample_seed: _Optional[int] = ..., min_version: _Optional[int] = ..., temperature: _Optional[float] = ..., episode_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., max_turns: _Optional[int] = ..., evaluation: _Optional[str] = ..., traceparent: _Optional[str] = ..., transcript: _Optional[bool] = ...) -> None: ...
 
 class LeaseTicketsRequest(_message.Message):
     __slots__ = ("worker", "credit", "wait_s")
@@ -184,7 +186,7 @@ class RenewLeasesResponse(_message.Message):
     def __init__(self, lost: _Optional[_Iterable[_Union[AttemptRef, _Mapping]]] = ...) -> None: ...
 
 class AttemptResult(_message.Message):
-    __slots__ = ("attempt", "ending", "reward", "prompt_tokens", "total_tokens", "trained_tokens", "turns", "oldest_version", "newest_version", "descriptor_key", "metrics", "message", "turn_tokens")
+    __slots__ = ("attempt", "ending", "reward", "prompt_tokens", "total_tokens", "trained_tokens", "turns", "oldest_version", "newest_version", "descriptor_key", "metrics", "message", "turn_tokens", "transcript")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +207,7 @@ class AttemptResult(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPT_FIELD_NUMBER: _ClassVar[int]
     attempt: AttemptRef
     ending: _common_pb2.Ending
     reward: float
@@ -218,7 +221,18 @@ class AttemptResult(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     message: str
     turn_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, attempt: _Optional[_Union[AttemptRef, _Mapping]] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., reward: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., turns: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., message: _Optional[str] = ..., turn_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    transcript: _containers.RepeatedCompositeFieldContainer[TranscriptTurn]
+    def __init__(self, attempt: _Optional[_Union[AttemptRef, _Mapping]] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., reward: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., turns: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., message: _Optional[str] = ..., turn_tokens: _Optional[_Iterable[int]] = ..., transcript: _Optional[_Iterable[_Union[TranscriptTurn, _Mapping]]] = ...) -> None: ...
+
+class TranscriptTurn(_message.Message):
+    __slots__ = ("role", "text", "tokens")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    text: str
+    tokens: int
+    def __init__(self, role: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class CompleteTicketsRequest(_message.Message):
     __slots__ = ("worker", "results")
@@ -244,7 +258,7 @@ class CompleteTicketsResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[CompleteTicketsResponse.Item, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward")
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_key")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +268,7 @@ class BatchItem(_message.Message):
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_KEY_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     descriptor_key: str
@@ -263,7 +278,8 @@ class BatchItem(_message.Message):
     stop_token: int
     group_id: int
     reward: float
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ...) -> None: ...
+    reference_key: str
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_key: _Optional[str] = ...) -> None: ...
 
 class RankItems(_message.Message):
     __slots__ = ("items",)
@@ -306,12 +322,16 @@ class NextBatchRequest(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., ranks: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class NextBatchResponse(_message.Message):
-    __slots__ = ("plan", "stop")
+    __slots__ = ("plan", "stop", "best_version", "keep_versions")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    BEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEEP_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     plan: BatchPlan
     stop: bool
-    def __init__(self, plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., stop: _Optional[bool] = ...) -> None: ...
+    best_version: int
+    keep_versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, plan: _Optional[_Union[BatchPlan, _Mapping]] = ..., stop: _Optional[bool] = ..., best_version: _Optional[int] = ..., keep_versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitBatchRequest(_message.Message):
     __slots__ = ("worker", "batch_id", "version", "metrics")
@@ -378,6 +398,74 @@ class ReconcileResponse(_message.Message):
     rolled_back: int
     def __init__(self, rolled_back: _Optional[int] = ...) -> None: ...
 
+class ReferenceItem(_message.Message):
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "total_tokens")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    attempt: int
+    descriptor_key: str
+    total_tokens: int
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., total_tokens: _Optional[int] = ...) -> None: ...
+
+class ReferenceRankItems(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[ReferenceItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[ReferenceItem, _Mapping]]] = ...) -> None: ...
+
+class LeaseReferenceRequest(_message.Message):
+    __slots__ = ("worker", "ranks", "credit_tokens", "wait_s")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    ranks: int
+    credit_tokens: int
+    wait_s: float
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., ranks: _Optional[int] = ..., credit_tokens: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class LeaseReferenceResponse(_message.Message):
+    __slots__ = ("fence", "ranks", "stop")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    fence: int
+    ranks: _containers.RepeatedCompositeFieldContainer[ReferenceRankItems]
+    stop: bool
+    def __init__(self, fence: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ReferenceRankItems, _Mapping]]] = ..., stop: _Optional[bool] = ...) -> None: ...
+
+class ReferenceResult(_message.Message):
+    __slots__ = ("ticket_id", "attempt", "reference_key")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_KEY_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    attempt: int
+    reference_key: str
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., reference_key: _Optional[str] = ...) -> None: ...
+
+class CompleteReferenceRequest(_message.Message):
+    __slots__ = ("worker", "fence", "results", "lost")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    fence: int
+    results: _containers.RepeatedCompositeFieldContainer[ReferenceResult]
+    lost: _containers.RepeatedCompositeFieldContainer[ReferenceItem]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., fence: _Optional[int] = ..., results: _Optional[_Iterable[_Union[ReferenceResult, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[ReferenceItem, _Mapping]]] = ...) -> None: ...
+
+class CompleteReferenceResponse(_message.Message):
+    __slots__ = ("free",)
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    free: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, free: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class LedgerCounts(_message.Message):
     __slots__ = ("issued", "trained", "evaluated", "dropped", "pending", "leased", "ready", "planned")
     class DroppedEntry(_message.Message):
@@ -433,7 +521,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., capacity: _Optional[int] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., silent_s: _Optional[float] = ..., gauges: _Optional[_Mapping[str, float]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
-    __slots__ = ("name", "version", "episodes", "done", "win_rate", "mean_reward", "metrics")
+    __slots__ = ("name", "version", "episodes", "done", "win_rate", "mean_reward", "metrics", "reward_low", "reward_high", "win_low", "win_high", "gain", "gain_low", "gain_high")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +536,13 @@ class EvaluationResult(_message.Message):
     WIN_RATE_FIELD_NUMBER: _ClassVar[int]
     MEAN_REWARD_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    REWARD_LOW_FIELD_NUMBER: _ClassVar[int]
+    REWARD_HIGH_FIELD_NUMBER: _ClassVar[int]
+    WIN_LOW_FIELD_NUMBER: _ClassVar[int]
+    WIN_HIGH_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    GAIN_LOW_FIELD_NUMBER: _ClassVar[int]
+    GAIN_HIGH_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     episodes: int
@@ -455,7 +550,14 @@ class EvaluationResult(_message.Message):
     win_rate: float
     mean_reward: float
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., episodes: _Optional[int] = ..., done: _Optional[int] = ..., win_rate: _Optional[float] = ..., mean_reward: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    reward_low: float
+    reward_high: float
+    win_low: float
+    win_high: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., episodes: _Optional[int] = ..., done: _Optional[int] = ..., win_rate: _Optional[float] = ..., mean_reward: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., reward_low: _Optional[float] = ..., reward_high: _Optional[float] = ..., win_low: _Optional[float] = ..., win_high: _Optional[float] = ..., gain: _Optional[float] = ..., gain_low: _Optional[float] = ..., gain_high: _Optional[float] = ...) -> None: ...
 
 class LengthQuantiles(_message.Message):
     __slots__ = ("mean", "p50", "p95", "max")

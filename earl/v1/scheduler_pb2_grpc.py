@@ -79,6 +79,16 @@ class SchedulerServiceStub:
                 request_serializer=earl_dot_v1_dot_scheduler__pb2.ReconcileRequest.SerializeToString,
                 response_deserializer=earl_dot_v1_dot_scheduler__pb2.ReconcileResponse.FromString,
                 _registered_method=True)
+        self.LeaseReference = channel.unary_unary(
+                '/earl.v1.SchedulerService/LeaseReference',
+                request_serializer=earl_dot_v1_dot_scheduler__pb2.LeaseReferenceRequest.SerializeToString,
+                response_deserializer=earl_dot_v1_dot_scheduler__pb2.LeaseReferenceResponse.FromString,
+                _registered_method=True)
+        self.CompleteReference = channel.unary_unary(
+                '/earl.v1.SchedulerService/CompleteReference',
+                request_serializer=earl_dot_v1_dot_scheduler__pb2.CompleteReferenceRequest.SerializeToString,
+                response_deserializer=earl_dot_v1_dot_scheduler__pb2.CompleteReferenceResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/earl.v1.SchedulerService/GetStatus',
                 request_serializer=earl_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
@@ -161,6 +171,20 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LeaseReference(self, request, context):
+        """Trajectories whose reference log-probs are wanted, for the reference stage; waits up to `wait_s`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompleteReference(self, request, context):
+        """Their reference log-probs lie in the stage's arenas, described under these keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -228,6 +252,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Reconcile,
                     request_deserializer=earl_dot_v1_dot_scheduler__pb2.ReconcileRequest.FromString,
                     response_serializer=earl_dot_v1_dot_scheduler__pb2.ReconcileResponse.SerializeToString,
+            ),
+            'LeaseReference': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseReference,
+                    request_deserializer=earl_dot_v1_dot_scheduler__pb2.LeaseReferenceRequest.FromString,
+                    response_serializer=earl_dot_v1_dot_scheduler__pb2.LeaseReferenceResponse.SerializeToString,
+            ),
+            'CompleteReference': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompleteReference,
+                    request_deserializer=earl_dot_v1_dot_scheduler__pb2.CompleteReferenceRequest.FromString,
+                    response_serializer=earl_dot_v1_dot_scheduler__pb2.CompleteReferenceResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -488,6 +522,60 @@ class SchedulerService:
             '/earl.v1.SchedulerService/Reconcile',
             earl_dot_v1_dot_scheduler__pb2.ReconcileRequest.SerializeToString,
             earl_dot_v1_dot_scheduler__pb2.ReconcileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseReference(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/earl.v1.SchedulerService/LeaseReference',
+            earl_dot_v1_dot_scheduler__pb2.LeaseReferenceRequest.SerializeToString,
+            earl_dot_v1_dot_scheduler__pb2.LeaseReferenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompleteReference(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/earl.v1.SchedulerService/CompleteReference',
+            earl_dot_v1_dot_scheduler__pb2.CompleteReferenceRequest.SerializeToString,
+            earl_dot_v1_dot_scheduler__pb2.CompleteReferenceResponse.FromString,
             options,
             channel_credentials,
             insecure,
