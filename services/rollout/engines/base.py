@@ -29,6 +29,8 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     # A transformers checkpoint directory (see earl.models.weights).
     model_dir: str
     engine: str = "torch"
+    # Interpreter of the environment that the engine is installed in; empty: this process's own.
+    python: str = ""
     # Tensor parallel ranks, each one process.
     tp: int = 1
     # "cpu", "cuda", "cuda:1" (rank r of tp takes the device after it) or "auto".
@@ -39,6 +41,11 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     # Sequences in the KV cache at once, and their longest length (prompt + generated tokens).
     max_sequences: int = 64
     max_context_tokens: int = 256
+    # Tokens that the KV cache holds in all; when they are used up the youngest sequences are put back
+    # and computed again later. 0: max_sequences x max_context_tokens.
+    kv_tokens: int = 0
+    # The same tokens and log-probs, bit for bit, whatever a request is batched or cached with.
+    deterministic: bool = False
     # Requests that may wait for a place in the KV cache; more are refused with EngineBusy.
     max_waiting: int = 4096
     # Tokens of one step, about: longer prefills are cut over several steps. 0: what suits the device.
