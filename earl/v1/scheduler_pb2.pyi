@@ -521,7 +521,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., capacity: _Optional[int] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., silent_s: _Optional[float] = ..., gauges: _Optional[_Mapping[str, float]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
-    __slots__ = ("name", "version", "episodes", "done", "win_rate", "mean_reward", "metrics", "reward_low", "reward_high", "win_low", "win_high", "gain", "gain_low", "gain_high")
+    __slots__ = ("name", "version", "episodes", "done", "win_rate", "mean_reward", "metrics", "reward_low", "reward_high", "win_low", "win_high", "gain", "gain_low", "gain_high", "gain_episodes", "failed")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -543,6 +543,8 @@ class EvaluationResult(_message.Message):
     GAIN_FIELD_NUMBER: _ClassVar[int]
     GAIN_LOW_FIELD_NUMBER: _ClassVar[int]
     GAIN_HIGH_FIELD_NUMBER: _ClassVar[int]
+    GAIN_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     episodes: int
@@ -557,7 +559,9 @@ class EvaluationResult(_message.Message):
     gain: float
     gain_low: float
     gain_high: float
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., episodes: _Optional[int] = ..., done: _Optional[int] = ..., win_rate: _Optional[float] = ..., mean_reward: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., reward_low: _Optional[float] = ..., reward_high: _Optional[float] = ..., win_low: _Optional[float] = ..., win_high: _Optional[float] = ..., gain: _Optional[float] = ..., gain_low: _Optional[float] = ..., gain_high: _Optional[float] = ...) -> None: ...
+    gain_episodes: int
+    failed: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., episodes: _Optional[int] = ..., done: _Optional[int] = ..., win_rate: _Optional[float] = ..., mean_reward: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., reward_low: _Optional[float] = ..., reward_high: _Optional[float] = ..., win_low: _Optional[float] = ..., win_high: _Optional[float] = ..., gain: _Optional[float] = ..., gain_low: _Optional[float] = ..., gain_high: _Optional[float] = ..., gain_episodes: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
 
 class LengthQuantiles(_message.Message):
     __slots__ = ("mean", "p50", "p95", "max")
@@ -576,7 +580,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message")
+    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message", "best_version")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -598,6 +602,7 @@ class GetStatusResponse(_message.Message):
     ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    BEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     run: str
     phase: str
     step: int
@@ -612,7 +617,8 @@ class GetStatusResponse(_message.Message):
     elapsed_s: float
     done: bool
     message: str
-    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+    best_version: int
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
     __slots__ = ("reason",)
