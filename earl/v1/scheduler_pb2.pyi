@@ -258,7 +258,7 @@ class CompleteTicketsResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[CompleteTicketsResponse.Item, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_key")
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -268,7 +268,7 @@ class BatchItem(_message.Message):
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
-    REFERENCE_KEY_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_KEYS_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     descriptor_key: str
@@ -278,8 +278,8 @@ class BatchItem(_message.Message):
     stop_token: int
     group_id: int
     reward: float
-    reference_key: str
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_key: _Optional[str] = ...) -> None: ...
+    reference_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankItems(_message.Message):
     __slots__ = ("items",)
@@ -439,14 +439,14 @@ class LeaseReferenceResponse(_message.Message):
     def __init__(self, fence: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ReferenceRankItems, _Mapping]]] = ..., stop: _Optional[bool] = ...) -> None: ...
 
 class ReferenceResult(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "reference_key")
+    __slots__ = ("ticket_id", "attempt", "reference_keys")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    REFERENCE_KEY_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_KEYS_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
-    reference_key: str
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., reference_key: _Optional[str] = ...) -> None: ...
+    reference_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., reference_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CompleteReferenceRequest(_message.Message):
     __slots__ = ("worker", "fence", "results", "lost")

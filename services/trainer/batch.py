@@ -1,6 +1,6 @@
 """From a plan's sequences to packed micro-batches, in arrays that are reused step after step.
 
-    columns of this rank's sequences, end to end      tokens | loss_mask | logprobs   [total tokens]
+    columns of this rank's sequences, end to end      tokens | loss_mask | logprobs | reference   [total tokens]
       └─ mini-batches: one optimizer step each, cut over all ranks' sequences alike
            └─ micro-batches: one forward pass each, at most `microbatch_tokens` long, sequences packed
 
@@ -22,6 +22,8 @@ COLUMNS = (
     ("tokens", np.dtype(np.int32)),
     ("loss_mask", np.dtype(np.uint8)),
     ("logprobs", np.dtype(np.float32)),
+    # Written by the reference stage, not by the rollout worker.
+    ("reference", np.dtype(np.float32)),
 )
 
 
@@ -34,17 +36,22 @@ class Columns:
         self.offsets = np.zeros(1, np.int64)
 
     def take(self, items: Sequence[Item]) -> list[tuple[Item, str, np.ndarray]]:
-        """Make room for these sequences: (item, column name, array[total_tokens] to fill) for each."""
+        """Make room for these sequences: (item, column name, array[total_tokens] to fill) for each.
+
+        A sequence whose reference log-probs are not wanted has zeros for them, and nothing to fill.
+        """
         self.items = tuple(items)
         self.offsets = np.concatenate(([0], np.cumsum([item.total_tokens for item in items], dtype=np.int64)))
         total = int(self.offsets[-1])
         for name, dtype in COLUMNS:
             if len(self._arrays[name]) < total:
                 self._arrays[name] = np.zeros(total + total // 4, dtype)
+        self._arrays["reference"][:total] = 0.0
         return [
             (item, name, self._arrays[name][self.offsets[i] : self.offsets[i + 1]])
             for i, item in enumerate(self.items)
             for name, _ in COLUMNS
+            if name != "reference" or item.reference_keys
         ]
 
     @property
@@ -62,6 +69,14 @@ class Columns:
         """float32[total tokens]: of the distribution that was sampled from, 0 where the mask is 0"""
         return self._arrays["logprobs"][: self.offsets[-1]]
 
+    @property
+    def reference(self) -> np.ndarray | None:
+        """float32[total tokens]: log-probs under the reference policy, at the sampler's temperature, 0 where
+        the mask is 0; None if the plan asks for none of these sequences."""
+        if not any(item.reference_keys for item in self.items):
+            return None
+        return self._arrays["reference"][: self.offsets[-1]]
+
     def trained_tokens(self) -> np.ndarray:
         """int64[sequences]: trained tokens of each."""
         if not self.items:
@@ -75,6 +90,8 @@ class Columns:
             return
         bad = (self.tokens < 0) | (self.tokens >= vocabulary) | ~np.isfinite(self.logprobs)
         bad |= self.loss_mask > 1
+        if self.reference is not None:
+            bad |= ~np.isfinite(self.reference)
         bad[self.offsets[:-1]] |= self.loss_mask[self.offsets[:-1]] != 0
         if not bad.any():
             return
@@ -93,7 +110,7 @@ class MicroBatch:
 
     tokens, positions: int64[T]. lengths: of each sequence, sum T. For each of the N trained tokens:
     source int64[N] (index of the position that predicts it), targets int64[N], behaviour, advantages,
-    weights float32[N].
+    weights float32[N], and reference float32[N] where a reference stage computed it.
     """
 
     tokens: np.ndarray
@@ -104,6 +121,7 @@ class MicroBatch:
     behaviour: np.ndarray
     advantages: np.ndarray
     weights: np.ndarray
+    reference: np.ndarray | None = None
 
 
 # A forward pass that counts nothing: keeps a rank in step with ranks that have more micro-batches.
@@ -113,7 +131,7 @@ EMPTY = MicroBatch(
     [1],
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
-    *(np.zeros(1, np.float32) for _ in range(3)),
+    *(np.zeros(1, np.float32) for _ in range(4)),
 )
 
 
@@ -168,6 +186,7 @@ def build(
     mask = np.concatenate([columns.loss_mask[s] for s in slices])
     behaviour = np.concatenate([columns.logprobs[s] for s in slices])
     starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
+    reference = columns.reference
     trained = np.flatnonzero(mask)
     counts = np.add.reduceat(mask.astype(np.int64), starts)
     return MicroBatch(
@@ -179,4 +198,5 @@ def build(
         behaviour=behaviour[trained],
         advantages=advantages.per_token([columns.items[i].advantage for i in chosen], counts.tolist()),
         weights=advantages.token_weights(counts.tolist(), loss_mean, total_tokens, total_sequences),
+        reference=None if reference is None else np.concatenate([reference[s] for s in slices])[trained],
     )

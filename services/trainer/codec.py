@@ -45,7 +45,14 @@ def _item(item: scheduler_pb2.BatchItem) -> Item:
             f"{item.descriptor_key}: slice {item.start_token}:{item.stop_token} of {item.total_tokens}",
             "this trainer has no context parallelism: plan whole sequences",
         )
-    return Item(item.ticket_id, item.attempt, item.descriptor_key, item.advantage, item.total_tokens)
+    return Item(
+        item.ticket_id,
+        item.attempt,
+        item.descriptor_key,
+        item.advantage,
+        item.total_tokens,
+        tuple(item.reference_keys),
+    )
 
 
 def weights_published(version: int, keys: list[str], size_bytes: int) -> events_pb2.Event:

@@ -8,13 +8,17 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One sequence for one rank: tokens [0, total_tokens) of the columns under `key`."""
+    """One sequence for one rank: tokens [0, total_tokens) of the columns under `key`.
+
+    reference_keys: where its reference log-probs lie, together; empty if none are wanted.
+    """
 
     ticket_id: int
     attempt: int
     key: str
     advantage: float
     total_tokens: int
+    reference_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,10 @@ async def read_columns(
     dispatcher: Dispatcher, columns: Columns, items: Sequence[Item], deadline_s: float
 ) -> None:
     """Fill the columns with these sequences, together. Raises as Dispatcher.read."""
-    reads = [Read((item.key,), name, None, into) for item, name, into in columns.take(items)]
+    reads = [
+        Read(item.reference_keys if name == "reference" else (item.key,), name, None, into)
+        for item, name, into in columns.take(items)
+    ]
     if reads:
         await dispatcher.read(reads, deadline_s)
 
