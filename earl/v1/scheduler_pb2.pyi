@@ -429,14 +429,16 @@ class LeaseReferenceRequest(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., ranks: _Optional[int] = ..., credit_tokens: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class LeaseReferenceResponse(_message.Message):
-    __slots__ = ("fence", "ranks", "stop")
+    __slots__ = ("fence", "ranks", "stop", "waiting_tokens")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     fence: int
     ranks: _containers.RepeatedCompositeFieldContainer[ReferenceRankItems]
     stop: bool
-    def __init__(self, fence: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ReferenceRankItems, _Mapping]]] = ..., stop: _Optional[bool] = ...) -> None: ...
+    waiting_tokens: int
+    def __init__(self, fence: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ReferenceRankItems, _Mapping]]] = ..., stop: _Optional[bool] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
 
 class ReferenceResult(_message.Message):
     __slots__ = ("ticket_id", "attempt", "reference_keys")
@@ -461,10 +463,10 @@ class CompleteReferenceRequest(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., fence: _Optional[int] = ..., results: _Optional[_Iterable[_Union[ReferenceResult, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[ReferenceItem, _Mapping]]] = ...) -> None: ...
 
 class CompleteReferenceResponse(_message.Message):
-    __slots__ = ("free",)
-    FREE_FIELD_NUMBER: _ClassVar[int]
-    free: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, free: _Optional[_Iterable[str]] = ...) -> None: ...
+    __slots__ = ("refused",)
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    refused: int
+    def __init__(self, refused: _Optional[int] = ...) -> None: ...
 
 class LedgerCounts(_message.Message):
     __slots__ = ("issued", "trained", "evaluated", "dropped", "pending", "leased", "ready", "planned")
