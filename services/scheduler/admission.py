@@ -1,4 +1,9 @@
-"""Which groups a batch takes, so that no trajectory is trained at more than k versions after it began.
+"""Which groups exist and which a batch takes, so that none is trained more than k versions after it began.
+
+Every phase has a schedule: its s-th batch is made of the places [s·B, (s+1)·B), and the group at a
+place has that place's seeds, always. `places` says which may be outstanding while a version is
+trained. With k = 0 a batch is therefore a function of its version alone; with k > 0 a group that is
+slow lets others go ahead, at most k batches far.
 
 Each group has a deadline: the last version at which it may still be trained, its oldest version + k.
 A batch of B groups is trained per version. `choose` prefers groups that are complete, but only as
@@ -12,6 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.scheduler.records import Purpose, Rules
+
+# Warm-up needs no weights, so it may run ahead of the trainer.
+WARMUP_BATCHES_AHEAD = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -20,6 +30,17 @@ class Candidate:
     group: int
     deadline: int
     complete: bool
+
+
+def places(rules: Rules, purpose: Purpose, version: int) -> range:
+    """Where the batch trained at `version` begins in the schedule of its phase, and how far issuing goes."""
+    done = max(0, version - 1)
+    if purpose is Purpose.WARMUP:
+        batches, size, ahead = rules.warmup_batches, rules.warmup_episodes, WARMUP_BATCHES_AHEAD
+    else:
+        done = max(0, done - rules.warmup_batches)
+        batches, size, ahead = rules.steps, rules.batch_groups, rules.staleness + 1
+    return range(min(done, batches) * size, min(done + ahead, batches) * size)
 
 
 def target_version(version: int, outstanding_groups: int, batch_groups: int) -> int:

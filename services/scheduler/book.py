@@ -116,6 +116,10 @@ class Book:
         """Groups of this purpose whose members are all ready, oldest first."""
         return [group for group, members in self.groups[purpose].items() if self.ready[group] == len(members)]
 
+    def place(self, purpose: Purpose, group: int) -> int:
+        """A live group's place in the schedule of its purpose."""
+        return self.tickets[self.groups[purpose][group][0]].index
+
     def ids(self, bucket: str) -> RangeSet:
         """All ticket ids of a bucket, compacted or not."""
         kept = RangeSet.of(ticket.id for ticket in self.tickets.values() if ticket.bucket == bucket)

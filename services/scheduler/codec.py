@@ -81,6 +81,7 @@ def rules_of(config: RunConfig) -> Rules:
         evaluate_every_steps=evaluation.every_steps,
         evaluate_every_episodes=evaluation.every_episodes,
         evaluation_temperature=evaluation.temperature,
+        deterministic=config.deterministic,
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from earl.errors import LedgerError
-from services.scheduler.admission import Candidate, choose
+from services.scheduler.admission import Candidate, choose, places
 from services.scheduler.ranges import RangeSet
 from services.scheduler.records import (
     LIVE,
@@ -133,9 +133,13 @@ class Ledger(Tickets):
     def record_checkpoint(self, consumed: RangeSet) -> None:
         """Compacts what is closed for good: trained and held by the checkpoint, evaluated, dropped."""
         found: dict[str, list[int]] = {}
+        version = self.book.run.version
+        due = {purpose: places(self.rules, purpose, version).start for purpose in Purpose}
         for ticket in list(self.book.tickets.values()):
             if ticket.state in LIVE or (ticket.state is State.TRAINED and ticket.id not in consumed):
                 continue
+            if ticket.state is State.TRAINED and ticket.index >= due[ticket.purpose]:
+                continue  # it went ahead of slower ones: its place is not to be issued again
             found.setdefault(ticket.bucket, []).append(ticket.id)
             self.book.compact(ticket)
         if found:
@@ -153,10 +157,12 @@ class Ledger(Tickets):
     # --- within -----------------------------------------------------------------------------
 
     def _choose(self, purpose: Purpose, wanted: int) -> list[int] | None:
+        """Groups in the order of their places, so that a batch does not show what finished when."""
         book, rules, version = self.book, self.rules, self.book.run.version
         if purpose is not Purpose.TRAIN:
-            complete = book.complete(purpose)
-            return complete[:wanted] if len(complete) >= wanted else None
+            first = sorted(book.groups[purpose], key=lambda group: book.place(purpose, group))[:wanted]
+            whole = all(book.ready[group] == len(book.groups[purpose][group]) for group in first)
+            return first if whole and len(first) == wanted else None
         candidates = []
         for group, members in list(book.groups[purpose].items()):
             floor = min(book.tickets[number].floor for number in members)
@@ -164,7 +170,8 @@ class Ledger(Tickets):
                 self.drop_group(purpose, group, Reason.TOO_STALE)
                 continue
             candidates.append(Candidate(group, floor + rules.staleness, book.ready[group] == len(members)))
-        return choose(candidates, version, wanted, rules.staleness)
+        chosen = choose(candidates, version, wanted, rules.staleness)
+        return chosen and sorted(chosen, key=lambda group: book.place(purpose, group))
 
     def _train(self, batch: Batch) -> list[Ticket]:
         """planned → trained, once; the tickets as they were planned."""

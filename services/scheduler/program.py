@@ -7,17 +7,17 @@ phase follows from the version; whatever moves the version (commit, reconcile) m
 
 Tickets of the i-th outstanding group of training are made for the batch of version t = V + i // B,
 so they ask for min_version = t − k: exactly the current version if k is 0, and no group is ever
-trained more than k versions after its oldest token (see admission).
+trained more than k versions after its oldest token (see admission). What is dropped leaves its place in
+the schedule, and a group with the same seeds is issued for it.
 """
 
 from __future__ import annotations
 
-from services.scheduler.admission import target_version
-from services.scheduler.ledger import Ledger
-from services.scheduler.records import Batch, Evaluation, Purpose, Reason, State
+from itertools import count, islice
 
-# Warm-up needs no weights, so it may run ahead of the trainer.
-WARMUP_BATCHES_AHEAD = 4
+from services.scheduler.admission import places, target_version
+from services.scheduler.ledger import Ledger
+from services.scheduler.records import LIVE, Batch, Evaluation, Purpose, Reason, State
 
 WARMUP, START, TRAIN, FINAL, DONE = "warmup", "evaluate:start", "train", "evaluate:final", "done"
 
@@ -114,23 +114,37 @@ def _wants_final(ledger: Ledger) -> bool:
 
 
 def _issue_warmup(ledger: Ledger) -> None:
-    rules = ledger.rules
-    remaining = (rules.warmup_batches - steps_done(ledger)) * rules.warmup_episodes
-    wanted = min(remaining, WARMUP_BATCHES_AHEAD * rules.warmup_episodes)
-    for _ in range(wanted - len(ledger.book.groups[Purpose.WARMUP])):
-        ledger.issue(Purpose.WARMUP, 1, 0, rules.temperature)
+    for index in _vacant(ledger, Purpose.WARMUP):
+        ledger.issue(Purpose.WARMUP, 1, 0, ledger.rules.temperature, index=index)
 
 
 def _issue_training(ledger: Ledger) -> None:
     rules, version = ledger.rules, ledger.book.run.version
-    last_version = rules.warmup_batches + rules.steps
-    batches = min(rules.staleness + 1, last_version - version + 1)
     outstanding = len(ledger.book.groups[Purpose.TRAIN])
-    for ahead in range(outstanding, batches * rules.batch_groups):
+    for ahead, index in enumerate(_vacant(ledger, Purpose.TRAIN), outstanding):
         target = target_version(version, ahead, rules.batch_groups)
         # Never of the versions that warm-up passed through: those are not published.
         oldest = max(target - rules.staleness, rules.warmup_batches + 1)
-        ledger.issue(Purpose.TRAIN, rules.group_size, oldest, rules.temperature)
+        ledger.issue(Purpose.TRAIN, rules.group_size, oldest, rules.temperature, index=index)
+
+
+def _vacant(ledger: Ledger, purpose: Purpose) -> list[int]:
+    """Places to issue groups for now, lowest first.
+
+    Those of the window that neither a live group nor a trained one has. Whoever resumed with other batch
+    sizes finds trained groups beyond it: then as many places after those.
+    """
+    book = ledger.book
+    window = places(ledger.rules, purpose, book.run.version)
+    missing = len(window) - len(book.groups[purpose])
+    if missing <= 0:
+        return []
+    taken = {
+        ticket.index
+        for ticket in book.tickets.values()
+        if ticket.purpose is purpose and (ticket.state in LIVE or ticket.state is State.TRAINED)
+    }
+    return list(islice((index for index in count(window.start) if index not in taken), missing))
 
 
 def _evaluate_between(ledger: Ledger) -> None:

@@ -13,6 +13,7 @@ yes               │ never heard of   │ trained (the store was lost); gaps ar
 from __future__ import annotations
 
 from earl.errors import LedgerError
+from services.scheduler.admission import places
 from services.scheduler.ledger import Ledger
 from services.scheduler.ranges import RangeSet
 from services.scheduler.records import LIVE, BatchCommitted, Purpose, Reason, State
@@ -105,10 +106,8 @@ def _unknown(ledger: Ledger, consumed: RangeSet) -> None:
     closed = dict(book.closed)
     closed["trained"] = closed.get("trained", RangeSet()) | (new & consumed)
     closed[FORGOTTEN] = closed.get(FORGOTTEN, RangeSet()) | (new - consumed)
-    # Groups and instances are as unknown as the tickets: continue past any that can have existed.
+    # Groups are as unknown as the tickets: continue past any that can have existed.
     run.next_group = max(run.next_group, consumed.stop)
-    for purpose in (Purpose.TRAIN, Purpose.WARMUP):
-        run.indices[purpose] = max(run.indices.get(purpose, 0), consumed.stop)
     run.next_ticket = consumed.stop
     book.close_ranges(closed)
     book.write("state", "run")
@@ -123,10 +122,12 @@ def _abandon(ledger: Ledger, version: int) -> None:
                 book.move(ticket, State.DROPPED, Reason.ROLLED_BACK)
         del book.evaluations[name]
         book.write("evaluation", name)
-    for purpose in (Purpose.TRAIN, Purpose.EVALUATE):
+    for purpose in Purpose:
+        window = places(ledger.rules, purpose, version)
         for group, members in list(book.groups[purpose].items()):
             tickets = [book.tickets[number] for number in members]
-            if any(ticket.result and ticket.result.newest_version > version for ticket in tickets):
+            too_early = purpose is not Purpose.EVALUATE and tickets[0].index >= window.stop
+            if too_early or any(one.result and one.result.newest_version > version for one in tickets):
                 ledger.drop_group(purpose, group, Reason.ROLLED_BACK)
                 continue
             for ticket in tickets:

@@ -79,11 +79,16 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One episode to run. `floor`: no loss-masked token of it is, or will be, of an older version."""
+    """One episode to run. `floor`: no loss-masked token of it is, or will be, of an older version.
+
+    index: its group's place in the schedule of its purpose (see admission.places); for an evaluation the
+    number of its instance. broken: an attempt ended in a way that the instance itself is to blame for.
+    """
 
     id: int
     group: int
     purpose: Purpose
+    index: int = 0
     env_seed: int
     sample_seed: int
     min_version: int
@@ -93,6 +98,7 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True):
     fence: int = 0
     attempt: int = 0
     failures: int = 0
+    broken: bool = False
     floor: int = 0
     worker: str = ""
     incarnation: int = 0
@@ -177,7 +183,10 @@ class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Counters and versions. version: the one being trained, 0 until a trainer group reconciled."""
+    """Counters and versions. version: the one being trained, 0 until a trainer group reconciled.
+
+    takes: purpose -> index -> how many instances were given up there, so that a substitute is played.
+    """
 
     version: int = 0
     published: int = 0
@@ -189,7 +198,7 @@ class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
     next_batch: int = 1
     last_batch: int = 0
     fence: int = 0
-    indices: dict[str, int] = {}
+    takes: dict[str, dict[int, int]] = {}
     train_over: bool = False
     elapsed_s: float = 0.0
     train_began_s: float | None = None
@@ -252,6 +261,8 @@ class Rules:
     evaluate_every_steps: int
     evaluate_every_episodes: int
     evaluation_temperature: float
+    # Chance never decides what is trained: see Tickets.fail.
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)

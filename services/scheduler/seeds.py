@@ -1,4 +1,8 @@
-"""Every seed of a run, derived from the run's own seed: the same run file gives the same tickets."""
+"""Every seed of a run, derived from the run's own seed: the same run file gives the same tickets.
+
+A seed depends on what a ticket is for (purpose, place in the schedule, member of its group, substitute)
+and on nothing that happened: not on its id, its attempts, its worker, or how often the run was resumed.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,20 @@ def derive(seed: int, *words: int | str) -> int:
     return state
 
 
-def env_seed(seed: int, purpose: str, index: int) -> int:
+def env_seed(seed: int, purpose: str, index: int, take: int = 0) -> int:
     """Seed of the environment for the index-th group of a purpose, below 2**32.
 
-    Evaluation seeds depend on the index alone: every evaluation of a run meets the same instances.
+    take: 0 for the instance itself, n for its n-th substitute (see Tickets.fail). Evaluation seeds
+    depend on the index alone: every evaluation of a run meets the same instances.
     """
-    low = derive(seed, "env", purpose, index) & (EVALUATION_BIT - 1)
+    low = derive(seed, "env", purpose, index, *_substitute(take)) & (EVALUATION_BIT - 1)
     return low | EVALUATION_BIT if purpose == "evaluate" else low
 
 
-def sample_seed(seed: int, purpose: str, index: int, member: int) -> int:
+def sample_seed(seed: int, purpose: str, index: int, member: int, take: int = 0) -> int:
     """Seed of the sampler for one member of a group, below 2**63."""
-    return derive(seed, "sample", purpose, index, member) >> 1
+    return derive(seed, "sample", purpose, index, member, *_substitute(take)) >> 1
+
+
+def _substitute(take: int) -> tuple[int, ...]:
+    return (take,) if take else ()

@@ -110,15 +110,10 @@ class Tickets:
     # --- tickets ----------------------------------------------------------------------------
 
     def issue(self, purpose: Purpose, size: int, min_version: int, temperature: float, *,
-              index: int | None = None, evaluation: str = "") -> int:  # fmt: skip
-        """A new group of `size` pending tickets; its id.
-
-        index: number of the instance within its purpose, None for the next one never used.
-        """
+              index: int, evaluation: str = "") -> int:  # fmt: skip
+        """A new group of `size` pending tickets; its id. index: its place in the schedule of its purpose."""
         run, seed = self.book.run, self.rules.seed
-        if index is None:
-            index = run.indices.get(purpose, 0)
-            run.indices[purpose] = index + 1
+        take = run.takes.get(purpose, {}).get(index, 0)
         group = run.next_group
         run.next_group += 1
         for member in range(size):
@@ -127,8 +122,9 @@ class Tickets:
                     id=run.next_ticket,
                     group=group,
                     purpose=purpose,
-                    env_seed=env_seed(seed, purpose, index),
-                    sample_seed=sample_seed(seed, purpose, index, member),
+                    index=index,
+                    env_seed=env_seed(seed, purpose, index, take),
+                    sample_seed=sample_seed(seed, purpose, index, member, take),
                     min_version=min_version,
                     floor=min_version,
                     temperature=temperature,
@@ -187,6 +183,8 @@ class Tickets:
         fault = self._fault(ticket, result)
         if fault:
             self.last_fault = fault
+            self.book.touch(ticket)
+            ticket.broken |= result.ending is Ending.ENV_ERROR or not math.isfinite(result.reward)
             self.fail(ticket)
             return Verdict.RETRIED, fault
         self.given_up = 0
@@ -252,18 +250,29 @@ class Tickets:
         return ""
 
     def fail(self, ticket: Ticket) -> None:
-        """An attempt came to nothing: the ticket is tried again, or its group is given up."""
+        """An attempt came to nothing: the ticket is tried again, or its group is given up.
+
+        A group that is given up leaves its place to a substitute, another instance. In a deterministic
+        run only the instance itself can bring that about (its environment is broken there, whenever it
+        is played); what chance did to the attempts is tried again for as long as anything succeeds.
+        """
         book = self.book
         book.touch(ticket)
         ticket.failures += 1
-        if ticket.failures >= self.rules.attempts:
-            self.given_up += 1
-            if ticket.purpose is Purpose.EVALUATE:
-                self._evaluation_failed(ticket)
-            else:
-                self.drop_group(ticket.purpose, ticket.group, Reason.GROUP_INCOMPLETE)
+        if ticket.failures < self.rules.attempts:
+            self.retry(ticket)
             return
-        self.retry(ticket)
+        self.given_up += 1
+        if self.rules.deterministic and not ticket.broken:
+            ticket.failures = 0
+            self.retry(ticket)
+        elif ticket.purpose is Purpose.EVALUATE:
+            self._evaluation_failed(ticket)
+        else:
+            takes = book.run.takes.setdefault(ticket.purpose, {})
+            takes[ticket.index] = takes.get(ticket.index, 0) + 1
+            book.write("state", "run")
+            self.drop_group(ticket.purpose, ticket.group, Reason.GROUP_INCOMPLETE)
 
     def retry(self, ticket: Ticket) -> None:
         """Back to pending. It must not become staler than promised: `floor` never sinks."""

@@ -37,7 +37,7 @@ async def opened(bus: Bus) -> tuple[LedgerStore, Ledger]:
 async def test_what_was_applied_is_read_again_with_its_events(bus: Bus) -> None:
     store, ledger = await opened(bus)
     ledger.join(Member(name="w", incarnation=5, capacity=9), 0.0)
-    ledger.issue(Purpose.TRAIN, 3, 1, 1.0)
+    ledger.issue(Purpose.TRAIN, 3, 1, 1.0, index=0)
     ledger.lease("w", 5, 2, 0.0)
     await store.apply(ledger.book.take_changes())
     _, again = await opened(bus)
@@ -52,7 +52,7 @@ async def test_what_was_applied_is_read_again_with_its_events(bus: Bus) -> None:
 async def test_a_newer_scheduler_fences_the_older(bus: Bus) -> None:
     old_store, old = await opened(bus)
     await opened(bus)
-    old.issue(Purpose.TRAIN, 1, 1, 1.0)
+    old.issue(Purpose.TRAIN, 1, 1, 1.0, index=0)
     with pytest.raises(LedgerFenced, match="term"):
         await old_store.apply(old.book.take_changes())
     assert not await bus.redis.exists(bus.key("ledger", "ticket"))
@@ -71,7 +71,7 @@ async def test_a_write_whose_answer_was_lost_is_repeated_without_effect(bus: Bus
 async def test_a_record_that_is_not_what_was_believed_stops_the_scheduler(bus: Bus) -> None:
     store, ledger = await opened(bus)
     ledger.join(Member(name="w", incarnation=5), 0.0)
-    ledger.issue(Purpose.TRAIN, 2, 1, 1.0)
+    ledger.issue(Purpose.TRAIN, 2, 1, 1.0, index=0)
     await store.apply(ledger.book.take_changes())
     await bus.redis.hset(bus.key("ledger", "ticket"), "2", b"leased:99|x")  # type: ignore[misc]
     ledger.lease("w", 5, 2, 0.0)
@@ -85,7 +85,7 @@ async def test_a_store_that_is_gone_is_named(tmp_path: Path) -> None:
     bus = await Bus.connect(await valkey.start(tmp_path), "r")
     store, ledger = await opened(bus)
     await valkey.stop()
-    ledger.issue(Purpose.TRAIN, 1, 1, 1.0)
+    ledger.issue(Purpose.TRAIN, 1, 1, 1.0, index=0)
     with pytest.raises(BusUnavailable, match="unix://"):
         await store.apply(ledger.book.take_changes())
     await bus.close()
