@@ -37,6 +37,9 @@ HANDOUTS = 5
 class Ledger(Tickets):
     """Tickets, and the batches made of them."""
 
+    # Groups of training that no batch may take yet, though all their members are ready.
+    held_back: frozenset[int] = frozenset()
+
     @classmethod
     def restored(cls, rules: Rules, records: Iterable[tuple[str, str, bytes]], now: float) -> Ledger:
         """The ledger of stored records; leases and memberships get their full time again from `now`."""
@@ -169,7 +172,8 @@ class Ledger(Tickets):
             if version - floor > rules.staleness and book.ready[group] == len(members):
                 self.drop_group(purpose, group, Reason.TOO_STALE)
                 continue
-            candidates.append(Candidate(group, floor + rules.staleness, book.ready[group] == len(members)))
+            complete = book.ready[group] == len(members) and group not in self.held_back
+            candidates.append(Candidate(group, floor + rules.staleness, complete))
         chosen = choose(candidates, version, wanted, rules.staleness)
         return chosen and sorted(chosen, key=lambda group: book.place(purpose, group))
 

@@ -24,6 +24,7 @@ class Item:
     advantage: float
     reward: float
     total_tokens: int
+    reference_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,19 @@ class Plan:
     trained_tokens: int
 
 
-def cut(batch: Batch, tickets: Mapping[int, Ticket], ranks: int, advantage: str) -> Plan:
+def cut(
+    batch: Batch,
+    tickets: Mapping[int, Ticket],
+    ranks: int,
+    advantage: str,
+    references: Mapping[int, tuple[str, ...]] | None = None,
+) -> Plan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
     advantage: "grpo" or "mean", within each group; sequences of a warm-up batch all weigh 1.
+    references: where tickets' reference log-probs lie, if the run has a reference stage.
     """
+    keys = references or {}
     members = [tickets[number] for number in batch.tickets]
     results = [ticket.result or Result() for ticket in members]
     advantages = _advantages(batch, members, results, advantage)
@@ -53,6 +62,7 @@ def cut(batch: Batch, tickets: Mapping[int, Ticket], ranks: int, advantage: str)
             advantage=value,
             reward=result.reward,
             total_tokens=result.total_tokens,
+            reference_keys=keys.get(ticket.id, ()),
         )
         for ticket, result, value in zip(members, results, advantages, strict=True)
     ]
