@@ -278,7 +278,8 @@ class Tickets:
         """Back to pending. It must not become staler than promised: `floor` never sinks."""
         self._forget_columns(ticket)
         self.book.move(ticket, State.PENDING)
-        ticket.min_version = max(ticket.min_version, ticket.floor)
+        if ticket.purpose is not Purpose.WARMUP:  # which samples from no version
+            ticket.min_version = max(ticket.min_version, ticket.floor)
         ticket.worker, ticket.incarnation = "", 0
 
     def _forget_columns(self, ticket: Ticket) -> None:
