@@ -233,8 +233,8 @@ class World:
 
     def publish(self) -> None:
         version = self.parameters.version
+        self.published = version  # whatever becomes of the scheduler: the bus has it
         self.act(lambda: self.ledger.published(version, [f"w{version}"]))
-        self.published = version
 
     def train(self, *, manifest_first: bool) -> None:
         """Asks for a batch, reads it, steps, commits. A batch that cannot be read is not trained."""
