@@ -1,9 +1,12 @@
 """The program of a run: which phase it is in, what to issue for it, which batch comes next.
 
-    warmup ─► evaluate:start ─► train (evaluations every n steps beside it) ─► evaluate:final ─► done
+    warmup ─► evaluate:start ─► train (evaluations every n steps between) ─► evaluate:final ─► done
 
 Pure, and without a state of its own: every committed batch makes one version, so the step of each
 phase follows from the version; whatever moves the version (commit, reconcile) moves the program.
+
+A version that is being evaluated stays the newest until that is over: no batch is planned, so every
+token of an evaluation is that version's. Rollout goes on with training's tickets meanwhile.
 
 Tickets of the i-th outstanding group of training are made for the batch of version t = V + i // B,
 so they ask for min_version = t − k: exactly the current version if k is 0, and no group is ever
@@ -16,6 +19,7 @@ from __future__ import annotations
 from itertools import count, islice
 
 from services.scheduler.admission import places, target_version
+from services.scheduler.evaluation import under_way
 from services.scheduler.ledger import Ledger
 from services.scheduler.records import LIVE, Batch, Evaluation, Purpose, Reason, State
 
@@ -25,6 +29,11 @@ WARMUP, START, TRAIN, FINAL, DONE = "warmup", "evaluate:start", "train", "evalua
 def steps_done(ledger: Ledger) -> int:
     """Batches in the parameters, of warm-up and training together."""
     return max(0, ledger.book.run.version - 1)
+
+
+def training_steps(ledger: Ledger) -> int:
+    """Batches of training in the parameters."""
+    return max(0, steps_done(ledger) - ledger.rules.warmup_batches)
 
 
 def phase(ledger: Ledger) -> str:
@@ -68,8 +77,8 @@ def advance(ledger: Ledger, elapsed_s: float) -> None:
             run.train_over = True
             book.write("state", "run")
         elif not limit_reached:
+            _evaluate_between(ledger)  # first, for the trainer waits for it
             _issue_training(ledger)
-        _evaluate_between(ledger)
     now = phase(ledger)
     _drop_unwanted(ledger, now)
     if now == WARMUP:
@@ -87,11 +96,14 @@ def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
     now, (done, planned) = phase(ledger), step(ledger)
     if now not in (WARMUP, TRAIN) or not ledger.book.run.version:
         return None
+    if under_way(ledger.book.evaluations.values(), ledger.book.run.version):
+        return None
     rules, last = ledger.rules, done + 1 == planned
     if now == WARMUP:
         return ledger.plan(
             Purpose.WARMUP, rules.warmup_episodes, publish=last, progress=done / planned,
-            first_of_phase=done == 0, checkpoint=last and rules.checkpoint_every > 0,
+            first_of_phase=done == 0,
+            checkpoint=last and (rules.checkpoint_every > 0 or _evaluated_after(ledger, now, done + 1)),
         )  # fmt: skip
     every = rules.checkpoint_every
     progress = done / planned
@@ -100,7 +112,8 @@ def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
         progress = min(1.0, max(progress, spent_s / rules.train_limit_s))
     return ledger.plan(
         Purpose.TRAIN, rules.batch_groups, publish=True, progress=progress, first_of_phase=done == 0,
-        checkpoint=last or (every > 0 and (done + 1) % every == 0),
+        checkpoint=last or (every > 0 and (done + 1) % every == 0)
+        or _evaluated_after(ledger, now, done + 1),
     )  # fmt: skip
 
 
@@ -145,6 +158,20 @@ def _vacant(ledger: Ledger, purpose: Purpose) -> list[int]:
         if ticket.purpose is purpose and (ticket.state in LIVE or ticket.state is State.TRAINED)
     }
     return list(islice((index for index in count(window.start) if index not in taken), missing))
+
+
+def _evaluated_after(ledger: Ledger, now: str, done: int) -> bool:
+    """Whether the version after `done` batches of a phase is evaluated, so that it may prove the best.
+
+    The final evaluation needs nothing of this: the last batch has a checkpoint anyway.
+    """
+    rules = ledger.rules
+    if not rules.keep_best or rules.evaluation_episodes < 1:
+        return False
+    if now == WARMUP:
+        return done == rules.warmup_batches and rules.evaluate_at_start
+    every = rules.evaluate_every_steps
+    return every > 0 and 0 < done < rules.steps and done % every == 0
 
 
 def _evaluate_between(ledger: Ledger) -> None:

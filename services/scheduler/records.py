@@ -6,6 +6,9 @@ store compares before it sets, the rest is opaque to it.
 
 from __future__ import annotations
 
+import math
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -94,6 +97,8 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True):
     min_version: int
     temperature: float
     evaluation: str = ""
+    # Its conversation is wanted with the result.
+    transcript: bool = False
     state: State = State.PENDING
     fence: int = 0
     attempt: int = 0
@@ -152,15 +157,19 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One evaluation; sums run over the episodes that were done."""
+    """One evaluation. Episodes are told apart by their instance's index, 0 to episodes - 1.
+
+    reward_data, win_data: little-endian float64 and float32 by index, NaN where none was done; empty
+    before the first. metric_sums: over the episodes that were done.
+    """
 
     name: str
     version: int
     episodes: int
     done: int = 0
     failed: int = 0
-    wins: float = 0.0
-    reward_sum: float = 0.0
+    reward_data: bytes = b""
+    win_data: bytes = b""
     metric_sums: dict[str, float] = {}
 
     @property
@@ -168,18 +177,26 @@ class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.done + self.failed >= self.episodes
 
     @property
-    def win_rate(self) -> float:
-        return self.wins / self.done if self.done else 0.0
-
-    @property
-    def mean_reward(self) -> float:
-        return self.reward_sum / self.done if self.done else 0.0
-
-    @property
     def metrics(self) -> dict[str, float]:
         """Means over the episodes done, and the fraction of episodes that failed."""
         means = {name: total / self.done for name, total in self.metric_sums.items()} if self.done else {}
         return {**means, "failed": self.failed / self.episodes if self.episodes else 0.0}
+
+    def record(self, index: int, reward: float, metrics: Mapping[str, float]) -> None:
+        """Counts the episode of one instance. It is won by its metric "win" (0..1) or a reward above 0."""
+        win = min(1.0, max(0.0, metrics.get("win", float(reward > 0))))
+        self.done += 1
+        self.reward_data = _with(self.reward_data, "<d", self.episodes, index, reward)
+        self.win_data = _with(self.win_data, "<f", self.episodes, index, win)
+        for name, value in metrics.items():
+            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+
+
+def _with(data: bytes, form: str, count: int, index: int, value: float) -> bytes:
+    """`count` packed numbers, NaN unless set, of which the index-th becomes `value`."""
+    packed = bytearray(data or struct.pack(form, math.nan) * count)
+    struct.pack_into(form, packed, index * struct.calcsize(form), value)
+    return bytes(packed)
 
 
 class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -263,6 +280,9 @@ class Rules:
     evaluation_temperature: float
     # Chance never decides what is trained: see Tickets.fail.
     deterministic: bool = False
+    # Conversations of each batch and of each evaluation.
+    transcripts: int = 0
+    keep_best: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +311,10 @@ class BatchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDone:
+    """baseline: the run's first evaluation, None if this is the one."""
+
     evaluation: Evaluation
+    baseline: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,15 @@ After a roll-back a step appears again: the last line of a step is the one that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+import struct
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from earl.obs.metrics import LineFile, read_lines
+from services.scheduler.evaluation import Judgement, judged, rewards, wins
 from services.scheduler.monitor import LengthMonitor
 from services.scheduler.records import Evaluation
 
@@ -22,7 +25,7 @@ class RunReport:
         self._metrics = LineFile(directory / "metrics.jsonl")
         self._timeline = LineFile(directory / "timeline.jsonl")
         evaluations = directory / "evaluations.jsonl"
-        self._judged = {(line.get("name"), line.get("version")) for line in read_lines(evaluations)}
+        self._written = {str(line.get("name")): _mark_of(line) for line in read_lines(evaluations)}
         self._evaluations = LineFile(evaluations)
         self.latest: dict[str, float] = {}
         self._last_step_s: float | None = None
@@ -65,26 +68,48 @@ class RunReport:
         if records:
             self._timeline.write(*records)
 
-    def evaluations(self, evaluations: Iterable[Evaluation], time_s: float) -> None:
-        """Writes those that are finished and not yet written."""
-        for one in evaluations:
-            if not one.finished or (one.name, one.version) in self._judged:
-                continue
-            self._judged.add((one.name, one.version))
-            self._evaluations.write(
-                {
-                    "name": one.name,
-                    "version": one.version,
-                    "time_s": round(time_s, 3),
-                    "episodes": one.episodes,
-                    "done": one.done,
-                    "failed": one.failed,
-                    "win_rate": one.win_rate if one.done else None,
-                    "mean_reward": one.mean_reward if one.done else None,
-                    "metrics": one.metrics,
-                }
-            )
+    def evaluations(self, evaluations: Collection[Evaluation], time_s: float) -> None:
+        """Writes those that are finished and not yet written with these results."""
+        if all(self._written.get(one.name) == _mark(one) for one in evaluations if one.finished):
+            return
+        for one, judgement in judged(evaluations):
+            if one.finished and self._written.get(one.name) != _mark(one):
+                self._written[one.name] = _mark(one)
+                self._evaluations.write({"time_s": round(time_s, 3), **evaluation_line(one, judgement)})
 
     def close(self) -> None:
         for file in (self._metrics, self._timeline, self._evaluations):
             file.close()
+
+
+def evaluation_line(one: Evaluation, judgement: Judgement) -> dict[str, Any]:
+    """An evaluation as evaluations.jsonl has it: figures with their 95 % intervals, then every episode.
+
+    rewards and wins are by instance, null where the episode failed; the gain is the paired one over the
+    run's first evaluation, absent for that one.
+    """
+    numbers: dict[str, Any] = {
+        "name": one.name,
+        "version": one.version,
+        "episodes": one.episodes,
+        "done": one.done,
+        "failed": one.failed,
+    }
+    shown = [("win_rate", judgement.win_rate), ("mean_reward", judgement.reward)]
+    if judgement.gain is not None:
+        shown.append(("gain", judgement.gain))
+        numbers["gain_episodes"] = judgement.pairs
+    for name, figure in shown:
+        numbers |= {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+    return {**numbers, "metrics": one.metrics, "rewards": rewards(one), "wins": wins(one)}
+
+
+def _mark(one: Evaluation) -> tuple[int, int, bytes]:
+    """What tells an evaluation from another one of the same name."""
+    return one.version, one.failed, one.reward_data
+
+
+def _mark_of(line: Mapping[str, Any]) -> tuple[int, int, bytes]:
+    """The mark of an evaluation that was written."""
+    numbers = [math.nan if value is None else value for value in line.get("rewards", [])]
+    return line.get("version", 0), line.get("failed", 0), struct.pack(f"<{len(numbers)}d", *numbers)

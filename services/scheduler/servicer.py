@@ -7,7 +7,7 @@ import time
 
 from earl.errors import LedgerError
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler import codec, program
+from services.scheduler import codec, codec_evaluation, codec_reference, evaluation, program
 from services.scheduler.control import Scheduler
 from services.scheduler.fleet import Moved, Report
 
@@ -60,7 +60,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def CompleteTickets(self, request, context):
         results = [(codec.decode_attempt(one.attempt), codec.decode_result(one)) for one in request.results]
-        verdicts = await self._scheduler.complete(request.worker.name, request.worker.incarnation, results)
+        said = [codec_evaluation.decode_transcript(one) for one in request.results]
+        verdicts = await self._scheduler.complete(
+            request.worker.name, request.worker.incarnation, results, said
+        )
         response = scheduler_pb2.CompleteTicketsResponse()
         for (attempt, _), (verdict, reason) in zip(results, verdicts, strict=True):
             response.items.add(
@@ -73,7 +76,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         plan, stop = await self._scheduler.next_batch(
             worker.name, worker.incarnation, request.ranks, _wait(request.wait_s)
         )
-        response = scheduler_pb2.NextBatchResponse(stop=stop)
+        best, kept = self._scheduler.kept_versions()
+        response = scheduler_pb2.NextBatchResponse(stop=stop, best_version=best, keep_versions=kept)
         if plan is not None:
             response.plan.CopyFrom(codec.encode_plan(plan))
         return response
@@ -100,6 +104,22 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         return scheduler_pb2.ReconcileResponse(rolled_back=rolled_back)
 
+    async def LeaseReference(self, request, context):
+        worker = request.worker
+        wants, stop = await self._scheduler.lease_reference(
+            worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
+        )
+        desk = self._scheduler.references
+        return codec_reference.encode_lease(desk.fence, wants, request.ranks, desk.waiting_tokens, stop)
+
+    async def CompleteReference(self, request, context):
+        worker = request.worker
+        results, lost = codec_reference.decode_results(request)
+        refused = await self._scheduler.complete_reference(
+            worker.name, worker.incarnation, request.fence, results, lost
+        )
+        return scheduler_pb2.CompleteReferenceResponse(refused=refused)
+
     async def GetStatus(self, request, context):
         scheduler, book = self._scheduler, self._scheduler.ledger.book
         step, steps = program.step(scheduler.ledger)
@@ -111,7 +131,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             version=book.run.version,
             ledger=codec.encode_counts(book.counts(), book.run.next_ticket - 1),
             workers=self._workers(),
-            evaluations=[codec.encode_evaluation(one) for one in book.evaluations.values()],
+            evaluations=codec_evaluation.encode_evaluations(book.evaluations.values()),
+            best_version=evaluation.best_version(book.evaluations.values()),
             episode_tokens=codec.encode_quantiles(scheduler.lengths.episodes.summary()),
             turn_tokens=codec.encode_quantiles(scheduler.lengths.turns.summary()),
             metrics=scheduler.report.latest,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from earl.errors import UnknownWorker
 from services.scheduler.book import Book
+from services.scheduler.evaluation import in_order
 from services.scheduler.records import (
     LIVE,
     Attempt,
@@ -35,6 +36,7 @@ from services.scheduler.records import (
     WorkerLeft,
 )
 from services.scheduler.seeds import env_seed, sample_seed
+from services.scheduler.transcripts import asked
 
 MAY_TRAIN = frozenset({Ending.OK, Ending.TRUNCATED})
 
@@ -129,6 +131,7 @@ class Tickets:
                     floor=min_version,
                     temperature=temperature,
                     evaluation=evaluation,
+                    transcript=self._transcript(purpose, index, member, evaluation),
                 )
             )
             run.next_ticket += 1
@@ -217,6 +220,13 @@ class Tickets:
             )
         return member
 
+    def _transcript(self, purpose: Purpose, index: int, member: int, evaluation: str) -> bool:
+        rules, judged = self.rules, self.book.evaluations.get(evaluation)
+        return asked(
+            purpose, index, member, batch_groups=rules.batch_groups, group_size=rules.group_size,
+            episodes=judged.episodes if judged else 0, wanted=rules.transcripts,
+        )  # fmt: skip
+
     def _refusal(self, name: str, incarnation: int, attempt: Attempt) -> str:
         """Why this attempt is not the caller's to renew or complete; empty if it is."""
         ticket = self.book.tickets.get(attempt.ticket_id)
@@ -300,12 +310,7 @@ class Tickets:
             book.write("state", "freed")
 
     def _evaluated(self, ticket: Ticket, result: Result) -> None:
-        evaluation = self.book.evaluations[ticket.evaluation]
-        evaluation.done += 1
-        evaluation.reward_sum += result.reward
-        evaluation.wins += result.metrics.get("win", float(result.reward > 0))
-        for name, value in result.metrics.items():
-            evaluation.metric_sums[name] = evaluation.metric_sums.get(name, 0.0) + value
+        self.book.evaluations[ticket.evaluation].record(ticket.index, result.reward, result.metrics)
         self.book.move(ticket, State.EVALUATED)
         ticket.result = None
         self._judged(ticket.evaluation)
@@ -317,5 +322,7 @@ class Tickets:
 
     def _judged(self, name: str) -> None:
         self.book.write("evaluation", name)
-        if self.book.evaluations[name].finished:
-            self.book.state(EvaluationDone(self.book.evaluations[name]))
+        judged = self.book.evaluations[name]
+        if judged.finished:
+            first = in_order(self.book.evaluations.values())[0]
+            self.book.state(EvaluationDone(judged, None if first is judged else first))

@@ -9,6 +9,7 @@ import pytest
 
 from earl.errors import LedgerError, UnknownWorker
 from services.scheduler import program
+from services.scheduler.evaluation import wins
 from services.scheduler.ledger import HANDOUTS, Ledger
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
@@ -183,7 +184,7 @@ def test_evaluations_that_fail_are_counted_and_seeds_are_the_same_at_start_and_e
             train(ledger)
     assert seeds[0] == seeds[1] and len(seeds[0]) == 3
     final = ledger.book.evaluations["final"]
-    assert (final.done, final.failed, final.finished, final.win_rate) == (2, 1, True, 1.0)
+    assert (final.done, final.failed, final.finished, wins(final)[1:]) == (2, 1, True, [1.0, 1.0])
     assert final.metrics == {"win": 1.0, "illegal": 0.5, "failed": pytest.approx(1 / 3)}
     assert ledger.book.counts()["dropped:evaluation_failed"] == 1
     assert program.phase(ledger) == program.DONE

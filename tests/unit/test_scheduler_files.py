@@ -26,9 +26,16 @@ def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> 
     assert list(read_lines(tmp_path / "none")) == []
 
 
+def evaluated(name: str, version: int, rewards: list[float], episodes: int = 0) -> Evaluation:
+    one = Evaluation(name=name, version=version, episodes=episodes or len(rewards))
+    for index, reward in enumerate(rewards):
+        one.record(index, reward, {})
+    return one
+
+
 def test_an_evaluation_is_written_once_also_after_a_restart(tmp_path: Path) -> None:
-    done = Evaluation(name="start", version=3, episodes=2, done=2, wins=1.0)
-    under_way = Evaluation(name="final", version=9, episodes=2, done=1)
+    done = evaluated("start", 3, [1.0, -1.0])
+    under_way = evaluated("final", 9, [1.0], episodes=2)
     for _ in range(2):
         report = RunReport(tmp_path)
         report.evaluations([done, under_way], 1.0)
@@ -36,6 +43,23 @@ def test_an_evaluation_is_written_once_also_after_a_restart(tmp_path: Path) -> N
         report.close()
     [line] = (tmp_path / "evaluations.jsonl").read_text().splitlines()
     assert json.loads(line)["win_rate"] == 0.5
+    assert json.loads(line)["rewards"] == [1.0, -1.0] and json.loads(line)["wins"] == [1.0, 0.0]
+
+
+def test_an_evaluation_that_was_rolled_back_is_written_again(tmp_path: Path) -> None:
+    report = RunReport(tmp_path)
+    start = evaluated("start", 1, [0.0, 0.0, 1.0])
+    report.evaluations([start, evaluated("step-2", 3, [0.0, 1.0, 1.0])], 1.0)
+    report.evaluations([start], 2.0)
+    again = evaluated("step-2", 3, [1.0, 1.0], episodes=3)
+    again.failed = 1
+    report.evaluations([start, again], 3.0)
+    report.close()
+    lines = list(read_lines(tmp_path / "evaluations.jsonl"))
+    assert [line["name"] for line in lines] == ["start", "step-2", "step-2"]
+    assert lines[2]["rewards"] == [1.0, 1.0, None]
+    assert lines[2]["gain"] == 1.0 and lines[2]["gain_episodes"] == 2
+    assert "gain" not in lines[0]
 
 
 def test_transfers_of_former_lives_stay_counted() -> None:

@@ -1,0 +1,122 @@
+"""What evaluations say: intervals, the paired gain over the first one, the best version. Pure.
+
+Every evaluation of a run meets the same instances with the same sampler seeds (see seeds), so two of
+them are compared instance by instance: the interval of the mean difference leaves out how much the
+instances differ among themselves. An episode that failed is no reward of 0: its instance is missing
+from that evaluation, and from every comparison with it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from services.scheduler.intervals import Interval, mean_interval, wilson_interval
+from services.scheduler.records import Evaluation
+
+FINAL = "final"
+REWARD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One evaluation's figures over its episodes done. gain: None without an earlier evaluation.
+
+    pairs: instances that the gain, a mean difference of rewards, is over.
+    """
+
+    reward: Interval
+    win_rate: Interval
+    gain: Interval | None = None
+    pairs: int = 0
+
+
+def judge(evaluation: Evaluation, baseline: Evaluation | None) -> Judgement:
+    """The figures of an evaluation, which may be under way, beside those of `baseline`."""
+    reward, wins = _reward(evaluation.reward_data), _win_rate(evaluation.win_data)
+    if baseline is None or baseline.name == evaluation.name:
+        return Judgement(reward, wins)
+    gain, pairs = _gain(baseline.reward_data, evaluation.reward_data)
+    return Judgement(reward, wins, gain if pairs else None, pairs)
+
+
+def judged(evaluations: Iterable[Evaluation]) -> list[tuple[Evaluation, Judgement]]:
+    """Every evaluation with its figures, in the order of the run."""
+    order = in_order(evaluations)
+    return [(one, judge(one, order[0] if order[0].finished else None)) for one in order]
+
+
+def in_order(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """From the run's first evaluation to its last: by version, the final one last."""
+    return sorted(evaluations, key=lambda one: (one.version, one.name == FINAL, one.name))
+
+
+def under_way(evaluations: Iterable[Evaluation], version: int) -> bool:
+    """Whether the version is being evaluated: until that is over it stays the newest."""
+    return any(one.version == version and not one.finished for one in evaluations)
+
+
+def best_version(evaluations: Iterable[Evaluation]) -> int:
+    """The version with the best mean reward among finished evaluations, the earlier of equals; 0: none.
+
+    Compared are the instances that every finished evaluation met, so that one of fewer instances is
+    not preferred for their being easy. An evaluation most of whose episodes failed says too little.
+    """
+    finished = in_order(one for one in evaluations if one.finished and 2 * one.done > one.episodes)
+    shared = min((one.episodes for one in finished), default=0)
+    best, best_mean = 0, -math.inf
+    for one in finished:
+        mean = _reward(one.reward_data[: shared * REWARD_BYTES]).value
+        if mean > best_mean:
+            best, best_mean = one.version, mean
+    return best
+
+
+def kept_versions(evaluations: Iterable[Evaluation]) -> list[int]:
+    """Versions whose checkpoints must stay: the best one and those that are being evaluated."""
+    every = list(evaluations)
+    kept = {one.version for one in every if not one.finished} | {best_version(every)}
+    return sorted(kept - {0})
+
+
+def rewards(evaluation: Evaluation) -> list[float]:
+    """Rewards by index, NaN where no episode was done; empty before the first."""
+    return _numbers(evaluation.reward_data, "d")
+
+
+def wins(evaluation: Evaluation) -> list[float]:
+    """Wins (0..1) by index, as `rewards`."""
+    return _numbers(evaluation.win_data, "f")
+
+
+# --- within: by the packed numbers, so that what does not change is counted once -----------------
+
+
+@lru_cache(maxsize=64)
+def _reward(data: bytes) -> Interval:
+    return mean_interval(_done(_numbers(data, "d")))
+
+
+@lru_cache(maxsize=64)
+def _win_rate(data: bytes) -> Interval:
+    won = _done(_numbers(data, "f"))
+    return wilson_interval(math.fsum(won), len(won))
+
+
+@lru_cache(maxsize=64)
+def _gain(before: bytes, after: bytes) -> tuple[Interval, int]:
+    """Of the differences of those instances that both have done, and their number."""
+    pairs = zip(_numbers(before, "d"), _numbers(after, "d"), strict=False)
+    differences = _done([second - first for first, second in pairs])
+    return mean_interval(differences), len(differences)
+
+
+def _numbers(data: bytes, form: str) -> list[float]:
+    return [value for (value,) in struct.iter_unpack(f"<{form}", data)]
+
+
+def _done(values: list[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
