@@ -171,8 +171,7 @@ def lose(ledger: Ledger, gone: Iterable[Want]) -> None:
             continue
         if ticket.state is State.READY:
             ledger.fail(ticket)
-        elif ticket.state is State.PLANNED and book.batch is not None:
+        elif book.batch is not None and ticket.id in book.batch.tickets and ticket.id not in book.batch.lost:
             # The trainer may have read it already: only its next call tells.
-            if ticket.id not in book.batch.lost:
-                book.batch.lost.append(ticket.id)
-                book.write("state", "batch")
+            book.batch.lost.append(ticket.id)
+            book.write("state", "batch")

@@ -1,6 +1,6 @@
 """From a plan's sequences to packed micro-batches, in arrays that are reused step after step.
 
-    columns of this rank's sequences, end to end      tokens | loss_mask | logprobs | reference   [total tokens]
+    columns of this rank's sequences, end to end     tokens | loss_mask | logprobs | reference  [total tokens]
       └─ mini-batches: one optimizer step each, cut over all ranks' sequences alike
            └─ micro-batches: one forward pass each, at most `microbatch_tokens` long, sequences packed
 

@@ -22,8 +22,8 @@ LOST_S = 5
 _PR_SET_PDEATHSIG = 1
 
 
-def launch(arguments: Sequence[str], ranks: int) -> int:
-    """Runs `python -m services.trainer <arguments>` once per rank; returns the group's exit code."""
+def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer") -> int:
+    """Runs `python -m <module> <arguments>` once per rank; returns the group's exit code."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -31,7 +31,7 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
-        run_id=f"trainer-{os.getpid()}",
+        run_id=f"{module}-{os.getpid()}",
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
@@ -45,7 +45,7 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
         signal.signal(number, _pass_on)
     os.environ[AGENT] = str(os.getpid())
     try:
-        elastic_launch(config, sys.executable)("-m", "services.trainer", *arguments)
+        elastic_launch(config, sys.executable)("-m", module, *arguments)
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
         # A rank killed by a signal has a negative code; the first to fail is the cause.

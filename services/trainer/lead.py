@@ -45,8 +45,8 @@ class Lead:
         server = Server(self._link.worker.name, self._config.trainer.bind, token=token, drain_s=1.0)
         serve(server, self._activity, self._requests, self._link)
         address = await server.start()
-        lease_s, _ = await self._link.join(address)
-        self._period_s = min(self._config.scheduler.heartbeat_s, lease_s / 3)
+        membership = await self._link.join(address)
+        self._period_s = min(self._config.scheduler.heartbeat_s, membership.lease_s / 3)
         return server, address
 
     async def heartbeats(self) -> None:
