@@ -258,7 +258,7 @@ class CompleteTicketsResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[CompleteTicketsResponse.Item, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys")
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,7 @@ class BatchItem(_message.Message):
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     descriptor_key: str
@@ -279,7 +280,8 @@ class BatchItem(_message.Message):
     group_id: int
     reward: float
     reference_keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    position: int
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ...) -> None: ...
 
 class RankItems(_message.Message):
     __slots__ = ("items",)

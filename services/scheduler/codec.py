@@ -195,6 +195,7 @@ def encode_plan(plan: Plan) -> scheduler_pb2.BatchPlan:
         rank = message.ranks.add()
         for item in items:
             rank.items.add(
+                position=item.position,
                 ticket_id=item.ticket_id,
                 attempt=item.attempt,
                 descriptor_key=item.descriptor_key,

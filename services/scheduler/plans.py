@@ -15,8 +15,9 @@ INDICATORS = frozenset({"win", "draw", "loss", "illegal"})
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One sequence for one rank."""
+    """One sequence for one rank. position: in the batch, over all ranks together."""
 
+    position: int
     ticket_id: int
     attempt: int
     group: int
@@ -55,6 +56,7 @@ def cut(
     advantages = _advantages(batch, members, results, advantage)
     items = [
         Item(
+            position=position,
             ticket_id=ticket.id,
             attempt=ticket.attempt,
             group=ticket.group,
@@ -64,7 +66,7 @@ def cut(
             total_tokens=result.total_tokens,
             reference_keys=keys.get(ticket.id, ()),
         )
-        for ticket, result, value in zip(members, results, advantages, strict=True)
+        for position, (ticket, result, value) in enumerate(zip(members, results, advantages, strict=True))
     ]
     assigned = balance([item.total_tokens for item in items], ranks)
     return Plan(

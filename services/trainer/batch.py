@@ -139,14 +139,14 @@ def cut_minibatches(plan: Plan, rank: int, count: int, pass_index: int, seed: in
     """Indices into the rank's items for each of `count` mini-batches, the same cut for any rank count.
 
     With one mini-batch the plan's order stays; with more, sequences are dealt out after a shuffle that
-    depends on (seed, batch, pass) alone, so that a resumed run deals them out alike.
+    depends on (seed, version, pass) alone, so that a resumed run deals them out alike.
     """
     items = plan.ranks[rank]
     if count == 1:
         return [list(range(len(items)))]
-    tickets = np.sort(np.asarray(plan.ticket_ids, np.int64))
-    dealt = np.random.Generator(np.random.Philox([seed, plan.batch_id, pass_index])).permutation(len(tickets))
-    mine = dealt[np.searchsorted(tickets, np.asarray([item.ticket_id for item in items], np.int64))] % count
+    total = len(plan.ticket_ids)
+    dealt = np.random.Generator(np.random.Philox([seed, plan.version, pass_index])).permutation(total)
+    mine = dealt[np.asarray([item.position for item in items], np.int64)] % count
     return [np.flatnonzero(mine == m).tolist() for m in range(count)]
 
 

@@ -52,6 +52,7 @@ def _item(item: scheduler_pb2.BatchItem) -> Item:
         item.advantage,
         item.total_tokens,
         tuple(item.reference_keys),
+        item.position,
     )
 
 

@@ -10,7 +10,8 @@ from typing import Literal
 class Item:
     """One sequence for one rank: tokens [0, total_tokens) of the columns under `key`.
 
-    reference_keys: where its reference log-probs lie, together; empty if none are wanted.
+    reference_keys: where its reference log-probs lie, together; empty if none are wanted. position: its
+    place in the batch, the same whenever the batch is trained, which its ticket is not.
     """
 
     ticket_id: int
@@ -19,6 +20,7 @@ class Item:
     advantage: float
     total_tokens: int
     reference_keys: tuple[str, ...] = ()
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from services.trainer.tickets import TicketSet
 
 
 def _item(ticket_id: int, tokens: int, advantage: float = 1.0) -> Item:
-    return Item(ticket_id, 1, f"trajectory/{ticket_id}/1", advantage, tokens)
+    return Item(ticket_id, 1, f"trajectory/{ticket_id}/1", advantage, tokens, position=ticket_id)
 
 
 def _plan(ranks: list[list[Item]], batch_id: int = 3) -> Plan:
