@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from earl.rpc.client import Client
-from earl.stack.status import Evaluation, Ledger, Lengths, RunStatus, WorkerState
+from earl.stack.status import Bounds, Evaluation, Gain, Ledger, Lengths, RunStatus, WorkerState
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 
@@ -46,24 +46,34 @@ def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:
             planned=ledger.planned,
         ),
         workers=tuple(decode_worker(worker) for worker in answer.workers),
-        evaluations=tuple(
-            Evaluation(
-                name=item.name,
-                version=item.version,
-                episodes=item.episodes,
-                done=item.done,
-                win_rate=item.win_rate,
-                mean_reward=item.mean_reward,
-                metrics=dict(item.metrics),
-            )
-            for item in answer.evaluations
-        ),
+        evaluations=tuple(decode_evaluation(item) for item in answer.evaluations),
         episode_tokens=decode_lengths(answer.episode_tokens),
         turn_tokens=decode_lengths(answer.turn_tokens),
         metrics=dict(answer.metrics),
         elapsed_s=answer.elapsed_s,
         done=answer.done,
         message=answer.message,
+        best_version=answer.best_version,
+    )
+
+
+def decode_evaluation(item: scheduler_pb2.EvaluationResult) -> Evaluation:
+    gain = None
+    if item.HasField("gain"):
+        bounds = Bounds(item.gain_low, item.gain_high) if item.HasField("gain_low") else None
+        gain = Gain(item.gain, bounds, item.gain_episodes)
+    return Evaluation(
+        name=item.name,
+        version=item.version,
+        episodes=item.episodes,
+        done=item.done,
+        failed=item.failed,
+        win_rate=item.win_rate,
+        mean_reward=item.mean_reward,
+        metrics=dict(item.metrics),
+        win_bounds=Bounds(item.win_low, item.win_high) if item.done else None,
+        reward_bounds=Bounds(item.reward_low, item.reward_high) if item.done > 1 else None,
+        gain=gain,
     )
 
 

@@ -54,8 +54,28 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """A 95 % confidence interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Mean difference of rewards to the run's first evaluation, over the `episodes` instances of both."""
+
+    value: float
+    bounds: Bounds | None
+    episodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation, under way or done. metrics: means of the environment's numbers, 0..1 for rates."""
+    """One evaluation, under way or done. metrics: means of the environment's numbers, 0..1 for rates.
+
+    Bounds are None where too few episodes are done, the gain for the run's first evaluation.
+    """
 
     name: str
     version: int
@@ -64,6 +84,10 @@ class Evaluation:
     win_rate: float
     mean_reward: float
     metrics: Mapping[str, float]
+    failed: int = 0
+    win_bounds: Bounds | None = None
+    reward_bounds: Bounds | None = None
+    gain: Gain | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +108,8 @@ class RunStatus:
     elapsed_s: float = 0.0
     done: bool = False
     message: str = ""
+    # The version with the best evaluation so far, 0 if none.
+    best_version: int = 0
 
     def evaluation(self, name: str) -> Evaluation | None:
         """The latest evaluation of that name, for example "final"."""

@@ -1,13 +1,40 @@
-"""Length sketch: quantiles of turn and episode tokens in bounded memory, mergeable and decaying."""
+"""Lengths in tokens: the histogram of a step, and a mergeable, decaying sketch of quantiles in bounded memory."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 RELATIVE_ERROR = 0.01
 # Below this weight a bucket is forgotten.
 FORGET_WEIGHT = 1e-3
+
+
+# Bins of a histogram per doubling of the length: each is 19 % wide.
+BINS_PER_OCTAVE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many lengths fell where: counts[i] of them into bin first + i.
+
+    Bin b holds lengths from 2 ** (b / BINS_PER_OCTAVE) tokens up to, and without, those of bin b + 1.
+    """
+
+    first: int = 0
+    counts: tuple[int, ...] = ()
+
+
+def histogram(lengths: Sequence[int]) -> Histogram:
+    """Of lengths in tokens; those below 1 count as 1."""
+    # The addend keeps 2 ** n, whose logarithm may fall short of n, in its own bin.
+    bins = Counter(int(BINS_PER_OCTAVE * math.log2(max(1, tokens)) + 1e-9) for tokens in lengths)
+    if not bins:
+        return Histogram()
+    first, last = min(bins), max(bins)
+    return Histogram(first, tuple(bins[at] for at in range(first, last + 1)))
 
 
 @dataclass(frozen=True, slots=True)

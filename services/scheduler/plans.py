@@ -106,6 +106,8 @@ def summary(batch: Batch, tickets: Sequence[Ticket]) -> dict[str, float]:
         "win_rate": sum(result.metrics.get("win", float(result.reward > 0)) for result in results) / count,
         "tokens": float(sum(result.total_tokens for result in results)),
         "trained_tokens": float(sum(result.trained_tokens for result in results)),
+        "length_mean": sum(result.total_tokens for result in results) / count,
+        "length_max": float(max(result.total_tokens for result in results)),
         "turns_mean": sum(result.turns for result in results) / count,
         "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
         "staleness_max": float(max(staleness, default=0)),

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.evaluation import Judgement, judged, rewards, wins
-from services.scheduler.monitor import LengthMonitor
+from services.scheduler.monitor import LengthMonitor, histogram
 from services.scheduler.records import Evaluation
 
 
@@ -40,10 +40,14 @@ class RunReport:
         trajectories: Mapping[str, float],
         trainer: Mapping[str, float],
         lengths: LengthMonitor,
+        length_tokens: Sequence[int],
         bytes_by_path: Mapping[str, int],
         ledger: Mapping[str, int],
     ) -> None:
-        """One committed batch. version: after it. time_s: since the run began."""
+        """One committed batch. version: after it. time_s: since the run began.
+
+        length_tokens: of its trajectories; `lengths` is about everything that was played of late.
+        """
         numbers = {**trainer, **trajectories}
         if self._last_step_s is not None and time_s > self._last_step_s:
             numbers["tokens_per_s"] = trajectories.get("tokens", 0.0) / (time_s - self._last_step_s)
@@ -57,6 +61,7 @@ class RunReport:
             **numbers,
             "episode_tokens": asdict(lengths.episodes.summary()),
             "turn_tokens": asdict(lengths.turns.summary()),
+            "length_histogram": asdict(histogram(length_tokens)),
             "bytes_by_path": dict(bytes_by_path),
             "ledger": dict(ledger),
         }
