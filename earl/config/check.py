@@ -17,6 +17,7 @@ def cross_check(config: RunConfig) -> None:
     check_model(config)
     check_lengths(config)
     check_batches(config)
+    check_deterministic(config)
     check_data_plane(config)
 
 
@@ -110,16 +111,35 @@ def check_batches(config: RunConfig) -> None:
                 f"x {key} = {minibatches}",
                 f"raise {name} or lower {key}",
             )
-    if config.deterministic and scheduler.staleness:
+    if scheduler.group_size == 1:
+        raise ConfigError(
+            "scheduler.group_size = 1 makes every advantage zero: a group is compared with its own mean",
+            "use a group_size of 2 or more",
+        )
+
+
+def check_deterministic(config: RunConfig) -> None:
+    """Nothing that depends on time decides what is trained."""
+    if not config.deterministic:
+        return
+    scheduler, engine = config.scheduler, config.rollout.engine
+    if scheduler.staleness:
         raise ConfigError(
             f"deterministic = true with scheduler.staleness = {scheduler.staleness}: which version samples a "
             "token would depend on timing",
             "set scheduler.staleness = 0",
         )
-    if scheduler.group_size == 1:
+    if scheduler.train_limit_s:
         raise ConfigError(
-            "scheduler.group_size = 1 makes every advantage zero: a group is compared with its own mean",
-            "use a group_size of 2 or more",
+            f"deterministic = true with scheduler.train_limit_s = {scheduler.train_limit_s:g}: the last step "
+            "and the learning rate would depend on timing",
+            "remove scheduler.train_limit_s and bound the run by scheduler.steps",
+        )
+    if engine != "torch":
+        raise ConfigError(
+            f'deterministic = true with rollout.engine = "{engine}": its tokens depend on what they are '
+            "batched with",
+            'set rollout.engine = "torch"',
         )
 
 
