@@ -20,12 +20,12 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 from earl.bus import Bus
+from earl.bus.published import last_published
 from earl.config.run import RunConfig
 from earl.dispatch.store import TensorStore
 from earl.env.base import Ending
 from earl.errors import EarlError
 from services.rollout.agent import Agent, Outcome, Ticket
-from services.rollout.codec_bus import last_published
 from services.rollout.codec_scheduler import SchedulerLink
 from services.rollout.gauges import Gauges, Load
 from services.rollout.leases import Leases

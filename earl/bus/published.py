@@ -1,4 +1,4 @@
-"""What the bus held before this worker began to follow it."""
+"""What the bus held before someone began to follow it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from earl.bus import Bus, redis_errors
-from earl.bus.streams import FIELD
+from earl.bus.connection import redis_errors
+from earl.bus.streams import FIELD, Bus
 from earl.v1 import events_pb2
 
 # The stream is searched backwards in chunks of this many events, and not further than MOST.
