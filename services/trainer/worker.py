@@ -28,6 +28,7 @@ from services.trainer import checkpoint
 from services.trainer.activity import PUBLISHING, READING, SAVING, TRAINING, Activity, Transfer
 from services.trainer.batch import Columns
 from services.trainer.codec import decode_plan
+from services.trainer.digest import batch_digests, weights_digest
 from services.trainer.group import Group
 from services.trainer.lead import Lead
 from services.trainer.manifest import Progress
@@ -147,6 +148,9 @@ class Trainer:
         self._slots.retire_early()
         with self._activity.phase(TRAINING):
             metrics = self._stepper.train(plan, self._columns)
+        if self._config.deterministic:
+            metrics |= batch_digests(self._columns, self._group)
+            metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
         consumed = self.progress.consumed.copy()
         consumed.add(plan.ticket_ids)
         self.progress = Progress(
