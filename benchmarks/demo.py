@@ -13,7 +13,8 @@ import typer
 
 from benchmarks.machine import commit, machine
 from earl.cli.demo import demo_config
-from earl.cli.run import INTERRUPTED, OverridableCommand, figures, overrides_of, resume_hint, run_to_end
+from earl.cli.figures import figures
+from earl.cli.run import INTERRUPTED, OverridableCommand, overrides_of, resume_hint, run_to_end
 
 app = typer.Typer(add_completion=False)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from earl.cli.figures import closing_lines, figures
 from earl.cli.report.page import write_report
 from earl.cli.view import open_view
 from earl.config.load import Override, split_overrides
@@ -65,33 +66,13 @@ def resume_hint(outcome: Outcome) -> str:
     return f"resume with: earl train {outcome.directory}/run.toml --resume"
 
 
-def figures(outcome: Outcome, seed: int) -> dict[str, Any]:
-    """The run's result as one flat object; rates are null where there was no such evaluation."""
-    ledger = outcome.status.ledger
-    start = outcome.status.evaluation("start")
-    final = outcome.status.evaluation("final")
-    return {
-        "win_rate": final.win_rate if final and final.done else None,
-        "illegal_rate": final.metrics.get("illegal") if final else None,
-        "seconds": round(outcome.seconds, 1),
-        "start_win_rate": start.win_rate if start and start.done else None,
-        "issued": ledger.issued,
-        "trained": ledger.trained,
-        "evaluated": ledger.evaluated,
-        "dropped": ledger.dropped_total,
-        "live": ledger.live,
-        "seed": seed,
-    }
-
-
 def finish(outcome: Outcome, config: RunConfig, *, as_json: bool) -> int:
     """Says how it went, on standard error and, as one JSON object, on standard output; the exit code."""
     if not outcome.complete:
         reason = outcome.status.message or "stopped"
         sys.stderr.write(f"earl: {reason}; {resume_hint(outcome)}\n")
-    for item in outcome.status.evaluations:
-        if item.done < item.episodes:
-            sys.stderr.write(f"earl: evaluation {item.name}: only {item.done} of {item.episodes} count\n")
+    for text in closing_lines(outcome.status):
+        sys.stderr.write(f"{text}\n")
     if as_json:
         print(json.dumps(figures(outcome, config.seed)), flush=True)
     return 0 if outcome.complete else INTERRUPTED

@@ -20,6 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from earl.cli.figures import interval
 from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus, WorkerState
 
 REFRESH_PER_S = 4
@@ -126,7 +127,7 @@ class LiveView:
                 )
             )
             if self._status.evaluations:
-                parts.append(evaluation_table(self._status.evaluations))
+                parts.append(evaluation_table(self._status.evaluations, self._status.best_version))
             if self._status.done:
                 what = self._status.message or "the run is over"
                 parts.append(Spinner("dots", f"{what}: the workers save and leave"))
@@ -186,7 +187,9 @@ LEARNING = (
     ("entropy", "entropy", "{:.3f}"),
     ("clip_fraction", "clipped", "{:.1%}"),
     ("grad_norm", "gradient norm", "{:.3f}"),
+    ("logprob_mismatch", "mismatch", "{:.2g} nats"),
     ("staleness_mean", "staleness", "{:.2f} versions"),
+    ("staleness_max", "stalest", "{:.0f} versions"),
     ("tokens_per_s", "tokens/s", "{:,.0f}"),
 )
 
@@ -229,19 +232,27 @@ def ledger_table(ledger: Ledger) -> RenderableType:
     return table
 
 
-def evaluation_table(evaluations: Sequence[Evaluation]) -> RenderableType:
+def evaluation_table(evaluations: Sequence[Evaluation], best_version: int) -> RenderableType:
+    """The last evaluations with their 95 % intervals; the gain is over the run's first one, paired."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="grey50")
-    for name in ("evaluation", "version", "episodes", "win rate", "reward", "illegal"):
+    shown = evaluations[-5:]
+    illegal = any("illegal" in item.metrics for item in shown)
+    for name in ("evaluation", "version", "episodes", "win rate", "reward", "gain", *["illegal"] * illegal):
         table.add_column(name)
-    for item in evaluations[-5:]:
-        table.add_row(
+    for item in shown:
+        gain = item.gain
+        best = " (best)" if item.version == best_version else ""
+        cells = [
             item.name,
-            str(item.version),
+            f"{item.version}{best}",
             f"{item.done}/{item.episodes}",
-            Text(f"{item.win_rate:.1%}" if item.done else "", style="bold green"),
-            f"{item.mean_reward:+.3f}" if item.done else "",
-            f"{item.metrics['illegal']:.2%}" if "illegal" in item.metrics else "",
-        )
+            Text(interval(item.win_rate, item.win_bounds) if item.done else "", style="bold green"),
+            interval(item.mean_reward, item.reward_bounds, signed=True) if item.done else "",
+            interval(gain.value, gain.bounds, signed=True) if gain else "",
+        ]
+        if illegal:
+            cells.append(f"{item.metrics['illegal']:.2%}" if "illegal" in item.metrics else "")
+        table.add_row(*cells)
     return table
 
 
@@ -334,7 +345,10 @@ def status_line(status: RunStatus) -> str:
     ]
     if status.evaluations and status.evaluations[-1].done:
         last = status.evaluations[-1]
-        parts.append(f"{last.name} evaluation {last.win_rate:.1%} of {last.done}")
+        gained = f", gain {interval(last.gain.value, last.gain.bounds, signed=True)}" if last.gain else ""
+        parts.append(
+            f"{last.name} evaluation {interval(last.win_rate, last.win_bounds)} of {last.done}{gained}"
+        )
     parts.append(
         f"issued {ledger.issued} = trained {ledger.trained} + evaluated {ledger.evaluated}"
         f" + dropped {ledger.dropped_total} + live {ledger.live}"

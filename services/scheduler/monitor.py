@@ -1,4 +1,4 @@
-"""Lengths in tokens: the histogram of a step, and a mergeable, decaying sketch of quantiles in bounded memory."""
+"""Lengths in tokens: histograms of steps, and a mergeable, decaying sketch of quantiles in bounded memory."""
 
 from __future__ import annotations
 

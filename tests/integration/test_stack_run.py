@@ -144,8 +144,9 @@ def test_a_run_trains_evaluates_and_leaves_a_report(launched: Launched):
     assert figures["evaluated"] == 2 * 16
     assert (figures["dropped"], figures["live"]) == (0, 0)
     assert figures.keys() == {
-        "win_rate", "illegal_rate", "seconds", "start_win_rate", "issued", "trained", "evaluated", "dropped",
-        "live", "seed",
+        "win_rate", "win_low", "win_high", "mean_reward", "reward_low", "reward_high", "gain", "gain_low",
+        "gain_high", "gain_episodes", "best_version", "illegal_rate", "seconds", "start_win_rate",
+        "start_mean_reward", "issued", "trained", "evaluated", "dropped", "live", "seed",
     }  # fmt: skip
     report = (launched.run_directory / "report.html").read_text()
     assert "Who was busy when" in report and "nothing was recorded" not in report

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from earl.cli.figures import closing_lines
 from earl.cli.main import report_error
-from earl.cli.view import PlainView, progress_of, sparkline, status_line
+from earl.cli.view import LiveView, PlainView, progress_of, sparkline, status_line
 from earl.errors import EarlError, PortInUse
-from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus
+from earl.stack.status import Bounds, Evaluation, Gain, Ledger, Lengths, ProcessState, RunStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 TICTACTOE = str(ROOT / "examples" / "tictactoe.toml")
@@ -98,8 +101,18 @@ STATUS = RunStatus(
     steps=200,
     version=261,
     ledger=Ledger(issued=100, trained=60, evaluated=30, dropped={"group_incomplete": 2}, pending=1, leased=7),
-    evaluations=(Evaluation("final", 261, 512, 128, 0.9375, 0.9, {"illegal": 0.0}),),
-    metrics={"reward_mean": 0.25},
+    evaluations=(
+        Evaluation(
+            "start", 61, 512, 510, 0.5, 0.3, {"illegal": 0.1}, 2, Bounds(0.46, 0.54), Bounds(0.2, 0.4)
+        ),
+        Evaluation(
+            "final", 261, 512, 128, 0.9375, 0.9, {"illegal": 0.0}, 0,
+            Bounds(0.88, 0.97), Bounds(0.8, 1.0), Gain(0.41, None, 127),
+        ),
+    ),
+    best_version=61,
+    metrics={"reward_mean": 0.25, "logprob_mismatch": 0.0025, "staleness_max": 2.0},
+    episode_tokens=Lengths(44.5, 40.0, 53.0, 66.0),
 )
 
 
@@ -112,7 +125,27 @@ def test_a_plain_line_says_where_every_trajectory_is():
     line = status_line(STATUS)
     assert "evaluate:final 128/512" in line
     assert "issued 100 = trained 60 + evaluated 30 + dropped 2 + live 8" in line
-    assert "93.8% of 128" in line
+    assert "final evaluation 0.94 [0.88, 0.97] of 128, gain +0.41" in line
+
+
+def test_the_live_view_shows_intervals_lengths_and_mismatch():
+    console = Console(file=io.StringIO(), width=120, force_terminal=False, record=True)
+    view = LiveView(console)
+    view.update([ProcessState("gateway", "ready", 1.0, 0)], STATUS)
+    console.print(view._render())
+    text = console.export_text()
+    for shown in ("0.94 [0.88, 0.97]", "61 (best)", "+0.41", "0.0025 nats", "max 66", "2 versions"):
+        assert shown in text
+
+
+def test_the_closing_lines_are_the_first_and_the_last_evaluation_with_intervals():
+    assert list(closing_lines(STATUS)) == [
+        "evaluation start, version 61 (best): win rate 0.50 [0.46, 0.54], reward 0.30 [0.20, 0.40], "
+        "510 tasks, 2 failed and do not count",
+        "evaluation final, version 261: win rate 0.94 [0.88, 0.97], reward 0.90 [0.80, 1.00], "
+        "gain +0.41 in reward over the start on the same 127 tasks, ended after 128 of 512",
+    ]
+    assert list(closing_lines(RunStatus())) == []
 
 
 def test_the_plain_view_says_what_changed(tmp_path: Path):

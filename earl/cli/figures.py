@@ -1,0 +1,79 @@
+"""A run's figures as text and as one flat object: rates and rewards with their 95 % intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from earl.stack.launcher import Outcome
+from earl.stack.status import Bounds, Evaluation, RunStatus
+
+
+def figures(outcome: Outcome, seed: int) -> dict[str, Any]:
+    """The run's result; what there was no evaluation for is null. Intervals are 95 %, gains paired."""
+    ledger = outcome.status.ledger
+    start = outcome.status.evaluation("start")
+    final = outcome.status.evaluation("final")
+    return {
+        "win_rate": final.win_rate if final and final.done else None,
+        **bounds("win", final.win_bounds if final else None),
+        "mean_reward": final.mean_reward if final and final.done else None,
+        **bounds("reward", final.reward_bounds if final else None),
+        "gain": final.gain.value if final and final.gain else None,
+        **bounds("gain", final.gain.bounds if final and final.gain else None),
+        "gain_episodes": final.gain.episodes if final and final.gain else None,
+        "illegal_rate": final.metrics.get("illegal") if final else None,
+        "seconds": round(outcome.seconds, 1),
+        "start_win_rate": start.win_rate if start and start.done else None,
+        "start_mean_reward": start.mean_reward if start and start.done else None,
+        "best_version": outcome.status.best_version or None,
+        "issued": ledger.issued,
+        "trained": ledger.trained,
+        "evaluated": ledger.evaluated,
+        "dropped": ledger.dropped_total,
+        "live": ledger.live,
+        "seed": seed,
+    }
+
+
+def bounds(name: str, of: Bounds | None) -> dict[str, float | None]:
+    return {f"{name}_low": of.low if of else None, f"{name}_high": of.high if of else None}
+
+
+def closing_lines(status: RunStatus) -> Iterator[str]:
+    """What the first, the best and the last evaluation found, a line each."""
+    evaluations = [one for one in status.evaluations if one.done]
+    if not evaluations:
+        return
+    first, last = evaluations[0], evaluations[-1]
+    best = next((one for one in evaluations if one.version == status.best_version), last)
+    for one in dict.fromkeys((first.name, best.name, last.name)):
+        shown = next(item for item in evaluations if item.name == one)
+        mark = " (best)" if shown is best and len(evaluations) > 1 else ""
+        yield f"evaluation {shown.name}, version {shown.version}{mark}: {evaluation_text(shown, first.name)}"
+    if len(evaluations) > 3:
+        yield f"{len(evaluations)} evaluations in all; the report shows every one"
+
+
+def evaluation_text(one: Evaluation, first: str) -> str:
+    """One evaluation in a line; first: name of the one that its gain is over."""
+    parts = [
+        f"win rate {interval(one.win_rate, one.win_bounds)}",
+        f"reward {interval(one.mean_reward, one.reward_bounds)}",
+    ]
+    if one.gain is not None:
+        gained = interval(one.gain.value, one.gain.bounds, signed=True)
+        parts.append(f"gain {gained} in reward over the {first} on the same {one.gain.episodes} tasks")
+    else:
+        parts.append(f"{one.done} tasks")
+    if one.done + one.failed < one.episodes:
+        parts.append(f"ended after {one.done + one.failed} of {one.episodes}")
+    if one.failed:
+        parts.append(f"{one.failed} failed and do not count")
+    return ", ".join(parts)
+
+
+def interval(value: float, of: Bounds | None, *, signed: bool = False) -> str:
+    """For example "+0.21 [+0.14, +0.28]"; the value alone without bounds."""
+    form = "+.2f" if signed else ".2f"
+    return f"{value:{form}} [{of.low:{form}}, {of.high:{form}}]" if of else f"{value:{form}}"
