@@ -53,6 +53,10 @@ class IllegalParallelism(ConfigError):
     exit_code = 4
 
 
+class EngineNotInstalled(ConfigError):
+    """The environment that an engine is installed in is not there."""
+
+
 class PortInUse(EarlError):
     """An address that a service should listen on is taken."""
 

@@ -126,6 +126,12 @@ class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
     max_context_tokens: int
     device: str
     dtype: str
+    # Prefixes are reused in whole blocks of so many tokens.
+    prefix_block_tokens: int = 1
+    # Requests that name no session, too, reuse what others with the same weights computed.
+    shares_prefixes: bool = False
+    # stats() counts the sessions whose KV was evicted, and `retained` are those whose KV is there.
+    counts_sessions: bool = True
 
 
 class Transfer(msgspec.Struct, kw_only=True):

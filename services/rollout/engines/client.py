@@ -16,7 +16,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from services.rollout.engines.base import (
     ReshapeReport,
     TokenChunk,
 )
+from services.rollout.engines.interpreter import interpreter_of
 
 STOP_S = 5.0
 # Between a process's last words and its exit status, whichever comes first.
@@ -58,11 +58,13 @@ def refuse_impossible(spec: EngineSpec) -> None:
 
 
 class EngineProcess(Engine):
-    """Runs `python -m services.rollout.engines.process`, one process for each rank of spec.tp."""
+    """Runs `python -m services.rollout.engines.process` in the engine's own environment: one process for
+    each rank of spec.tp, or one that starts its ranks itself (vLLM, SGLang)."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self._processes: list[asyncio.subprocess.Process] = []
+        self._workers: list[int] = []
         self._watchers: list[asyncio.Task] = []
         self._directory: str | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -98,7 +100,8 @@ class EngineProcess(Engine):
             raise
 
     async def _spawn(self) -> None:
-        tp = self.spec.tp
+        python = interpreter_of(self.spec)
+        tp = self.spec.tp if self.spec.engine == "torch" else 1
         self._directory = tempfile.mkdtemp(prefix="earl-engine-") if tp > 1 else None
         store = str(Path(self._directory) / "store") if self._directory else ""
         ours, theirs = socket.socketpair()
@@ -111,7 +114,7 @@ class EngineProcess(Engine):
                 own = theirs if rank == 0 else pairs[rank - 1][1]
                 followers = [a.fileno() for a, _ in pairs] if rank == 0 else []
                 fds = [own.fileno(), *followers]
-                command = [sys.executable, "-m", "services.rollout.engines.process", *map(str, fds)]
+                command = [python, "-m", "services.rollout.engines.process", *map(str, fds)]
                 # What libraries print goes to stderr: stdout is the service's ready line.
                 process = await asyncio.create_subprocess_exec(
                     *command, pass_fds=fds, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=2
@@ -183,8 +186,8 @@ class EngineProcess(Engine):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks."""
-        return [process.pid for process in self._processes]
+        """Process ids of the ranks, and of what they started."""
+        return [*(process.pid for process in self._processes), *self._workers]
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         await process.wait()
@@ -243,6 +246,7 @@ class EngineProcess(Engine):
                 else:
                     future.set_result(reply.stats or reply.load)
             case wire.Ready():
+                self._workers = reply.workers
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(reply.caps)
 

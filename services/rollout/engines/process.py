@@ -2,7 +2,7 @@
 
 FD is an inherited socket: to the service for rank 0, which also inherits one socket for each
 follower; to rank 0 for a follower. The first message is wire.Start. When the socket closes, the
-process ends.
+process ends. vLLM and SGLang start their own ranks: for EARL they are one process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ def main(arguments: list[str]) -> None:
     start, *commands = wire.command_decoder.decode(own.receive_one())
     if not isinstance(start, wire.Start):
         raise wire.ChannelClosed("the first message is not Start")
-    if start.rank > 0:
+    if start.spec.engine == "vllm":
+        from services.rollout.engines.loop import EngineLoop
+        from services.rollout.engines.vllm_engine import VllmEngine
+
+        EngineLoop(own, VllmEngine).run(start, commands)
+    elif start.rank > 0:
         from services.rollout.engines.ranks import follow
 
         follow(own, start)

@@ -110,7 +110,10 @@ Command = Start | Generate | Abort | Release | Pause | Resume | BeginUpdate | Lo
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
+    """workers: process ids of what the engine started itself."""
+
     caps: EngineCaps
+    workers: list[int] = []
 
 
 class Tokens(msgspec.Struct, tag=True, array_like=True):

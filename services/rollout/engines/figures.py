@@ -1,0 +1,51 @@
+"""What an engine counts for its stats, beside its own counters."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from services.rollout.engines.base import BusyPeriod, Transfer
+
+# Steps closer than this are one busy period; so many periods are kept until they are asked for.
+JOIN_NS = 5_000_000
+BUSY_PERIODS = 4096
+
+
+class Busy:
+    """When the engine was stepping: `start` before a step, `end` after it."""
+
+    def __init__(self) -> None:
+        self._periods: deque[BusyPeriod] = deque(maxlen=BUSY_PERIODS)
+        self._started_ns = self._clock_ns = 0
+        # Nanoseconds that steps took in all.
+        self.total_ns = 0
+
+    def start(self) -> None:
+        self._started_ns, self._clock_ns = time.time_ns(), time.perf_counter_ns()
+
+    def end(self) -> None:
+        took_ns = time.perf_counter_ns() - self._clock_ns
+        self.total_ns += took_ns
+        ended_ns = self._started_ns + took_ns
+        if self._periods and self._started_ns - self._periods[-1].end_ns < JOIN_NS:
+            self._periods[-1].end_ns = ended_ns
+        else:
+            self._periods.append(BusyPeriod("generate", self._started_ns, ended_ns))
+
+    def take(self) -> list[BusyPeriod]:
+        """The periods that were not yet reported."""
+        periods, self._periods = list(self._periods), deque(maxlen=BUSY_PERIODS)
+        return periods
+
+
+def totals(transfers: Iterable[Transfer]) -> list[Transfer]:
+    """One Transfer for each path: the sum over ranks."""
+    by_path: dict[str, Transfer] = {}
+    for transfer in transfers:
+        total = by_path.setdefault(transfer.path, Transfer(path=transfer.path))
+        total.size_bytes += transfer.size_bytes
+        total.seconds += transfer.seconds
+        total.transfers += transfer.transfers
+    return list(by_path.values())
