@@ -96,6 +96,7 @@ def resolve(config: RunConfig) -> RunConfig:
     gateway = resolve_bind(config.gateway.bind, "gateway.bind")
     resolve_bind(config.rollout.bind, "rollout.bind")
     resolve_bind(config.trainer.bind, "trainer.bind")
+    resolve_bind(config.reference.bind, "reference.bind")
     return config.model_copy(
         update={
             "scheduler": config.scheduler.model_copy(update={"bind": scheduler}),

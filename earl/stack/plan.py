@@ -2,13 +2,14 @@
 
     valkey ──► scheduler ──┐
        └─────► gateway ────┼──► rollout-0 .. n      (an arrow: must be ready, or done, before)
-               │           ├──► trainer
+               │           ├──► trainer, reference
                └► env-0..n │
     model ─────────────────┘
 
 `model` is a job: it makes the run's model directory and ends. All others serve until they are
-told to stop; the trainer and the rollout workers also end by themselves when the run is over.
+told to stop; trainer, reference stage and rollout workers also end by themselves when the run is over.
 Ranks and engines are their services' own: the trainer calls torchrun, a rollout worker its engines.
+The reference stage is there only where the loss wants the KL to it (trainer.kl_coefficient > 0).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MODEL = "model"
 SCHEDULER = "scheduler"
 GATEWAY = "gateway"
 TRAINER = "trainer"
+REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,17 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
             restartable=True,
         )
     )
+    if config.trainer.kl_coefficient > 0:
+        specs.append(
+            ProcessSpec(
+                REFERENCE,
+                ("-m", "services.trainer.reference", *run, "--name", REFERENCE),
+                needs=(MODEL, SCHEDULER, *bus),
+                environment={"OMP_NUM_THREADS": str(config.reference.threads)},
+                ends_with_run=True,
+                restartable=True,
+            )
+        )
     specs += [
         ProcessSpec(
             f"rollout-{index}",

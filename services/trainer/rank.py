@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from earl.config.run import RunConfig
@@ -19,7 +20,10 @@ from services.trainer.service import serve
 log = logging.getLogger(__name__)
 
 
-def run_rank(config: RunConfig, run_dir: Path, name: str) -> int:
+Serve = Callable[[RunConfig, Path, str, Requests], None]
+
+
+def run_rank(config: RunConfig, run_dir: Path, name: str, serve: Serve = serve) -> int:
     """Serves until the run is over; returns the exit code."""
     requests = Requests()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -31,6 +35,6 @@ def run_rank(config: RunConfig, run_dir: Path, name: str) -> int:
         sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
         return error.exit_code
     except Exception:
-        log.exception("the trainer failed")
+        log.exception("%s failed", name)
         return 1
     return 0

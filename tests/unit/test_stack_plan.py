@@ -43,6 +43,15 @@ def test_a_plan_starts_each_process_after_what_it_needs(tmp_path: Path):
         assert all(spec.stop_rank <= need.stop_rank for need in served)
 
 
+def test_a_reference_stage_runs_only_where_the_loss_wants_it(tmp_path: Path):
+    assert "reference" not in [spec.name for spec in plan(config(tmp_path), tmp_path / "run.json")]
+    specs = plan(config(tmp_path, trainer__kl_coefficient="0.1"), tmp_path / "run.json")
+    stage = next(spec for spec in specs if spec.name == "reference")
+    assert stage.arguments[:2] == ("-m", "services.trainer.reference")
+    assert stage.restartable and stage.ends_with_run
+    assert set(stage.needs) == {"model", "scheduler", "valkey"}
+
+
 def test_a_server_of_ones_own_and_hosts_from_outside_start_neither(tmp_path: Path):
     given = config(tmp_path, bus__redis_url="redis://127.0.0.1:6379", environment__serve="")
     names = [spec.name for spec in plan(given, tmp_path / "run.json")]

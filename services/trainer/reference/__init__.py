@@ -1,0 +1,1 @@
+"""The reference stage: the policy that reinforcement learning started from, in its own parallelism."""

@@ -1,0 +1,37 @@
+"""`python -m services.trainer.reference --run <dir>/run.json [--name NAME]`: the stage, or a rank of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.obs import log
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m services.trainer.reference", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="resolved run file (JSON)")
+    parser.add_argument("--name", default="reference", help="the stage's name, unique in the run")
+    arguments = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    log.setup(arguments.name if rank == 0 else f"{arguments.name}-{rank}")
+    config = RunConfig.model_validate_json(arguments.run.read_bytes())
+    # Threads that wait must not spin: engines and environments share this machine's cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    ranks = config.reference.dp * config.reference.tp
+    if ranks > 1 and "RANK" not in os.environ:
+        from services.trainer.launch import launch  # heavy: torchrun's agent
+
+        return launch(sys.argv[1:], ranks, "services.trainer.reference")
+    from services.trainer.group import leave  # heavy: after the configuration was read
+    from services.trainer.rank import run_rank
+    from services.trainer.reference.service import serve
+
+    leave(run_rank(config, arguments.run.parent, arguments.name, serve))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

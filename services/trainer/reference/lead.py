@@ -1,0 +1,149 @@
+"""What only rank 0 of the stage does: its server, its membership, its word with the reference desk.
+
+WeightsPublished ─► void? load? ─┐
+desk ─ lease within the room ────┴─► one command for all ranks ─► outcome ─► desk
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import json
+import logging
+from collections.abc import Mapping, Sequence
+
+from earl.config.run import RunConfig
+from earl.errors import TrainerError
+from earl.rpc.server import Server
+from services.trainer.activity import Activity
+from services.trainer.codec_membership import PATIENCE_S
+from services.trainer.reference.codec_scheduler import Item, Offer, ReferenceLink
+from services.trainer.reference.origin import Origin
+from services.trainer.requests import Requests
+from services.trainer.side import Side
+
+log = logging.getLogger(__name__)
+
+COMPUTE, LOAD, VOID, IDLE, LEAVE = b"C", b"L", b"V", b"I", b"X"
+# A lease call waits this long for work; other ranks wait with it.
+WAIT_S = 2.0
+# How soon a request (stop) or a publication is noticed.
+NOTICE_S = 0.05
+SLACK_S = 5.0
+# Loads in a row that may fail, and the pause after each.
+LOADS = 20
+PAUSE_S = 1.0
+
+
+class Lead:
+    """Rank 0's voice. Methods are called from the computing thread, `published` from the side's loop."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        side: Side,
+        link: ReferenceLink,
+        activity: Activity,
+        requests: Requests,
+        origin: Origin,
+    ) -> None:
+        self._config = config
+        self._side = side
+        self._link = link
+        self._activity = activity
+        self._requests = requests
+        self._origin = origin
+        self._asked: concurrent.futures.Future[Offer] | None = None
+        # What the bus said last, and of the origin's version where it can be read.
+        self._newest = 0
+        self._keys: tuple[str, ...] = ()
+        self._voided = False
+        self._failures = 0
+        self._most_tokens = max(
+            config.reference.dp * config.reference.microbatch_tokens, config.rollout.max_context_tokens
+        )
+
+    async def start(self, token: str) -> tuple[Server, str]:
+        """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
+        server = Server(self._link.worker.name, self._config.reference.bind, token=token, drain_s=1.0)
+        address = await server.start()
+        joined = await self._link.join(address)
+        self._period_s = min(self._config.scheduler.heartbeat_s, joined.lease_s / 3)
+        self.published(joined.version, joined.weight_keys)
+        return server, address
+
+    def published(self, version: int, keys: Sequence[str]) -> None:
+        """A version was published after all that were told before; 0: none yet."""
+        self._newest = version or self._newest
+        if self._origin.void(version):
+            self._voided, self._keys = True, ()
+        elif version == self._origin.version:
+            self._keys = tuple(keys)
+
+    async def heartbeats(self) -> None:
+        """For ever; raises when the scheduler stays away or refuses this stage."""
+        while True:
+            over = await self._link.heartbeat(
+                self._activity.version,
+                dict(self._activity.gauges),
+                self._activity.take_spans(),
+                self._activity.transfers,
+            )
+            if over:
+                self._requests.over.set()
+            await asyncio.sleep(self._period_s)
+
+    def command(self, loaded: bool, credit_tokens: int) -> bytes:
+        """What all ranks do next; IDLE after WAIT_S at the latest. Raises CheckpointError."""
+        waited_s = 0.0
+        while True:
+            self._side.check()
+            if self._requests.stop.is_set() or self._requests.over.is_set():
+                return LEAVE
+            if self._voided:
+                self._voided = False
+                return VOID
+            if loaded:
+                offer = self._offer(credit_tokens)
+                if offer is not None:
+                    return COMPUTE + offer.lease if offer.lease else IDLE
+                continue
+            if self._origin.kept or self._keys:
+                return LOAD + json.dumps(self._keys).encode()
+            self._origin.refuse_missed(self._newest)
+            if waited_s >= WAIT_S:
+                return IDLE
+            self._requests.stop.wait(NOTICE_S)
+            waited_s += NOTICE_S
+
+    def _offer(self, credit_tokens: int) -> Offer | None:
+        """What the desk offers, or None while it has not answered; asks it if it was not asked."""
+        if self._asked is None:
+            self._asked = self._side.submit(self._link.lease(min(credit_tokens, self._most_tokens), WAIT_S))
+        done, _ = concurrent.futures.wait([self._asked], timeout=NOTICE_S)
+        if not done:
+            return None
+        offer, self._asked = self._asked.result(), None
+        if offer.over:
+            self._requests.over.set()
+        self._activity.gauges["waiting_tokens"] = float(offer.waiting_tokens)
+        # There is work, and none of it fits: trajectories must be trained or dropped first.
+        self._activity.gauges["arena_full"] = float(bool(offer.waiting_tokens) and not offer.lease)
+        return offer
+
+    def complete(self, fence: int, results: Mapping[Item, Sequence[str]], lost: Sequence[Item]) -> None:
+        """Tell the desk what became of a lease."""
+        refused = self._side.run(self._link.complete(fence, results, lost), 2 * PATIENCE_S + SLACK_S)
+        if refused:
+            log.info("%d of %d results came too late", refused, len(results))
+
+    def loaded(self, ok: bool) -> None:
+        """Counts loads that failed in a row. Raises TrainerError after LOADS of them."""
+        self._failures = 0 if ok else self._failures + 1
+        if self._failures >= LOADS:
+            raise TrainerError(
+                f"the reference policy could not be read {LOADS} times in a row",
+                "is the trainer alive? the log names what was missing",
+            )
+        if not ok:
+            self._requests.stop.wait(PAUSE_S)

@@ -1,0 +1,126 @@
+"""Which policy the KL is measured against, where it comes from, and how it is kept.
+
+    no warm-up: <run>/model
+    warm-up:    the version it ended with ─ data plane ─► each rank's slices
+                                          └─ data plane ─► <run>/reference/step-<version>, whole, by rank 0
+
+Promise: the directory appears whole, and before anything was computed with it; a stage that starts
+again, or a run that is resumed, fills its slices from it with the same values.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from earl.config.run import RunConfig
+from earl.dispatch.descriptor import numpy_dtype
+from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.layout import Box
+from earl.errors import CheckpointError
+from earl.models.spec import ModelSpec
+from earl.models.weights import save_checkpoint
+from services.trainer.reference.policy import ReferencePolicy
+from services.trainer.side import Side
+
+# Bytes that are read at once: a receive buffer of this size exists beside the model.
+PART_BYTES = 256 << 20
+READ_SLACK_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """version: that reinforcement learning starts from. directory: where it is, or will be, on disk."""
+
+    version: int
+    directory: Path
+    given: bool
+
+    @classmethod
+    def of(cls, config: RunConfig, run_dir: Path) -> Origin:
+        version = config.warmup.batches + 1
+        if not config.warmup.batches:
+            return cls(version, run_dir / "model", True)
+        return cls(version, run_dir / "reference" / f"step-{version}", False)
+
+    @property
+    def kept(self) -> bool:
+        return self.directory.is_dir()
+
+    def void(self, published: int) -> bool:
+        """Whether a publication shows that warm-up begins anew: its end will be another policy."""
+        return not self.given and 0 < published < self.version
+
+    def forget(self) -> None:
+        """Remove what is on disk; the model that was given stays."""
+        if not self.given:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def refuse_missed(self, published: int) -> None:
+        """Raises CheckpointError once the version can no longer come."""
+        if not self.kept and published > self.version:
+            raise CheckpointError(
+                f"version {published} is published, and version {self.version}, which the KL is measured "
+                f"against, was never kept in {self.directory}",
+                "start the run anew, or set trainer.kl_coefficient = 0",
+            )
+
+
+def parts(sizes: Mapping[str, int], limit_bytes: int = PART_BYTES) -> Iterator[list[str]]:
+    """Names in order, in parts of at most limit_bytes together (but at least one)."""
+    part: list[str] = []
+    room = limit_bytes
+    for name, size in sizes.items():
+        if part and size > room:
+            yield part
+            part, room = [], limit_bytes
+        part.append(name)
+        room -= size
+    if part:
+        yield part
+
+
+class Published:
+    """A published version, read box by box. Methods are called from the computing thread.
+
+    dtype: that it was published in. deadline_s: of each part of PART_BYTES.
+    """
+
+    def __init__(
+        self, side: Side, dispatcher: Dispatcher, keys: Sequence[str], dtype: str, deadline_s: float
+    ) -> None:
+        self._side = side
+        self._dispatcher = dispatcher
+        self._keys = tuple(keys)
+        self._dtype = dtype
+        self._deadline_s = deadline_s
+
+    def read(self, boxes: Mapping[str, Box]) -> Iterator[tuple[str, torch.Tensor]]:
+        """These boxes in order, on the CPU. Raises as Dispatcher.read."""
+        carrier = numpy_dtype(self._dtype)
+        for names in parts({name: box.size * carrier.itemsize for name, box in boxes.items()}):
+            arrays = {name: np.empty(boxes[name].shape, carrier) for name in names}
+            reads = [Read(self._keys, name, boxes[name], array) for name, array in arrays.items()]
+            work = self._dispatcher.read(reads, self._deadline_s)
+            self._side.run(work, self._deadline_s + READ_SLACK_S)
+            for name, array in arrays.items():
+                tensor = torch.from_numpy(array)
+                yield name, tensor.view(torch.bfloat16) if self._dtype == "bfloat16" else tensor
+
+    def fill(self, policy: ReferencePolicy) -> None:
+        """This rank's slices."""
+        held = policy.boxes()
+        with torch.no_grad():
+            for name, tensor in self.read({name: box for name, (_, box) in held.items()}):
+                held[name][0].copy_(tensor)
+
+    def keep(self, origin: Origin, model: Path, spec: ModelSpec) -> None:
+        """Write all of it to the origin's directory, which appears whole. On one rank."""
+        origin.forget()
+        whole = {name: Box.whole(shape) for name, shape in spec.shapes().items()}
+        save_checkpoint(origin.directory, model, self.read(whole))

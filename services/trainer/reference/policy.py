@@ -1,0 +1,128 @@
+"""The frozen policy on one rank, and the log-probs that it gives to sampled tokens.
+
+    sequences ─ pack ─► forward (tp ranks together) ─ rows of this rank's slice ─► lm_head, chunk by chunk
+
+Promise: a trained token's log-prob is that of softmax(logits / temperature) at the position before it,
+computed as the trainer computes its own. Each tp rank puts only its slice of the positions through the
+lm_head. deterministic: one sequence a forward pass, so that a sequence's bits do not depend on what
+else is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from earl.dispatch.layout import Box, chunk_range
+from earl.errors import TrainerError
+from earl.models.module import Decoder
+from earl.models.parallel import TensorParallel
+from earl.models.spec import ModelSpec
+from earl.models.tp import tp_box
+from earl.models.weights import Checkpoint, load_decoder
+from services.trainer.batch import pack
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """tokens int32[T], loss_mask uint8[T] of one sequence."""
+
+    key: str
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+
+
+def slices(loss_mask: np.ndarray, count: int) -> list[Box]:
+    """Positions [0, T) cut for `count` ranks with equally many trained tokens each; some may be empty."""
+    trained = np.flatnonzero(loss_mask)
+    stops = [chunk_range(len(trained), index, count)[1] for index in range(count)]
+    ends = [int(trained[stop]) if stop < len(trained) else len(loss_mask) for stop in stops]
+    return [Box((start,), (stop,)) for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def trainable(one: Trajectory, vocabulary: int) -> bool:
+    """Whether the columns can be what a rollout worker wrote."""
+    known = bool(((one.tokens >= 0) & (one.tokens < vocabulary)).all())
+    return known and int(one.loss_mask.max(initial=0)) <= 1 and int(one.loss_mask[:1].sum()) == 0
+
+
+class ReferencePolicy:
+    """A decoder's slices on `device`; empty until filled. microbatch_tokens: of one forward pass."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensor: TensorParallel,
+        device: torch.device,
+        dtype: str,
+        *,
+        temperature: float,
+        microbatch_tokens: int,
+        deterministic: bool,
+    ) -> None:
+        with torch.device("meta"):
+            self.decoder = Decoder(spec, tensor)
+        self.decoder.requires_grad_(False)
+        self.decoder.to(getattr(torch, dtype)).to_empty(device=device)
+        self.spec, self.tensor, self.device = spec, tensor, device
+        # Greedy sampling records log-probs of the plain distribution.
+        self._temperature = temperature or 1.0
+        self._microbatch_tokens = 0 if deterministic else microbatch_tokens
+
+    def boxes(self) -> dict[str, tuple[torch.Tensor, Box]]:
+        """Each parameter by name, and the box of the whole tensor that it is."""
+        shapes, tensor = self.spec.shapes(), self.tensor
+        return {
+            name: (parameter, tp_box(name, shapes[name], self.spec, tensor.rank, tensor.size))
+            for name, parameter in self.decoder.named_parameters()
+        }
+
+    def fill(self, directory: Path) -> None:
+        """Read this rank's slices of a checkpoint. Raises ModelNotFound, UnsupportedModel."""
+        Checkpoint(directory).check(self.spec)
+        load_decoder(self.decoder, directory)
+
+    @torch.no_grad()
+    def logprobs(self, sequences: Sequence[Trajectory], into: Sequence[np.ndarray]) -> None:
+        """Fill `into`, float32 of each sequence's slice; 0 where the mask is 0. A collective of tp ranks.
+
+        Raises TrainerError for a log-prob that is not finite.
+        """
+        lengths = [len(one.tokens) for one in sequences]
+        for chosen in pack(lengths, self._microbatch_tokens):
+            self._forward([sequences[i] for i in chosen], [into[i] for i in chosen])
+        for one, array in zip(sequences, into, strict=True):
+            if not np.isfinite(array).all():
+                raise TrainerError(
+                    f"{one.key}: the reference policy gives a log-prob that is not finite",
+                    "its weights are damaged, or its dtype is too narrow",
+                )
+
+    def _forward(self, sequences: Sequence[Trajectory], into: Sequence[np.ndarray]) -> None:
+        lengths = [len(one.tokens) for one in sequences]
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
+        tokens = np.concatenate([one.tokens for one in sequences]).astype(np.int64)
+        positions = np.arange(len(tokens), dtype=np.int64) - np.repeat(starts, lengths)
+        boxes = [slices(one.loss_mask, self.tensor.size)[self.tensor.rank] for one in sequences]
+        mine = [
+            start + box.start[0] + np.flatnonzero(one.loss_mask[box.slices()])
+            for one, box, start in zip(sequences, boxes, starts.tolist(), strict=True)
+        ]
+        hidden = self.decoder.forward_packed(self._on_device(tokens), self._on_device(positions), lengths)
+        rows = np.concatenate(mine)
+        values = np.zeros(0, np.float32)
+        if len(rows):
+            targets = self._on_device(tokens[rows])
+            chosen = hidden[self._on_device(rows - 1)]
+            values = self.decoder.token_logprobs(chosen, targets, self._temperature)[0].float().cpu().numpy()
+        parts = np.split(values, np.cumsum([len(part) for part in mine])[:-1])
+        for array, box, start, at, part in zip(into, boxes, starts.tolist(), mine, parts, strict=True):
+            array[:] = 0.0
+            array[at - start - box.start[0]] = part
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)

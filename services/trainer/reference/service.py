@@ -1,0 +1,136 @@
+"""A rank of the reference stage: starts the parts in order, stops them in reverse.
+
+    group ─► policy ─► bus, arena, dispatcher ─► rank 0: server, membership ─► bus followed ─► loop
+
+Promise: whatever fails, what was started is stopped; no arena file outlives the rank.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from earl.bus import Bus
+from earl.bus.published import last_published
+from earl.config.reference import reference_bytes
+from earl.config.run import RunConfig
+from earl.dispatch.arena_file import arena_directory
+from earl.dispatch.dispatcher import Dispatcher
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+from earl.models.spec import load_spec
+from earl.rpc.main import announce
+from services.trainer.activity import Activity
+from services.trainer.codec_membership import PATIENCE_S
+from services.trainer.group import Group
+from services.trainer.reference.codec_scheduler import ReferenceLink
+from services.trainer.reference.lead import SLACK_S, Lead
+from services.trainer.reference.origin import Origin
+from services.trainer.reference.place import take_place
+from services.trainer.reference.policy import ReferencePolicy
+from services.trainer.reference.shelf import Shelf
+from services.trainer.reference.worker import ReferenceStage
+from services.trainer.requests import Requests
+from services.trainer.service import CLOSE_S, address_of
+from services.trainer.side import Side
+
+
+def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> None:
+    """Runs one rank until the run is over or `requests.stop` is set. Raises EarlError for what failed."""
+    redis_url, scheduler = address_of("EARL_REDIS_URL"), address_of("EARL_SCHEDULER")
+    reference = config.reference
+    torch.set_num_threads(reference.threads)
+    spec = load_spec(run_dir / "model")
+    with ExitStack() as stack:
+        side = Side()
+        stack.callback(side.close)
+        group = Group(reference.device)
+        place = take_place(group, reference.dp, reference.tp)
+        policy = ReferencePolicy(
+            spec,
+            place.tensor,
+            group.device,
+            config.trainer.dtype or config.model.dtype,
+            temperature=config.scheduler.temperature,
+            microbatch_tokens=reference.microbatch_tokens,
+            deterministic=config.deterministic,
+        )
+        bus = side.run(
+            Bus.connect(redis_url, config.name, source=name, stream_events=config.bus.stream_events),
+            PATIENCE_S,
+        )
+        stack.callback(lambda: side.run(bus.close(), CLOSE_S))
+        registry = Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s)
+        opening = TensorStore.open(
+            registry,
+            config.data_plane,
+            arena_directory(config.data_plane, run_dir),
+            f"{name}-{group.rank}",
+            incarnation=secrets.randbits(64),
+            size_bytes=reference.arena_bytes or 2 * reference_bytes(config),
+        )
+        store = side.run(opening, PATIENCE_S)
+        stack.callback(lambda: side.run(store.close(), CLOSE_S))
+        dispatcher = side.run(Dispatcher.create(registry, config.data_plane), PATIENCE_S)
+        stack.callback(lambda: side.run(dispatcher.close(), CLOSE_S))
+        activity, shelf, origin = Activity(), Shelf(store), Origin.of(config, run_dir)
+        after = side.run(bus.last_id(), PATIENCE_S)
+        lead = None
+        address = ""
+        if group.leads:
+            lead = Lead(config, side, _link(config, name, scheduler, side, stack), activity, requests, origin)
+            server, address = side.run(lead.start(os.environ.get("EARL_TOKEN", "")), PATIENCE_S + SLACK_S)
+            stack.callback(lambda: side.run(server.stop(), CLOSE_S))
+            before = side.run(last_published(bus, until=after), PATIENCE_S)
+            if before is not None:
+                lead.published(*before)
+            side.spawn(lead.heartbeats())
+        side.spawn(_follow(bus, after, shelf, lead))
+        stage = ReferenceStage(
+            config,
+            run_dir,
+            place=place,
+            side=side,
+            policy=policy,
+            shelf=shelf,
+            dispatcher=dispatcher,
+            activity=activity,
+            origin=origin,
+            lead=lead,
+        )
+        if group.leads:
+            announce(name, address)
+        stage.run()
+        group.close()
+
+
+def _link(config: RunConfig, name: str, scheduler: str, side: Side, stack: ExitStack) -> ReferenceLink:
+    async def connect() -> ReferenceLink:
+        # gRPC's channels belong to the loop that they are made on.
+        return ReferenceLink(
+            scheduler,
+            os.environ.get("EARL_TOKEN", ""),
+            name=name,
+            incarnation=secrets.randbits(64),
+            dp=config.reference.dp,
+            tp=config.reference.tp,
+        )
+
+    link = side.run(connect(), PATIENCE_S)
+    stack.callback(lambda: side.run(link.close(), CLOSE_S))
+    return link
+
+
+async def _follow(bus: Bus, after: str, shelf: Shelf, lead: Lead | None) -> None:
+    """For ever: what was trained or dropped is freed, and rank 0 learns of publications."""
+    async for _, event in bus.follow(after):
+        fact = event.WhichOneof("fact")
+        if fact == "batch_committed":
+            await shelf.free(event.batch_committed.descriptor_keys)
+        elif fact == "weights_published" and lead is not None:
+            published = event.weights_published
+            lead.published(published.version, published.descriptor_keys)

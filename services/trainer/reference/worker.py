@@ -1,0 +1,240 @@
+"""One rank's loop, the same on every rank of the stage; rank 0 decides, its commands are broadcast.
+
+    lease ─► each replica reads its trajectories' tokens and masks from the rollout arenas
+          ─► log-probs, each rank of its slice, in place in its own arena ─► descriptors ─► the desk
+    and the trainer's ranks read the slices straight from these arenas.
+
+Promise: what cannot be read is reported lost, what finds no room waits; nothing of a rank that died
+is ever reported, for then the whole stage ends, starts again, and is leased the same work anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from earl.config.run import RunConfig
+from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.errors import DataPlaneError
+from services.trainer.activity import READING, Activity, Transfer
+from services.trainer.reader import transfers
+from services.trainer.reference.codec_scheduler import Item, decode_lease
+from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, VOID, Lead
+from services.trainer.reference.origin import Origin, Published
+from services.trainer.reference.place import Place
+from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices, trainable
+from services.trainer.reference.shelf import Shelf, Slot, key
+from services.trainer.side import Side
+
+log = logging.getLogger(__name__)
+
+LOADING, COMPUTING = "loading", "computing"
+READ_SLACK_S = 10.0
+CALL_S = 30.0
+
+
+class ReferenceStage:
+    """All parts are made and closed by the caller (service.py). lead: on rank 0 only."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        *,
+        place: Place,
+        side: Side,
+        policy: ReferencePolicy,
+        shelf: Shelf,
+        dispatcher: Dispatcher,
+        activity: Activity,
+        origin: Origin,
+        lead: Lead | None,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._place = place
+        self._group = place.group
+        self._side = side
+        self._policy = policy
+        self._shelf = shelf
+        self._dispatcher = dispatcher
+        self._activity = activity
+        self._origin = origin
+        self._lead = lead
+        self._loaded = False
+        self._credit_tokens = 0
+
+    def run(self) -> None:
+        """Until the run is over or a stop was asked for. Raises the first failure."""
+        self._credit()
+        while True:
+            asked = self._lead.command(self._loaded, self._credit_tokens) if self._lead is not None else b""
+            command = self._group.broadcast(asked)
+            kind, body = command[:1], command[1:]
+            if kind == LEAVE:
+                return
+            if kind == VOID:
+                self._void()
+            elif kind == LOAD:
+                self._load(json.loads(body))
+            elif kind == COMPUTE:
+                self._compute(body)
+            self._credit()
+
+    def _credit(self) -> None:
+        """The tokens that every rank has room for: any of them may get them all."""
+        free = self._group.gather(str(self._shelf.free_tokens).encode())
+        self._credit_tokens = min(int(tokens) for tokens in free)
+
+    # --- the policy ---------------------------------------------------------------------------
+
+    def _void(self) -> None:
+        """Warm-up begins anew, so reinforcement learning will start from another policy."""
+        self._loaded = False
+        if self._group.leads:
+            self._origin.forget()
+        self._group.barrier()
+
+    def _load(self, keys: Sequence[str]) -> None:
+        """From disk if it is kept there, otherwise from the trainer's arenas, and then it is kept."""
+        kept = self._group.agree(self._origin.kept)
+        try:
+            with self._activity.phase(LOADING):
+                if kept:
+                    self._policy.fill(self._origin.directory)
+                else:
+                    published = Published(
+                        self._side,
+                        self._dispatcher,
+                        keys,
+                        self._config.model.dtype,
+                        self._config.data_plane.read_s,
+                    )
+                    published.fill(self._policy)
+                    if self._group.leads:
+                        published.keep(self._origin, self._run_dir / "model", self._policy.spec)
+            ok = True
+        except DataPlaneError as error:
+            ok = False
+            log.warning("version %d cannot be read: %s", self._origin.version, error)
+        self._loaded = self._group.agree(ok)
+        self._activity.version = self._origin.version if self._loaded else 0
+        if self._lead is not None:
+            self._lead.loaded(self._loaded)
+
+    # --- work ---------------------------------------------------------------------------------
+
+    def _compute(self, body: bytes) -> None:
+        lease = decode_lease(body)
+        items = lease.ranks[self._place.replica]
+        with self._activity.phase(READING):
+            found = self._read(items)
+            # Ranks of one replica must leave out the same.
+            mine = [index for index, one in enumerate(found) if one is None]
+            lost = self._gathered(mine)
+        kept = [index for index in range(len(items)) if index not in lost[self._place.replica]]
+        started = time.perf_counter()
+        with self._activity.phase(COMPUTING):
+            placed = self._place_logprobs(
+                [items[index] for index in kept], [one for one in found if one is not None]
+            ) if kept else []  # fmt: skip
+        seconds = time.perf_counter() - started
+        self._side.run(self._shelf.publish(), CALL_S)
+        missing = self._gathered([kept[n] for n, ok in enumerate(placed) if not ok])
+        self._report_transfers()
+        if self._lead is None:
+            return
+        tp = self._place.tensor.size
+        results: dict[Item, list[str]] = {}
+        for replica, leased in enumerate(lease.ranks):
+            for index, item in enumerate(leased):
+                if index not in lost[replica] and index not in missing[replica]:
+                    results[item] = [key(item.ticket_id, item.attempt, rank) for rank in range(tp)]
+        gone = [lease.ranks[replica][index] for replica in range(self._place.dp) for index in lost[replica]]
+        tokens = sum(item.total_tokens for item in results)
+        self._activity.gauges |= {
+            "tokens_per_s": tokens / max(seconds, 1e-9),
+            "arena_used_fraction": self._shelf.used_fraction,
+        }
+        self._lead.complete(lease.fence, results, gone)
+
+    def _gathered(self, mine: list[int]) -> list[set[int]]:
+        """For each replica, what any of its ranks names. A collective."""
+        tp = self._place.tensor.size
+        by_rank = [json.loads(data) for data in self._group.gather(json.dumps(mine).encode())]
+        return [set().union(*by_rank[first : first + tp]) for first in range(0, len(by_rank), tp)]
+
+    def _read(self, items: Sequence[Item]) -> list[Trajectory | None]:
+        """Each trajectory's tokens and mask; None for one that cannot be read, or is no trajectory."""
+        deadline_s = self._config.data_plane.read_s
+        found = [
+            Trajectory(item.key, np.empty(item.total_tokens, np.int32), np.empty(item.total_tokens, np.uint8))
+            for item in items
+        ]
+        readable = self._side.run(self._read_all(found, deadline_s), 2 * deadline_s + READ_SLACK_S)
+        vocabulary = self._policy.spec.vocab
+        usable = [
+            ok and trainable(one, vocabulary) for one, ok in zip(found, readable, strict=True)
+        ]  # fmt: skip
+        return [one if ok else None for one, ok in zip(found, usable, strict=True)]
+
+    async def _read_all(self, found: Sequence[Trajectory], deadline_s: float) -> list[bool]:
+        """All in one read; if that fails, one by one, to learn which cannot be read."""
+        if not found:
+            return []
+        try:
+            await self._dispatcher.read([read for one in found for read in _reads(one)], deadline_s)
+            return [True] * len(found)
+        except DataPlaneError:
+            pass
+        each = (self._dispatcher.read(_reads(one), deadline_s) for one in found)
+        outcomes = await asyncio.gather(*each, return_exceptions=True)
+        for one, outcome in zip(found, outcomes, strict=True):
+            if isinstance(outcome, DataPlaneError):
+                log.warning("%s cannot be read: %s", one.key, outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        return [not isinstance(outcome, BaseException) for outcome in outcomes]
+
+    def _place_logprobs(self, items: Sequence[Item], found: Sequence[Trajectory]) -> list[bool]:
+        """Log-probs into the arena; whether each found room there."""
+        tensor = self._place.tensor
+        slots = []
+        for item, one in zip(items, found, strict=True):
+            box = slices(one.loss_mask, tensor.size)[tensor.rank]
+            name = key(item.ticket_id, item.attempt, tensor.rank)
+            slots.append(Slot(name, item.key, item.total_tokens, box))
+        arrays = self._side.run(self._shelf.reserve(slots), CALL_S)
+        # Ranks of a replica compute together: one without room goes along.
+        into = [
+            np.empty(slot.box.size, np.float32) if array is None else array
+            for slot, array in zip(slots, arrays, strict=True)
+        ]
+        self._policy.logprobs(found, into)
+        return [array is not None for array in arrays]
+
+    def _report_transfers(self) -> None:
+        """What all ranks read so far, by path. A collective."""
+        mine = json.dumps([asdict(one) for one in transfers(self._dispatcher)]).encode()
+        totals: dict[str, Transfer] = {}
+        for data in self._group.gather(mine):
+            for row in json.loads(data):
+                one, before = Transfer(**row), totals.get(row["path"], Transfer(row["path"], 0, 0.0, 0))
+                totals[one.path] = Transfer(
+                    one.path,
+                    before.size_bytes + one.size_bytes,
+                    before.seconds + one.seconds,
+                    before.transfers + one.transfers,
+                )
+        self._activity.transfers = tuple(totals.values())
+
+
+def _reads(one: Trajectory) -> list[Read]:
+    return [Read((one.key,), "tokens", None, one.tokens), Read((one.key,), "loss_mask", None, one.loss_mask)]
