@@ -96,6 +96,13 @@ class UnknownWorker(LedgerError):
     status = "NOT_FOUND"
 
 
+class WorkerReplaced(LedgerError):
+    """A newer process took part under this worker's name: this one has no place in the run any more."""
+
+    status = "ABORTED"
+    exit_code = 16
+
+
 class StaleEpoch(LedgerError):
     """A command or report of an older switch."""
 

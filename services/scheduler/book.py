@@ -40,6 +40,8 @@ class Book:
         self.batch: Batch | None = None
         self.tickets: dict[int, Ticket] = {}
         self.members: dict[str, Member] = {}
+        # Incarnations by worker name, in the order of their first join; the last one is not replaced.
+        self.lives: dict[str, list[int]] = {}
         self.evaluations: dict[str, Evaluation] = {}
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
         self.closed: dict[str, RangeSet] = {}
@@ -158,6 +160,8 @@ class Book:
             elif isinstance(record, Member):
                 self.members[record.name] = record
                 self.member_until[record.name] = now + member_s
+            elif kind == "lives":
+                self.lives[field] = record  # type: ignore[assignment]
             elif isinstance(record, Evaluation):
                 self.evaluations[record.name] = record
             elif isinstance(record, Run):
@@ -180,6 +184,8 @@ class Book:
             return self.tickets.get(int(field))
         if kind == "member":
             return self.members.get(field)
+        if kind == "lives":
+            return self.lives.get(field)
         if kind == "evaluation":
             return self.evaluations.get(field)
         return {

@@ -221,19 +221,20 @@ class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
     train_began_s: float | None = None
 
 
-Record = Ticket | Member | Evaluation | Run | Batch | dict[str, list[tuple[int, int]]] | list[str]
+Record = Ticket | Member | Evaluation | Run | Batch | dict[str, list[tuple[int, int]]] | list[str] | list[int]
 
 # kind of a record -> its type; the fields of "state" are told apart by their names.
 _TYPES: dict[tuple[str, str], object] = {
     ("ticket", ""): Ticket,
     ("member", ""): Member,
+    ("lives", ""): list[int],
     ("evaluation", ""): Evaluation,
     ("state", "run"): Run,
     ("state", "batch"): Batch,
     ("state", "closed"): dict[str, list[tuple[int, int]]],
     ("state", "freed"): list[str],
 }
-KINDS = ("ticket", "member", "evaluation", "state")
+KINDS = ("ticket", "member", "lives", "evaluation", "state")
 _DECODERS = {key: msgspec.msgpack.Decoder(kind) for key, kind in _TYPES.items()}
 _ENCODER = msgspec.msgpack.Encoder()
 

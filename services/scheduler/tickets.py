@@ -5,7 +5,7 @@
                 └─ expired, failed, worker gone; at most `attempts` tries, then dropped(reason)
 
 Pure: time is an argument (monotonic seconds). What an operation refuses raises LedgerError (or
-UnknownWorker) and has changed nothing.
+UnknownWorker, WorkerReplaced) and has changed nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from earl.errors import UnknownWorker
+from earl.errors import UnknownWorker, WorkerReplaced
 from services.scheduler.book import Book
 from services.scheduler.evaluation import in_order
 from services.scheduler.records import (
@@ -38,6 +38,8 @@ from services.scheduler.records import (
 from services.scheduler.seeds import env_seed, sample_seed
 from services.scheduler.transcripts import asked
 
+# Incarnations of one name that are remembered.
+LIVES = 16
 MAY_TRAIN = frozenset({Ending.OK, Ending.TRUNCATED})
 
 
@@ -54,8 +56,16 @@ class Tickets:
     # --- membership -------------------------------------------------------------------------
 
     def join(self, member: Member, now: float) -> None:
-        """A worker takes part. An older incarnation of its name loses leases and arena at once."""
+        """A worker takes part. An older incarnation of its name loses leases and arena at once.
+
+        Raises WorkerReplaced if this is the older one: frozen for a while, it is awake again.
+        """
         book = self.book
+        self._refuse_replaced(member.name, member.incarnation)
+        lives = book.lives.get(member.name, [])
+        if member.incarnation not in lives:
+            book.lives[member.name] = [*lives, member.incarnation][-LIVES:]
+            book.write("lives", member.name)
         known = book.members.get(member.name)
         if known is not None and known.incarnation != member.incarnation:
             self.leave(member.name, f"replaced by incarnation {member.incarnation:x}")
@@ -73,7 +83,7 @@ class Tickets:
         book.write("member", member.name)
 
     def seen(self, name: str, incarnation: int, now: float, version: int | None = None) -> Member:
-        """A sign of life. Raises UnknownWorker unless this incarnation is a member."""
+        """A sign of life. Raises UnknownWorker, WorkerReplaced unless this incarnation is a member."""
         member = self.member(name, incarnation)
         self.book.member_until[name] = now + self.rules.membership_s
         if version is not None:
@@ -213,12 +223,21 @@ class Tickets:
     # --- within -----------------------------------------------------------------------------
 
     def member(self, name: str, incarnation: int) -> Member:
+        self._refuse_replaced(name, incarnation)
         member = self.book.members.get(name)
         if member is None or member.incarnation != incarnation:
             raise UnknownWorker(
                 f"worker {name} ({incarnation:x}) is not a member of this run", "join (again)"
             )
         return member
+
+    def _refuse_replaced(self, name: str, incarnation: int) -> None:
+        lives = self.book.lives.get(name, [])
+        if incarnation in lives[:-1]:
+            raise WorkerReplaced(
+                f"worker {name} ({incarnation:x}) was replaced by ({lives[-1]:x})",
+                "end this process: the newer one goes on, and nothing of this one is wanted any more",
+            )
 
     def _transcript(self, purpose: Purpose, index: int, member: int, evaluation: str) -> bool:
         rules, judged = self.rules, self.book.evaluations.get(evaluation)

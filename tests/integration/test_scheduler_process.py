@@ -18,7 +18,7 @@ from earl.config.environment import EnvironmentConfig
 from earl.config.run import RunConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig
 from earl.config.trainer import TrainerConfig, WarmupConfig
-from earl.errors import EarlError, LedgerError, UnknownWorker
+from earl.errors import EarlError, LedgerError, UnknownWorker, WorkerReplaced
 from earl.rpc import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.events_pb2 import Event, WeightsPublished
@@ -229,8 +229,10 @@ async def test_a_worker_that_comes_back_loses_its_leases_at_once(stack: Stack) -
     await first.say("Join", capacity=8)
     leased = (await first.say("LeaseTickets", credit=4, wait_s=5.0)).tickets
     await second.say("Join", capacity=8)
-    with pytest.raises(UnknownWorker):
+    with pytest.raises(WorkerReplaced):
         await first.say("CompleteTickets", results=[first.result(leased[0])])
+    with pytest.raises(WorkerReplaced, match="replaced"):
+        await first.say("Join", capacity=8)  # it was only frozen: its successor stays
     again = (await second.say("LeaseTickets", credit=4, wait_s=5.0)).tickets
     assert [(one.ticket_id, one.attempt) for one in again] == [(one.ticket_id, 2) for one in leased]
     assert min(one.fence for one in again) > max(one.fence for one in leased)

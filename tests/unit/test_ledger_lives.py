@@ -1,0 +1,52 @@
+"""Incarnations: a worker that was given up for dead and replaced has no way back."""
+
+from __future__ import annotations
+
+import pytest
+
+from earl.errors import UnknownWorker, WorkerReplaced
+from services.scheduler.ledger import Ledger
+from services.scheduler.records import Member
+from services.scheduler.tickets import LIVES
+from tests.support.ledger import RULES, Image
+
+
+def member(incarnation: int, name: str = "w") -> Member:
+    return Member(name=name, incarnation=incarnation)
+
+
+def test_one_that_was_replaced_cannot_evict_its_successor() -> None:
+    ledger = Ledger(RULES)
+    ledger.join(member(7), 0.0)
+    ledger.join(member(3), 1.0)
+    for call in (lambda: ledger.join(member(7), 2.0), lambda: ledger.lease("w", 7, 1, 2.0)):
+        with pytest.raises(WorkerReplaced, match=r"w \(7\) was replaced by \(3\)"):
+            call()
+    assert ledger.book.members["w"].incarnation == 3
+    ledger.join(member(3), 3.0)  # said again: its answer was lost
+
+
+def test_a_silent_worker_may_come_back_until_another_took_its_place() -> None:
+    ledger = Ledger(RULES)
+    ledger.join(member(7), 0.0)
+    ledger.expire(RULES.membership_s + 1)
+    with pytest.raises(UnknownWorker, match="join"):
+        ledger.seen("w", 7, 20.0)
+    ledger.join(member(7), 20.0)
+    ledger.expire(20.0 + RULES.membership_s + 1)
+    ledger.join(member(8), 60.0)
+    ledger.expire(60.0 + RULES.membership_s + 1)  # the successor is silent, too
+    with pytest.raises(WorkerReplaced):
+        ledger.join(member(7), 90.0)
+    ledger.join(member(7, "another"), 90.0)  # other names have lives of their own
+
+
+def test_who_was_replaced_is_known_to_the_next_scheduler_and_bounded() -> None:
+    image, ledger = Image(), Ledger(RULES)
+    for incarnation in range(1, 3 * LIVES):
+        ledger.join(member(incarnation), 0.0)
+    image.apply(ledger.book.take_changes())
+    restored = Ledger.restored(RULES, image.load(), 0.0)
+    assert restored.book.lives == ledger.book.lives and len(restored.book.lives["w"]) == LIVES
+    with pytest.raises(WorkerReplaced):
+        restored.join(member(3 * LIVES - 2), 1.0)
