@@ -28,23 +28,23 @@ class SchedulerConfig(Section):
     episode_s: float = Field(default=300.0, gt=0)
     max_turns: int = Field(default=64, ge=1)
     temperature: float = Field(default=1.0, ge=0)
-    # Trajectories of each batch that the report shows as conversations.
-    transcripts: int = Field(default=2, ge=0)
+    # Trajectories of each batch, and episodes of each evaluation, that are kept as conversations.
+    transcripts: int = Field(default=2, ge=0, le=64)
     heartbeat_s: float = Field(default=1.0, gt=0)
     membership_s: float = Field(default=10.0, gt=0)
     bind: str = "127.0.0.1:0"
 
 
 class EvaluationConfig(Section):
-    """Evaluation tickets: seeds that training never uses, never trained on."""
+    """Evaluation tickets: seeds that training never uses, the same in every evaluation, never trained on."""
 
-    episodes: int = Field(default=512, ge=0)
+    episodes: int = Field(default=512, ge=0, le=16_384)
     at_start: bool = True
     at_end: bool = True
-    # Steps between evaluations during training; 0: none.
+    # Steps between evaluations during training, which waits for them; 0: none.
     every_steps: int = Field(default=0, ge=0)
     # Episodes of those in between; 0: as many as at the end.
-    every_episodes: int = Field(default=0, ge=0)
+    every_episodes: int = Field(default=0, ge=0, le=16_384)
     temperature: float = Field(default=1.0, ge=0)
     # Keep the checkpoint of the version with the best mean reward, whatever keep_checkpoints says.
     keep_best: bool = True
