@@ -1,15 +1,19 @@
 # Everything a contributor needs. Each target does its own set-up: a fresh clone needs Python >= 3.11 and a package index.
 #   make demo    train the tic-tac-toe agent, live view, report at the end
 #   make test    the default test suite          make test-slow   the rest, minutes
+#   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# TRL, which `earl bench e2e` and tests/peers compare EARL with.
+TRL := .venv-trl
+TRL_STAMP := $(TRL)/.installed
 SEED ?= 0
 
-.PHONY: setup demo test test-slow check proto clean
+.PHONY: setup setup-peers demo test test-slow test-peers check proto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +25,12 @@ $(STAMP): pyproject.toml tools/install.py
 	@$(PYTHON) tools/install.py $(VENV)
 	@touch $(STAMP)
 
+setup-peers: $(TRL_STAMP)
+
+$(TRL_STAMP): pyproject.toml tools/install.py tools/install_peers.py
+	@$(PYTHON) tools/install_peers.py $(TRL)
+	@touch $(TRL_STAMP)
+
 demo: $(STAMP)
 	@$(BIN)/earl demo --seed $(SEED)
 
@@ -29,6 +39,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -m slow
+
+test-peers: $(STAMP) $(TRL_STAMP)
+	@$(BIN)/python -m pytest tests/peers
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -43,4 +56,4 @@ proto: $(STAMP)
 	@$(BIN)/python tools/check_proto.py --write
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TRL) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

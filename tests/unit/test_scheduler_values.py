@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,14 +42,20 @@ def test_advantages_are_centred_and_scaled(rewards: list[float]) -> None:
     assert math.isclose(math.fsum(centred), 0, abs_tol=1e-9)
     scaled = group_advantages(rewards, "grpo")
     if any(scaled):
-        assert math.isclose(math.fsum(value * value for value in scaled) / len(scaled), 1, rel_tol=1e-6)
+        deviation = statistics.stdev(rewards) + 1e-4
+        assert all(
+            math.isclose(a, b / deviation, rel_tol=1e-6, abs_tol=1e-9)
+            for a, b in zip(scaled, centred, strict=True)
+        )
     assert all(a * b >= 0 for a, b in zip(centred, scaled, strict=True))
 
 
 def test_equal_rewards_teach_nothing() -> None:
     assert group_advantages([0.1 + 0.2, 0.3, 0.3], "grpo") == [0, 0, 0]
     assert group_advantages([], "grpo") == []
-    assert group_advantages([1, -1], "grpo") == [1, -1]
+    assert group_advantages([1], "grpo") == [0]
+    high, low = group_advantages([1, -1], "grpo")
+    assert math.isclose(high, 1 / (math.sqrt(2) + 1e-4)) and low == -high
 
 
 def candidates(*specs: tuple[int, bool]) -> list[Candidate]:
@@ -132,7 +139,8 @@ def test_a_plan_gives_each_sequence_to_one_rank_with_its_groups_advantage() -> N
     batch, tickets = planned([1, -1, 1, 1], 2)
     plan = cut(batch, tickets, 2, "grpo")
     items = {item.ticket_id: item for rank in plan.ranks for item in rank}
-    assert [items[number].advantage for number in range(4)] == [1, -1, 0, 0]
+    high = 1 / (math.sqrt(2) + 1e-4)
+    assert [items[number].advantage for number in range(4)] == [high, -high, 0, 0]
     assert plan.total_tokens == 46 and plan.trained_tokens == 20
     assert plan == cut(batch, tickets, 2, "grpo")
     warmup = cut(*planned([1, -1], 1, Purpose.WARMUP), 1, "grpo")
