@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from earl.config.run import RunConfig
+from earl.errors import EpisodesFailing
 
 VALKEY = "valkey"
 MODEL = "model"
@@ -35,6 +36,7 @@ class ProcessSpec:
     job: it ends by itself with exit code 0 before the run can go on.
     ends_with_run: exit code 0 is fine once the scheduler says that the run is done.
     restartable: the ledger makes it safe to start it again after a crash.
+    verdicts: exit codes that judge the run and are no crash: it is not started again after those.
     stop_rank: processes are stopped rank by rank, lowest first.
     """
 
@@ -45,6 +47,7 @@ class ProcessSpec:
     job: bool = False
     ends_with_run: bool = False
     restartable: bool = False
+    verdicts: tuple[int, ...] = ()
     stop_rank: int = 0
 
 
@@ -77,7 +80,17 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     if embedded:
         specs.append(ProcessSpec(VALKEY, ("-m", "earl.stack.valkey", *run), stop_rank=3))
     specs.append(ProcessSpec(MODEL, ("-m", "earl.models.create", *run), job=True))
-    specs.append(ProcessSpec(SCHEDULER, ("-m", "services.scheduler", *run), needs=bus, stop_rank=2))
+    # Everything that it knows is in Redis; who calls it waits for its successor.
+    specs.append(
+        ProcessSpec(
+            SCHEDULER,
+            ("-m", "services.scheduler", *run),
+            needs=bus,
+            restartable=True,
+            verdicts=(EpisodesFailing.exit_code,),
+            stop_rank=2,
+        )
+    )
     specs.append(
         ProcessSpec(GATEWAY, ("-m", "services.env_gateway", *run), needs=bus, restartable=True, stop_rank=1)
     )

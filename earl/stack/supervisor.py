@@ -147,8 +147,9 @@ class Supervisor:
         """Counts the crash, ends what the process left behind, and pauses; raises if it was one too many."""
         doing = "although the run was not over" if code == 0 else "in mid-run"
         error = process.failure(code, doing)
-        if not process.spec.restartable or process.restarts >= self._limits.restarts:
-            if process.restarts:
+        final = code in process.spec.verdicts
+        if final or not process.spec.restartable or process.restarts >= self._limits.restarts:
+            if process.restarts and not final:
                 error.add_note(f"it was started again {process.restarts} times (stack.restarts)")
             raise error
         process.state = "restarting"

@@ -16,7 +16,7 @@ import pytest
 
 from earl.config.load import load_run
 from earl.config.run import StackConfig
-from earl.errors import ModelNotFound, ProcessFailed
+from earl.errors import EpisodesFailing, ModelNotFound, ProcessFailed
 from earl.stack.plan import Addresses, ProcessSpec
 from earl.stack.rundir import RunDirectory
 from earl.stack.supervisor import Supervisor
@@ -132,6 +132,16 @@ async def test_a_crashed_worker_is_started_again_until_it_was_too_often(director
     assert "rollout-0 ended with exit code 7 in mid-run" in str(error)
     assert lives.read_text() == "xx"
     assert supervisor.processes["rollout-0"].restarts == 1
+    await supervisor.stop(5.0)
+
+
+async def test_a_verdict_on_the_run_is_no_crash(directory: RunDirectory):
+    said = "earl: error: 64 tickets failed; mend the environment\\n"
+    code = READY + f"import sys; sys.stderr.write('{said}'); sys.exit(15)"
+    supervisor = supervise(directory, script("scheduler", code, restartable=True, verdicts=(15,)))
+    error = await failure(supervisor)
+    assert type(error) is EpisodesFailing and "64 tickets failed" in str(error)
+    assert supervisor.processes["scheduler"].restarts == 0
     await supervisor.stop(5.0)
 
 

@@ -192,6 +192,20 @@ def test_killed_workers_are_replaced_and_nothing_is_trained_twice(launched: Laun
     launched.assert_nothing_left()
 
 
+def test_a_killed_scheduler_is_replaced_and_nothing_is_lost(launched: Launched):
+    launched.start(scheduler__steps="100").until(r"train [1-9]\d*/")
+    launched.kill("services.scheduler")
+    launched.until("scheduler ready")
+    code, figures = launched.finish()
+    assert code == 0, launched.said
+    assert_ledger_adds_up(figures)
+    assert figures["trained"] == 2 * 16 + 100 * 16
+    assert (figures["dropped"], figures["live"]) == (0, 0)  # nobody else was restarted, nothing was rolled back
+    metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
+    assert {line["step"] for line in metrics if line["phase"] == "train"} == set(range(1, 101))
+    launched.assert_nothing_left()
+
+
 def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched):
     launched.start(scheduler__steps="6").until(r"train \d+/")
     watched = [psutil.Process(pid) for pid in launched.processes()]
