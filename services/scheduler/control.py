@@ -229,7 +229,11 @@ class Scheduler:
     async def commit(
         self, name: str, incarnation: int, batch_id: int, version: int, metrics: Mapping[str, float]
     ) -> None:
-        """The batch's tickets are trained."""
+        """The batch's tickets are trained.
+
+        Its line in the metrics is written first: a scheduler that dies in between is told again and
+        writes it twice, and the last one counts.
+        """
         self.ledger.seen(name, incarnation, time.monotonic())
         self.ledger.trainer(name, incarnation)
         phase = program.phase(self.ledger)
@@ -237,7 +241,6 @@ class Scheduler:
         committed = self.ledger.commit(batch_id, version)
         self._store_clock()
         self._settle()
-        await self._journal.durable()
         if committed is not None:
             self.report.step(
                 step=step,
@@ -251,6 +254,7 @@ class Scheduler:
                 ledger={"issued": self.ledger.book.run.next_ticket - 1, **self.ledger.book.counts()},
             )
             self.lengths.step()
+        await self._journal.durable()
 
     async def record_checkpoint(self, name: str, incarnation: int, consumed: RangeSet) -> None:
         """A manifest with these tickets stands."""
