@@ -13,7 +13,18 @@ from earl.errors import (
 )
 from services.rollout.engines.base import GenerateRequest
 from tests.support import engines
-from tests.support.engines import CONTEXT, MODELS, SLOTS, WAITING, ask, assert_close, prompt, recompute
+from tests.support.engines import (
+    CONTEXT,
+    MODELS,
+    SLOTS,
+    WAITING,
+    ask,
+    assert_close,
+    needs,
+    prompt,
+    recompute,
+    whole_blocks,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 run, model_dir, spec = engines.run, engines.model_dir, engines.spec
@@ -110,27 +121,33 @@ async def test_a_session_reuses_its_prefix_and_changes_nothing(shared):
 
     wanted, logprobs, none = await episode("")
     ours, again, reused = await episode("episode")
-    assert ours == wanted and none == 0
+    assert ours == wanted
     assert_close(again, logprobs)
     # Everything but each turn's last token, which was sampled and not yet computed.
-    assert reused == (14 - 1) + (28 - 1) + (42 - 1)
+    own = sum(whole_blocks(shared, tokens - 1) for tokens in (14, 28, 42))
+    if shared.caps.shares_prefixes:
+        assert reused >= own > 0
+    else:
+        assert (reused, none) == (own, 0)
     assert (await shared.stats()).retained == 0
 
 
 async def test_a_session_may_go_back(shared):
-    ids = prompt(12)
+    same_tokens = 7 + shared.caps.prefix_block_tokens
+    ids = prompt(same_tokens + 4)
     first = await shared.generate_all(ask(ids, 4, seed=1, session="back"))
-    changed = [*ids[:8], 1, 2, 3]
+    changed = [*ids[:same_tokens], (ids[same_tokens] + 1) % 61, 2, 3]
     second = await shared.generate_all(ask(changed, 4, seed=1, session="back"))
-    assert second.reused_tokens == 8
+    assert second.reused_tokens == whole_blocks(shared, same_tokens) > 0
     assert_close(second.logprobs, recompute(MODELS[0], changed, second.ids))
     same = await shared.generate_all(ask(changed, 4, seed=1, session="back"))
-    assert same.ids == second.ids and same.reused_tokens == len(changed) - 1
+    assert same.ids == second.ids and same.reused_tokens == whole_blocks(shared, len(changed) - 1)
     await shared.release("back")
-    assert first.reused_tokens == 0
+    assert first.reused_tokens == 0 or shared.caps.shares_prefixes
 
 
 async def test_idle_sessions_make_room(shared):
+    needs(shared, "counts_sessions", "its cache drops blocks, of whichever session they were")
     before = (await shared.stats()).evicted_sessions
     for n in range(SLOTS + 2):
         await shared.generate_all(ask(prompt(6, n), 2, session=f"idle-{n}"))

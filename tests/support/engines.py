@@ -1,10 +1,13 @@
 """The engine contract's parts: a tiny random model, published weights, engines under test.
 
-A suite takes the fixtures by name: `shared = engines.shared`, and so on.
+A suite takes the fixtures by name: `shared = engines.shared`, and so on. EARL_TEST_ENGINES says which
+engines it runs against: torch (the default), or what has an environment of its own (`make test-vllm`).
+What an engine cannot do is skipped by its EngineCaps (`needs`), never by its name.
 """
 
 import asyncio
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,15 @@ from earl.models.spec import spec_of
 from services.rollout.engines.base import EngineSpec, GenerateRequest
 from services.rollout.engines.client import EngineProcess
 
-# Every engine that the suite runs against.
-ENGINES: dict[str, dict[str, Any]] = {
+SELECTED = os.environ.get("EARL_TEST_ENGINES", "torch").split(",")
+# Every engine that the suite can run against. vLLM's start is the dear part of it, with two ranks
+# most of all: those are tests/contract/test_engine_vllm.py's.
+KNOWN: dict[str, dict[str, Any]] = {
     "torch tp=1": {"engine": "torch", "tp": 1},
     "torch tp=2": {"engine": "torch", "tp": 2},
+    "vllm tp=1": {"engine": "vllm", "tp": 1, "start_s": 300.0},
 }
+ENGINES = {name: fields for name, fields in KNOWN.items() if fields["engine"] in SELECTED}
 CONFIG: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -39,6 +46,8 @@ CONFIG: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    # The smallest head that vLLM's attention on CPUs takes.
+    "head_dim": 32,
     "max_position_embeddings": 2048,
 }
 SLOTS, WAITING, CONTEXT = 4, 24, 1024
@@ -157,6 +166,17 @@ async def own(spec):
     yield make
     for engine in engines:
         await engine.stop()
+
+
+def needs(engine: EngineProcess, capability: str, why: str) -> None:
+    """Skips the test if the engine's caps say that it cannot."""
+    if not getattr(engine.caps, capability):
+        pytest.skip(f"{engine.caps.engine}: {capability} is False: {why}")
+
+
+def whole_blocks(engine: EngineProcess, tokens: int) -> int:
+    """How much of a prefix of `tokens` the engine can use again."""
+    return tokens // engine.caps.prefix_block_tokens * engine.caps.prefix_block_tokens
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

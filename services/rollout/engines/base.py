@@ -132,6 +132,8 @@ class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
     shares_prefixes: bool = False
     # stats() counts the sessions whose KV was evicted, and `retained` are those whose KV is there.
     counts_sessions: bool = True
+    # Uses no CPU to speak of while it has nothing to do.
+    sleeps_when_idle: bool = True
 
 
 class Transfer(msgspec.Struct, kw_only=True):

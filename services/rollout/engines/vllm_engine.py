@@ -117,6 +117,8 @@ class VllmEngine:
             prefix_block_tokens=vllm_core.BLOCK_TOKENS,
             shares_prefixes=True,
             counts_sessions=False,
+            # vLLM's worker processes spin on the memory that they share.
+            sleeps_when_idle=self.spec.tp == 1,
         )
 
     @property
