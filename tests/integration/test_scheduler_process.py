@@ -80,14 +80,17 @@ class Player(Speaker):
 
     def result(self, ticket: scheduler_pb2.Ticket) -> scheduler_pb2.AttemptResult:
         self.version = max(self.version, ticket.min_version)
+        won = ticket.ticket_id % 2 == 1
         if ticket.purpose == common_pb2.PURPOSE_EVALUATE:
             self.seeds.setdefault(ticket.evaluation, Counter())[ticket.env_seed] += 1
+            won = ticket.evaluation == "final" or ticket.env_seed % 2 == 1
+        said = [scheduler_pb2.TranscriptTurn(role="assistant", text="[1]", tokens=6)]
         return scheduler_pb2.AttemptResult(
             attempt=scheduler_pb2.AttemptRef(
                 ticket_id=ticket.ticket_id, attempt=ticket.attempt, fence=ticket.fence
             ),
             ending=common_pb2.ENDING_OK,
-            reward=1.0 if ticket.ticket_id % 2 else -1.0,
+            reward=1.0 if won else -1.0,
             total_tokens=12,
             trained_tokens=6,
             turns=2,
@@ -95,7 +98,8 @@ class Player(Speaker):
             oldest_version=ticket.min_version,
             newest_version=ticket.min_version,
             descriptor_key=f"trajectory/{ticket.ticket_id}/{ticket.attempt}",
-            metrics={"win": ticket.ticket_id % 2, "illegal": 0.0},
+            metrics={"win": float(won), "illegal": 0.0},
+            transcript=said if ticket.transcript else [],
         )
 
 
@@ -110,6 +114,8 @@ class Learner(Speaker):
         self.trained: list[int] = []
         self.plans: list[scheduler_pb2.BatchPlan] = []
         self.committed = asyncio.Event()
+        # What the last answer said of checkpoints: (best version, versions to keep).
+        self.kept: tuple[int, list[int]] = (0, [])
 
     async def start(self) -> int:
         await self.say("Join", capacity=2)
@@ -133,6 +139,7 @@ class Learner(Speaker):
 
     async def step(self) -> bool:
         answer = await self.say("NextBatch", ranks=2, wait_s=0.5)
+        self.kept = answer.best_version, list(answer.keep_versions)
         if answer.stop:
             return False
         if answer.HasField("plan"):
@@ -193,6 +200,7 @@ async def test_a_scheduler_killed_in_mid_run_goes_on(stack: Stack) -> None:
     seeds = sum((one.seeds.get("start", Counter()) for one in players), Counter())
     assert set(seeds) == set(sum((one.seeds.get("final", Counter()) for one in players), Counter()))
     check_plans(learner.plans)
+    check_evaluations(status, learner)
     check_files(stack.directory)
     assert await stack.terminate("scheduler") == 0
 
@@ -202,7 +210,8 @@ def check_plans(plans: list[scheduler_pb2.BatchPlan]) -> None:
     assert objectives == [scheduler_pb2.OBJECTIVE_IMITATE] * 2 + [scheduler_pb2.OBJECTIVE_POLICY_GRADIENT] * 6
     assert [plan.publish for plan in plans] == [False] + [True] * 7
     assert [plan.first_of_phase for plan in plans] == [True, False, True] + [False] * 5
-    assert [plan.checkpoint for plan in plans] == [False, True, False, True, False, True, False, True]
+    # Every second step, and the one that is evaluated.
+    assert [plan.checkpoint for plan in plans] == [False, True, False, True, True, True, False, True]
     assert [plan.progress for plan in plans[2:]] == pytest.approx([number / 6 for number in range(6)])
     for plan in plans[2:]:
         groups: dict[int, list[float]] = {}
@@ -211,6 +220,15 @@ def check_plans(plans: list[scheduler_pb2.BatchPlan]) -> None:
                 groups.setdefault(item.group_id, []).append(item.advantage)
         assert [len(advantages) for advantages in groups.values()] == [4, 4, 4]
         assert all(sum(advantages) == pytest.approx(0) for advantages in groups.values())
+
+
+def check_evaluations(status: scheduler_pb2.GetStatusResponse, learner: Learner) -> None:
+    start, _, final = status.evaluations
+    assert not start.HasField("gain") and start.win_low < start.win_rate < start.win_high < 1.0
+    assert (final.win_rate, final.win_high, final.gain_episodes) == (1.0, 1.0, 10)
+    assert final.gain == pytest.approx(1.0 - start.mean_reward)
+    assert final.gain_low < final.gain < final.gain_high
+    assert status.best_version == 9 and learner.kept == (9, [9])
 
 
 def check_files(directory: Path) -> None:
@@ -222,6 +240,15 @@ def check_files(directory: Path) -> None:
     assert last["staleness_max"] <= 1 and last["win_rate"] == 0.5
     evaluations = [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
     assert [line["name"] for line in evaluations] == ["start", "step-3", "final"]
+    assert len(evaluations[1]["rewards"]) == 4 and evaluations[2]["gain_low"] < evaluations[2]["gain"]
+    assert last["length_histogram"] == {"first": 14, "counts": [12]} and last["length_max"] == 12
+    samples = [json.loads(line) for line in (directory / "samples.jsonl").read_text().splitlines()]
+    # What waited for its batch when the scheduler was killed is gone; evaluations are written at once.
+    assert {line["evaluation"] for line in samples} == {"", "start", "step-3", "final"}
+    assert {line["ticket"] for line in samples if line["evaluation"] == "final"} == {
+        line["ticket"] for line in samples if line["step"] == 6 and line["evaluation"]
+    }
+    assert samples[0]["turns"] == [{"role": "assistant", "text": "[1]", "tokens": 6}]
 
 
 async def test_a_worker_that_comes_back_loses_its_leases_at_once(stack: Stack) -> None:
