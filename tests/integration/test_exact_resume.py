@@ -1,0 +1,75 @@
+"""`deterministic = true`: a run killed at any point and taken up again makes the same tokens and parameters.
+
+Every comparison is of bits: digests of each batch's tokens and of what was trained on, of the weights
+after each step, and the files of the last checkpoint (parameters and moments) and of the export.
+A step that was done twice, because a roll-back took it back, must have come out the same both times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.support.exact import Exact, Moment, Outcome
+
+# Versions: 1 is the start, 2 and 3 are made by warm-up, 4 to 7 by training.
+LAST = 7
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A run that nothing happened to, on two rollout workers."""
+
+    async def whole() -> Outcome:
+        async with Exact(tmp_path_factory.mktemp("whole"), workers=2) as run:
+            await run.up()
+            await run.finish()
+            return run.outcome()
+
+    outcome = asyncio.run(whole())
+    assert sorted(outcome.steps) == list(range(2, LAST + 1))
+    # The policy did change, with every batch.
+    assert len({weights for _, _, weights in outcome.steps.values()}) == LAST - 1
+    return outcome
+
+
+async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    async with Exact(tmp_path, workers=1) as run:
+        await run.up()
+        await run.until(Moment("batch_committed"))  # in warm-up: no checkpoint yet
+        await run.kill_all()
+        await run.up()
+        await run.until(Moment("batch_committed", version=5))  # between commit and checkpoint
+        await run.replace("trainer")
+        await run.until(Moment("trajectory_ready", version=5, count=3))  # sampling
+        await run.replace("rollout-0")
+        await run.finish()
+        assert run.outcome() == undisturbed
+
+
+MOMENTS = ("trajectory_ready", "batch_planned", "batch_committed", "weights_published")
+PARTS = ("all", "all", "trainer", "rollout-0", "scheduler", "env-0", "gateway")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(2))
+async def test_ten_kills_at_random_change_nothing(tmp_path: Path, undisturbed: Outcome, seed: int) -> None:
+    draw = random.Random(seed)
+    async with Exact(tmp_path, workers=1) as run:
+        await run.up()
+        for _ in range(10):
+            await run.until(Moment(draw.choice(MOMENTS), count=draw.randint(1, 6)))
+            part = draw.choice(PARTS)
+            if part == "all":
+                await run.kill_all()
+                await run.up()
+            else:
+                await run.replace(part)
+        await run.finish()
+        assert run.outcome() == undisturbed

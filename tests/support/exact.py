@@ -1,0 +1,147 @@
+"""Deterministic runs that a test kills and takes up again, and what two of them are compared by.
+
+async with Exact(directory, workers=1) as run:
+    await run.up()
+    await run.until(Moment("batch_planned", 4))      # reading or training
+    await run.kill_all()                             # SIGKILL to every process, Valkey included
+    await run.up()
+    await run.finish()
+assert run.outcome() == another.outcome()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from earl.bus import Bus
+from earl.config.run import RunConfig
+from earl.stack import plan
+from earl.v1.events_pb2 import Event
+from tests.support.runs import tictactoe
+from tests.support.stack import Stack
+
+FINISH_S = 90.0
+MOMENT_S = 60.0
+SERVICES = (plan.VALKEY, plan.SCHEDULER, plan.GATEWAY, "env-0", plan.TRAINER)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The `count`-th event of a kind, or the first whose version is at least `version`."""
+
+    fact: str
+    version: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What must be equal, bit for bit. steps: version -> digests of tokens, batch and weights.
+
+    files: SHA-256 of the last checkpoint's tensors (parameters and moments) and of the exported model.
+    """
+
+    steps: dict[int, tuple[float, float, float]]
+    files: dict[str, str]
+
+
+def exact(directory: Path, workers: int = 1, **sections: dict[str, Any]) -> RunConfig:
+    """Two warm-up batches that make most moves legal, and four training steps; a checkpoint every two."""
+    given: dict[str, dict[str, Any]] = {
+        "rollout": {"workers": workers},
+        "warmup": {"batches": 2, "batch_episodes": 48, "passes": 8, "minibatches": 2, "lr": 1e-2},
+        "scheduler": {"steps": 4},
+        "trainer": {
+            "checkpoint_every": 2, "minibatches": 2, "passes": 2, "lr": 3e-3, "entropy_coefficient": 0.003,
+            "lr_final_fraction": 0.1,
+        },
+        "evaluation": {"episodes": 0},
+    }  # fmt: skip
+    for section, keys in sections.items():
+        given[section] = given.get(section, {}) | keys
+    return tictactoe(directory, **given).model_copy(update={"deterministic": True})
+
+
+class Exact:
+    """One deterministic run under a test's control, alive over any number of kills."""
+
+    def __init__(self, directory: Path, workers: int = 1, **sections: dict[str, Any]) -> None:
+        self.stack = Stack(exact(directory, workers, **sections))
+        self._workers = [f"rollout-{index}" for index in range(workers)]
+        self._bus: Bus | None = None
+
+    async def __aenter__(self) -> Exact:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._hang_up()
+        await self.stack.__aexit__(*error)
+
+    async def up(self) -> None:
+        """Starts what `earl train` starts; what the run left behind is taken up."""
+        first = () if (self.stack.directory / "model").exists() else (plan.MODEL,)
+        await self.stack.up(*first, *SERVICES, *self._workers)
+
+    async def until(self, *moments: Moment) -> Event:
+        """The first event, from now on, that is one of these moments. Fails the test if the run ends."""
+        if self._bus is None:
+            self._bus = await Bus.connect(self.stack.redis_url, self.stack.config.name, source="test")
+        counts: dict[str, int] = {}
+        async with asyncio.timeout(MOMENT_S):
+            async for _, event in self._bus.follow(await self._bus.last_id()):
+                fact = str(event.WhichOneof("fact"))
+                counts[fact] = counts.get(fact, 0) + 1
+                for moment in moments:
+                    if fact == moment.fact and _reached(moment, event, counts[fact]):
+                        return event
+        raise AssertionError("the bus ended")
+
+    async def kill_all(self) -> None:
+        """SIGKILL to every process of the run, at once."""
+        await self._hang_up()
+        running = [one for one in self.stack.processes.values() if one.running]
+        for process in running:
+            process.signal(signal.SIGKILL)
+        await asyncio.gather(*(process.wait() for process in running))
+
+    async def replace(self, name: str) -> None:
+        """SIGKILL to one service; another one takes its place, as the supervisor would have it."""
+        await self.stack.kill(name)
+        await self.stack.start(name)
+
+    async def finish(self) -> None:
+        """Returns when the run is over."""
+        for name in (plan.TRAINER, *self._workers):
+            code = await self.stack.ended(name, FINISH_S)
+            assert code == 0, f"{name} ended with {code}:\n{self.stack.log(name)[-4000:]}"
+
+    def outcome(self) -> Outcome:
+        """Of a run that is over."""
+        directory = self.stack.directory
+        steps = {}
+        for line in (directory / "metrics.jsonl").read_text().splitlines():
+            step = json.loads(line)
+            digests = tuple(step[f"{name}_digest"] for name in ("tokens", "batch", "weights"))
+            before = steps.setdefault(step["version"], digests)
+            assert digests == before, f"version {step['version']} was made twice, differently: {line}"
+        [last] = [path for path in (directory / "checkpoints").iterdir() if path.name == f"step-{max(steps)}"]
+        files = [*sorted(last.glob("*.safetensors")), directory / "model-final" / "model.safetensors"]
+        return Outcome(steps, {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+
+    async def _hang_up(self) -> None:
+        if self._bus is not None:
+            await self._bus.close()
+            self._bus = None
+
+
+def _reached(moment: Moment, event: Event, count: int) -> bool:
+    if not moment.version:
+        return count >= moment.count
+    fact = getattr(event, moment.fact)
+    return getattr(fact, "version", getattr(fact, "newest_version", 0)) >= moment.version
