@@ -1,8 +1,9 @@
 """`python -m earl.models.create --run run.json` makes <run directory>/model.
 
-From model.path: the checkpoint is checked and linked to, never copied. From model.scratch: random
-weights (seeded) and a word-level tokenizer, in a directory that transformers reads. Doing it again
-changes nothing, so that a resumed run finds the model it had.
+From model.path: the checkpoint (a package's is converted once, see earl.models.source) is checked and
+linked to, never copied. From model.scratch: random weights (seeded) and a word-level tokenizer, in a
+directory that transformers reads. Doing it again changes nothing, so that a resumed run finds the
+model it had.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from earl.config.model import ModelConfig, ScratchModel
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
 from earl.models.module import Decoder, initialise
+from earl.models.source import resolve
 from earl.models.spec import spec_of
 from earl.models.tokenizer import SPECIALS, Tokenizer, scratch_tokenizer
 from earl.models.weights import check_model
@@ -31,7 +33,7 @@ _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwe
 def create_model(directory: Path, config: ModelConfig, seed: int) -> Path:
     """Make `directory` the run's model; returns it. Raises ModelNotFound, UnsupportedModel, ConfigError."""
     if config.path:
-        source = Path(config.path).expanduser().resolve()
+        source = resolve(config.path)
         check_model(source)
         Tokenizer.load(source, config)
         if directory.is_symlink() and directory.resolve() == source:
