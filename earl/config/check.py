@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from earl.config.model import ModelConfig
+from earl.config.reference import check_reference
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, TransportUnavailable
+from earl.models.source import gguf_file, packaged
 
 
 def cross_check(config: RunConfig) -> None:
@@ -18,12 +21,14 @@ def cross_check(config: RunConfig) -> None:
     check_lengths(config)
     check_batches(config)
     check_deterministic(config)
+    check_reference(config)
     check_data_plane(config)
 
 
 def check_model(config: RunConfig) -> None:
-    """The checkpoint is there, and tp divides its heads."""
+    """The checkpoint is there, tp divides its heads, and what frames its texts goes together."""
     tp = config.rollout.tp
+    check_framing(config.model)
     if not config.model.path:
         scratch = config.model.scratch
         if scratch.hidden_size % (2 * scratch.heads):
@@ -39,7 +44,12 @@ def check_model(config: RunConfig) -> None:
             )
         check_heads(scratch.heads, scratch.kv_heads, tp, "model.scratch")
         return
-    directory = Path(config.model.path)
+    model = packaged(config.model.path)
+    if model is not None:
+        gguf_file(model)
+        check_heads(model.heads, model.kv_heads, tp, config.model.path)
+        return
+    directory = Path(config.model.path).expanduser()
     if not directory.is_dir():
         raise ModelNotFound(
             f"model.path = {config.model.path!r} is not a directory",
@@ -59,6 +69,26 @@ def check_model(config: RunConfig) -> None:
             "give a Llama or Qwen checkpoint",
         ) from None
     check_heads(heads, kv_heads, tp, config.model.path)
+
+
+def check_framing(model: ModelConfig) -> None:
+    """What is said around texts has a place."""
+    if model.chat and model.observation_prefix:
+        raise ConfigError(
+            f"model.observation_prefix = {model.observation_prefix!r} with model.chat = true: the chat "
+            "template stands before observations",
+            "put it into model.system, or remove the one or the other",
+        )
+    if model.chat and not model.path:
+        raise ConfigError(
+            "model.chat = true without model.path: a model from scratch has no chat template",
+            "give an instruction-tuned checkpoint, or remove model.chat",
+        )
+    if model.system and not model.chat:
+        raise ConfigError(
+            f"model.system = {model.system[:40]!r} without model.chat = true would be said to nobody",
+            "set model.chat = true, or remove model.system",
+        )
 
 
 def check_heads(heads: int, kv_heads: int, tp: int, what: str) -> None:

@@ -34,7 +34,8 @@ class ModelConfig(Section):
     path: str = ""
     scratch: ScratchModel = ScratchModel()
     dtype: Literal["float32", "bfloat16"] = "float32"
-    # Put observations and actions into the checkpoint's chat template, with this system message.
+    # Put observations and actions into the checkpoint's chat template, with this system message;
+    # action_prefix is then how every answer begins, and no part of what is trained.
     chat: bool = False
     system: str = ""
     # Put before an observation and before an action; text, tokenised once.

@@ -26,6 +26,8 @@ from typing import Any, ClassVar
 
 Factory = Callable[[], "Environment"]
 
+ROLES = ("user", "tool")
+
 
 class Ending(enum.IntEnum):
     """How an episode ended; the numbers are those of earl.v1.Ending. Only OK and TRUNCATED may train."""
@@ -40,10 +42,14 @@ class Ending(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent sees: a text and, where they can be listed, the actions that are legal now."""
+    """What the agent sees: a text and, where they can be listed, the actions that are legal now.
+
+    role: who says it, for chat models: "user", or "tool" for what a tool that the agent called answers.
+    """
 
     text: str
     legal_actions: Sequence[str] = ()
+    role: str = "user"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from earl.env.base import Ending, Environment, Observation, StepResult, schema_hash
+from earl.env.base import ROLES, Ending, Environment, Observation, StepResult, schema_hash
 from earl.errors import EarlError, EnvironmentFailure, EnvProtocolError
 from earl.rpc.errors import bounded, catalogue
 from earl.v1 import env_pb2
@@ -91,12 +91,27 @@ def progress(session: int, seq: int, message: str) -> env_pb2.HostMessage:
     return env_pb2.HostMessage(progress=env_pb2.Progress(session=session, seq=seq, message=message))
 
 
+def checked_role(role: str) -> str:
+    """A role as it may be sent: "" stands for "user". Raises EnvProtocolError."""
+    if role and role not in ROLES:
+        raise EnvProtocolError(f"observation has role {role!r}", f"use one of {', '.join(ROLES)}")
+    return role
+
+
+def observation(message: env_pb2.Observation) -> Observation:
+    """What a Result shows the agent. Raises EnvProtocolError for a role that there is not."""
+    return Observation(message.text, tuple(message.legal_actions), checked_role(message.role) or ROLES[0])
+
+
 def _observation(value: object, source: str) -> env_pb2.Observation:
     try:
         if isinstance(value, str):
             return env_pb2.Observation(text=value)
         if isinstance(value, Observation):
-            return env_pb2.Observation(text=value.text, legal_actions=value.legal_actions)
+            message = env_pb2.Observation(text=value.text, legal_actions=value.legal_actions)
+            if value.role != ROLES[0]:
+                message.role = checked_role(value.role)
+            return message
     except (TypeError, ValueError) as error:
         raise EnvProtocolError(f"observation of {source} cannot be sent: {error}") from error
     raise EnvProtocolError(f"{source} returned {type(value).__name__}", "return an Observation or its text")

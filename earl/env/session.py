@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 
 from earl.env.base import Ending, Limits, Observation
-from earl.env.codec import error_of
+from earl.env.codec import error_of, observation
 from earl.errors import (
     DeadlineExceeded,
     EarlError,
@@ -195,8 +195,7 @@ class Session:
         if result.message and not result.done:  # refused: the session stands where it stood
             self._seq -= 1
             raise error_of(result.message)
-        seen = result.observation
-        self.observation = Observation(seen.text, tuple(seen.legal_actions))
+        self.observation = observation(result.observation)
         if result.done:
             self._over()
         return StepOutcome(

@@ -1,13 +1,16 @@
 """Text to token ids and back, for agents: observations in, actions out.
 
 Promise: an observation cannot smuggle in control tokens. The text of an environment is encoded with
-special tokens taken as plain text; only the run file's prefixes may name them.
+special tokens taken as plain text; only the run file's prefixes and the checkpoint's chat template may
+name them. Beside that, ids are those of the whole text: content and the template's text around it are
+encoded as one, from control token to control token.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
@@ -15,27 +18,50 @@ from tokenizers import models, pre_tokenizers, processors
 
 from earl.config.model import ModelConfig
 from earl.errors import ConfigError, ModelNotFound
+from earl.models.chat import ChatTemplate, Frame
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
-class Tokenizer:
-    """One checkpoint's tokenizer with the run file's prefixes and stops.
+@dataclass(frozen=True, slots=True)
+class _Framed:
+    """A frame in tokens: ids up to its last control token before the content, the text from there to the
+    content, the text from the content to the next control token, ids from there on."""
 
-    stop_ids: generation ends after one of these: the tokenizer's end of sequence and model.stop.
+    head: list[int]
+    opening: str
+    closing: str
+    tail: list[int]
+    strip: bool
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer with the run file's prefixes and stops, or its chat template.
+
+    stop_ids: generation ends after one of these: the tokenizer's end of sequence, what ends a turn of the
+    chat template, and model.stop.
     """
 
     stop_ids: frozenset[int]
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, config: ModelConfig, eos_ids: tuple[int, ...]
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        config: ModelConfig,
+        eos_ids: tuple[int, ...],
+        chat: ChatTemplate | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = tokenizer.get_vocab_size()
+        self.system = config.system if chat else ""
         self._start = self._marked("", add_special_tokens=True)
         self._observation_prefix = self._marked(config.observation_prefix)
         self._action_prefix = self._marked(config.action_prefix)
         stops = [self._single(text) for text in config.stop]
+        self._later: dict[str, _Framed] = {}
+        if chat is not None:
+            eos_ids = self._take_frames(chat, config.action_prefix, eos_ids)
+        self._eos_ids = frozenset(eos_ids)
         self.stop_ids = frozenset([*stops, *eos_ids])
         # Ends an action whose own text does not end in a stop token.
         self._end = stops[0] if stops else (eos_ids[0] if eos_ids else None)
@@ -58,7 +84,39 @@ class Tokenizer:
             raise ModelNotFound(f"{file} cannot be read: {error}", "save the tokenizer again") from None
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        return cls(tokenizer, config or ModelConfig(), _eos_ids(Path(directory), tokenizer))
+        config = config or ModelConfig()
+        chat = ChatTemplate.load(directory, config.system) if config.chat else None
+        return cls(tokenizer, config, _eos_ids(Path(directory), tokenizer), chat)
+
+    def _take_frames(self, chat: ChatTemplate, prefix: str, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Tokenises the template's frames, `prefix` after their prompts; returns the end-of-sequence ids,
+        what ends a turn first."""
+        splitting = self._tokenizer.pre_tokenizer
+        if isinstance(splitting, pre_tokenizers.Metaspace) and splitting.prepend_scheme == "first":
+            # A space before the first word of a sequence; what is encoded here follows control tokens.
+            splitting.prepend_scheme = "never"
+            self._tokenizer.pre_tokenizer = splitting
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token.content: number for number, token in added.items() if token.special}
+        control = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+        self._first = self._framed(chat.first, control, prefix)
+        self._later = {role: self._framed(frame, control, prefix) for role, frame in chat.later.items()}
+        ends = control.match(chat.later["user"].before)
+        return tuple(dict.fromkeys([special[ends[0]], *eos_ids])) if ends else eos_ids
+
+    def _framed(self, frame: Frame, control: re.Pattern[str], prefix: str) -> _Framed:
+        named = [*control.finditer(frame.before)]
+        start = named[-1].end() if named else 0
+        after = frame.after + prefix
+        found = control.search(after)
+        end = found.start() if found else len(after)
+        return _Framed(
+            self._marked(frame.before[:start]),
+            frame.before[start:],
+            after[:end],
+            self._marked(after[end:]),
+            frame.strip,
+        )
 
     def _marked(self, text: str, add_special_tokens: bool = False) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -79,13 +137,29 @@ class Tokenizer:
         """The ids of plain text; special tokens in it are not recognised."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
-    def encode_observation(self, text: str, first: bool) -> list[int]:
-        """What the model reads before it acts: observation_prefix + text + action_prefix.
+    def encode_observation(
+        self, text: str, first: bool, role: str = "user", after: int | None = None
+    ) -> list[int]:
+        """What the model reads before it acts: observation_prefix + text + action_prefix, or with
+        model.chat a message of this role ("user" or "tool") and the prompt for the model's own.
 
-        first: begin with what the tokenizer puts before a sequence (its <bos>, if it has one).
+        first: begin with what the tokenizer puts before a sequence (its <bos>), or with the chat's system
+        message. after: otherwise, the last token of the action before it: a chat ends the model's turn as
+        its template does, unless that token has ended it already.
         """
+        if self._later:
+            return self._encode_message(text, None if first else role, after)
         start = self._start if first else []
         return [*start, *self._observation_prefix, *self.encode_text(text), *self._action_prefix]
+
+    def _encode_message(self, text: str, role: str | None, after: int | None) -> list[int]:
+        frame = self._first if role is None else self._later[role]
+        head = frame.head
+        if role is not None and head and after is not None:
+            ended = head[0] == after or (head[0] in self._eos_ids and after in self._eos_ids)
+            head = head[1:] if ended else head
+        content = text.strip() if frame.strip else text
+        return [*head, *self.encode_text(frame.opening + content + frame.closing), *frame.tail]
 
     def encode_action(self, text: str) -> list[int]:
         """An action as the model would write it; ends in a stop token if there is one."""

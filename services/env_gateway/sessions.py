@@ -14,6 +14,8 @@ import enum
 import math
 from typing import Any
 
+from earl.env.base import ROLES
+
 # Longest that a client may ask to wait for anything, and what it gets if it does not say.
 MAX_LIMIT_S = 7 * 86_400.0
 DEFAULT_LIMITS_S = {"queue_s": 60.0, "reset_s": 30.0, "step_s": 30.0, "episode_s": 3_600.0}
@@ -189,6 +191,8 @@ def fault_in(result: Any, max_bytes: int, bounds: tuple[float, float] | None, re
     size_bytes = result.ByteSize()
     if size_bytes > max_bytes:
         return f"result of {size_bytes} bytes is larger than {max_bytes}"
+    if result.observation.role not in ("", *ROLES):
+        return f"observation has role {result.observation.role!r}, not one of {', '.join(ROLES)}"
     if not result.done:
         if result.ending != UNSPECIFIED:
             return f"ending {result.ending} on a result that is not done"

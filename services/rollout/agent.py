@@ -16,7 +16,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from services.rollout.columns import TokenColumns
 from services.rollout.engines.base import GenerateRequest, Generation
 from services.rollout.telemetry import BusySpans
 from services.rollout.texts import Codec, Remembering
+from services.rollout.transcript import Turn, conversation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +48,7 @@ class Ticket:
     episode_s: float
     lease_s: float
     max_turns: int
+    transcript: bool = False  # the conversation is sent back as text
 
     @property
     def key(self) -> tuple[int, int]:
@@ -63,6 +65,7 @@ class Outcome:
     columns: TokenColumns = field(default_factory=TokenColumns)
     metrics: Mapping[str, float] = field(default_factory=dict)
     message: str = ""
+    transcript: Sequence[Turn] = ()
 
     @property
     def trainable(self) -> bool:
@@ -134,6 +137,7 @@ class Agent:
     async def play(self, ticket: Ticket) -> Outcome:
         """Runs the episode within ticket.episode_s. Cancelling closes the session and aborts the engine."""
         outcome = Outcome(Ending.INFRA_ERROR)
+        observed: list[tuple[str, str]] | None = [] if ticket.transcript else None
         # The policy samples nothing before its first version is loaded.
         version = max(ticket.min_version, 0 if ticket.scripted else 1)
         try:
@@ -142,7 +146,7 @@ class Agent:
                     outcome.message = f"version {version} did not arrive within {ticket.episode_s:g} s"
                     await self._policy.wait_version(version)
                 outcome.message = ""
-                await self._episode(ticket, outcome)
+                await self._episode(ticket, outcome, observed)
         except _Truncated as cut:
             outcome.ending, outcome.message = Ending.TRUNCATED, str(cut)
         except TimeoutError:
@@ -154,9 +158,15 @@ class Agent:
         if outcome.ending is Ending.TRUNCATED and not outcome.columns.trained_tokens:
             # Nothing to train on: the task itself does not fit, and trying again would not help.
             outcome.ending = Ending.ENV_ERROR
+        if observed is not None:
+            codec = self._codec
+            outcome.transcript = conversation(codec.system, observed, outcome.columns, codec.decode)
         return outcome
 
-    async def _episode(self, ticket: Ticket, outcome: Outcome) -> None:
+    async def _episode(
+        self, ticket: Ticket, outcome: Outcome, observed: list[tuple[str, str]] | None
+    ) -> None:
+        """observed: takes (role, text) of each observation, if they are wanted."""
         if self._limits.episode_s != ticket.episode_s:
             self._limits = replace(self._limits, episode_s=ticket.episode_s)
         session = await self._sessions.open(ticket.environment, _task(ticket), ticket.env_seed, self._limits)
@@ -166,6 +176,8 @@ class Agent:
             observation = session.observation
             columns = outcome.columns
             while True:
+                if observed is not None:
+                    observed.append((observation.role, observation.text))
                 text = await choose(observation, columns)
                 result = await self._step(session, text)
                 if not math.isfinite(result.reward):
@@ -199,7 +211,9 @@ class Agent:
 
     def _observe(self, observation, columns: TokenColumns) -> int:
         """Appends the observation; returns the tokens left for the action, at least 1."""
-        ids = self._codec.encode_observation(observation.text, not columns.tokens)
+        tokens = columns.tokens
+        after = tokens[-1] if tokens else None
+        ids = self._codec.encode_observation(observation.text, not tokens, observation.role, after)
         room = self._max_context_tokens - len(columns.tokens) - len(ids)
         if room < 1:
             raise _Truncated(

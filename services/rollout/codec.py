@@ -25,6 +25,7 @@ def decode_ticket(ticket: scheduler_pb2.Ticket) -> Ticket:
         episode_s=ticket.episode_s,
         lease_s=ticket.lease_s,
         max_turns=ticket.max_turns,
+        transcript=ticket.transcript,
     )
 
 
@@ -49,4 +50,8 @@ def encode_result(ticket: Ticket, outcome: Outcome, descriptor_key: str) -> sche
         metrics=outcome.metrics,
         message=" ".join(outcome.message.split())[:MESSAGE_CHARACTERS],
         turn_tokens=columns.turn_tokens,
+        transcript=[
+            scheduler_pb2.TranscriptTurn(role=turn.role, text=turn.text, tokens=turn.tokens)
+            for turn in outcome.transcript
+        ],
     )

@@ -16,7 +16,12 @@ ACTION_TOKENS = 16
 class Codec(Protocol):
     """The part of earl.models.tokenizer.Tokenizer that the agent loop uses."""
 
-    def encode_observation(self, text: str, first: bool) -> list[int]: ...
+    # The chat's system message; empty if there is none.
+    system: str
+
+    def encode_observation(
+        self, text: str, first: bool, role: str = "user", after: int | None = None
+    ) -> list[int]: ...
 
     def encode_action(self, text: str) -> list[int]: ...
 
@@ -28,14 +33,17 @@ class Remembering:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self.system = codec.system
         self._observation = lru_cache(ENTRIES)(codec.encode_observation)
         self._action = lru_cache(ENTRIES)(codec.encode_action)
         self._text = lru_cache(ENTRIES)(lambda ids: codec.decode(list(ids)))
 
-    def encode_observation(self, text: str, first: bool) -> list[int]:
+    def encode_observation(
+        self, text: str, first: bool, role: str = "user", after: int | None = None
+    ) -> list[int]:
         if len(text) > TEXT_CHARACTERS:
-            return self._codec.encode_observation(text, first)
-        return self._observation(text, first)
+            return self._codec.encode_observation(text, first, role, after)
+        return self._observation(text, first, role, after)
 
     def encode_action(self, text: str) -> list[int]:
         if len(text) > TEXT_CHARACTERS:

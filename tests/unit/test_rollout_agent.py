@@ -32,10 +32,14 @@ TICKET = Ticket(
 
 
 class Letters:
-    """Token ids are code points: "." ends an action."""
+    """Token ids are code points: "." ends an action, "!" stands before what a tool says and "~" after an
+    action that did not end."""
 
-    def encode_observation(self, text, first):
-        return [1, *map(ord, text)] if first else list(map(ord, text))
+    system = "Be brief."
+
+    def encode_observation(self, text, first, role="user", after=None):
+        head = [1] if first else [] if after == ord(".") else [ord("~")]
+        return [*head, *map(ord, "!" + text if role == "tool" else text)]
 
     def encode_action(self, text):
         return list(map(ord, text))
@@ -154,6 +158,29 @@ async def test_tokens_are_stored_as_generated_and_rewards_add_up():
     assert (first.request_id, second.request_id, first.session) == ("7/2/1", "7/2/2", "7/2")
     assert second.ids == [1, *map(ord, "abx.cd")]
     assert (second.seed, second.temperature) == (12, 0.5)
+
+
+async def test_roles_and_unfinished_actions_reach_the_codec():
+    sessions = Sessions(replace(GOES_ON, observation=Observation("cd", role="tool")), GOES_ON, WON)
+    outcome = await agent(Says(["x.", "yyyy", "z."]), sessions).play(replace(TICKET, transcript=True))
+    assert outcome.columns.tokens == [1, *map(ord, "abx.!cdyyyy~cdz.")]
+    assert [(turn.role, turn.text, turn.tokens) for turn in outcome.transcript] == [
+        ("system", "Be brief.", 0),
+        ("user", "ab", 3),
+        ("assistant", "x.", 2),
+        ("tool", "cd", 3),
+        ("assistant", "yyyy", 4),
+        ("user", "cd", 3),
+        ("assistant", "z.", 2),
+    ]
+
+
+async def test_a_transcript_shows_what_was_cut_and_costs_nothing_unasked():
+    cut = await agent(Says(["xyzw."]), Sessions(WON), context=5).play(replace(TICKET, transcript=True))
+    assert [(turn.role, turn.text) for turn in cut.transcript[1:]] == [("user", "ab"), ("assistant", "xy")]
+    full = await agent(Says(["x."]), Sessions(GOES_ON), context=7).play(replace(TICKET, transcript=True))
+    assert [turn.role for turn in full.transcript] == ["system", "user", "assistant"]
+    assert (await agent(Says(["x."]), Sessions(WON)).play(TICKET)).transcript == ()
 
 
 async def test_max_turns_truncates():

@@ -4,11 +4,13 @@ from services.rollout.texts import ACTION_TOKENS, TEXT_CHARACTERS, Remembering
 
 
 class Counting:
+    system = ""
+
     def __init__(self):
         self.calls = []
 
-    def encode_observation(self, text, first):
-        self.calls.append(text)
+    def encode_observation(self, text, first, role="user", after=None):
+        self.calls.append((text, role, after))
         return [int(first), *map(ord, text)]
 
     def encode_action(self, text):
@@ -25,10 +27,10 @@ def test_short_texts_are_asked_once():
     texts = Remembering(codec)
     for _ in range(2):
         assert texts.encode_observation("ab", True) == [1, 97, 98]
-        assert texts.encode_observation("ab", False) == [0, 97, 98]
+        assert texts.encode_observation("ab", False, "tool", 3) == [0, 97, 98]
         assert texts.encode_action("ab") == [97, 98]
         assert texts.decode([97, 98]) == "ab"
-    assert codec.calls == ["ab", "ab", "ab", [97, 98]]
+    assert codec.calls == [("ab", "user", None), ("ab", "tool", 3), "ab", [97, 98]]
 
 
 def test_long_texts_are_not_kept():

@@ -1,0 +1,145 @@
+"""A checkpoint's own chat template, taken apart into what stands before and after a message's content.
+
+    first:   [system] [observation]⟨content⟩ [generation prompt]
+    later:   …the model's own tokens… [end of its turn] [observation]⟨content⟩ [generation prompt]
+
+Only the template's parts may name control tokens; contents are plain text (earl.models.tokenizer). The
+frames come from rendering placeholders, so that what the model wrote is never rendered, and so never
+tokenised, again. Templates run in jinja2's sandbox as transformers runs them, but without a clock: the
+same messages always give the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from earl.errors import ConfigError, ModelNotFound
+
+# Stand for contents while a template is rendered; no template changes or contains them.
+_OBSERVATION = "EARLobservationEARL"
+_ACTION = "EARLactionEARL"
+# What a template without a role for tools shows their answers as (the form of the Hermes models).
+TOOL_FORM = ("<tool_response>\n", "\n</tool_response>")
+_TOOL_ROLE = re.compile(r"""['"]tool['"]""")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The template's text around one content. strip: the template drops white space around contents."""
+
+    before: str
+    after: str
+    strip: bool = False
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`: marks what the assistant says, and shows it as it is."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Parser) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """first: the frame of the first observation. later: frames of those after an action, by role ("user",
+    "tool"); they begin with what ends the model's own turn.
+
+    Raises ConfigError if the template cannot show a user, an assistant and what comes after.
+    """
+
+    def __init__(self, source: str, specials: Mapping[str, str], system: str = "") -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        self._specials = dict(specials)
+        self._system = [{"role": "system", "content": system}] if system else []
+        try:
+            self._template = environment.from_string(source)
+            self.first = self._frame([], "user")
+            tool = self._later("tool") if _TOOL_ROLE.search(source) else self._later("user", *TOOL_FORM)
+            self.later = {"user": self._later("user"), "tool": tool}
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the checkpoint's chat template cannot be used: {error}",
+                "set model.chat = false, or correct its chat_template.jinja",
+            ) from None
+
+    @classmethod
+    def load(cls, directory: str | Path, system: str = "") -> ChatTemplate:
+        """The template of a checkpoint: chat_template.jinja, or tokenizer_config.json's chat_template.
+
+        Raises ConfigError if it has none, ModelNotFound if a file cannot be read.
+        """
+        file, written = Path(directory) / "tokenizer_config.json", {}
+        try:
+            if file.is_file():
+                written = json.loads(file.read_text(encoding="utf-8"))
+            jinja = Path(directory) / "chat_template.jinja"
+            source = jinja.read_text(encoding="utf-8") if jinja.is_file() else written.get("chat_template")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelNotFound(f"{file.parent}: {error}", "save the tokenizer again") from None
+        if isinstance(source, list):  # several templates with names
+            source = {one["name"]: one["template"] for one in source}.get("default")
+        if not source:
+            raise ConfigError(
+                f"model.chat = true, and {str(directory)!r} has no chat template",
+                "give an instruction-tuned checkpoint, or set model.chat = false",
+            )
+        specials = {name: _text(written[name]) for name in written if name.endswith("_token")}
+        return cls(source, {name: text for name, text in specials.items() if text}, system)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The messages and the prompt for the assistant's next one."""
+        return self._template.render(
+            messages=[dict(message) for message in messages],
+            add_generation_prompt=True,
+            tools=None,
+            documents=None,
+            **self._specials,
+        )
+
+    def _later(self, role: str, opening: str = "", closing: str = "") -> Frame:
+        before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ACTION}]
+        frame = self._frame(before, role, opening, closing)
+        _, found, ending = frame.before.rpartition(_ACTION)
+        if not found:
+            raise jinja2.TemplateError("it does not show what the assistant said")
+        return Frame(ending, frame.after, frame.strip)
+
+    def _frame(self, before: list[dict[str, str]], role: str, opening: str = "", closing: str = "") -> Frame:
+        content = f"{opening} {_OBSERVATION} {closing}"
+        text = self.render([*self._system, *before, {"role": role, "content": content}])
+        start, found, end = text.partition(_OBSERVATION)
+        if not found or _OBSERVATION in end:
+            raise jinja2.TemplateError(f"it does not show what the {role} said, once")
+        kept = start.endswith(" ") and end.startswith(" ")
+        return Frame(start.removesuffix(" "), end.removeprefix(" "), strip=not kept)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **other: Any) -> str:
+    """transformers' filter: JSON as it is, not escaped for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **other)
+
+
+def _raise(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+def _text(token: Any) -> str:
+    """The text of a token in tokenizer_config.json, written as itself or as a table."""
+    found = token.get("content") if isinstance(token, Mapping) else token
+    return found if isinstance(found, str) else ""
