@@ -270,6 +270,10 @@ class Tickets:
             return f"{result.ending}: {result.message}"
         if not math.isfinite(result.reward):
             return f"reward is {result.reward}: an environment's reward must be finite"
+        sampled = {result.oldest_version, result.newest_version} if result.trained_tokens else set()
+        exact = self.rules.deterministic and ticket.purpose is not Purpose.WARMUP
+        if exact and sampled - {ticket.min_version}:
+            return f"versions {sorted(sampled)} sampled it, not {ticket.min_version} alone"
         if ticket.purpose is Purpose.EVALUATE:
             return ""
         if not result.descriptor_key or result.total_tokens < 1:
