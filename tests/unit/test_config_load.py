@@ -142,6 +142,8 @@ def test_a_checkpoint_is_judged_by_its_configuration(tmp_path: Path):
         ({"trainer.microbatch_tokens": "64"}, ConfigError),
         ({"scheduler.group_size": "1"}, ConfigError),
         ({"trainer.ranks": "8", "trainer.minibatches": "64"}, ConfigError),
+        ({"deterministic": "true", "scheduler.staleness": "1", "scheduler.train_limit_s": "0"}, ConfigError),
+        ({"deterministic": "true", "scheduler.staleness": "0", "scheduler.train_limit_s": "9"}, ConfigError),
         ({"data_plane.arena_dir": "/no/such/tmpfs"}, ConfigError),
         ({"data_plane.bind": "0.0.0.0"}, ConfigError),
         ({"data_plane.require": "shm", "data_plane.transport": "ucx"}, TransportUnavailable),

@@ -12,7 +12,17 @@ from services.scheduler.admission import places
 from services.scheduler.ledger import Ledger
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
-from services.scheduler.records import Batch, Ending, Member, Purpose, Reason, State
+from services.scheduler.records import (
+    Attempt,
+    Batch,
+    Ending,
+    Member,
+    Purpose,
+    Reason,
+    Result,
+    State,
+    Verdict,
+)
 from services.scheduler.seeds import env_seed, sample_seed
 from tests.support.ledger import RULES, Rollout, World
 
@@ -126,6 +136,21 @@ def test_chance_gives_up_nothing_in_a_deterministic_run() -> None:
         assert (
             ticket.env_seed in {one.env_seed for one in same if one.group == max(o.group for o in same)}
         ) is (deterministic)
+
+
+@pytest.mark.parametrize(("oldest", "newest"), [(1, 2), (2, 2), (0, 1)])
+def test_only_the_version_that_was_asked_for_samples(oldest: int, newest: int) -> None:
+    ledger = begun()
+    ledger.book.run.version = 2  # whatever else is known: this ticket asks for version 1
+    ledger.join(Member(name="w", incarnation=1), 0.0)
+    ticket = ledger.lease("w", 1, 1, 0.0)[0]
+    attempt = Attempt(ticket.id, ticket.attempt, ticket.fence)
+    sampled = Result(
+        total_tokens=9, trained_tokens=4, oldest_version=oldest, newest_version=newest, descriptor_key="k"
+    )
+    verdict, reason = ledger.complete("w", 1, attempt, sampled)
+    assert verdict is Verdict.RETRIED and "not 1 alone" in reason
+    assert not ticket.broken and ticket.min_version == 1
 
 
 def test_a_substitute_has_seeds_of_its_own_and_the_instance_keeps_those_it_always_had() -> None:
