@@ -20,11 +20,12 @@ BINS_PER_OCTAVE = 4
 class Histogram:
     """How many lengths fell where: counts[i] of them into bin first + i.
 
-    Bin b holds lengths from 2 ** (b / BINS_PER_OCTAVE) tokens up to, and without, those of bin b + 1.
+    Bin b holds lengths from 2 ** (b / per_octave) tokens up to, and without, those of bin b + 1.
     """
 
     first: int = 0
     counts: tuple[int, ...] = ()
+    per_octave: int = BINS_PER_OCTAVE
 
 
 def histogram(lengths: Sequence[int]) -> Histogram:

@@ -241,7 +241,8 @@ def check_files(directory: Path) -> None:
     evaluations = [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
     assert [line["name"] for line in evaluations] == ["start", "step-3", "final"]
     assert len(evaluations[1]["rewards"]) == 4 and evaluations[2]["gain_low"] < evaluations[2]["gain"]
-    assert last["length_histogram"] == {"first": 14, "counts": [12]} and last["length_max"] == 12
+    assert last["length_histogram"] == {"first": 14, "counts": [12], "per_octave": 4}
+    assert last["length_max"] == 12
     samples = [json.loads(line) for line in (directory / "samples.jsonl").read_text().splitlines()]
     # What waited for its batch when the scheduler was killed is gone; evaluations are written at once.
     assert {line["evaluation"] for line in samples} == {"", "start", "step-3", "final"}

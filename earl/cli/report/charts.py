@@ -19,13 +19,17 @@ LABEL_PIXELS = 95
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line, or with `dots` one set of marks. points: (x, y), in order of x."""
+    """One line, or with `dots` one set of marks. points: (x, y), in order of x.
+
+    bars: (x, low, high) of intervals around marks.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: int = 0
     dots: bool = False
     faint: bool = False
+    bars: Sequence[tuple[float, float, float]] = ()
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -46,6 +50,8 @@ def label(value: float) -> str:
     """A tick's text: 12k, 0.25, 3."""
     if abs(value) >= 10_000:
         return f"{value / 1000:,.0f}k"
+    if 0 < abs(value) < 0.001:
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
     if value == int(value):
         return f"{int(value)}"
     return f"{value:.4f}".rstrip("0").rstrip(".")
@@ -57,13 +63,15 @@ def line_chart(
     x_label: str,
     percent: bool = False,
     y_range: tuple[float, float] | None = None,
+    zero: bool = False,
 ) -> str:
-    """An SVG element; a note in place of it when no series has a point."""
+    """An SVG element; a note in place of it when no series has a point. zero: 0 is within the axis."""
     drawn = [line for line in series if line.points]
     if not drawn:
         return '<p class="empty">nothing was recorded</p>'
     xs = [x for line in drawn for x, _ in line.points]
     ys = [y for line in drawn for _, y in line.points]
+    ys += [y for line in drawn for _, *ends in line.bars for y in ends] + [0.0] * zero
     low, high = y_range or padded(min(ys), max(ys))
     x_ticks = nice_ticks(min(xs), max(xs), 7)
     y_ticks = nice_ticks(low, high)
@@ -81,6 +89,9 @@ def line_chart(
         text = f"{tick:.0%}" if percent else label(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{text}</text>')
+    if y_low < 0 < y_high:
+        _, y = place(x_low, 0.0)
+        parts.append(f'<line class="zero" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
     for tick in x_ticks:
         if x_low <= tick <= x_high:
             x, _ = place(tick, y_low)
@@ -111,10 +122,12 @@ def padded(low: float, high: float) -> tuple[float, float]:
 def draw(line: Series, place: Callable[[float, float], tuple[float, float]], percent: bool) -> str:
     colour = f"c{line.colour % COLOURS}"
     if line.dots:
-        marks = []
+        marks = [bar(place(x, low), place(x, high), colour) for x, low, high in line.bars]
+        bounds = {x: (low, high) for x, low, high in line.bars}
         for x, y in line.points:
             right, down = place(x, y)
-            text = f"{line.name}: {y:.1%}" if percent else f"{line.name}: {label(y)}"
+            text = " to ".join(f"{one:.1%}" if percent else label(round(one, 4)) for one in bounds.get(x, ()))
+            text = f"{line.name}: {f'{y:.1%}' if percent else label(round(y, 4))}{f' ({text})' * bool(text)}"
             title = f"<title>{escape(text)}</title>"
             marks.append(f'<circle class="{colour}" cx="{right}" cy="{down}" r="4.5">{title}</circle>')
         return "".join(marks)
@@ -125,6 +138,13 @@ def draw(line: Series, place: Callable[[float, float], tuple[float, float]], per
         return f'<circle class="{colour}" cx="{right}" cy="{down}" r="3"/>'
     title = f"<title>{escape(line.name)}</title>"
     return f'<polyline class="line {colour}{faint}" points="{path}">{title}</polyline>'
+
+
+def bar(low: tuple[float, float], high: tuple[float, float], colour: str) -> str:
+    """An interval with its ends marked."""
+    (x, bottom), (_, top) = low, high
+    ends = "".join(f"M{x - 4:.1f} {y}h8" for y in (bottom, top))
+    return f'<path class="line bar {colour}" d="M{x} {bottom}V{top}{ends}"/>'
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:

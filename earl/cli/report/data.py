@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
@@ -25,6 +28,7 @@ class RunRecord:
     evaluations: Sequence[Record]
     spans: Spans
     result: Record
+    samples: Sequence[Record] = ()
 
     def points(self, key: str, *, phase: str = "", over: str = "step") -> list[tuple[float, float]]:
         """(step or seconds, value) of every record of a phase that has the key."""
@@ -53,16 +57,27 @@ def read_run(directory: Path) -> RunRecord:
         raise ConfigError(
             f"{directory} is no run directory: it has no run.json", "give one like runs/demo-seed0"
         )
-    metrics = last_of_each(flat(record) for record in records(directory / "metrics.jsonl"))
+    try:
+        config = RunConfig.model_validate_json(run_json.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        what = error.errors()[0]
+        key = ".".join(map(str, what["loc"]))
+        raise ConfigError(
+            f"{run_json} was not written by this version of EARL: {key}: {what['msg']}",
+            "use the version that made the run",
+        ) from error
+    metrics = surviving(flat(record) for record in records(directory / "metrics.jsonl"))
+    newest = max((int(record.get("version", 0)) for record in metrics), default=None)
     spans = list(records(directory / "timeline.jsonl"))
     result_path = directory / "result.json"
     return RunRecord(
         directory=directory,
-        config=RunConfig.model_validate_json(run_json.read_text(encoding="utf-8")),
+        config=config,
         metrics=metrics,
-        evaluations=[flat(record) for record in records(directory / "evaluations.jsonl")],
+        evaluations=judged(records(directory / "evaluations.jsonl"), newest),
         spans=in_seconds(spans, start_ns(metrics, spans)),
         result=json.loads(result_path.read_text(encoding="utf-8")) if result_path.is_file() else {},
+        samples=heard(records(directory / "samples.jsonl"), newest),
     )
 
 
@@ -87,9 +102,48 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def last_of_each(metrics: Iterable[Record]) -> list[Record]:
-    """One record a step: after a roll-back a step is done again, and its last line counts."""
-    return list({(record.get("phase"), record.get("step")): record for record in metrics}.values())
+def surviving(metrics: Iterable[Record]) -> list[Record]:
+    """The steps that are in the parameters: a line takes back every earlier one of its version or newer.
+
+    Each step makes one version, and after a roll-back the steps since are done again.
+    """
+    out: list[Record] = []
+    for record in metrics:
+        while out and out[-1].get("version", 0) >= record.get("version", math.inf):
+            out.pop()
+        out.append(record)
+    return out
+
+
+def judged(evaluations: Iterable[Record], newest: int | None) -> list[Record]:
+    """Evaluations in the order of the run, the last of each name.
+
+    newest: version after the run's last step; what was judged of a version beyond it was rolled back.
+    """
+    last = {record.get("name"): flat(record) for record in evaluations}
+    kept = [one for one in last.values() if newest is None or one.get("version", 0) <= newest]
+    return sorted(kept, key=lambda one: (one.get("version", 0), one.get("name") == "final"))
+
+
+def heard(samples: Iterable[Record], newest: int | None) -> list[Record]:
+    """Conversations in order of their steps, evaluations first, without what was rolled back.
+
+    newest: as for `judged`. Of an instance of an evaluation the last line counts, as of a ticket.
+    """
+    trained: list[Record] = []
+    evaluated: dict[tuple[str, int], Record] = {}
+    for record in samples:
+        step, evaluation = record.get("step", 0), record.get("evaluation")
+        if evaluation:
+            evaluated[evaluation, record.get("index", 0)] = record
+            continue
+        while trained and trained[-1].get("step", 0) > step:
+            trained.pop()
+        if not trained or trained[-1].get("ticket") != record.get("ticket"):
+            trained.append(record)
+    every = [*evaluated.values(), *trained]
+    kept = [one for one in every if newest is None or max(one.get("version", [0])) <= newest]
+    return sorted(kept, key=lambda one: (one.get("step", 0), not one.get("evaluation")))
 
 
 def start_ns(metrics: Sequence[Record], spans: Sequence[Record]) -> int:

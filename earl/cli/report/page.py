@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from earl.cli.report.charts import Series, label, line_chart, smooth, timeline
-from earl.cli.report.data import RunRecord, read_run
+from earl.cli.report.charts import label, timeline
+from earl.cli.report.conversations import conversations
+from earl.cli.report.data import Record, RunRecord, read_run
+from earl.cli.report.panels import card, charts
 from earl.cli.report.style import CSS
-
-TRAIN = "train"
-SMOOTHING_STEPS = 8
 
 
 def write_report(directory: Path) -> Path:
@@ -24,16 +23,20 @@ def write_report(directory: Path) -> Path:
 def page(run: RunRecord) -> str:
     """The whole document."""
     name = escape(run.config.name)
+    busy = f'<div class="scroll">{timeline(run.spans, phase_starts(run), run.end_s)}</div>'
+    said, rules = conversations(run.samples)
     sections = [
         tiles(run),
         f'<div class="charts">{"".join(charts(run))}</div>',
-        card("Who was busy when", timeline(run.spans, phase_starts(run), run.end_s), wide=True),
+        card("What was said", said, wide=True),
+        card("Who was busy when", busy, wide=True),
         f'<div class="charts">{"".join(tables(run))}</div>',
         f'<details class="card wide"><summary>Run file</summary><pre>{run_file(run)}</pre></details>',
     ]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>EARL · {name}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{CSS}</style></head>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{CSS}{rules}</style></head>"
         f"<body><header><h1>{name}</h1><p>{escape(subtitle(run))}</p></header>"
         f"<main>{''.join(sections)}</main></body></html>\n"
     )
@@ -55,13 +58,18 @@ def tiles(run: RunRecord) -> str:
     """The figures a reader looks for first; those that the run has not got are left out."""
     by_name = {str(record.get("name")): record for record in run.evaluations}
     final, start = by_name.get("final", {}), by_name.get("start", {})
+    gained = f"{bounds(final, 'gain', signed=True)} in reward on the same {final.get('gain_episodes')} tasks"
+    warmed = "after the warm-up" if run.config.warmup.batches else "the model as it came"
+    best = run.result.get("best_version")
     figures = [
-        ("win rate after training", percent(final.get("win_rate")), f"of {final.get('episodes', 0)} games"),
-        ("win rate before", percent(start.get("win_rate")), "after the warm-up"),
-        ("illegal moves", percent(final.get("metrics.illegal"), 2), "of the final games"),
+        ("win rate after training", percent(final.get("win_rate")), sampled(final)),
+        ("win rate before", percent(start.get("win_rate")), f"{sampled(start)}, {warmed}"),
+        ("gain", number(final.get("gain"), signed=True), gained),
+        ("illegal moves", percent(final.get("metrics.illegal"), 2), "of the final episodes"),
         ("time", clock(run.result.get("seconds")), "start to final evaluation"),
         ("trajectories trained", count(run.result.get("trained")), "each exactly once"),
         ("policy version", count(run.metrics[-1].get("version") if run.metrics else None), "one a step"),
+        ("best version", count(best), "of those that were evaluated"),
     ]
     shown = (
         f'<div class="tile"><span>{escape(name)}</span><b>{escape(value)}</b>'
@@ -70,6 +78,20 @@ def tiles(run: RunRecord) -> str:
         if value
     )
     return f'<section class="tiles">{"".join(shown)}</section>'
+
+
+def sampled(evaluation: Record) -> str:
+    """The interval of its win rate and how many episodes it is over."""
+    return f"{bounds(evaluation, 'win_rate', share=True)} of {count(evaluation.get('done'))} episodes".strip()
+
+
+def bounds(evaluation: Record, key: str, *, share: bool = False, signed: bool = False) -> str:
+    """The 95 % interval in brackets; empty if it was not recorded."""
+    low, high = evaluation.get(f"{key}_low"), evaluation.get(f"{key}_high")
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return ""
+    ends = (percent(one) if share else number(one, signed=signed) for one in (low, high))
+    return f"[{', '.join(ends)}]"
 
 
 def percent(value: object, digits: int = 1) -> str:
@@ -84,88 +106,6 @@ def clock(seconds: object) -> str:
     if not isinstance(seconds, (int, float)):
         return ""
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-
-
-# --- charts ---------------------------------------------------------------------------------
-
-
-def card(title: str, body: str, *, wide: bool = False, note: str = "") -> str:
-    text = f'<p class="note">{escape(note)}</p>' if note else ""
-    return f'<section class="card{" wide" if wide else ""}"><h2>{escape(title)}</h2>{text}{body}</section>'
-
-
-def charts(run: RunRecord) -> Iterable[str]:
-    wins = run.points("win_rate", phase=TRAIN)
-    judged = evaluation_points(run)
-    yield card(
-        "Win rate",
-        line_chart(
-            [
-                Series("training games", wins, 0, faint=True),
-                Series(f"mean of {SMOOTHING_STEPS} steps", smooth(wins, SMOOTHING_STEPS), 0),
-                Series("evaluation", judged, 2, dots=True),
-            ],
-            x_label="training step",
-            percent=True,
-            y_range=(0.0, 1.0),
-        ),
-        note="Training games are sampled as they are learned from; evaluations use seeds never trained on.",
-    )
-    rewards = run.points("reward_mean", phase=TRAIN)
-    yield card(
-        "Reward",
-        line_chart(
-            [
-                Series("mean of the batch", rewards, 1, faint=True),
-                Series(f"mean of {SMOOTHING_STEPS} steps", smooth(rewards, SMOOTHING_STEPS), 1),
-            ],
-            x_label="training step",
-        ),
-    )
-    yield card(
-        "Episode length",
-        line_chart(
-            [
-                Series(text, run.points(f"episode_tokens.{key}", phase=TRAIN), colour)
-                for text, key, colour in (
-                    ("95th percentile", "p95", 3),
-                    ("mean", "mean", 0),
-                    ("median", "p50", 2),
-                )
-            ],
-            x_label="training step",
-        ),
-        note="Tokens of whole episodes: the context that the policy sees by the last turn.",
-    )
-    yield card(
-        "Throughput",
-        line_chart(
-            [Series("tokens/s", smooth(run.points("tokens_per_s", over="time_s"), 3), 4)], x_label="seconds"
-        ),
-        note="Tokens of finished episodes per second, over the whole run.",
-    )
-    for title, key, colour in (
-        ("Entropy", "entropy", 5),
-        ("Staleness", "staleness_mean", 6),
-        ("Gradient norm", "grad_norm", 3),
-        ("Loss", "loss", 1),
-    ):
-        points = run.points(key, phase=TRAIN)
-        if points:
-            yield card(title, line_chart([Series(key, points, colour)], x_label="training step"))
-
-
-def evaluation_points(run: RunRecord) -> list[tuple[float, float]]:
-    """(training step, win rate) of every evaluation."""
-    last = max((x for x, _ in run.points("win_rate", phase=TRAIN)), default=0.0)
-    at = {"start": 0.0, "final": last}
-    points = []
-    for record in run.evaluations:
-        step = record.get("step", at.get(str(record.get("name"))))
-        if isinstance(step, (int, float)) and isinstance(record.get("win_rate"), (int, float)):
-            name = str(record.get("name"))
-            points.append((at.get(name, float(step)), float(record["win_rate"])))
-    return sorted(points)
 
 
 def phase_starts(run: RunRecord) -> list[tuple[str, float]]:
@@ -185,20 +125,8 @@ def phase_starts(run: RunRecord) -> list[tuple[str, float]]:
 
 
 def tables(run: RunRecord) -> Iterable[str]:
-    rows = [
-        [
-            str(record.get("name", "")),
-            count(record.get("version")),
-            count(record.get("episodes")),
-            percent(record.get("win_rate")),
-            number(record.get("mean_reward")),
-            percent(record.get("metrics.illegal"), 2),
-        ]
-        for record in run.evaluations
-    ]
-    if rows:
-        heads = ["evaluation", "version", "episodes", "win rate", "reward", "illegal"]
-        yield card("Evaluations", table(heads, rows))
+    if run.evaluations:
+        yield evaluation_table(run)
     ledger = {key: run.result[key] for key in LEDGER if key in run.result}
     if ledger:
         note = "issued = trained + evaluated + dropped + live, at every moment of the run."
@@ -207,6 +135,28 @@ def tables(run: RunRecord) -> Iterable[str]:
     if moved:
         note = "Tensors that readers pulled from where they were computed, by the path that was used."
         yield card("Data plane", table(["path", "bytes"], moved), note=note)
+
+
+def evaluation_table(run: RunRecord) -> str:
+    illegal = any("metrics.illegal" in record for record in run.evaluations)
+    best = run.result.get("best_version")
+    rows = []
+    for record in run.evaluations:
+        version = count(record.get("version"))
+        rows.append(
+            [
+                str(record.get("name", "")),
+                f"{version} (best)" if best and record.get("version") == best else version,
+                f"{count(record.get('done'))} of {count(record.get('episodes'))}",
+                f"{percent(record.get('win_rate'))} {bounds(record, 'win_rate', share=True)}",
+                f"{number(record.get('mean_reward'))} {bounds(record, 'mean_reward')}",
+                f"{number(record.get('gain'), signed=True)} {bounds(record, 'gain', signed=True)}",
+                *[percent(record.get("metrics.illegal"), 2)] * illegal,
+            ]
+        )
+    heads = ["evaluation", "version", "episodes", "win rate", "reward", "gain", *["illegal"] * illegal]
+    note = "Brackets: 95 % intervals. Gains are paired: the same tasks as in the first evaluation."
+    return card("Evaluations", table(heads, rows), wide=True, note=note)
 
 
 LEDGER = ("issued", "trained", "evaluated", "dropped", "live")
@@ -221,14 +171,16 @@ def transfers(last: Mapping[str, object]) -> list[list[str]]:
     return found
 
 
-def number(value: object) -> str:
-    return label(round(value, 4)) if isinstance(value, (int, float)) else ""
+def number(value: object, *, signed: bool = False) -> str:
+    if not isinstance(value, (int, float)):
+        return ""
+    return ("+" if signed and value > 0 else "") + label(round(value, 3))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def run_file(run: RunRecord) -> str:

@@ -1,0 +1,202 @@
+"""The report's charts: what was measured, each with a note; what was not is said in place of a chart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from earl.cli.report.charts import Series, line_chart, smooth
+from earl.cli.report.data import Record, RunRecord
+from earl.cli.report.heatmap import columns, heat_map
+
+TRAIN = "train"
+SMOOTHING_STEPS = 8
+STEP = "training step"
+
+
+def card(title: str, body: str, *, wide: bool = False, note: str = "") -> str:
+    text = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f'<section class="card{" wide" if wide else ""}"><h2>{escape(title)}</h2>{text}{body}</section>'
+
+
+def absent(title: str, why: str) -> str:
+    """In place of a chart that has nothing to show."""
+    return card(title, f'<p class="empty">{escape(why)}</p>')
+
+
+def charts(run: RunRecord) -> Iterable[str]:
+    """The cards, in order of what a reader asks first."""
+    yield win_rate(run)
+    yield reward(run)
+    yield gain(run)
+    yield lengths(run)
+    yield staleness(run)
+    yield mismatch(run)
+    truncated = run.points("truncated_fraction", phase=TRAIN)
+    if truncated:
+        yield card(
+            "Truncated importance weights",
+            line_chart([Series("fraction of tokens", truncated, 3)], x_label=STEP, percent=True, zero=True),
+            note="Tokens whose weight, trainer over engine, was cut at trainer.importance_cap.",
+        )
+    yield reference(run)
+    yield card(
+        "Throughput",
+        line_chart(
+            [Series("tokens/s", smooth(run.points("tokens_per_s", over="time_s"), 3), 4)], x_label="seconds"
+        ),
+        note="Tokens of finished episodes per second, over the whole run.",
+    )
+    for title, key, colour in (
+        ("Entropy", "entropy", 5),
+        ("Gradient norm", "grad_norm", 3),
+        ("Clipped ratios", "clip_fraction", 6),
+        ("Loss", "loss", 1),
+    ):
+        points = run.points(key, phase=TRAIN)
+        if points:
+            yield card(title, line_chart([Series(key, points, colour)], x_label=STEP))
+
+
+def win_rate(run: RunRecord) -> str:
+    wins = run.points("win_rate", phase=TRAIN)
+    return card(
+        "Win rate",
+        line_chart(
+            [
+                Series("training episodes", wins, 0, faint=True),
+                Series(f"mean of {SMOOTHING_STEPS} steps", smooth(wins, SMOOTHING_STEPS), 0),
+                evaluated(run, "evaluation", "win_rate"),
+            ],
+            x_label=STEP,
+            percent=True,
+            y_range=(0.0, 1.0),
+        ),
+        note="Training episodes are sampled as they are learned from; evaluations use seeds never trained "
+        "on, the same each time. " + intervals(run, "win_rate", "Wilson's score interval"),
+    )
+
+
+def reward(run: RunRecord) -> str:
+    rewards = run.points("reward_mean", phase=TRAIN)
+    return card(
+        "Reward",
+        line_chart(
+            [
+                Series("mean of the batch", rewards, 1, faint=True),
+                Series(f"mean of {SMOOTHING_STEPS} steps", smooth(rewards, SMOOTHING_STEPS), 1),
+                evaluated(run, "evaluation", "mean_reward"),
+            ],
+            x_label=STEP,
+        ),
+        note=intervals(run, "mean_reward", "Student's t interval"),
+    )
+
+
+def gain(run: RunRecord) -> str:
+    title = "Gain over the first evaluation"
+    series = evaluated(run, "gain", "gain")
+    if not series.points:
+        why = "One evaluation alone: there is no other to compare it with."
+        if not run.evaluations:
+            why = "No evaluation has been finished."
+        elif len(run.evaluations) > 1:
+            why = "This run did not record its evaluations task by task, so they cannot be paired."
+        return absent(title, why)
+    pairs = [one["gain_episodes"] for one in run.evaluations if isinstance(one.get("gain_episodes"), int)]
+    tasks = f"{min(pairs)}" if min(pairs) == max(pairs) else f"{min(pairs)} to {max(pairs)}"
+    return card(
+        title,
+        line_chart([series], x_label=STEP, zero=True),
+        note=f"Mean difference of rewards on the same {tasks} tasks, with the 95 % t interval of the paired "
+        "differences. Above 0 it is an improvement that chance would rarely show.",
+    )
+
+
+def lengths(run: RunRecord) -> str:
+    title = "Episode length"
+    found, per_octave = columns([one for one in run.metrics if one.get("phase") == TRAIN])
+    if found:
+        body = heat_map(found, per_octave, x_label=STEP)
+        return card(title, body, note="Tokens of the whole episodes that each step trained on.")
+    # A run of before the histogram: quantiles of what was played of late.
+    names = (("95th percentile", "p95", 3), ("mean", "mean", 0), ("median", "p50", 2))
+    series = [
+        Series(text, run.points(f"episode_tokens.{key}", phase=TRAIN), colour) for text, key, colour in names
+    ]
+    return card(
+        title, line_chart(series, x_label=STEP), note="Tokens of whole episodes that were played of late."
+    )
+
+
+def staleness(run: RunRecord) -> str:
+    return card(
+        "Staleness",
+        line_chart(
+            [
+                Series("most", run.points("staleness_max", phase=TRAIN), 6, faint=True),
+                Series("mean", run.points("staleness_mean", phase=TRAIN), 6),
+            ],
+            x_label=STEP,
+            zero=True,
+        ),
+        note="Versions between a trajectory's oldest token and the one trained; at most "
+        f"scheduler.staleness = {run.config.scheduler.staleness}.",
+    )
+
+
+def mismatch(run: RunRecord) -> str:
+    return card(
+        "Mismatch of trainer and engine",
+        line_chart(
+            [
+                Series("mean |difference| of log-probs", run.points("logprob_mismatch", phase=TRAIN), 3),
+                Series("KL from what sampled", run.points("kl_behaviour", phase=TRAIN), 0),
+            ],
+            x_label=STEP,
+            zero=True,
+        ),
+        note="What the engine recorded against what the trainer computes for the same tokens, in nats. With "
+        "staleness it holds the change of the weights too.",
+    )
+
+
+def reference(run: RunRecord) -> str:
+    title = "KL to the reference"
+    if run.config.trainer.kl_coefficient <= 0:
+        return absent(title, "Not measured: this run has no reference policy (trainer.kl_coefficient = 0).")
+    return card(
+        title,
+        line_chart([Series("KL", run.points("kl_reference", phase=TRAIN), 7)], x_label=STEP, zero=True),
+        note="To the policy that reinforcement learning started from, in nats a token (k3 estimate).",
+    )
+
+
+# --- evaluations ----------------------------------------------------------------------------
+
+
+def step_of(run: RunRecord, evaluation: Record) -> int:
+    """Training steps in the parameters that were evaluated: every step makes one version."""
+    return max(0, int(evaluation.get("version", 1)) - 1 - run.config.warmup.batches)
+
+
+def evaluated(run: RunRecord, name: str, key: str) -> Series:
+    """A figure of every evaluation that has it, with its interval where that was recorded."""
+    points, bars = [], []
+    for one in run.evaluations:
+        value, low, high = (one.get(f"{key}{end}") for end in ("", "_low", "_high"))
+        if not isinstance(value, (int, float)):
+            continue
+        points.append((float(step_of(run, one)), float(value)))
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)):
+            bars.append((float(step_of(run, one)), float(low), float(high)))
+    return Series(name, points, 2, dots=True, bars=bars)
+
+
+def intervals(run: RunRecord, key: str, kind: str) -> str:
+    """What the bars are; that there are none, if an evaluation has not recorded them."""
+    if not run.evaluations:
+        return "No evaluation has been finished."
+    if not evaluated(run, "", key).bars:
+        return "Intervals of the evaluations were not recorded."
+    return f"Bars: 95 %, {kind}."
