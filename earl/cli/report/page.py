@@ -9,7 +9,7 @@ from pathlib import Path
 from earl.cli.report.charts import label, timeline
 from earl.cli.report.conversations import conversations
 from earl.cli.report.data import Record, RunRecord, read_run
-from earl.cli.report.panels import card, charts
+from earl.cli.report.panels import card, panels
 from earl.cli.report.style import CSS
 
 
@@ -24,10 +24,12 @@ def page(run: RunRecord) -> str:
     """The whole document."""
     name = escape(run.config.name)
     busy = f'<div class="scroll">{timeline(run.spans, phase_starts(run), run.end_s)}</div>'
+    measured, missing = panels(run)
     said, rules = conversations(run.samples)
     sections = [
         tiles(run),
-        f'<div class="charts">{"".join(charts(run))}</div>',
+        f'<div class="charts">{measured}</div>',
+        missing,
         card("What was said", said, wide=True),
         card("Who was busy when", busy, wide=True),
         f'<div class="charts">{"".join(tables(run))}</div>',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from html import escape
 
 from earl.cli.report.charts import Series, line_chart, smooth
@@ -19,13 +20,25 @@ def card(title: str, body: str, *, wide: bool = False, note: str = "") -> str:
     return f'<section class="card{" wide" if wide else ""}"><h2>{escape(title)}</h2>{text}{body}</section>'
 
 
-def absent(title: str, why: str) -> str:
-    """In place of a chart that has nothing to show."""
-    return card(title, f'<p class="empty">{escape(why)}</p>')
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A chart that has nothing to show, and why."""
+
+    title: str
+    why: str
 
 
-def charts(run: RunRecord) -> Iterable[str]:
-    """The cards, in order of what a reader asks first."""
+def panels(run: RunRecord) -> tuple[str, str]:
+    """(the cards of what was measured, one card that says what was not; empty if nothing is missing)."""
+    found = list(charts(run))
+    missing = [one for one in found if isinstance(one, Absent)]
+    items = "".join(f"<li><b>{escape(one.title)}</b>: {escape(one.why)}</li>" for one in missing)
+    cards = "".join(one for one in found if isinstance(one, str))
+    return cards, card("Not measured", f"<ul>{items}</ul>", wide=True) if missing else ""
+
+
+def charts(run: RunRecord) -> Iterable[str | Absent]:
+    """Cards in order of what a reader asks first, and what takes the place of those that there are not."""
     yield win_rate(run)
     yield reward(run)
     yield gain(run)
@@ -93,16 +106,16 @@ def reward(run: RunRecord) -> str:
     )
 
 
-def gain(run: RunRecord) -> str:
+def gain(run: RunRecord) -> str | Absent:
     title = "Gain over the first evaluation"
     series = evaluated(run, "gain", "gain")
     if not series.points:
-        why = "One evaluation alone: there is no other to compare it with."
+        why = "one evaluation alone: there is no other to compare it with."
         if not run.evaluations:
-            why = "No evaluation has been finished."
+            why = "no evaluation has been finished."
         elif len(run.evaluations) > 1:
-            why = "This run did not record its evaluations task by task, so they cannot be paired."
-        return absent(title, why)
+            why = "this run did not record its evaluations task by task, so they cannot be paired."
+        return Absent(title, why)
     pairs = [one["gain_episodes"] for one in run.evaluations if isinstance(one.get("gain_episodes"), int)]
     tasks = f"{min(pairs)}" if min(pairs) == max(pairs) else f"{min(pairs)} to {max(pairs)}"
     return card(
@@ -161,10 +174,10 @@ def mismatch(run: RunRecord) -> str:
     )
 
 
-def reference(run: RunRecord) -> str:
+def reference(run: RunRecord) -> str | Absent:
     title = "KL to the reference"
     if run.config.trainer.kl_coefficient <= 0:
-        return absent(title, "Not measured: this run has no reference policy (trainer.kl_coefficient = 0).")
+        return Absent(title, "this run has no reference policy (trainer.kl_coefficient = 0).")
     return card(
         title,
         line_chart([Series("KL", run.points("kl_reference", phase=TRAIN), 7)], x_label=STEP, zero=True),

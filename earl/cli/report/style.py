@@ -57,6 +57,7 @@ article { border-top: 1px solid var(--line); padding: 10px 0 14px; min-width: 0;
   overflow-y: auto; font: 13.5px/1.45 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .turn.assistant { margin-left: auto; background: var(--said); border-color: transparent; }
 .turn.system { max-width: 100%; border-style: dashed; } .turn.tool { border-left: 3px solid var(--c1); }
+ul { margin: 0; padding-left: 20px; }
 summary { cursor: pointer; font-weight: 600; } pre { overflow-x: auto; font-size: 12.5px; }
 main { padding-bottom: 40px; }
 @media (max-width: 640px) { header, main { padding: 0 12px; } header { padding-top: 16px; }

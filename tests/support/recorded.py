@@ -1,0 +1,106 @@
+"""A run's directory as the scheduler writes it, made in milliseconds: its real writers, invented numbers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from earl.config.load import load_run
+from services.scheduler.monitor import LengthMonitor
+from services.scheduler.records import Evaluation, Purpose, Result, Ticket
+from services.scheduler.report import RunReport
+from services.scheduler.samples import Samples
+from services.scheduler.transcripts import Turn
+
+TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
+TASKS = 64
+
+
+def evaluation(name: str, version: int, rewards: Sequence[float | None]) -> Evaluation:
+    """With these rewards by instance; None for an episode that failed."""
+    one = Evaluation(name=name, version=version, episodes=len(rewards))
+    for index, reward in enumerate(rewards):
+        if reward is None:
+            one.failed += 1
+        else:
+            one.record(index, reward, {"win": float(reward > 0)})
+    return one
+
+
+def recorded(
+    directory: Path,
+    *,
+    steps: int = 12,
+    text: str = "12 + 30 = ?",
+    overrides: Sequence[tuple[str, str]] = (),
+    seed: int = 0,
+) -> None:
+    """`steps` training steps after two of warm-up, evaluations before and after, conversations of `text`."""
+    draw = random.Random(seed)
+    config = load_run(TICTACTOE, [("warmup.batches", "2"), *overrides])
+    (directory / "run.json").write_text(config.model_dump_json())
+    report, samples = RunReport(directory), Samples(directory / "samples.jsonl")
+    levels = [draw.random() for _ in range(TASKS)]
+    number = 0
+
+    def judged(name: str, step: int) -> Evaluation:
+        nonlocal number
+        rewards = [float(draw.random() < level * (0.4 + step / steps * 0.6)) for level in levels]
+        for index in (0, TASKS - 1):
+            number += 1
+            one = ticket(number, Purpose.EVALUATE, index, step + 3, rewards[index], name)
+            samples.heard(step, one, one.result or Result(), talk(text, rewards[index]))
+        return evaluation(name, step + 3, rewards)
+
+    evaluations = [judged("start", 0)]
+    report.evaluations(evaluations, 5.0)
+    lengths = LengthMonitor()
+    for step in range(1, steps + 1):
+        tokens = [max(4, round(draw.lognormvariate(4 + 0.1 * step, 0.4))) for _ in range(64)]
+        for count in tokens:
+            lengths.observe(count, [count])
+        number += 1
+        one = ticket(number, Purpose.TRAIN, step, step + 2, 1.0)
+        samples.heard(step - 1, one, one.result or Result(), talk(text, 1.0))
+        samples.trained(step, [one])
+        report.step(
+            step=step, phase="train", version=step + 3, time_s=10.0 * step,
+            trajectories={
+                "reward_mean": step / steps, "win_rate": step / steps, "tokens": float(sum(tokens)),
+                "length_mean": sum(tokens) / 64, "length_max": float(max(tokens)),
+                "staleness_mean": 0.5, "staleness_max": 1.0,
+            },
+            trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
+                     "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5},
+            lengths=lengths, length_tokens=tokens, bytes_by_path={"shm": 1 << 20},
+            ledger={"issued": 64 * step},
+        )  # fmt: skip
+        report.spans("trainer", [("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])
+        lengths.step()
+    evaluations.append(judged("final", steps))
+    report.evaluations(evaluations, 10.0 * steps + 5)
+    report.close()
+    samples.close()
+    (directory / "result.json").write_text(json.dumps({"seconds": 125.0, "best_version": steps + 3}))
+
+
+def ticket(
+    number: int, purpose: Purpose, index: int, version: int, reward: float, evaluation: str = ""
+) -> Ticket:
+    return Ticket(
+        id=number, group=number, purpose=purpose, index=index, env_seed=1, sample_seed=1, min_version=1,
+        temperature=1.0, evaluation=evaluation, transcript=True,
+        result=Result(reward=reward, total_tokens=40, oldest_version=version, newest_version=version),
+    )  # fmt: skip
+
+
+def talk(text: str, reward: float) -> list[Turn]:
+    return [
+        Turn("system", "Answer with a number.", 8),
+        Turn("user", text, 9),
+        Turn("assistant", "<tool>12 + 30</tool>", 7),
+        Turn("tool", "42", 2),
+        Turn("assistant", "42" if reward > 0 else "", 3),
+    ]
