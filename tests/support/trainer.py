@@ -58,7 +58,7 @@ class PlayedTrainer:
         self._beat_s = beat_s
         self._wait_s = wait_s
         self.version = 1
-        self._weights: dict[str, np.ndarray] = {}
+        self.weights: dict[str, np.ndarray] = {}
 
     async def __aenter__(self) -> PlayedTrainer:
         stack = self._stack
@@ -69,8 +69,8 @@ class PlayedTrainer:
         self.worker = common_pb2.Worker(
             name=NAME, incarnation=secrets.randbits(64), stage=common_pb2.STAGE_TRAINER
         )
-        self._weights = initial_weights(stack)
-        size_bytes = sum(array.nbytes + 4096 for array in self._weights.values())
+        self.weights = initial_weights(stack)
+        size_bytes = sum(array.nbytes + 4096 for array in self.weights.values())
         self.store = await TensorStore.open(
             self.registry,
             config,
@@ -112,7 +112,7 @@ class PlayedTrainer:
         """The weights as self.version; the version before the last one goes."""
         key = f"weights/{self.version}/{NAME}-0"
         await self.store.remove(f"weights/{self.version - 2}/{NAME}-0")
-        await self.store.put(key, self._weights, version=self.version)
+        await self.store.put(key, self.weights, version=self.version)
         published = events_pb2.WeightsPublished(version=self.version, descriptor_keys=[key])
         await self.bus.publish(events_pb2.Event(weights_published=published))
 

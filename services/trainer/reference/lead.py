@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from earl.config.run import RunConfig
-from earl.errors import TrainerError
+from earl.errors import EarlError, TrainerError
 from earl.rpc.server import Server
 from services.trainer.activity import Activity
 from services.trainer.codec_membership import PATIENCE_S
@@ -30,6 +30,7 @@ WAIT_S = 2.0
 # How soon a request (stop) or a publication is noticed.
 NOTICE_S = 0.05
 SLACK_S = 5.0
+FAREWELL_S = 2.0
 # Loads in a row that may fail, and the pause after each.
 LOADS = 20
 PAUSE_S = 1.0
@@ -83,15 +84,22 @@ class Lead:
     async def heartbeats(self) -> None:
         """For ever; raises when the scheduler stays away or refuses this stage."""
         while True:
-            over = await self._link.heartbeat(
-                self._activity.version,
-                dict(self._activity.gauges),
-                self._activity.take_spans(),
-                self._activity.transfers,
-            )
-            if over:
+            if await self._heartbeat():
                 self._requests.over.set()
             await asyncio.sleep(self._period_s)
+
+    def farewell(self) -> None:
+        """A last heartbeat, with what was done since the one before; a scheduler that is gone is let go."""
+        try:
+            self._side.run(self._heartbeat(), FAREWELL_S)
+        except EarlError as error:
+            log.warning("the scheduler was not told the last spans: %s", error)
+
+    async def _heartbeat(self) -> bool:
+        activity = self._activity
+        return await self._link.heartbeat(
+            activity.version, dict(activity.gauges), activity.take_spans(), activity.transfers
+        )
 
     def command(self, loaded: bool, credit_tokens: int) -> bytes:
         """What all ranks do next; IDLE after WAIT_S at the latest. Raises CheckpointError."""

@@ -79,6 +79,8 @@ class ReferenceStage:
             command = self._group.broadcast(asked)
             kind, body = command[:1], command[1:]
             if kind == LEAVE:
+                if self._lead is not None:
+                    self._lead.farewell()
                 return
             if kind == VOID:
                 self._void()
