@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from earl.config.run import RunConfig
 from earl.errors import LedgerError
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
+from services.scheduler import codec_evaluation
 from services.scheduler.monitor import Quantiles
 from services.scheduler.plans import Plan
 from services.scheduler.ranges import RangeSet
@@ -17,7 +18,6 @@ from services.scheduler.records import (
     BatchCommitted,
     BatchPlanned,
     Ending,
-    Evaluation,
     EvaluationDone,
     Fact,
     Member,
@@ -82,6 +82,8 @@ def rules_of(config: RunConfig) -> Rules:
         evaluate_every_episodes=evaluation.every_episodes,
         evaluation_temperature=evaluation.temperature,
         deterministic=config.deterministic,
+        transcripts=scheduler.transcripts,
+        keep_best=evaluation.keep_best,
     )
 
 
@@ -112,6 +114,7 @@ class TicketEncoder:
             lease_s=self._scheduler.lease_s,
             max_turns=self._scheduler.max_turns,
             evaluation=ticket.evaluation,
+            transcript=ticket.transcript,
         )
 
 
@@ -205,6 +208,7 @@ def encode_plan(plan: Plan) -> scheduler_pb2.BatchPlan:
                 stop_token=item.total_tokens,
                 group_id=item.group,
                 reward=item.reward,
+                reference_keys=item.reference_keys,
             )
     return message
 
@@ -222,18 +226,6 @@ def encode_counts(counts: Mapping[str, int], issued: int) -> scheduler_pb2.Ledge
         leased=counts.get(State.LEASED, 0),
         ready=counts.get(State.READY, 0),
         planned=counts.get(State.PLANNED, 0),
-    )
-
-
-def encode_evaluation(evaluation: Evaluation) -> scheduler_pb2.EvaluationResult:
-    return scheduler_pb2.EvaluationResult(
-        name=evaluation.name,
-        version=evaluation.version,
-        episodes=evaluation.episodes,
-        done=evaluation.done,
-        win_rate=evaluation.win_rate,
-        mean_reward=evaluation.mean_reward,
-        metrics=evaluation.metrics,
     )
 
 
@@ -274,17 +266,8 @@ def encode_fact(fact: Fact) -> events_pb2.Event:
             event.batch_committed.CopyFrom(
                 events_pb2.BatchCommitted(batch_id=batch_id, version=version, descriptor_keys=keys)
             )
-        case EvaluationDone(evaluation):
-            event.evaluation_done.CopyFrom(
-                events_pb2.EvaluationDone(
-                    name=evaluation.name,
-                    version=evaluation.version,
-                    episodes=evaluation.episodes,
-                    mean_reward=evaluation.mean_reward,
-                    win_rate=evaluation.win_rate,
-                    metrics=evaluation.metrics,
-                )
-            )
+        case EvaluationDone(evaluation, baseline):
+            event.evaluation_done.CopyFrom(codec_evaluation.encode_done(evaluation, baseline))
         case WorkerJoined(member):
             event.worker_joined.worker.CopyFrom(encode_worker(member))
         case WorkerLeft(member, reason):

@@ -18,7 +18,7 @@ from pathlib import Path
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing
-from services.scheduler import plans, program
+from services.scheduler import evaluation, plans, program, reference
 from services.scheduler.codec import rules_of
 from services.scheduler.fleet import Fleet, Report
 from services.scheduler.journal import Journal
@@ -26,9 +26,12 @@ from services.scheduler.ledger import Ledger
 from services.scheduler.monitor import LengthMonitor
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
-from services.scheduler.records import Attempt, Member, Result, Ticket, Verdict
+from services.scheduler.records import Attempt, Batch, Member, Result, State, Ticket, Verdict
+from services.scheduler.reference import ReferenceDesk, Want
 from services.scheduler.report import RunReport
+from services.scheduler.samples import Samples
 from services.scheduler.store import LedgerStore
+from services.scheduler.transcripts import Turn
 
 TICK_S = 0.1
 # Longest wait within one call.
@@ -67,11 +70,18 @@ class Scheduler:
         self.lengths = LengthMonitor()
         self.fleet = Fleet()
         self.report = RunReport(run_dir)
+        self.samples = Samples(run_dir / "samples.jsonl")
         self.stop_reason: str | None = None
         self._bus = bus
         self._journal = Journal(ledger.book, store)
+        # Empty unless the loss wants the KL to the reference policy.
+        self.references = ReferenceDesk()
+        self._wants_references = config.trainer.kl_coefficient > 0.0
+        # The batch that this process handed out last.
+        self._handed_out = 0
         self._tickets = Bell()
         self._batches = Bell()
+        self._references = Bell()
         self._began_s = time.monotonic() - ledger.book.run.elapsed_s
         self._clock_s = 0.0
         self._draining = False
@@ -100,6 +110,7 @@ class Scheduler:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.report.close()
+            self.samples.close()
 
     # --- state of the run -------------------------------------------------------------------
 
@@ -135,12 +146,14 @@ class Scheduler:
             self.stop_reason = reason or "stopped"
         self._tickets.ring()
         self._batches.ring()
+        self._references.ring()
 
     def drain(self) -> None:
         """This process is about to end: whoever waits is answered now, with nothing."""
         self._draining = True
         self._tickets.ring()
         self._batches.ring()
+        self._references.ring()
 
     # --- operations -------------------------------------------------------------------------
 
@@ -187,14 +200,19 @@ class Scheduler:
         return self.ledger.renew(name, incarnation, attempts, time.monotonic())
 
     async def complete(
-        self, name: str, incarnation: int, results: Sequence[tuple[Attempt, Result]]
-    ) -> list[tuple[Verdict, str]]:
-        """Takes finished attempts; a verdict and its reason for each."""
+        self, name: str, incarnation: int, results: Sequence[tuple[Attempt, Result]],
+        transcripts: Sequence[Sequence[Turn]],
+    ) -> list[tuple[Verdict, str]]:  # fmt: skip
+        """Takes finished attempts with their conversations; a verdict and its reason for each."""
         self.ledger.seen(name, incarnation, time.monotonic())
         verdicts = []
-        for attempt, result in results:
+        for (attempt, result), said in zip(results, transcripts, strict=True):
+            ticket = self.ledger.book.tickets.get(attempt.ticket_id)
+            asked = ticket is not None and ticket.transcript and ticket.state is State.LEASED
             verdict, reason = self.ledger.complete(name, incarnation, attempt, result)
             if verdict is Verdict.ACCEPTED:
+                if ticket is not None and asked:
+                    self.samples.heard(program.training_steps(self.ledger), ticket, result, said)
                 self.lengths.observe(result.total_tokens, result.turn_tokens)
             verdicts.append((verdict, reason))
         self._settle()
@@ -202,21 +220,42 @@ class Scheduler:
         self.report.evaluations(self.ledger.book.evaluations.values(), self.elapsed_s)
         return verdicts
 
+    def kept_versions(self) -> tuple[int, list[int]]:
+        """(the best version so far, all whose checkpoints must stay); (0, []) if none is to be kept."""
+        evaluations = self.ledger.book.evaluations.values()
+        if not self.ledger.rules.keep_best:
+            return 0, []
+        return evaluation.best_version(evaluations), evaluation.kept_versions(evaluations)
+
     async def next_batch(
         self, name: str, incarnation: int, ranks: int, wait_s: float
     ) -> tuple[plans.Plan | None, bool]:
-        """The next batch cut over `ranks`, waiting for it, and whether the run is over."""
+        """The next batch cut over `ranks`, waiting for it, and whether the run is over.
+
+        Asked again for a batch that was handed out, its reference log-probs are computed anew first: they
+        may be what the trainer could not read.
+        """
         until = time.monotonic() + min(wait_s, WAIT_S)
+        planned = self.ledger.book.batch
+        if planned is not None and planned.id == self._handed_out:
+            self.references.recall(planned.tickets)
+            self._handed_out = 0
+            self._references.ring()
         while True:
             now = time.monotonic()
             self.ledger.seen(name, incarnation, now)
             self.ledger.trainer(name, incarnation)
             if self.over:
                 return None, True
-            batch = program.next_batch(self.ledger, self.elapsed_s)
+            batch = self._next_batch()
             if batch is not None:
+                self._handed_out = batch.id
                 plan = plans.cut(
-                    batch, self.ledger.book.tickets, max(1, ranks), self.config.scheduler.advantage
+                    batch,
+                    self.ledger.book.tickets,
+                    max(1, ranks),
+                    self.config.scheduler.advantage,
+                    {number: self.references.keys(number) for number in batch.tickets},
                 )
                 await self._journal.durable()
                 return plan, False
@@ -250,11 +289,47 @@ class Scheduler:
                 trajectories=plans.summary(*committed),
                 trainer=metrics,
                 lengths=self.lengths,
+                length_tokens=[one.result.total_tokens for one in committed[1] if one.result is not None],
                 bytes_by_path=self.fleet.bytes_by_path(),
                 ledger={"issued": self.ledger.book.run.next_ticket - 1, **self.ledger.book.counts()},
             )
+            self.samples.trained(step, committed[1])
             self.lengths.step()
         await self._journal.durable()
+
+    async def lease_reference(
+        self, name: str, incarnation: int, credit_tokens: int, wait_s: float
+    ) -> tuple[list[Want], bool]:
+        """Trajectories whose reference log-probs are wanted, waiting for the first, and whether to leave."""
+        until = time.monotonic() + min(wait_s, WAIT_S)
+        while True:
+            now = time.monotonic()
+            self.ledger.seen(name, incarnation, now)
+            if self.may_leave:
+                return [], True
+            if self._wants_references:
+                reference.follow(self.references, self.ledger)
+            batch = self.ledger.book.batch
+            wants = self.references.take((name, incarnation), credit_tokens, batch.tickets if batch else ())
+            if wants:
+                await self._journal.durable()
+                return wants, False
+            if now >= until or self._draining:
+                return [], False
+            await self._references.wait(until - now)
+
+    async def complete_reference(
+        self, name: str, incarnation: int, fence: int,
+        results: Mapping[tuple[int, int], Sequence[str]], lost: Sequence[tuple[int, int]],
+    ) -> int:  # fmt: skip
+        """Takes where reference log-probs lie, and whose columns are lost; the number of results refused."""
+        self.ledger.seen(name, incarnation, time.monotonic())
+        reference.follow(self.references, self.ledger)
+        refused, gone = self.references.complete((name, incarnation), fence, results, lost)
+        reference.lose(self.ledger, gone)
+        self._settle()
+        await self._journal.durable()
+        return refused
 
     async def record_checkpoint(self, name: str, incarnation: int, consumed: RangeSet) -> None:
         """A manifest with these tickets stands."""
@@ -282,6 +357,16 @@ class Scheduler:
         if self.ledger.book.pending or self.over:
             self._tickets.ring()
         self._batches.ring()
+        self._references.ring()
+
+    def _next_batch(self) -> Batch | None:
+        """The batch to hand out now; None while it must be waited for."""
+        if self._wants_references:
+            reference.follow(self.references, self.ledger)
+            if reference.must_wait(self.references, self.ledger):
+                return None
+            self.ledger.held_back = reference.held_back(self.references, self.ledger)
+        return program.next_batch(self.ledger, self.elapsed_s)
 
     def _store_clock(self) -> None:
         self._clock_s = self.elapsed_s
