@@ -64,12 +64,17 @@ def line_chart(
     percent: bool = False,
     y_range: tuple[float, float] | None = None,
     zero: bool = False,
+    x_from: float = math.inf,
 ) -> str:
-    """An SVG element; a note in place of it when no series has a point. zero: 0 is within the axis."""
+    """An SVG element; a note in place of it when no series has a point.
+
+    zero: 0 is within the vertical axis. x_from: the horizontal one begins there at the latest.
+    """
     drawn = [line for line in series if line.points]
     if not drawn:
         return '<p class="empty">nothing was recorded</p>'
     xs = [x for line in drawn for x, _ in line.points]
+    xs += [x_from] * math.isfinite(x_from)
     ys = [y for line in drawn for _, y in line.points]
     ys += [y for line in drawn for _, *ends in line.bars for y in ends] + [0.0] * zero
     low, high = y_range or padded(min(ys), max(ys))

@@ -36,7 +36,7 @@ def conversations(samples: Sequence[Record]) -> tuple[str, str]:
     every = choices(samples)
     if not every:
         return '<p class="empty">No conversation was recorded in this run.</p>', ""
-    shown = within(spread(every, CHOICES), TEXT_CHARACTERS)
+    shown = within(offered(every, CHOICES), TEXT_CHARACTERS)
     first = next((at for at, one in enumerate(shown) if one.name == BOTH), len(shown) - 1)
     buttons, labels, bodies, rules = [], [], [], []
     for at, choice in enumerate(shown):
@@ -81,6 +81,14 @@ def choices(samples: Sequence[Record]) -> list[Choice]:
     return [Choice(BOTH, pairs), *every] if pairs else every
 
 
+def offered(every: Sequence[Choice], most: int) -> list[Choice]:
+    """At most `most` of them in their order: up to half are evaluations, the rest steps of training."""
+    evaluations = spread([one for one in every if not one.name.startswith("step ")], most // 2)
+    steps = spread([one for one in every if one.name.startswith("step ")], most - len(evaluations))
+    names = {one.name for one in (*evaluations, *steps)}
+    return [one for one in every if one.name in names]
+
+
 def spread(every: Sequence[Choice], most: int) -> list[Choice]:
     """At most `most` of them: the first, the last, and evenly between."""
     if len(every) <= most:
@@ -118,14 +126,16 @@ def article(one: Record) -> str:
 def heading(one: Record) -> str:
     reward = one.get("reward")
     evaluation = one.get("evaluation")
-    sign = "" if not isinstance(reward, (int, float)) else "good" if reward > 0 else "bad"
+    sign = ""
+    if isinstance(reward, (int, float)) and reward:
+        sign = "good" if reward > 0 else "bad"
     parts = [
         f"evaluation {evaluation}, task {one.get('index')}" if evaluation else f"step {one.get('step')}",
         f"version {versions(one.get('version'))}",
         f"{one.get('tokens')} tokens",
         f"ended {one.get('ending')}",
     ]
-    value = f"{reward:+.4g}" if isinstance(reward, (int, float)) else "unknown"
+    value = f"{reward:{'+' if reward else ''}.4g}" if isinstance(reward, (int, float)) else "unknown"
     return f'<b class="{sign}">reward {value}</b> {escape(" · ".join(parts))}'
 
 

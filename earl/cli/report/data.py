@@ -126,7 +126,7 @@ def judged(evaluations: Iterable[Record], newest: int | None) -> list[Record]:
 
 
 def heard(samples: Iterable[Record], newest: int | None) -> list[Record]:
-    """Conversations in order of their steps, evaluations first, without what was rolled back.
+    """Conversations in order of their steps, then evaluations, without what was rolled back.
 
     newest: as for `judged`. Of an instance of an evaluation the last line counts, as of a ticket.
     """
@@ -143,7 +143,7 @@ def heard(samples: Iterable[Record], newest: int | None) -> list[Record]:
             trained.append(record)
     every = [*evaluated.values(), *trained]
     kept = [one for one in every if newest is None or max(one.get("version", [0])) <= newest]
-    return sorted(kept, key=lambda one: (one.get("step", 0), not one.get("evaluation")))
+    return sorted(kept, key=lambda one: (one.get("step", 0), bool(one.get("evaluation"))))
 
 
 def start_ns(metrics: Sequence[Record], spans: Sequence[Record]) -> int:

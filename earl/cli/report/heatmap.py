@@ -141,7 +141,7 @@ def length_axis(frame: Frame) -> list[str]:
     for tokens in length_ticks(2 ** (frame.low / frame.per_octave), 2 ** (frame.high / frame.per_octave)):
         y = frame.down(frame.bin_of(tokens))
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        text = label(tokens)
+        text = f"{tokens >> 10}K" if tokens >= 1024 and tokens % 1024 == 0 else label(tokens)
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{text}</text>')
     return parts
 

@@ -32,6 +32,7 @@ def page(run: RunRecord) -> str:
         missing,
         card("What was said", said, wide=True),
         card("Who was busy when", busy, wide=True),
+        evaluation_table(run) if run.evaluations else "",
         f'<div class="charts">{"".join(tables(run))}</div>',
         f'<details class="card wide"><summary>Run file</summary><pre>{run_file(run)}</pre></details>',
     ]
@@ -127,8 +128,6 @@ def phase_starts(run: RunRecord) -> list[tuple[str, float]]:
 
 
 def tables(run: RunRecord) -> Iterable[str]:
-    if run.evaluations:
-        yield evaluation_table(run)
     ledger = {key: run.result[key] for key in LEDGER if key in run.result}
     if ledger:
         note = "issued = trained + evaluated + dropped + live, at every moment of the run."

@@ -40,7 +40,7 @@ td { white-space: nowrap; } .scroll { overflow-x: auto; }
 .zero { stroke: var(--faint); stroke-width: 1; } .bar { stroke-width: 1.6; }
 .clear { fill: transparent; } .mean { stroke: var(--c2); } .stroke { background: var(--c2); }
 .h1, .h2, .h3, .h4, .h5, .h6, .h7, .h8 { shape-rendering: crispEdges; }
-.legend .levels i, .levels i { margin-right: 0; border-radius: 0; } .levels i.stroke { margin-right: 6px; }
+.legend.levels span { white-space: normal; } .levels i { margin-right: 0; border-radius: 0; } .levels i.stroke { margin-right: 6px; }
 .chips { display: flex; flex-wrap: wrap; gap: 6px; margin: 0 0 12px; }
 .chips label { border: 1px solid var(--line); border-radius: 999px; padding: 1px 11px; font-size: 13px;
   cursor: pointer; white-space: nowrap; }
