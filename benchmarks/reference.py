@@ -1,0 +1,182 @@
+"""Reference log-probs from the stage's ranks to the trainer's: directly, and through one controller."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks.machine import ROOT, commit, machine
+from benchmarks.reference_roles import Deal
+from earl.bus import EmbeddedValkey
+
+app = typer.Typer(add_completion=False)
+
+RESULTS = Path(__file__).resolve().parent / "results"
+RANKS = 2
+WARM_UP = 3
+ANSWER_S = 120.0
+COMPARES = (
+    "Time from the end of the last stage rank's compute until the last trainer rank's column is filled, "
+    f"{RANKS} stage ranks to {RANKS} trainer ranks, each trainer rank wanting sequences of every stage rank; "
+    "processes of their own, on one host, ways taken in turn within one run, medians over the rounds. "
+    "direct: descriptors in the registry, a word to the controller, and each trainer rank reads the slices "
+    "from the stage ranks' arenas, over the path named. controller: every stage rank streams its column to "
+    "one controller over gRPC (1 MiB messages), which regroups it and streams it to the trainer ranks. On "
+    "one host both share one memory bus; on a network the controller's link would carry everything twice."
+)
+
+
+@app.command()
+def reference(
+    sizes: Annotated[
+        str, typer.Option(help="Batches as sequences x tokens, separated by commas.")
+    ] = "64x512,64x2048,64x8192,256x8192,512x32768",
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each way and size.")] = 15,
+    transport: Annotated[
+        str, typer.Option(help='Of the direct way: "auto" (shared memory) or "ucx".')
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    results: Annotated[Path, typer.Option(help="Directory that the result is written to.")] = RESULTS,
+) -> None:
+    """Reference log-probs from the stage's ranks to the trainer's: directly, and through one controller."""
+    try:
+        batches = [tuple(map(int, text.split("x"))) for text in sizes.split(",")]
+        deals = [deal(sequences, tokens) for sequences, tokens in batches]
+    except ValueError:
+        raise typer.BadParameter(f"{sizes!r} is no list of sizes such as 64x512,64x8192") from None
+    measured = asyncio.run(measure(deals, rounds, transport))
+    result = {
+        "benchmark": "reference",
+        "compares": COMPARES,
+        "commit": commit(),
+        "machine": machine(),
+        "rounds": rounds,
+        "batches": measured,
+        "ratio_min": min(one["ratio"] for one in measured),
+        "ratio_max": max(one["ratio"] for one in measured),
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    path = results / f"reference-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sys.stderr.write(f"written: {path}\n")
+    if as_json:
+        print(json.dumps(result))
+
+
+def deal(sequences: int, tokens: int) -> Deal:
+    """Sequences dealt out twice, independently, as the desk and the batch plan do."""
+    if sequences < RANKS or tokens < 1:
+        raise ValueError(f"{sequences} x {tokens}")
+    generator = np.random.default_rng(sequences * tokens)
+
+    def cut() -> list[list[int]]:
+        order = generator.permutation(sequences)
+        return [sorted(order[rank::RANKS].tolist()) for rank in range(RANKS)]
+
+    return Deal(tokens, cut(), cut())
+
+
+class Role:
+    """One process of the benchmark."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, **role: Any) -> tuple[Role, dict[str, Any]]:
+        """The role, and what it says once it is ready."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.reference_roles", cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        made = cls(process)
+        return made, await made.ask(**role)
+
+    async def ask(self, **work: Any) -> dict[str, Any]:
+        """One line there, one line back."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(work).encode() + b"\n")
+        async with asyncio.timeout(ANSWER_S):
+            line = await self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a process of the benchmark ended with {await self.process.wait()}")
+        return json.loads(line)
+
+    async def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            async with asyncio.timeout(10):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
+async def measure(deals: list[Deal], rounds: int, transport: str) -> list[dict[str, Any]]:
+    """Every batch both ways; milliseconds are medians over the rounds."""
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        arenas = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir="/dev/shm"))
+        valkey = EmbeddedValkey()
+        stack.push_async_callback(valkey.stop)
+        url = await valkey.start(directory)
+
+        async def start(**role: Any) -> tuple[Role, dict[str, Any]]:
+            made, said = await Role.start(**role)
+            stack.push_async_callback(made.stop)
+            return made, said
+
+        controller, said = await start(role="controller")
+        # All of one batch may lie on one rank, twice, beside alignment.
+        bytes_ = max(2 * 4 * one.tokens * sum(map(len, one.computes)) for one in deals) + (16 << 20)
+        common = {
+            "redis": url, "transport": transport, "controller": said["address"],
+            "arenas": arenas, "arena_bytes": bytes_,
+        }  # fmt: skip
+        stages = [(await start(role="stage", rank=rank, **common))[0] for rank in range(RANKS)]
+        trainers = [(await start(role="trainer", rank=rank, **common))[0] for rank in range(RANKS)]
+        return [await batch(controller, stages, trainers, one, rounds) for one in deals]
+
+
+async def batch(
+    controller: Role, stages: list[Role], trainers: list[Role], dealt: Deal, rounds: int
+) -> dict[str, Any]:
+    """One batch, both ways in turn."""
+    times: dict[str, list[float]] = {"direct": [], "controller": []}
+    paths: set[str] = set()
+    for number in range(1, rounds + WARM_UP + 1):
+        for way in times:
+            work = {**asdict(dealt), "way": way, "number": number}
+            await controller.ask(**work)
+            answers = await asyncio.gather(*(role.ask(**work) for role in [*trainers, *stages]))
+            filled, computed = answers[: len(trainers)], answers[len(trainers) :]
+            if not all(one["right"] for one in filled):
+                raise RuntimeError(f"{way}: a trainer rank's column is not what the stage computed")
+            if way == "direct":
+                paths |= {one["path"] for one in filled}
+            if number > WARM_UP:
+                last = max(one["at_ns"] for one in filled) - max(one["at_ns"] for one in computed)
+                times[way].append(last / 1e6)
+    sequences = sum(map(len, dealt.computes))
+    direct_ms, controller_ms = (statistics.median(times[way]) for way in ("direct", "controller"))
+    return {
+        "sequences": sequences,
+        "tokens": dealt.tokens,
+        "mib": round(4 * sequences * dealt.tokens / (1 << 20), 3),
+        "path": "+".join(sorted(paths)),
+        "direct_ms": round(direct_ms, 3),
+        "controller_ms": round(controller_ms, 3),
+        "ratio": round(controller_ms / direct_ms, 2),
+    }

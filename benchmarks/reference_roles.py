@@ -1,0 +1,266 @@
+"""The processes of `earl bench reference`: stage ranks, trainer ranks, and a controller between them.
+
+    direct:      stage rank ─ publish, Done ─► controller ─► Wait ─ trainer rank ─ reads the arenas itself
+    controller:  stage rank ─ Put (bytes) ───► controller ─► Get (bytes) ─ trainer rank
+
+The controller answers Done and Wait as the scheduler answers CompleteReference and NextBatch: a few bytes.
+A role is told its work as one JSON line on stdin and answers with one on stdout; times are nanoseconds of
+the machine's monotonic clock, so that those of two processes compare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from earl.bus.connection import open_redis
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.layout import Box
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+from earl.rpc import options
+from services.trainer.reference.shelf import Shelf, Slot, key
+
+SERVICE = "bench.Controller"
+CHUNK_BYTES = 1 << 20
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Who computes and who trains which sequence: indices by rank. tokens: of every sequence."""
+
+    tokens: int
+    computes: list[list[int]]
+    trains: list[list[int]]
+
+    def home(self, sequence: int) -> tuple[int, int]:
+        """(stage rank, place among its sequences)."""
+        for rank, mine in enumerate(self.computes):
+            if sequence in mine:
+                return rank, mine.index(sequence)
+        raise AssertionError(f"nobody computes sequence {sequence}")
+
+
+def values(deal: Deal, sequence: int, number: int) -> np.ndarray:
+    """What the reference column of a sequence holds in a round: float32[tokens]."""
+    return -((np.arange(deal.tokens, dtype=np.float32) + 7 * sequence + 13 * number) % 1021)
+
+
+# --- the controller -------------------------------------------------------------------------
+
+
+class Controller:
+    """Gathers what stage ranks put, and scatters it; `fresh` forgets the round before."""
+
+    def __init__(self) -> None:
+        self.fresh(Deal(0, [], []))
+
+    def fresh(self, deal: Deal) -> None:
+        self.deal = deal
+        self.parts: dict[int, np.ndarray] = {}
+        self.done: set[int] = set()
+        self.complete = asyncio.Event()
+
+    def _finished(self, rank: int) -> None:
+        self.done.add(rank)
+        if len(self.done) == len(self.deal.computes):
+            self.complete.set()
+
+    async def put(self, chunks: AsyncIterator[bytes], context: Any) -> bytes:
+        rank, received = -1, bytearray()
+        async for chunk in chunks:
+            if rank < 0:
+                rank = int(chunk)
+            else:
+                received += chunk
+        self.parts[rank] = np.frombuffer(received, np.float32)
+        self._finished(rank)
+        return b""
+
+    async def get(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        await asyncio.wait_for(self.complete.wait(), WAIT_S)
+        deal = self.deal
+        column = np.empty((len(deal.trains[int(request)]), deal.tokens), np.float32)
+        for row, sequence in enumerate(deal.trains[int(request)]):
+            rank, place = deal.home(sequence)
+            column[row] = self.parts[rank][place * deal.tokens : (place + 1) * deal.tokens]
+        for chunk in chunked(column):
+            yield chunk
+
+    async def finish(self, request: bytes, context: Any) -> bytes:
+        self._finished(int(request))
+        return b""
+
+    async def wait(self, request: bytes, context: Any) -> bytes:
+        await asyncio.wait_for(self.complete.wait(), WAIT_S)
+        return b""
+
+
+def chunked(array: np.ndarray) -> Iterator[bytes]:
+    """The array's bytes in messages of CHUNK_BYTES: what gRPC carries fastest."""
+    flat = array.reshape(-1).view(np.uint8)
+    for at in range(0, len(flat), CHUNK_BYTES):
+        yield flat[at : at + CHUNK_BYTES].tobytes()
+
+
+async def run_controller(role: dict[str, Any]) -> None:
+    controller = Controller()
+    handlers = {
+        "Put": grpc.stream_unary_rpc_method_handler(controller.put),
+        "Get": grpc.unary_stream_rpc_method_handler(controller.get),
+        "Done": grpc.unary_unary_rpc_method_handler(controller.finish),
+        "Wait": grpc.unary_unary_rpc_method_handler(controller.wait),
+    }
+    server = grpc.aio.server(options=options.SERVER)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    answer(address=f"127.0.0.1:{port}")
+    async for work in commands():
+        controller.fresh(deal_of(work))
+        answer()
+    await server.stop(None)
+
+
+# --- both ends ------------------------------------------------------------------------------
+
+
+class End:
+    """A rank's connection to the controller and to the data plane."""
+
+    def __init__(self, role: dict[str, Any]) -> None:
+        self.rank = int(role["rank"])
+        self.config = DataPlaneConfig(transport=role["transport"])
+        self.redis = open_redis(role["redis"])
+        self.registry = Registry(self.redis, "{earl:bench}:", 60.0)
+        self.channel = grpc.aio.insecure_channel(role["controller"], options=options.CLIENT)
+        self.name = str(self.rank).encode()
+        self.done = self.channel.unary_unary(f"/{SERVICE}/Done")
+        self.wait = self.channel.unary_unary(f"/{SERVICE}/Wait")
+        self.put = self.channel.stream_unary(f"/{SERVICE}/Put")
+        self.get = self.channel.unary_stream(f"/{SERVICE}/Get")
+
+    async def close(self) -> None:
+        await self.channel.close()
+        await self.redis.aclose()
+
+
+async def run_stage(role: dict[str, Any]) -> None:
+    """Produces its sequences' columns; answers when they were computed."""
+    end = End(role)
+    store = await TensorStore.open(
+        end.registry,
+        end.config,
+        Path(role["arenas"]),
+        f"reference-{end.rank}",
+        incarnation=end.rank + 1,
+        size_bytes=role["arena_bytes"],
+    )
+    shelf = Shelf(store)
+    held: list[str] = []
+    answer()
+    async for work in commands():
+        await shelf.free(held)
+        deal, number = deal_of(work), work["number"]
+        mine = deal.computes[end.rank]
+        if work["way"] == "direct":
+            held = [f"trajectory/{sequence}/{number}" for sequence in mine]
+            slots = [
+                Slot(key(sequence, number, 0), name, deal.tokens, Box((0,), (deal.tokens,)))
+                for sequence, name in zip(mine, held, strict=True)
+            ]
+            for sequence, array in zip(mine, await shelf.reserve(slots), strict=True):
+                assert array is not None, "the arena is too small"
+                array[:] = values(deal, sequence, number)
+            computed_ns = time.monotonic_ns()
+            await shelf.publish()
+            await end.done(end.name)
+        else:
+            held = []
+            column = np.stack([values(deal, sequence, number) for sequence in mine])
+            computed_ns = time.monotonic_ns()
+            await end.put(_messages(end.name, column))
+        answer(at_ns=computed_ns)
+    await store.close()
+    await end.close()
+
+
+async def _messages(name: bytes, column: np.ndarray) -> AsyncIterator[bytes]:
+    yield name
+    for chunk in chunked(column):
+        yield chunk
+
+
+async def run_trainer(role: dict[str, Any]) -> None:
+    """Fills its column, sequence after sequence; answers when it was filled, and over which path."""
+    end = End(role)
+    dispatcher = await Dispatcher.create(end.registry, end.config)
+    answer()
+    column = np.empty((0, 0), np.float32)
+    async for work in commands():
+        deal, number = deal_of(work), work["number"]
+        mine = deal.trains[end.rank]
+        if column.shape != (len(mine), deal.tokens):
+            column = np.zeros((len(mine), deal.tokens), np.float32)
+        if work["way"] == "direct":
+            await end.wait(end.name)
+            reads = [
+                Read((key(sequence, number, 0),), "reference", None, column[row])
+                for row, sequence in enumerate(mine)
+            ]
+            path = (await dispatcher.read(reads, WAIT_S)).path
+        else:
+            flat, at, path = column.reshape(-1).view(np.uint8), 0, "grpc"
+            async for chunk in end.get(end.name):
+                flat[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
+                at += len(chunk)
+        filled_ns = time.monotonic_ns()
+        right = all((column[row] == values(deal, one, number)).all() for row, one in enumerate(mine))
+        column[:] = 0.0
+        answer(at_ns=filled_ns, path=path, right=right)
+    await dispatcher.close()
+    await end.close()
+
+
+# --- a role as a process --------------------------------------------------------------------
+
+
+def deal_of(work: dict[str, Any]) -> Deal:
+    return Deal(work["tokens"], work["computes"], work["trains"])
+
+
+async def commands() -> AsyncIterator[dict[str, Any]]:
+    """Lines of stdin until it ends."""
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        yield json.loads(line)
+
+
+def answer(**said: Any) -> None:
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+
+
+ROLES = {"controller": run_controller, "stage": run_stage, "trainer": run_trainer}
+
+
+def main() -> None:
+    import uvloop
+
+    role = json.loads(sys.stdin.readline())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ROLES[role["role"]](role))
+
+
+if __name__ == "__main__":
+    main()
