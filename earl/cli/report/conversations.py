@@ -75,7 +75,7 @@ def choices(samples: Sequence[Record]) -> list[Choice]:
     starts = {one.get("index"): one for one in found.get("evaluation start", [])}
     pairs = [
         [starts[one.get("index")], one]
-        for one in found.get("evaluation final", [])
+        for one in sorted(found.get("evaluation final", []), key=lambda one: str(one.get("index")).zfill(9))
         if one.get("index") in starts
     ]
     return [Choice(BOTH, pairs), *every] if pairs else every

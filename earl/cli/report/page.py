@@ -64,15 +64,16 @@ def tiles(run: RunRecord) -> str:
     gained = f"{bounds(final, 'gain', signed=True)} in reward on the same {final.get('gain_episodes')} tasks"
     warmed = "after the warm-up" if run.config.warmup.batches else "the model as it came"
     best = run.result.get("best_version")
+    newest = run.metrics[-1].get("version") if run.metrics else None
     figures = [
-        ("win rate after training", percent(final.get("win_rate")), sampled(final)),
+        ("win rate after", percent(final.get("win_rate")), sampled(final)),
         ("win rate before", percent(start.get("win_rate")), f"{sampled(start)}, {warmed}"),
         ("gain", number(final.get("gain"), signed=True), gained),
         ("illegal moves", percent(final.get("metrics.illegal"), 2), "of the final episodes"),
         ("time", clock(run.result.get("seconds")), "start to final evaluation"),
-        ("trajectories trained", count(run.result.get("trained")), "each exactly once"),
-        ("policy version", count(run.metrics[-1].get("version") if run.metrics else None), "one a step"),
-        ("best version", count(best), "of those that were evaluated"),
+        ("trained", count(run.result.get("trained")), "trajectories, each once"),
+        ("best version", count(best), f"by its evaluation, of {count(newest)}: one a step"),
+        ("policy version", "" if best else count(newest), "one a step"),
     ]
     shown = (
         f'<div class="tile"><span>{escape(name)}</span><b>{escape(value)}</b>'

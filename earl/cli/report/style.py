@@ -16,11 +16,11 @@ header, main { max-width: 1240px; margin: 0 auto; padding: 0 24px; }
 header { padding-top: 28px; }
 h1 { margin: 0; font-size: 26px; } header p { margin: 2px 0 18px; color: var(--faint); }
 h2 { margin: 0 0 6px; font-size: 15px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 14px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 14px; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 14px 18px; }
 .tile span, .tile small { display: block; color: var(--faint); font-size: 13px; }
-.tile b { font-size: 24px; font-variant-numeric: tabular-nums; }
+.tile { padding: 14px; } .tile b { font-size: 22px; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); gap: 14px;
   margin: 14px 0; }
 .wide { margin: 14px 0; }
@@ -40,7 +40,8 @@ td { white-space: nowrap; } .scroll { overflow-x: auto; }
 .zero { stroke: var(--faint); stroke-width: 1; } .bar { stroke-width: 1.6; }
 .clear { fill: transparent; } .mean { stroke: var(--c2); } .stroke { background: var(--c2); }
 .h1, .h2, .h3, .h4, .h5, .h6, .h7, .h8 { shape-rendering: crispEdges; }
-.legend.levels span { white-space: normal; } .levels i { margin-right: 0; border-radius: 0; } .levels i.stroke { margin-right: 6px; }
+.legend.levels span { white-space: normal; } .levels i { margin-right: 0; border-radius: 0; }
+.levels i.stroke { margin-right: 6px; }
 .chips { display: flex; flex-wrap: wrap; gap: 6px; margin: 0 0 12px; }
 .chips label { border: 1px solid var(--line); border-radius: 999px; padding: 1px 11px; font-size: 13px;
   cursor: pointer; white-space: nowrap; }
