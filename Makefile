@@ -1,6 +1,7 @@
 # Everything a contributor needs. Each target does its own set-up: a fresh clone needs Python >= 3.11 and a package index.
 #   make demo    train the tic-tac-toe agent, live view, report at the end
 #   make test    the default test suite          make test-slow   the rest, minutes
+#   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
 
@@ -11,9 +12,13 @@ STAMP := $(VENV)/.installed
 # TRL, which `earl bench e2e` and tests/peers compare EARL with.
 TRL := .venv-trl
 TRL_STAMP := $(TRL)/.installed
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
+VLLM_TESTS := tests/contract/test_engine.py tests/contract/test_engine_life.py tests/contract/test_engine_vllm.py \
+	tests/integration/test_stack_vllm.py
 SEED ?= 0
 
-.PHONY: setup setup-peers demo test test-slow test-peers check proto clean
+.PHONY: setup setup-peers setup-vllm demo test test-slow test-peers test-vllm check proto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +36,12 @@ $(TRL_STAMP): pyproject.toml tools/install.py tools/install_peers.py
 	@$(PYTHON) tools/install_peers.py $(TRL)
 	@touch $(TRL_STAMP)
 
+setup-vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP): pyproject.toml tools/install.py tools/install_vllm.py
+	@$(PYTHON) tools/install_vllm.py $(VLLM)
+	@touch $(VLLM_STAMP)
+
 demo: $(STAMP)
 	@$(BIN)/earl demo --seed $(SEED)
 
@@ -42,6 +53,9 @@ test-slow: $(STAMP)
 
 test-peers: $(STAMP) $(TRL_STAMP)
 	@$(BIN)/python -m pytest tests/peers
+
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	@EARL_TEST_ENGINES=vllm $(BIN)/python -m pytest --timeout 600 $(VLLM_TESTS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -56,4 +70,4 @@ proto: $(STAMP)
 	@$(BIN)/python tools/check_proto.py --write
 
 clean:
-	rm -rf $(VENV) $(TRL) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TRL) $(VLLM) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

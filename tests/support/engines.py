@@ -54,9 +54,10 @@ SLOTS, WAITING, CONTEXT = 4, 24, 1024
 _ids = itertools.count()
 
 
-def random_model(seed: int) -> Any:
+def random_model(seed: int, **changes: int) -> Any:
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG), attn_implementation="eager").eval()
+    config = LlamaConfig(**CONFIG | changes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

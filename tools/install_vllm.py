@@ -1,0 +1,57 @@
+"""Makes the environment that rollout.engine = "vllm" runs in: `python tools/install_vllm.py .venv-vllm`.
+
+vLLM lives in an environment of its own, so that its hundred dependencies never decide EARL's; EARL
+itself is in it too, with the same pins, because the engine process reads weights over EARL's data plane.
+torch comes first and by itself, as in install.py. vLLM names torchvision, torchaudio and torchcodec,
+whose builds for the CPU torch do not load (`operator torchvision::nms does not exist`) and which text
+models do not need: they are taken out again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from install import OLDEST, ROOT, pip, torch_arguments, torch_pin
+
+UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
+# Imports what the engine process imports; the first import also writes vLLM's byte code.
+PROOF = "import vllm.v1.engine.core, vllm.engine.arg_utils, earl.errors, services.rollout.engines.wire"
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: python tools/install_vllm.py DIRECTORY")
+        return 2
+    if sys.version_info < OLDEST:
+        print("install: use Python 3.11 or newer: make setup-vllm PYTHON=python3.11")
+        return 2
+    target = Path(sys.argv[1])
+    python = target / "bin" / "python"
+    if not python.exists():
+        print(f"install: creating {target}", flush=True)
+        venv.create(target, with_pip=True)
+    version = torch_pin()
+    print(f"install: torch {version} into {target}", flush=True)
+    if not pip(python, "install", "--quiet", *torch_arguments(python, version)):
+        print(f"install: no build of torch {version} could be installed; see pip's message above")
+        return 1
+    print("install: vLLM, EARL and its pins (a few minutes, 3.7 GB)", flush=True)
+    # torch is named again so that nothing replaces the build that is in place.
+    if not pip(python, "install", "--quiet", f"torch=={version}", "-e", f"{ROOT}[vllm]"):
+        print("install: pip could not install vLLM beside EARL; see its message above")
+        return 1
+    if not pip(python, "uninstall", "--quiet", "--yes", *UNUSABLE):
+        return 1
+    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "PATH": "/usr/bin:/bin"}
+    if subprocess.run([python, "-c", PROOF], env=environment, check=False).returncode != 0:
+        print(f"install: vLLM does not load in {target}; remove it and run make setup-vllm again")
+        return 1
+    print(f'install: done, rollout.engine = "vllm" finds {target} by itself', flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
