@@ -19,6 +19,7 @@ from services.scheduler.records import (
     Changes,
     Evaluation,
     Fact,
+    Lives,
     Member,
     Purpose,
     Run,
@@ -40,8 +41,8 @@ class Book:
         self.batch: Batch | None = None
         self.tickets: dict[int, Ticket] = {}
         self.members: dict[str, Member] = {}
-        # Incarnations by worker name, in the order of their first join; the last one is not replaced.
-        self.lives: dict[str, list[int]] = {}
+        # By worker name; only the last incarnation of each is not replaced.
+        self.lives: dict[str, Lives] = {}
         self.evaluations: dict[str, Evaluation] = {}
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
         self.closed: dict[str, RangeSet] = {}
@@ -160,8 +161,8 @@ class Book:
             elif isinstance(record, Member):
                 self.members[record.name] = record
                 self.member_until[record.name] = now + member_s
-            elif kind == "lives":
-                self.lives[field] = record  # type: ignore[assignment]
+            elif isinstance(record, Lives):
+                self.lives[field] = record
             elif isinstance(record, Evaluation):
                 self.evaluations[record.name] = record
             elif isinstance(record, Run):

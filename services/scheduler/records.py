@@ -141,6 +141,12 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
     version: int = 0
 
 
+class Lives(msgspec.Struct):
+    """Incarnations that took part under one worker's name, in the order of their first join."""
+
+    incarnations: list[int]
+
+
 class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The one batch that is planned and not yet committed. lost: members whose arena is gone."""
 
@@ -221,13 +227,13 @@ class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
     train_began_s: float | None = None
 
 
-Record = Ticket | Member | Evaluation | Run | Batch | dict[str, list[tuple[int, int]]] | list[str] | list[int]
+Record = Ticket | Member | Lives | Evaluation | Run | Batch | dict[str, list[tuple[int, int]]] | list[str]
 
 # kind of a record -> its type; the fields of "state" are told apart by their names.
 _TYPES: dict[tuple[str, str], object] = {
     ("ticket", ""): Ticket,
     ("member", ""): Member,
-    ("lives", ""): list[int],
+    ("lives", ""): Lives,
     ("evaluation", ""): Evaluation,
     ("state", "run"): Run,
     ("state", "batch"): Batch,

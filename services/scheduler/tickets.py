@@ -23,6 +23,7 @@ from services.scheduler.records import (
     BatchCommitted,
     Ending,
     EvaluationDone,
+    Lives,
     Member,
     Purpose,
     Reason,
@@ -62,9 +63,10 @@ class Tickets:
         """
         book = self.book
         self._refuse_replaced(member.name, member.incarnation)
-        lives = book.lives.get(member.name, [])
+        lives = book.lives.setdefault(member.name, Lives([])).incarnations
         if member.incarnation not in lives:
-            book.lives[member.name] = [*lives, member.incarnation][-LIVES:]
+            lives.append(member.incarnation)
+            del lives[:-LIVES]
             book.write("lives", member.name)
         known = book.members.get(member.name)
         if known is not None and known.incarnation != member.incarnation:
@@ -232,10 +234,10 @@ class Tickets:
         return member
 
     def _refuse_replaced(self, name: str, incarnation: int) -> None:
-        lives = self.book.lives.get(name, [])
-        if incarnation in lives[:-1]:
+        known = self.book.lives.get(name)
+        if known is not None and incarnation in known.incarnations[:-1]:
             raise WorkerReplaced(
-                f"worker {name} ({incarnation:x}) was replaced by ({lives[-1]:x})",
+                f"worker {name} ({incarnation:x}) was replaced by ({known.incarnations[-1]:x})",
                 "end this process: the newer one goes on, and nothing of this one is wanted any more",
             )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,18 +23,18 @@ LAST = 7
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """A run that nothing happened to, on two rollout workers."""
-
-    async def whole() -> Outcome:
-        async with Exact(tmp_path_factory.mktemp("whole"), workers=2) as run:
-            await run.up()
-            await run.finish()
-            return run.outcome()
-
-    outcome = asyncio.run(whole())
+    outcome = asyncio.run(left_alone(tmp_path_factory.mktemp("whole"), workers=2))
     assert sorted(outcome.steps) == list(range(2, LAST + 1))
     # The policy did change, with every batch.
     assert len({weights for _, _, weights in outcome.steps.values()}) == LAST - 1
     return outcome
+
+
+async def left_alone(directory: Path, workers: int, **sections: dict[str, Any]) -> Outcome:
+    async with Exact(directory, workers, **sections) as run:
+        await run.up()
+        await run.finish()
+        return run.outcome()
 
 
 async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
@@ -41,35 +42,42 @@ async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
 ) -> None:
     async with Exact(tmp_path, workers=1) as run:
         await run.up()
-        await run.until(Moment("batch_committed"))  # in warm-up: no checkpoint yet
+        assert await run.until(Moment("batch_committed"))  # in warm-up: there is no checkpoint yet
         await run.kill_all()
         await run.up()
-        await run.until(Moment("batch_committed", version=5))  # between commit and checkpoint
+        assert await run.until(Moment("batch_committed", version=5))  # before its checkpoint, or while saving
         await run.replace("trainer")
-        await run.until(Moment("trajectory_ready", version=5, count=3))  # sampling
+        assert await run.until(Moment("trajectory_ready", version=5, count=3))  # sampling
         await run.replace("rollout-0")
         await run.finish()
         assert run.outcome() == undisturbed
 
 
 MOMENTS = ("trajectory_ready", "batch_planned", "batch_committed", "weights_published")
-PARTS = ("all", "all", "trainer", "rollout-0", "scheduler", "env-0", "gateway")
+PARTS = ("all", "all", "trainer", "reference", "rollout-0", "scheduler", "env-0", "gateway")
+LONGER: dict[str, dict[str, Any]] = {
+    "scheduler": {"steps": 12},
+    "trainer": {"checkpoint_every": 3, "minibatches": 2, "passes": 2, "lr": 3e-3, "kl_coefficient": 0.1},
+}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2))
-async def test_ten_kills_at_random_change_nothing(tmp_path: Path, undisturbed: Outcome, seed: int) -> None:
-    draw = random.Random(seed)
-    async with Exact(tmp_path, workers=1) as run:
+async def test_ten_kills_at_random_change_nothing(tmp_path: Path, seed: int) -> None:
+    """Of everything or of one service, at any event, with a reference stage beside the trainer."""
+    expected = await left_alone(tmp_path / "whole", 2, **LONGER)
+    draw, kills = random.Random(seed), 0
+    async with Exact(tmp_path / "killed", workers=1, **LONGER) as run:
         await run.up()
-        for _ in range(10):
-            await run.until(Moment(draw.choice(MOMENTS), count=draw.randint(1, 6)))
+        while kills < 10 and await run.until(Moment(draw.choice(MOMENTS), count=draw.randint(1, 4))):
             part = draw.choice(PARTS)
+            kills += 1
             if part == "all":
                 await run.kill_all()
                 await run.up()
             else:
                 await run.replace(part)
+        assert kills >= 5
         await run.finish()
-        assert run.outcome() == undisturbed
+        assert run.outcome() == expected

@@ -28,12 +28,11 @@ from tests.support.stack import Stack
 
 FINISH_S = 90.0
 MOMENT_S = 60.0
-SERVICES = (plan.VALKEY, plan.SCHEDULER, plan.GATEWAY, "env-0", plan.TRAINER)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The `count`-th event of a kind, or the first whose version is at least `version`."""
+    """An event of this kind and of this version or a later one, the `count`-th."""
 
     fact: str
     version: int = 0
@@ -44,10 +43,12 @@ class Moment:
 class Outcome:
     """What must be equal, bit for bit. steps: version -> digests of tokens, batch and weights.
 
-    files: SHA-256 of the last checkpoint's tensors (parameters and moments) and of the exported model.
+    evaluations: name -> version, mean reward, win rate. files: SHA-256 of the last checkpoint's tensors
+    (parameters and moments) and of the exported model.
     """
 
     steps: dict[int, tuple[float, float, float]]
+    evaluations: dict[str, tuple[int, float, float]]
     files: dict[str, str]
 
 
@@ -61,7 +62,7 @@ def exact(directory: Path, workers: int = 1, **sections: dict[str, Any]) -> RunC
             "checkpoint_every": 2, "minibatches": 2, "passes": 2, "lr": 3e-3, "entropy_coefficient": 0.003,
             "lr_final_fraction": 0.1,
         },
-        "evaluation": {"episodes": 0},
+        "evaluation": {"episodes": 6, "every_steps": 2, "at_start": False, "at_end": False},
     }  # fmt: skip
     for section, keys in sections.items():
         given[section] = given.get(section, {}) | keys
@@ -85,22 +86,22 @@ class Exact:
 
     async def up(self) -> None:
         """Starts what `earl train` starts; what the run left behind is taken up."""
-        first = () if (self.stack.directory / "model").exists() else (plan.MODEL,)
-        await self.stack.up(*first, *SERVICES, *self._workers)
+        made = (self.stack.directory / "model").exists()
+        await self.stack.up(*(name for name in self.stack.processes if not made or name != plan.MODEL))
 
-    async def until(self, *moments: Moment) -> Event:
-        """The first event, from now on, that is one of these moments. Fails the test if the run ends."""
+    async def until(self, moment: Moment) -> bool:
+        """Returns at this moment, counted from now: True, or False if the run is over before it."""
         if self._bus is None:
             self._bus = await Bus.connect(self.stack.redis_url, self.stack.config.name, source="test")
-        counts: dict[str, int] = {}
-        async with asyncio.timeout(MOMENT_S):
-            async for _, event in self._bus.follow(await self._bus.last_id()):
-                fact = str(event.WhichOneof("fact"))
-                counts[fact] = counts.get(fact, 0) + 1
-                for moment in moments:
-                    if fact == moment.fact and _reached(moment, event, counts[fact]):
-                        return event
-        raise AssertionError("the bus ended")
+        seen = asyncio.create_task(_nth(self._bus, await self._bus.last_id(), moment))
+        over = asyncio.create_task(self.stack.processes[plan.TRAINER].wait())
+        try:
+            async with asyncio.timeout(MOMENT_S):
+                await asyncio.wait([seen, over], return_when=asyncio.FIRST_COMPLETED)
+            return seen.done()
+        finally:
+            seen.cancel()
+            over.cancel()
 
     async def kill_all(self) -> None:
         """SIGKILL to every process of the run, at once."""
@@ -117,7 +118,8 @@ class Exact:
 
     async def finish(self) -> None:
         """Returns when the run is over."""
-        for name in (plan.TRAINER, *self._workers):
+        stage = [plan.REFERENCE] if plan.REFERENCE in self.stack.processes else []
+        for name in (plan.TRAINER, *stage, *self._workers):
             code = await self.stack.ended(name, FINISH_S)
             assert code == 0, f"{name} ended with {code}:\n{self.stack.log(name)[-4000:]}"
 
@@ -132,7 +134,11 @@ class Exact:
             assert digests == before, f"version {step['version']} was made twice, differently: {line}"
         [last] = [path for path in (directory / "checkpoints").iterdir() if path.name == f"step-{max(steps)}"]
         files = [*sorted(last.glob("*.safetensors")), directory / "model-final" / "model.safetensors"]
-        return Outcome(steps, {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+        judged = map(json.loads, (directory / "evaluations.jsonl").read_text().splitlines())
+        evaluations = {one["name"]: (one["version"], one["mean_reward"], one["win_rate"]) for one in judged}
+        return Outcome(
+            steps, evaluations, {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        )
 
     async def _hang_up(self) -> None:
         if self._bus is not None:
@@ -140,8 +146,16 @@ class Exact:
             self._bus = None
 
 
-def _reached(moment: Moment, event: Event, count: int) -> bool:
-    if not moment.version:
-        return count >= moment.count
+async def _nth(bus: Bus, after: str, moment: Moment) -> None:
+    left = moment.count
+    async for _, event in bus.follow(after):
+        left -= _is(moment, event)
+        if not left:
+            return
+
+
+def _is(moment: Moment, event: Event) -> bool:
+    if event.WhichOneof("fact") != moment.fact:
+        return False
     fact = getattr(event, moment.fact)
     return getattr(fact, "version", getattr(fact, "newest_version", 0)) >= moment.version

@@ -47,6 +47,6 @@ def test_who_was_replaced_is_known_to_the_next_scheduler_and_bounded() -> None:
         ledger.join(member(incarnation), 0.0)
     image.apply(ledger.book.take_changes())
     restored = Ledger.restored(RULES, image.load(), 0.0)
-    assert restored.book.lives == ledger.book.lives and len(restored.book.lives["w"]) == LIVES
+    assert restored.book.lives == ledger.book.lives and len(restored.book.lives["w"].incarnations) == LIVES
     with pytest.raises(WorkerReplaced):
         restored.join(member(3 * LIVES - 2), 1.0)
