@@ -8,6 +8,10 @@ vLLM calls the methods by name on each rank; they take and return bytes and numb
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +48,8 @@ class EarlWorker:
         }
         self.earl_stager = Stager(engine, self.earl_boxes, self.earl_shapes)
         self.model_runner.sampler = SeededSampler(self.model_runner)
+        if engine.tp > 1:
+            threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
         return self.earl_stager.wake
 
     def earl_begin(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
@@ -90,3 +96,11 @@ class EarlWorker:
     def earl_close(self) -> None:
         """Stop the stager's thread."""
         self.earl_stager.close()
+
+
+def _end_with_parent() -> None:
+    """A worker has nothing to save: it ends as soon as the engine process has, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(0)
