@@ -29,7 +29,7 @@ from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.rpc import options
-from services.trainer.reference.shelf import Shelf, Slot, key
+from services.trainer.reference.shelf import Shelf, key
 
 SERVICE = "bench.Controller"
 CHUNK_BYTES = 1 << 20
@@ -176,13 +176,11 @@ async def run_stage(role: dict[str, Any]) -> None:
         mine = deal.computes[end.rank]
         if work["way"] == "direct":
             held = [f"trajectory/{sequence}/{number}" for sequence in mine]
-            slots = [
-                Slot(key(sequence, number, 0), name, deal.tokens, Box((0,), (deal.tokens,)))
-                for sequence, name in zip(mine, held, strict=True)
-            ]
-            for sequence, array in zip(mine, await shelf.reserve(slots), strict=True):
-                assert array is not None, "the arena is too small"
-                array[:] = values(deal, sequence, number)
+            total = len(mine) * deal.tokens
+            array = await shelf.reserve(key("bench", number, end.rank), held, total, Box((0,), (total,)))
+            assert array is not None, "the arena is too small"
+            for place, sequence in enumerate(mine):
+                array[place * deal.tokens : (place + 1) * deal.tokens] = values(deal, sequence, number)
             computed_ns = time.monotonic_ns()
             await shelf.publish()
             await end.done(end.name)
@@ -215,10 +213,11 @@ async def run_trainer(role: dict[str, Any]) -> None:
             column = np.zeros((len(mine), deal.tokens), np.float32)
         if work["way"] == "direct":
             await end.wait(end.name)
-            reads = [
-                Read((key(sequence, number, 0),), "reference", None, column[row])
-                for row, sequence in enumerate(mine)
-            ]
+            reads = []
+            for row, sequence in enumerate(mine):
+                rank, place = deal.home(sequence)
+                box = Box((place * deal.tokens,), ((place + 1) * deal.tokens,))
+                reads.append(Read((key("bench", number, rank),), "reference", box, column[row]))
             path = (await dispatcher.read(reads, WAIT_S)).path
         else:
             flat, at, path = column.reshape(-1).view(np.uint8), 0, "grpc"

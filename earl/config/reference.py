@@ -13,11 +13,12 @@ LOGPROB_BYTES = 4
 def reference_bytes(config: RunConfig) -> int:
     """Bytes for the log-probs of all trajectories that may wait for the trainer, at their longest.
 
-    Those of staleness + 1 batches are outstanding, and one batch was just trained and not freed yet. A
-    rank may get them all, whatever dp and tp are: sequences are dealt out as they come.
+    Those of staleness + 1 batches are outstanding, and one batch was just trained and not freed yet; a
+    lease's log-probs lie together until the last of them may go: twice that. A rank may get them all,
+    whatever dp and tp are: sequences are dealt out as they come.
     """
     scheduler = config.scheduler
-    sequences = (scheduler.staleness + 2) * scheduler.batch_groups * scheduler.group_size
+    sequences = 2 * (scheduler.staleness + 2) * scheduler.batch_groups * scheduler.group_size
     return sequences * max(LEAST_REGION_BYTES, LOGPROB_BYTES * config.rollout.max_context_tokens)
 
 

@@ -42,6 +42,9 @@ def plan(source: Layout, wanted: Box, cost: Mapping[str, float] | None = None) -
         (i for i, shard in enumerate(source.shards) if shard.box.intersect(wanted) is not None),
         key=lambda i: (costs.get(source.shards[i].owner, 0.0), i),
     )
+    if order and wanted.size and source.shards[order[0]].box.contains(wanted):
+        box = source.shards[order[0]].box
+        return [Copy(order[0], wanted.relative_to(box.start), wanted.relative_to(wanted.start))]
     missing = [wanted] if wanted.size else []
     copies: list[Copy] = []
     for index in order:

@@ -258,7 +258,7 @@ class CompleteTicketsResponse(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[CompleteTicketsResponse.Item, _Mapping]]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position")
+    __slots__ = ("ticket_id", "attempt", "descriptor_key", "advantage", "total_tokens", "start_token", "stop_token", "group_id", "reward", "reference_keys", "position", "reference_offset")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +270,7 @@ class BatchItem(_message.Message):
     REWARD_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_KEYS_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     descriptor_key: str
@@ -281,7 +282,8 @@ class BatchItem(_message.Message):
     reward: float
     reference_keys: _containers.RepeatedScalarFieldContainer[str]
     position: int
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ...) -> None: ...
+    reference_offset: int
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., advantage: _Optional[float] = ..., total_tokens: _Optional[int] = ..., start_token: _Optional[int] = ..., stop_token: _Optional[int] = ..., group_id: _Optional[int] = ..., reward: _Optional[float] = ..., reference_keys: _Optional[_Iterable[str]] = ..., position: _Optional[int] = ..., reference_offset: _Optional[int] = ...) -> None: ...
 
 class RankItems(_message.Message):
     __slots__ = ("items",)
@@ -443,14 +445,16 @@ class LeaseReferenceResponse(_message.Message):
     def __init__(self, fence: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ReferenceRankItems, _Mapping]]] = ..., stop: _Optional[bool] = ..., waiting_tokens: _Optional[int] = ...) -> None: ...
 
 class ReferenceResult(_message.Message):
-    __slots__ = ("ticket_id", "attempt", "reference_keys")
+    __slots__ = ("ticket_id", "attempt", "reference_keys", "reference_offset")
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     ticket_id: int
     attempt: int
     reference_keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., reference_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    reference_offset: int
+    def __init__(self, ticket_id: _Optional[int] = ..., attempt: _Optional[int] = ..., reference_keys: _Optional[_Iterable[str]] = ..., reference_offset: _Optional[int] = ...) -> None: ...
 
 class CompleteReferenceRequest(_message.Message):
     __slots__ = ("worker", "fence", "results", "lost")

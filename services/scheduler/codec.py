@@ -208,7 +208,8 @@ def encode_plan(plan: Plan) -> scheduler_pb2.BatchPlan:
                 stop_token=item.total_tokens,
                 group_id=item.group,
                 reward=item.reward,
-                reference_keys=item.reference_keys,
+                reference_keys=item.reference.keys,
+                reference_offset=item.reference.offset,
             )
     return message
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from earl.v1 import scheduler_pb2
 from services.scheduler.assign import balance
-from services.scheduler.reference import Want
+from services.scheduler.reference import Column, Want
 
 RESULTS = 65536
 KEYS = 256
@@ -34,9 +34,10 @@ def encode_lease(
 
 def decode_results(
     request: scheduler_pb2.CompleteReferenceRequest,
-) -> tuple[dict[tuple[int, int], tuple[str, ...]], list[tuple[int, int]]]:
-    """(registry keys by (ticket, attempt), (ticket, attempt) of what is lost)."""
+) -> tuple[dict[tuple[int, int], Column], list[tuple[int, int]]]:
+    """(where results lie by (ticket, attempt), (ticket, attempt) of what is lost)."""
     results = {
-        (one.ticket_id, one.attempt): tuple(one.reference_keys[:KEYS]) for one in request.results[:RESULTS]
+        (one.ticket_id, one.attempt): Column(tuple(one.reference_keys[:KEYS]), one.reference_offset)
+        for one in request.results[:RESULTS]
     }
     return results, [(one.ticket_id, one.attempt) for one in request.lost[:RESULTS]]

@@ -27,7 +27,7 @@ from services.scheduler.monitor import LengthMonitor
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
 from services.scheduler.records import Attempt, Batch, Member, Result, State, Ticket, Verdict
-from services.scheduler.reference import ReferenceDesk, Want
+from services.scheduler.reference import Column, ReferenceDesk, Want
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
 from services.scheduler.store import LedgerStore
@@ -255,7 +255,7 @@ class Scheduler:
                     self.ledger.book.tickets,
                     max(1, ranks),
                     self.config.scheduler.advantage,
-                    {number: self.references.keys(number) for number in batch.tickets},
+                    self.references.columns(batch.tickets),
                 )
                 await self._journal.durable()
                 return plan, False
@@ -320,7 +320,7 @@ class Scheduler:
 
     async def complete_reference(
         self, name: str, incarnation: int, fence: int,
-        results: Mapping[tuple[int, int], Sequence[str]], lost: Sequence[tuple[int, int]],
+        results: Mapping[tuple[int, int], Column], lost: Sequence[tuple[int, int]],
     ) -> int:  # fmt: skip
         """Takes where reference log-probs lie, and whose columns are lost; the number of results refused."""
         self.ledger.seen(name, incarnation, time.monotonic())

@@ -12,7 +12,7 @@ is derived data: a restarted scheduler has an empty desk, and what it wants is c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.scheduler.ledger import Ledger
@@ -29,6 +29,14 @@ class Want:
     total_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Where reference log-probs lie: from `offset` on in what these registry keys hold together."""
+
+    keys: tuple[str, ...]
+    offset: int = 0
+
+
 Stage = tuple[str, int]
 
 
@@ -40,7 +48,7 @@ class ReferenceDesk:
         self.fence = 0
         self._waiting: dict[int, Want] = {}
         self._leased: dict[int, Want] = {}
-        self._done: dict[int, tuple[Want, tuple[str, ...]]] = {}
+        self._done: dict[int, tuple[Want, Column]] = {}
 
     @property
     def waiting_tokens(self) -> int:
@@ -81,7 +89,7 @@ class ReferenceDesk:
         self,
         stage: Stage,
         fence: int,
-        results: Mapping[tuple[int, int], Sequence[str]],
+        results: Mapping[tuple[int, int], Column],
         lost: Iterable[tuple[int, int]],
     ) -> tuple[int, list[Want]]:
         """(results refused, leased trajectories whose columns are lost). Keys are (ticket, attempt).
@@ -90,13 +98,13 @@ class ReferenceDesk:
         """
         refused = 0
         current = stage == self.stage and fence == self.fence
-        for (number, attempt), keys in results.items():
+        for (number, attempt), column in results.items():
             want = self._leased.get(number)
-            if current and want is not None and want.attempt == attempt and keys:
-                self._done[number] = self._leased.pop(number), tuple(keys)
+            if current and want is not None and want.attempt == attempt and column.keys:
+                self._done[number] = self._leased.pop(number), column
                 continue
             done = self._done.get(number)
-            repeated = current and done is not None and (done[0].attempt, done[1]) == (attempt, tuple(keys))
+            repeated = current and done is not None and (done[0].attempt, done[1]) == (attempt, column)
             refused += not repeated
         if not current:
             return refused, []
@@ -110,10 +118,9 @@ class ReferenceDesk:
             if number in self._done:
                 self._waiting[number] = self._done.pop(number)[0]
 
-    def keys(self, number: int) -> tuple[str, ...]:
-        """Where a ticket's reference log-probs lie; empty if they are not done, or not wanted."""
-        done = self._done.get(number)
-        return done[1] if done is not None else ()
+    def columns(self, numbers: Iterable[int]) -> dict[int, Column]:
+        """Where tickets' reference log-probs lie, of those that are done."""
+        return {number: self._done[number][1] for number in numbers if number in self._done}
 
     @property
     def missing(self) -> set[int]:

@@ -53,6 +53,7 @@ def _item(item: scheduler_pb2.BatchItem) -> Item:
         item.total_tokens,
         tuple(item.reference_keys),
         item.position,
+        item.reference_offset,
     )
 
 

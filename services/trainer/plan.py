@@ -10,8 +10,9 @@ from typing import Literal
 class Item:
     """One sequence for one rank: tokens [0, total_tokens) of the columns under `key`.
 
-    reference_keys: where its reference log-probs lie, together; empty if none are wanted. position: its
-    place in the batch, the same whenever the batch is trained, which its ticket is not.
+    reference_keys: where its reference log-probs lie, together, from element reference_offset on; empty
+    if none are wanted. position: its place in the batch, the same whenever the batch is trained, which its
+    ticket is not.
     """
 
     ticket_id: int
@@ -21,6 +22,7 @@ class Item:
     total_tokens: int
     reference_keys: tuple[str, ...] = ()
     position: int = 0
+    reference_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ import torch
 
 from earl.config.run import RunConfig
 from earl.dispatch.dispatcher import Dispatcher, Read, Receipt
+from earl.dispatch.layout import Box
 from earl.models.module import Decoder
 from earl.models.spec import load_spec
 from earl.models.weights import load_decoder
 from earl.v1 import common_pb2, scheduler_pb2
 from tests.support.rollout import PlayedRollout
 from tests.support.runs import tictactoe
-from tests.support.stack import Stack
+from tests.support.stack import Stack, until
 from tests.support.trainer import PlayedTrainer, Sequence
 
 TEMPERATURE = 0.8
@@ -57,10 +58,14 @@ async def referenced(reader: Dispatcher, sequences: list[Sequence]) -> tuple[lis
     """The reference columns of these sequences, all in one read, as a trainer rank does it."""
     into = [np.full(one.item.total_tokens, np.nan, np.float32) for one in sequences]
     reads = [
-        Read(tuple(one.item.reference_keys), "reference", None, array)
+        Read(tuple(one.item.reference_keys), "reference", box_of(one.item), array)
         for one, array in zip(sequences, into, strict=True)
     ]
     return into, await reader.read(reads, 10.0)
+
+
+def box_of(item: scheduler_pb2.BatchItem) -> Box:
+    return Box((item.reference_offset,), (item.reference_offset + item.total_tokens,))
 
 
 async def worker(trainer: PlayedTrainer) -> scheduler_pb2.WorkerStatus:
@@ -99,12 +104,14 @@ async def test_ranks_give_the_decoders_log_probs_straight_to_the_trainers_reader
             assert owners == {f"reference-{rank}" for rank in range(dp * tp)}
             # What was trained is freed.
             await trainer.commit(plan)
-            keys = [key for one in sequences for key in one.item.reference_keys]
-            async with asyncio.timeout(10):
-                while await trainer.bus.redis.exists(
-                    *(f"{trainer.bus.prefix}descriptor:{key}" for key in keys)
-                ):
-                    await asyncio.sleep(0.02)
+            keys = {key for one in sequences for key in one.item.reference_keys}
+            names = [f"{trainer.bus.prefix}descriptor:{key}" for key in keys]
+            for _ in range(500):
+                if not await trainer.bus.redis.exists(*names):
+                    break
+                await asyncio.sleep(0.02)
+            else:
+                raise AssertionError(f"still there: {names}")
             status = await worker(trainer)
             assert (status.parallelism.dp, status.parallelism.tp) == (dp, tp)
             assert await stack.terminate("reference") == 0, stack.log("reference")
@@ -157,20 +164,20 @@ async def test_a_whole_run_survives_the_stages_death(tmp_path: Path) -> None:
         evaluation={"episodes": 0},
     )
     async with Stack(config) as stack:
-        await stack.up(*stack.processes)
-        metrics = stack.directory / "metrics.jsonl"
-
-        def steps() -> list[dict]:
-            return [json.loads(line) for line in metrics.open()] if metrics.exists() else []
-
-        async with asyncio.timeout(60):
-            while len(steps()) < 3:
-                await asyncio.sleep(0.02)
+        await stack.up("valkey")
+        events = (await stack.bus()).follow("0-0")
+        others = [name for name in stack.processes if name != "valkey"]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stack.up(*others))
+            # Two batches were trained after warm-up's one.
+            while (await until(events, "batch_committed", 60)).version < 4:
+                pass
         await stack.kill("reference")
         await stack.start("reference")
         for name in ("trainer", "reference", "rollout-0"):
             assert await stack.ended(name, 60) == 0, stack.log(name)
-        trained = [step for step in steps() if step["phase"] == "train"]
+        steps = [json.loads(line) for line in (stack.directory / "metrics.jsonl").open()]
+        trained = [step for step in steps if step["phase"] == "train"]
         assert [step["step"] for step in trained] == list(range(1, 7))
         # The first batch's tokens are the reference policy's own.
         assert trained[0]["kl_reference"] == pytest.approx(0.0, abs=1e-6)

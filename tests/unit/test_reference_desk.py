@@ -13,7 +13,7 @@ from services.scheduler import reference
 from services.scheduler.ledger import Ledger
 from services.scheduler.plans import cut
 from services.scheduler.records import Attempt, Ending, Member, Purpose, Result, State
-from services.scheduler.reference import ReferenceDesk, Want
+from services.scheduler.reference import Column, ReferenceDesk, Want
 from tests.support.ledger import RULES
 
 STAGE = ("reference", 1)
@@ -23,8 +23,8 @@ def want(number: int, attempt: int = 1, tokens: int = 10) -> Want:
     return Want(number, attempt, f"trajectory/{number}/{attempt}", tokens)
 
 
-def keys(one: Want, incarnation: int = 1) -> tuple[str, ...]:
-    return tuple(f"reference/{one.ticket_id}/{one.attempt}/{rank}@{incarnation}" for rank in range(2))
+def column(one: Want) -> Column:
+    return Column((f"reference/{one.attempt}/0", f"reference/{one.attempt}/1"), 10 * one.ticket_id)
 
 
 class DeskMachine(RuleBasedStateMachine):
@@ -38,7 +38,7 @@ class DeskMachine(RuleBasedStateMachine):
         self.lives = True
         self.leased: dict[int, Want] = {}
         self.fence = 0
-        self.done: dict[int, tuple[str, ...]] = {}
+        self.done: dict[int, Column] = {}
         self.next = 1
 
     def follow(self) -> None:
@@ -88,12 +88,12 @@ class DeskMachine(RuleBasedStateMachine):
         held = list(self.leased.values())
         results = [one for one in held if which.random() < 0.6]
         lost = [one for one in held if one not in results and which.random() < 0.5]
-        answers = {(one.ticket_id, one.attempt): keys(one) for one in results}
+        answers = {(one.ticket_id, one.attempt): column(one) for one in results}
         names = [(one.ticket_id, one.attempt) for one in lost]
         refused, gone = self.desk.complete(self.stage, self.fence, answers, names)
         assert refused == 0 and gone == lost
         for one in results:
-            self.done[one.ticket_id] = keys(one)
+            self.done[one.ticket_id] = column(one)
         self.leased = {}
         if again:
             assert self.desk.complete(self.stage, self.fence, answers, names) == (0, [])
@@ -103,7 +103,7 @@ class DeskMachine(RuleBasedStateMachine):
         """Results under an old fence, or of a stage that is gone, change nothing."""
         stage = ("reference", -1) if foreign else self.stage
         fence = self.desk.fence if foreign else self.desk.fence - age
-        answers = {(one.ticket_id, one.attempt): ("stolen",) for one in self.wants.values()}
+        answers = {(one.ticket_id, one.attempt): Column(("stolen",)) for one in self.wants.values()}
         refused, gone = self.desk.complete(stage, fence, answers, list(answers))
         assert (refused, gone) == (len(answers), [])
 
@@ -131,10 +131,9 @@ class DeskMachine(RuleBasedStateMachine):
         assert self.desk.waiting_tokens == sum(one.total_tokens for one in self.desk._waiting.values())
 
     @invariant()
-    def only_what_is_done_has_keys(self) -> None:
+    def only_what_is_done_has_a_column(self) -> None:
         if self.desk.stage == self.stage:
-            found = {number: self.desk.keys(number) for number in self.wants}
-            assert {number: one for number, one in found.items() if one} == self.done
+            assert self.desk.columns(self.wants) == self.done
             assert self.desk.missing == self.wants.keys() - self.done.keys()
 
 
@@ -173,7 +172,7 @@ def trained_world() -> tuple[Ledger, ReferenceDesk, list[int]]:
 
 def finish(desk: ReferenceDesk, numbers: list[int]) -> None:
     desk.take(STAGE, 1000)
-    desk.complete(STAGE, desk.fence, {(number, 1): (f"reference/{number}/1/0",) for number in numbers}, [])
+    desk.complete(STAGE, desk.fence, {(number, 1): column(want(number)) for number in numbers}, [])
 
 
 def plan(ledger: Ledger, desk: ReferenceDesk):
@@ -192,14 +191,14 @@ def test_a_batch_waits_until_all_its_members_have_references():
     finish(desk, numbers[-1:])
     batch = plan(ledger, desk)
     assert batch is not None and sorted(batch.tickets) == numbers
-    found = cut(batch, ledger.book.tickets, 1, "mean", {number: desk.keys(number) for number in numbers})
-    assert {item.ticket_id: item.reference_keys for item in found.ranks[0]} == {
-        number: (f"reference/{number}/1/0",) for number in numbers
+    found = cut(batch, ledger.book.tickets, 1, "mean", desk.columns(numbers))
+    assert {item.ticket_id: item.reference for item in found.ranks[0]} == {
+        number: column(want(number)) for number in numbers
     }
     # Trained, it is forgotten.
     ledger.commit(batch.id, 2)
     reference.follow(desk, ledger)
-    assert not desk.missing and not any(map(desk.keys, numbers))
+    assert not desk.missing and not desk.columns(numbers)
 
 
 def test_a_planned_batch_waits_for_what_is_recalled_and_for_a_stage_that_died():

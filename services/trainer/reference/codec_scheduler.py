@@ -20,6 +20,14 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """Where log-probs lie: from element `offset` on of what these registry keys hold together."""
+
+    keys: tuple[str, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """ranks[r]: for replica r."""
 
@@ -60,11 +68,16 @@ class ReferenceLink(Membership):
         data = answer.SerializeToString() if answer.ranks else b""
         return Offer(data, answer.waiting_tokens, answer.stop)
 
-    async def complete(self, fence: int, results: Mapping[Item, Sequence[str]], lost: Sequence[Item]) -> int:
+    async def complete(self, fence: int, results: Mapping[Item, Column], lost: Sequence[Item]) -> int:
         """Where the results lie, and whose columns cannot be read any more; the number refused."""
         request = scheduler_pb2.CompleteReferenceRequest(worker=self.worker, fence=fence)
-        for item, keys in results.items():
-            request.results.add(ticket_id=item.ticket_id, attempt=item.attempt, reference_keys=keys)
+        for item, column in results.items():
+            request.results.add(
+                ticket_id=item.ticket_id,
+                attempt=item.attempt,
+                reference_keys=column.keys,
+                reference_offset=column.offset,
+            )
         for item in lost:
             request.lost.add(
                 ticket_id=item.ticket_id,

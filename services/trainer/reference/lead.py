@@ -17,7 +17,7 @@ from earl.errors import EarlError, TrainerError
 from earl.rpc.server import Server
 from services.trainer.activity import Activity
 from services.trainer.codec_membership import PATIENCE_S
-from services.trainer.reference.codec_scheduler import Item, Offer, ReferenceLink
+from services.trainer.reference.codec_scheduler import Column, Item, Offer, ReferenceLink
 from services.trainer.reference.origin import Origin
 from services.trainer.requests import Requests
 from services.trainer.side import Side
@@ -139,7 +139,7 @@ class Lead:
         self._activity.gauges["arena_full"] = float(bool(offer.waiting_tokens) and not offer.lease)
         return offer
 
-    def complete(self, fence: int, results: Mapping[Item, Sequence[str]], lost: Sequence[Item]) -> None:
+    def complete(self, fence: int, results: Mapping[Item, Column], lost: Sequence[Item]) -> None:
         """Tell the desk what became of a lease."""
         refused = self._side.run(self._link.complete(fence, results, lost), 2 * PATIENCE_S + SLACK_S)
         if refused:

@@ -87,42 +87,40 @@ class ReferencePolicy:
         load_decoder(self.decoder, directory)
 
     @torch.no_grad()
-    def logprobs(self, sequences: Sequence[Trajectory], into: Sequence[np.ndarray]) -> None:
-        """Fill `into`, float32 of each sequence's slice; 0 where the mask is 0. A collective of tp ranks.
+    def logprobs(self, sequences: Sequence[Trajectory], box: Box, into: np.ndarray) -> None:
+        """Fill `into`, float32 of `box`: this rank's slice of the sequences laid end to end.
 
-        Raises TrainerError for a log-prob that is not finite.
+        0 where the mask is 0. A collective of tp ranks. Raises TrainerError for what is not finite.
         """
         lengths = [len(one.tokens) for one in sequences]
-        for chosen in pack(lengths, self._microbatch_tokens):
-            self._forward([sequences[i] for i in chosen], [into[i] for i in chosen])
-        for one, array in zip(sequences, into, strict=True):
-            if not np.isfinite(array).all():
-                raise TrainerError(
-                    f"{one.key}: the reference policy gives a log-prob that is not finite",
-                    "its weights are damaged, or its dtype is too narrow",
-                )
-
-    def _forward(self, sequences: Sequence[Trajectory], into: Sequence[np.ndarray]) -> None:
-        lengths = [len(one.tokens) for one in sequences]
         starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
+        into[:] = 0.0
+        for chosen in pack(lengths, self._microbatch_tokens):
+            at, values = self._forward([sequences[i] for i in chosen], starts[chosen], box)
+            into[at - box.start[0]] = values
+        if not np.isfinite(into).all():
+            raise TrainerError(
+                f"the reference policy gives {sequences[0].key} and others log-probs that are not finite",
+                "its weights are damaged, or its dtype is too narrow",
+            )
+
+    def _forward(
+        self, sequences: Sequence[Trajectory], starts: np.ndarray, box: Box
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(where, log-probs float32) of the trained tokens within the box; starts: of each sequence."""
+        lengths = [len(one.tokens) for one in sequences]
+        packed = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
         tokens = np.concatenate([one.tokens for one in sequences]).astype(np.int64)
-        positions = np.arange(len(tokens), dtype=np.int64) - np.repeat(starts, lengths)
-        boxes = [slices(one.loss_mask, self.tensor.size)[self.tensor.rank] for one in sequences]
-        mine = [
-            start + box.start[0] + np.flatnonzero(one.loss_mask[box.slices()])
-            for one, box, start in zip(sequences, boxes, starts.tolist(), strict=True)
-        ]
+        mask = np.concatenate([one.loss_mask for one in sequences])
+        positions = np.arange(len(tokens), dtype=np.int64) - np.repeat(packed, lengths)
+        where = positions + np.repeat(starts, lengths)
+        rows = np.flatnonzero((mask == 1) & (where >= box.start[0]) & (where < box.stop[0]))
         hidden = self.decoder.forward_packed(self._on_device(tokens), self._on_device(positions), lengths)
-        rows = np.concatenate(mine)
-        values = np.zeros(0, np.float32)
-        if len(rows):
-            targets = self._on_device(tokens[rows])
-            chosen = hidden[self._on_device(rows - 1)]
-            values = self.decoder.token_logprobs(chosen, targets, self._temperature)[0].float().cpu().numpy()
-        parts = np.split(values, np.cumsum([len(part) for part in mine])[:-1])
-        for array, box, start, at, part in zip(into, boxes, starts.tolist(), mine, parts, strict=True):
-            array[:] = 0.0
-            array[at - start - box.start[0]] = part
+        if not len(rows):
+            return rows, np.zeros(0, np.float32)
+        chosen, targets = hidden[self._on_device(rows - 1)], self._on_device(tokens[rows])
+        values = self.decoder.token_logprobs(chosen, targets, self._temperature)[0]
+        return where[rows], values.float().cpu().numpy()
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

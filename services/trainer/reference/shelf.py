@@ -1,14 +1,14 @@
-"""A rank's reference log-probs in its arena, each kept as long as its trajectory's own columns.
+"""A rank's reference log-probs in its arena, kept as long as their trajectories' own columns.
 
     reserve ─► (the rank writes in place) ─► publish ─► readers ─► free, when BatchCommitted names the
-                                                                   trajectory, be it trained or dropped
-Used from the rank's loop; the arrays may be filled on any thread.
+                                                                   trajectories, be they trained or dropped
+A lease's sequences lie end to end in one tensor, so that a lease costs one descriptor a rank; it goes
+when the last of its trajectories does. Used from the rank's loop; arrays may be filled on any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -19,19 +19,9 @@ from earl.errors import ArenaFull
 TENSOR = "reference"
 
 
-def key(ticket_id: int, attempt: int, rank: int) -> str:
-    """Registry key of the slice that tensor-parallel rank `rank` holds."""
-    return f"reference/{ticket_id}/{attempt}/{rank}"
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Room for one slice: `box` of the sequence's float32[total_tokens]. trajectory: its columns' key."""
-
-    key: str
-    trajectory: str
-    total_tokens: int
-    box: Box
+def key(life: str, lease: int, rank: int) -> str:
+    """Registry key of what rank `rank` of a stage's life computed for its lease-th lease."""
+    return f"reference/{life}/{lease}/{rank}"
 
 
 class Shelf:
@@ -39,9 +29,11 @@ class Shelf:
 
     def __init__(self, store: TensorStore) -> None:
         self._store = store
-        # Trajectory's key -> key of the slice that lies here; and those that are being made.
+        # Trajectory's key -> key of the tensor that its log-probs lie in; how many lie in each.
         self._held: dict[str, str] = {}
-        self._coming: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+        # What is reserved and not yet published, and which of it nobody wants any more.
+        self._coming: dict[str, list[str]] = {}
         self._unwanted: set[str] = set()
 
     @property
@@ -54,36 +46,45 @@ class Shelf:
         arena = self._store.arena
         return 1.0 - arena.free_bytes / arena.capacity_bytes
 
-    async def reserve(self, slots: Sequence[Slot]) -> list[np.ndarray | None]:
-        """float32[size of the box] for each, in the arena; None where it has no room now.
+    async def reserve(
+        self, key: str, trajectories: Iterable[str], total_tokens: int, box: Box
+    ) -> np.ndarray | None:
+        """float32 [size of the box] in the arena, or None where there is no room now.
 
-        An earlier slice under the same key is replaced: it could not be read.
+        The box is this rank's slice of the total_tokens of these trajectories.
         """
-        await self._store.remove([slot.key for slot in slots])
-        arrays: list[np.ndarray | None] = []
-        for slot in slots:
-            spec = TensorSpec("float32", (slot.total_tokens,), slot.box)
-            try:
-                arrays.append(self._store.reserve(slot.key, {TENSOR: spec})[TENSOR])
-            except ArenaFull:
-                arrays.append(None)
-                continue
-            self._held.pop(slot.trajectory, None)
-            self._coming[slot.trajectory] = slot.key
-        return arrays
+        try:
+            array = self._store.reserve(key, {TENSOR: TensorSpec("float32", (total_tokens,), box)})[TENSOR]
+        except ArenaFull:
+            return None
+        self._coming[key] = list(trajectories)
+        return array
 
     async def publish(self) -> None:
-        """Make what was reserved known. Raises BusUnavailable."""
-        await self._store.publish(list(self._coming.values()))
-        self._held |= self._coming
-        self._coming.clear()
+        """Make what was reserved known; it replaces what was held for the same trajectories.
+
+        Raises BusUnavailable.
+        """
+        await self._store.publish(list(self._coming))
+        coming, self._coming = self._coming, {}
         unwanted, self._unwanted = self._unwanted, set()
+        for key, trajectories in coming.items():
+            await self.free(trajectories)
+            self._held |= dict.fromkeys(trajectories, key)
+            self._counts[key] = len(trajectories)
         await self.free(unwanted)
 
     async def free(self, trajectories: Iterable[str]) -> None:
         """These trajectories are trained or dropped: nobody reads what lies here for them."""
-        trajectories = list(trajectories)
-        # What is being written goes once it is published.
-        self._unwanted.update(trajectory for trajectory in trajectories if trajectory in self._coming)
-        held = [trajectory for trajectory in trajectories if trajectory in self._held]
-        await self._store.remove([self._held.pop(trajectory) for trajectory in held])
+        empty = []
+        for trajectory in trajectories:
+            # What is being written goes once it is published.
+            if any(trajectory in coming for coming in self._coming.values()):
+                self._unwanted.add(trajectory)
+            held = self._held.pop(trajectory, None)
+            if held is not None:
+                self._counts[held] -= 1
+                if not self._counts[held]:
+                    del self._counts[held]
+                    empty.append(held)
+        await self._store.remove(empty)

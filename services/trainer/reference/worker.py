@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -25,12 +26,12 @@ from earl.dispatch.dispatcher import Dispatcher, Read
 from earl.errors import DataPlaneError
 from services.trainer.activity import READING, Activity, Transfer
 from services.trainer.reader import transfers
-from services.trainer.reference.codec_scheduler import Item, decode_lease
+from services.trainer.reference.codec_scheduler import Column, Item, decode_lease
 from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, VOID, Lead
 from services.trainer.reference.origin import Origin, Published
 from services.trainer.reference.place import Place
 from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices, trainable
-from services.trainer.reference.shelf import Shelf, Slot, key
+from services.trainer.reference.shelf import Shelf, key
 from services.trainer.side import Side
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,9 @@ class ReferenceStage:
         self._lead = lead
         self._loaded = False
         self._credit_tokens = 0
+        # Names what this life of the stage publishes.
+        self._life = self._group.broadcast(secrets.token_hex(8).encode()).decode()
+        self._leases = 0
 
     def run(self) -> None:
         """Until the run is over or a stop was asked for. Raises the first failure."""
@@ -135,37 +139,48 @@ class ReferenceStage:
 
     def _compute(self, body: bytes) -> None:
         lease = decode_lease(body)
+        self._leases += 1
         items = lease.ranks[self._place.replica]
         with self._activity.phase(READING):
             found = self._read(items)
             # Ranks of one replica must leave out the same.
-            mine = [index for index, one in enumerate(found) if one is None]
-            lost = self._gathered(mine)
-        kept = [index for index in range(len(items)) if index not in lost[self._place.replica]]
+            lost = self._gathered([index for index, one in enumerate(found) if one is None])
+        kept = [
+            one
+            for index, one in enumerate(found)
+            if one is not None and index not in lost[self._place.replica]
+        ]
         started = time.perf_counter()
         with self._activity.phase(COMPUTING):
-            placed = self._place_logprobs(
-                [items[index] for index in kept], [one for one in found if one is not None]
-            ) if kept else []  # fmt: skip
+            placed = not kept or self._place_logprobs(kept)
         seconds = time.perf_counter() - started
         self._side.run(self._shelf.publish(), CALL_S)
-        missing = self._gathered([kept[n] for n, ok in enumerate(placed) if not ok])
+        full = self._gathered([] if placed else [0])
         self._report_transfers()
         if self._lead is None:
             return
-        tp = self._place.tensor.size
-        results: dict[Item, list[str]] = {}
+        results: dict[Item, Column] = {}
         for replica, leased in enumerate(lease.ranks):
-            for index, item in enumerate(leased):
-                if index not in lost[replica] and index not in missing[replica]:
-                    results[item] = [key(item.ticket_id, item.attempt, rank) for rank in range(tp)]
-        gone = [lease.ranks[replica][index] for replica in range(self._place.dp) for index in lost[replica]]
+            if not full[replica]:
+                usable = [item for index, item in enumerate(leased) if index not in lost[replica]]
+                results |= self._columns(replica, usable)
+        gone = [leased[index] for leased, which in zip(lease.ranks, lost, strict=True) for index in which]
         tokens = sum(item.total_tokens for item in results)
         self._activity.gauges |= {
             "tokens_per_s": tokens / max(seconds, 1e-9),
             "arena_used_fraction": self._shelf.used_fraction,
         }
         self._lead.complete(lease.fence, results, gone)
+
+    def _columns(self, replica: int, items: Sequence[Item]) -> dict[Item, Column]:
+        """Where the log-probs of this lease's items lie, end to end in what the replica's ranks hold."""
+        tp = self._place.tensor.size
+        keys = tuple(key(self._life, self._leases, replica * tp + rank) for rank in range(tp))
+        columns, offset = {}, 0
+        for item in items:
+            columns[item] = Column(keys, offset)
+            offset += item.total_tokens
+        return columns
 
     def _gathered(self, mine: list[int]) -> list[set[int]]:
         """For each replica, what any of its ranks names. A collective."""
@@ -205,22 +220,17 @@ class ReferenceStage:
                 raise outcome
         return [not isinstance(outcome, BaseException) for outcome in outcomes]
 
-    def _place_logprobs(self, items: Sequence[Item], found: Sequence[Trajectory]) -> list[bool]:
-        """Log-probs into the arena; whether each found room there."""
+    def _place_logprobs(self, found: Sequence[Trajectory]) -> bool:
+        """Log-probs into the arena; whether they found room there."""
         tensor = self._place.tensor
-        slots = []
-        for item, one in zip(items, found, strict=True):
-            box = slices(one.loss_mask, tensor.size)[tensor.rank]
-            name = key(item.ticket_id, item.attempt, tensor.rank)
-            slots.append(Slot(name, item.key, item.total_tokens, box))
-        arrays = self._side.run(self._shelf.reserve(slots), CALL_S)
+        box = slices(np.concatenate([one.loss_mask for one in found]), tensor.size)[tensor.rank]
+        name = key(self._life, self._leases, self._group.rank)
+        total = sum(len(one.tokens) for one in found)
+        work = self._shelf.reserve(name, [one.key for one in found], total, box)
+        array = self._side.run(work, CALL_S)
         # Ranks of a replica compute together: one without room goes along.
-        into = [
-            np.empty(slot.box.size, np.float32) if array is None else array
-            for slot, array in zip(slots, arrays, strict=True)
-        ]
-        self._policy.logprobs(found, into)
-        return [array is not None for array in arrays]
+        self._policy.logprobs(found, box, np.empty(box.size, np.float32) if array is None else array)
+        return array is not None
 
     def _report_transfers(self) -> None:
         """What all ranks read so far, by path. A collective."""
