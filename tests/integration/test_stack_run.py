@@ -150,6 +150,9 @@ def test_a_run_trains_evaluates_and_leaves_a_report(launched: Launched):
     }  # fmt: skip
     report = (launched.run_directory / "report.html").read_text()
     assert "Who was busy when" in report and "nothing was recorded" not in report
+    # Lengths of every step, intervals of both evaluations, and the same tasks before and after training.
+    assert 'class="h8"' in report and 'class="line bar' in report and "before and after" in report
+    assert figures["gain_low"] <= figures["gain"] <= figures["gain_high"] and figures["gain_episodes"] == 16
     launched.assert_nothing_left()
 
 
