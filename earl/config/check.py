@@ -27,7 +27,6 @@ def cross_check(config: RunConfig) -> None:
 
 def check_model(config: RunConfig) -> None:
     """The checkpoint is there, tp divides its heads, and what frames its texts goes together."""
-    tp = config.rollout.tp
     check_framing(config.model)
     if not config.model.path:
         scratch = config.model.scratch
@@ -42,12 +41,12 @@ def check_model(config: RunConfig) -> None:
                 f"model.scratch.heads = {scratch.heads} is no multiple of kv_heads = {scratch.kv_heads}",
                 "give a kv_heads that divides heads",
             )
-        check_heads(scratch.heads, scratch.kv_heads, tp, "model.scratch")
+        check_heads(config, scratch.heads, scratch.kv_heads, "model.scratch")
         return
     model = packaged(config.model.path)
     if model is not None:
         gguf_file(model)
-        check_heads(model.heads, model.kv_heads, tp, config.model.path)
+        check_heads(config, model.heads, model.kv_heads, config.model.path)
         return
     directory = Path(config.model.path).expanduser()
     if not directory.is_dir():
@@ -68,7 +67,7 @@ def check_model(config: RunConfig) -> None:
             f"model.path = {config.model.path!r}: config.json names no attention heads ({error})",
             "give a Llama or Qwen checkpoint",
         ) from None
-    check_heads(heads, kv_heads, tp, config.model.path)
+    check_heads(config, heads, kv_heads, config.model.path)
 
 
 def check_framing(model: ModelConfig) -> None:
@@ -91,13 +90,15 @@ def check_framing(model: ModelConfig) -> None:
         )
 
 
-def check_heads(heads: int, kv_heads: int, tp: int, what: str) -> None:
+def check_heads(config: RunConfig, heads: int, kv_heads: int, what: str) -> None:
+    """Raises IllegalParallelism for a stage whose tp does not divide these."""
     legal = [degree for degree in range(1, kv_heads + 1) if heads % degree == 0 and kv_heads % degree == 0]
-    if tp not in legal:
-        raise IllegalParallelism(
-            f"rollout.tp = {tp} does not divide {what}'s {heads} heads and {kv_heads} key-value heads",
-            f"use one of {', '.join(map(str, legal))}",
-        )
+    for key, tp in (("rollout.tp", config.rollout.tp), ("reference.tp", config.reference.tp)):
+        if tp not in legal:
+            raise IllegalParallelism(
+                f"{key} = {tp} does not divide {what}'s {heads} heads and {kv_heads} key-value heads",
+                f"use one of {', '.join(map(str, legal))}",
+            )
 
 
 def check_lengths(config: RunConfig) -> None:
