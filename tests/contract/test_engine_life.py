@@ -183,6 +183,18 @@ async def test_only_whole_versions_are_used(own, weights):
     await weights.remove(keys)
 
 
+async def test_a_head_that_is_the_embedding_is_updated_with_it(own, weights, tmp_path):
+    tied = [engines.random_model(seed, tie_word_embeddings=True) for seed in range(2)]
+    tied[0].save_pretrained(tmp_path / "tied")
+    engine = await own(model_dir=str(tmp_path / "tied"), load_initial=False)
+    for model in tied:
+        version, keys = await weights.publish(model)
+        await engine.load_weights(version, keys)
+        await weights.remove(keys)
+        generation = await engine.generate_all(ask(prompt(6), 8, seed=2))
+        assert_close(generation.logprobs, recompute(model, prompt(6), generation.ids))
+
+
 async def test_broken_weights_fail_requests_and_not_the_engine(own, weights):
     engine = await own()
     broken = copy.deepcopy(MODELS[1])

@@ -54,7 +54,7 @@ SLOTS, WAITING, CONTEXT = 4, 24, 1024
 _ids = itertools.count()
 
 
-def random_model(seed: int, **changes: int) -> Any:
+def random_model(seed: int, **changes: Any) -> Any:
     torch.manual_seed(seed)
     config = LlamaConfig(**CONFIG | changes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -190,8 +190,9 @@ def ask(ids: list[int], new: int = 8, **fields) -> GenerateRequest:
 
 def recompute(model: Any, ids: list[int], new: list[int], temperature: float = 1.0) -> torch.Tensor:
     """Log-probs of `new` after `ids` by the trainer's packed forward."""
-    decoder = Decoder(spec_of(LlamaConfig(**CONFIG).to_dict()))
-    decoder.load_state_dict(model.state_dict())
+    spec = spec_of(model.config.to_dict())
+    decoder = Decoder(spec)
+    decoder.load_state_dict({name: model.state_dict()[name] for name in spec.shapes()})
     tokens = torch.tensor(ids + new)
     rows = torch.arange(len(ids) - 1, len(tokens) - 1)
     with torch.no_grad():

@@ -78,6 +78,7 @@ class EarlWorker:
                     # later load can start from.
                     finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
                     raise
+                self._earl_tie()
         except Exception as error:  # noqa: BLE001  (told to the engine, which refuses to generate)
             return 0, wire.encoder.encode(wire.WireError.of(error))
         return sum(array.nbytes for array, _ in tensors.values()), b""
@@ -92,6 +93,14 @@ class EarlWorker:
                 whole[self.earl_boxes[name].slices()] = part
                 part = whole
             yield name, part
+
+    def _earl_tie(self) -> None:
+        """A head that is the embedding gets no tensor of its own, so the reload leaves what vLLM derived
+        from its old weights (on CPUs a packed copy): derived anew here."""
+        if "lm_head.weight" not in self.earl_shapes:
+            model = self.model_runner.get_model()
+            model.lm_head.weight = model.model.embed_tokens.weight
+            model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
     def earl_close(self) -> None:
         """Stop the stager's thread."""
