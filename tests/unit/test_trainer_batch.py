@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -131,3 +133,30 @@ def test_ticket_set_is_a_set_of_ids_in_joined_ranges(ranges: list[tuple[int, int
 def test_ticket_set_refuses_what_is_no_range() -> None:
     with pytest.raises(ValueError, match=r"\[5, 3\)"):
         TicketSet([(5, 3)])
+
+
+def test_reference_log_probs_follow_their_tokens() -> None:
+    plain = _filled([5, 4])
+    assert plain.reference is None
+    assert build(plain, [0, 1], "token", 1, 1).reference is None
+    columns = Columns()
+    keys = ("reference/a/0", "reference/a/1")
+    items = [replace(_item(1, 5), reference_keys=keys, reference_offset=7), _item(2, 4)]
+    asked = []
+    for item, name, array in columns.take(items):
+        asked.append((item.ticket_id, name))
+        array[:] = 0
+        if name == "reference":
+            array[:] = -np.arange(5)
+        if name == "loss_mask":
+            array[2:] = 1
+    # What is not wanted is neither read nor left from the batch before.
+    assert (1, "reference") in asked and (2, "reference") not in asked
+    micro = build(columns, [1, 0], "token", 5, 2)
+    assert micro.reference is not None and micro.reference.dtype == np.float32
+    assert micro.reference.tolist() == [0.0, 0.0, -2.0, -3.0, -4.0]
+    columns.validate(9)
+    assert columns.reference is not None
+    columns.reference[3] = np.nan
+    with pytest.raises(TrainerError, match="trajectory/1/1: position 3"):
+        columns.validate(9)
