@@ -26,6 +26,7 @@ from earl.v1.events_pb2 import Event
 from tests.support.runs import tictactoe
 from tests.support.stack import Stack
 
+AT_ONCE = 1
 FINISH_S = 90.0
 MOMENT_S = 60.0
 
@@ -52,17 +53,20 @@ class Outcome:
     files: dict[str, str]
 
 
-def exact(directory: Path, workers: int = 1, **sections: dict[str, Any]) -> RunConfig:
-    """Two warm-up batches that make most moves legal, and four training steps; a checkpoint every two."""
+def exact(directory: Path, workers: int, at_once: int, **sections: dict[str, Any]) -> RunConfig:
+    """Two warm-up batches that make most moves legal, and four training steps; a checkpoint every two.
+
+    at_once: sequences that a worker's engine runs together.
+    """
     given: dict[str, dict[str, Any]] = {
-        "rollout": {"workers": workers},
-        "warmup": {"batches": 2, "batch_episodes": 48, "passes": 8, "minibatches": 2, "lr": 1e-2},
-        "scheduler": {"steps": 4},
+        "rollout": {"workers": workers, "max_sequences": at_once, "episodes": at_once},
+        "warmup": {"batches": 2, "batch_episodes": 24, "passes": 8, "minibatches": 2, "lr": 1e-2},
+        "scheduler": {"steps": 4, "batch_groups": 2},
         "trainer": {
             "checkpoint_every": 2, "minibatches": 2, "passes": 2, "lr": 3e-3, "entropy_coefficient": 0.003,
             "lr_final_fraction": 0.1,
         },
-        "evaluation": {"episodes": 6, "every_steps": 2, "at_start": False, "at_end": False},
+        "evaluation": {"episodes": 4, "every_steps": 2, "at_start": False, "at_end": False},
     }  # fmt: skip
     for section, keys in sections.items():
         given[section] = given.get(section, {}) | keys
@@ -72,10 +76,14 @@ def exact(directory: Path, workers: int = 1, **sections: dict[str, Any]) -> RunC
 class Exact:
     """One deterministic run under a test's control, alive over any number of kills."""
 
-    def __init__(self, directory: Path, workers: int = 1, **sections: dict[str, Any]) -> None:
-        self.stack = Stack(exact(directory, workers, **sections))
+    def __init__(
+        self, directory: Path, workers: int = 1, at_once: int = AT_ONCE, **sections: dict[str, Any]
+    ) -> None:
+        self.stack = Stack(exact(directory, workers, at_once, **sections))
         self._workers = [f"rollout-{index}" for index in range(workers)]
         self._bus: Bus | None = None
+        self._after = ""
+        self._starting: asyncio.Task[None]
 
     async def __aenter__(self) -> Exact:
         return self
@@ -85,19 +93,31 @@ class Exact:
         await self.stack.__aexit__(*error)
 
     async def up(self) -> None:
-        """Starts what `earl train` starts; what the run left behind is taken up."""
+        """Starts what `earl train` starts; what the run left behind is taken up.
+
+        Returns when the bus is there, so that no moment of what follows is missed.
+        """
         made = (self.stack.directory / "model").exists()
-        await self.stack.up(*(name for name in self.stack.processes if not made or name != plan.MODEL))
+        valkey = self.stack.processes[plan.VALKEY]
+        valkey.ready.clear()
+        names = [name for name in self.stack.processes if not made or name != plan.MODEL]
+        self._starting = asyncio.create_task(self.stack.up(*names))
+        serving = asyncio.create_task(valkey.ready.wait())
+        await asyncio.wait([self._starting, serving], return_when=asyncio.FIRST_COMPLETED)
+        assert serving.done(), "Valkey did not start"
+        self._bus = await Bus.connect(self.stack.redis_url, self.stack.config.name, source="test")
+        self._after = await self._bus.last_id()
 
     async def until(self, moment: Moment) -> bool:
-        """Returns at this moment, counted from now: True, or False if the run is over before it."""
-        if self._bus is None:
-            self._bus = await Bus.connect(self.stack.redis_url, self.stack.config.name, source="test")
-        seen = asyncio.create_task(_nth(self._bus, await self._bus.last_id(), moment))
-        over = asyncio.create_task(self.stack.processes[plan.TRAINER].wait())
+        """Returns at this moment, counted from the one before: True, or False if the run ends first."""
+        assert self._bus is not None, "the run is not up"
+        seen = asyncio.create_task(_nth(self._bus, self._after, moment))
+        over = asyncio.create_task(self._over())
         try:
             async with asyncio.timeout(MOMENT_S):
                 await asyncio.wait([seen, over], return_when=asyncio.FIRST_COMPLETED)
+            if seen.done():
+                self._after = seen.result()
             return seen.done()
         finally:
             seen.cancel()
@@ -110,14 +130,18 @@ class Exact:
         for process in running:
             process.signal(signal.SIGKILL)
         await asyncio.gather(*(process.wait() for process in running))
+        # Whoever was still starting cannot have become ready.
+        await asyncio.gather(self._starting, return_exceptions=True)
 
     async def replace(self, name: str) -> None:
         """SIGKILL to one service; another one takes its place, as the supervisor would have it."""
+        await self._starting
         await self.stack.kill(name)
         await self.stack.start(name)
 
     async def finish(self) -> None:
         """Returns when the run is over."""
+        await self._starting
         stage = [plan.REFERENCE] if plan.REFERENCE in self.stack.processes else []
         for name in (plan.TRAINER, *stage, *self._workers):
             code = await self.stack.ended(name, FINISH_S)
@@ -140,18 +164,23 @@ class Exact:
             steps, evaluations, {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         )
 
+    async def _over(self) -> None:
+        await self._starting
+        await self.stack.processes[plan.TRAINER].wait()
+
     async def _hang_up(self) -> None:
         if self._bus is not None:
             await self._bus.close()
             self._bus = None
 
 
-async def _nth(bus: Bus, after: str, moment: Moment) -> None:
+async def _nth(bus: Bus, after: str, moment: Moment) -> str:
     left = moment.count
-    async for _, event in bus.follow(after):
+    async for entry_id, event in bus.follow(after):
         left -= _is(moment, event)
         if not left:
-            return
+            return entry_id
+    raise AssertionError("the bus ended")
 
 
 def _is(moment: Moment, event: Event) -> bool:
