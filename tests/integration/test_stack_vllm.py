@@ -60,9 +60,9 @@ def marked(name: str) -> list[str]:
 def test_a_run_trains_on_what_vllm_sampled(tmp_path: Path):
     dotted = [text for key, value in SMALL.items() for text in (f"--{key}", value)]
     name = f"v{os.getpid()}"
+    command = [sys.executable, "-m", "earl.cli.main", "train", str(TICTACTOE), "--name", name]
     done = subprocess.run(
-        [sys.executable, "-m", "earl.cli.main", "train", str(TICTACTOE), "--name", name]
-        + ["--runs-dir", str(tmp_path), *dotted, "--plain", "--json"],
+        [*command, "--runs-dir", str(tmp_path), *dotted, "--plain", "--json"],
         capture_output=True,
         text=True,
         timeout=550,
