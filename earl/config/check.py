@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from earl.config.engines import check_engine
 from earl.config.model import ModelConfig
 from earl.config.reference import check_reference
 from earl.config.run import RunConfig
@@ -20,6 +21,7 @@ def cross_check(config: RunConfig) -> None:
     check_model(config)
     check_lengths(config)
     check_batches(config)
+    check_engine(config)
     check_deterministic(config)
     check_reference(config)
     check_data_plane(config)

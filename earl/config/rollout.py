@@ -11,8 +11,8 @@ from earl.config.base import Section
 
 class RolloutConfig(Section):
     engine: Literal["torch", "vllm", "sglang"] = "torch"
-    # Python interpreter of the engine's own environment; empty: the one that `make setup-vllm` makes for
-    # "vllm", the service's own for "torch".
+    # Python interpreter of the engine's own environment (docs/engines.md); empty: the one that
+    # `make setup-vllm` makes for "vllm", the service's own for "torch".
     engine_python: str = ""
     # Rollout services on this machine; each has a pool of engines x tp devices.
     workers: int = Field(default=1, ge=1)

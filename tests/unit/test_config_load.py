@@ -9,7 +9,7 @@ import pytest
 
 from earl.config import keys
 from earl.config.load import load_run, split_overrides
-from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, TransportUnavailable
+from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, TransportUnavailable, UnsupportedModel
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TICTACTOE = EXAMPLES / "tictactoe.toml"
@@ -142,6 +142,8 @@ def test_a_checkpoint_is_judged_by_its_configuration(tmp_path: Path):
         ({"trainer.microbatch_tokens": "64"}, ConfigError),
         ({"scheduler.group_size": "1"}, ConfigError),
         ({"trainer.ranks": "8", "trainer.minibatches": "64"}, ConfigError),
+        ({"rollout.engine": "sglang", "rollout.device": "cpu"}, ConfigError),
+        ({"rollout.engine": "vllm", "rollout.device": "cpu"}, UnsupportedModel),
         ({"deterministic": "true", "scheduler.staleness": "1", "scheduler.train_limit_s": "0"}, ConfigError),
         ({"deterministic": "true", "scheduler.staleness": "0", "scheduler.train_limit_s": "9"}, ConfigError),
         ({"data_plane.arena_dir": "/no/such/tmpfs"}, ConfigError),

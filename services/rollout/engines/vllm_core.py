@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from earl.errors import ConfigError, EngineError, UnsupportedModel
+from earl.config.engines import check_vllm_heads
+from earl.errors import ConfigError, EngineError
 from earl.models.spec import ModelSpec
 from services.rollout.engines.base import EngineSpec
 
@@ -20,8 +21,6 @@ BLOCK_TOKENS = 32
 # Tokens of one step by device, where the spec gives none.
 STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
 WORKER = "services.rollout.engines.vllm_worker.EarlWorker"
-# Head sizes of vLLM's CPU attention (vllm/v1/attention/backends/cpu_attn.py, 0.32).
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 def prepare_environment(spec: EngineSpec) -> None:
@@ -63,11 +62,8 @@ def device_of(spec: EngineSpec) -> str:
 
 def check_model(spec: EngineSpec, model: ModelSpec, device: str) -> None:
     """Raises UnsupportedModel for what vLLM would only fail on later, ConfigError for `deterministic`."""
-    if device == "cpu" and model.head_dim not in CPU_HEAD_SIZES:
-        raise UnsupportedModel(
-            f"vLLM's CPU attention has no heads of size {model.head_dim}",
-            f'use one of {", ".join(map(str, CPU_HEAD_SIZES))}, or rollout.engine = "torch"',
-        )
+    if device == "cpu":
+        check_vllm_heads(model.head_dim, spec.model_dir)
     if spec.deterministic:
         raise ConfigError(
             'deterministic = true with rollout.engine = "vllm": its results depend on the batch',

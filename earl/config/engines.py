@@ -1,0 +1,30 @@
+"""What the engines of other projects can and cannot do that a run file may ask for. No engine is imported."""
+
+from __future__ import annotations
+
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, UnsupportedModel
+
+# Head sizes of vLLM's CPU attention (vllm/v1/attention/backends/cpu_attn.py, 0.32).
+VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+
+def check_engine(config: RunConfig) -> None:
+    """Raises ConfigError or UnsupportedModel for a contradiction between the engine and other keys."""
+    rollout, scratch = config.rollout, config.model.scratch
+    if rollout.engine == "sglang" and rollout.device == "cpu":
+        raise ConfigError(
+            'rollout.engine = "sglang" with rollout.device = "cpu": SGLang 0.5.23 has no supported CPU install',
+            'use rollout.device = "cuda", or rollout.engine = "torch" or "vllm"',
+        )
+    if rollout.engine == "vllm" and rollout.device == "cpu" and not config.model.path:
+        check_vllm_heads(scratch.hidden_size // scratch.heads, "model.scratch")
+
+
+def check_vllm_heads(size: int, model: str) -> None:
+    """Raises UnsupportedModel if vLLM has no CPU attention for heads of this size."""
+    if size not in VLLM_CPU_HEAD_SIZES:
+        raise UnsupportedModel(
+            f"{model} has heads of size {size}, for which vLLM has no attention on CPUs",
+            f'use one of {", ".join(map(str, VLLM_CPU_HEAD_SIZES))}, or rollout.engine = "torch"',
+        )
