@@ -14,7 +14,7 @@ def check_engine(config: RunConfig) -> None:
     rollout, scratch = config.rollout, config.model.scratch
     if rollout.engine == "sglang" and rollout.device == "cpu":
         raise ConfigError(
-            'rollout.engine = "sglang" with rollout.device = "cpu": SGLang 0.5.23 has no supported CPU install',
+            'rollout.engine = "sglang" with rollout.device = "cpu": SGLang has no supported CPU install',
             'use rollout.device = "cuda", or rollout.engine = "torch" or "vllm"',
         )
     if rollout.engine == "vllm" and rollout.device == "cpu" and not config.model.path:
