@@ -31,9 +31,10 @@ COMPARES = (
     f"{RANKS} stage ranks to {RANKS} trainer ranks, each trainer rank wanting sequences of every stage rank; "
     "processes of their own, on one host, ways taken in turn within one run, medians over the rounds. "
     "direct: descriptors in the registry, a word to the controller, and each trainer rank reads the slices "
-    "from the stage ranks' arenas, over the path named. controller: every stage rank streams its column to "
-    "one controller over gRPC (1 MiB messages), which regroups it and streams it to the trainer ranks. On "
-    "one host both share one memory bus; on a network the controller's link would carry everything twice."
+    "from the stage ranks' arenas, over the path named; of it, publish is the registry's answer (an embedded "
+    "Valkey answers once it is on disk) and read the transfer itself. controller: every stage rank streams "
+    "its column to one controller over gRPC (1 MiB messages), which regroups it and streams it to the "
+    "trainer ranks. On one host both share one memory bus; on a network the controller's link would carry everything twice."
 )
 
 
@@ -155,6 +156,7 @@ async def batch(
 ) -> dict[str, Any]:
     """One batch, both ways in turn."""
     times: dict[str, list[float]] = {"direct": [], "controller": []}
+    parts: dict[str, list[float]] = {"publish": [], "read": []}
     paths: set[str] = set()
     for number in range(1, rounds + WARM_UP + 1):
         for way in times:
@@ -169,6 +171,9 @@ async def batch(
             if number > WARM_UP:
                 last = max(one["at_ns"] for one in filled) - max(one["at_ns"] for one in computed)
                 times[way].append(last / 1e6)
+                if way == "direct":
+                    parts["publish"].append(max(one["part_ns"] for one in computed) / 1e6)
+                    parts["read"].append(max(one["part_ns"] for one in filled) / 1e6)
     sequences = sum(map(len, dealt.computes))
     direct_ms, controller_ms = (statistics.median(times[way]) for way in ("direct", "controller"))
     return {
@@ -177,6 +182,8 @@ async def batch(
         "mib": round(4 * sequences * dealt.tokens / (1 << 20), 3),
         "path": "+".join(sorted(paths)),
         "direct_ms": round(direct_ms, 3),
+        "direct_publish_ms": round(statistics.median(parts["publish"]), 3),
+        "direct_read_ms": round(statistics.median(parts["read"]), 3),
         "controller_ms": round(controller_ms, 3),
         "ratio": round(controller_ms / direct_ms, 2),
     }

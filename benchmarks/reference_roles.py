@@ -183,13 +183,14 @@ async def run_stage(role: dict[str, Any]) -> None:
                 array[place * deal.tokens : (place + 1) * deal.tokens] = values(deal, sequence, number)
             computed_ns = time.monotonic_ns()
             await shelf.publish()
+            published_ns = time.monotonic_ns()
             await end.done(end.name)
         else:
             held = []
             column = np.stack([values(deal, sequence, number) for sequence in mine])
-            computed_ns = time.monotonic_ns()
+            computed_ns = published_ns = time.monotonic_ns()
             await end.put(_messages(end.name, column))
-        answer(at_ns=computed_ns)
+        answer(at_ns=computed_ns, part_ns=published_ns - computed_ns)
     await store.close()
     await end.close()
 
@@ -218,8 +219,10 @@ async def run_trainer(role: dict[str, Any]) -> None:
                 rank, place = deal.home(sequence)
                 box = Box((place * deal.tokens,), ((place + 1) * deal.tokens,))
                 reads.append(Read((key("bench", number, rank),), "reference", box, column[row]))
+            began_ns = time.monotonic_ns()
             path = (await dispatcher.read(reads, WAIT_S)).path
         else:
+            began_ns = time.monotonic_ns()
             flat, at, path = column.reshape(-1).view(np.uint8), 0, "grpc"
             async for chunk in end.get(end.name):
                 flat[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
@@ -227,7 +230,7 @@ async def run_trainer(role: dict[str, Any]) -> None:
         filled_ns = time.monotonic_ns()
         right = all((column[row] == values(deal, one, number)).all() for row, one in enumerate(mine))
         column[:] = 0.0
-        answer(at_ns=filled_ns, path=path, right=right)
+        answer(at_ns=filled_ns, part_ns=filled_ns - began_ns, path=path, right=right)
     await dispatcher.close()
     await end.close()
 
