@@ -34,7 +34,8 @@ COMPARES = (
     "from the stage ranks' arenas, over the path named; of it, publish is the registry's answer (an embedded "
     "Valkey answers once it is on disk) and read the transfer itself. controller: every stage rank streams "
     "its column to one controller over gRPC (1 MiB messages), which regroups it and streams it to the "
-    "trainer ranks. On one host both share one memory bus; on a network the controller's link would carry everything twice."
+    "trainer ranks. On one host both share one memory bus; on a network the controller's link would carry "
+    "everything twice."
 )
 
 
