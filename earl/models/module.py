@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from earl.models.packing import Packing, causal_attention
+from earl.models.fused import gated_silu, rms_norm
+from earl.models.logprobs import token_logprobs
+from earl.models.packing import Packing, causal_attention, take_rows
 from earl.models.parallel import TensorParallel, enter, leave
 from earl.models.spec import ModelSpec, Rope
 from earl.models.tp import check_tp
-
-# Logits that exist at once while log-probs are computed, in elements (float32: 64 MiB).
-CHUNK_ELEMENTS = 1 << 24
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -66,8 +66,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -113,11 +112,17 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = enter(x, self.tp)
-        return leave(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)), self.tp)
+        return leave(self.down_proj(gated_silu(self.gate_proj(x), self.up_proj(x))), self.tp)
 
 
 class Block(nn.Module):
-    """One decoder layer on packed tokens: x [T, H] → [T, H]."""
+    """One decoder layer on packed tokens: x [T, H] → [T, H].
+
+    checkpointed: keep only x for the backward pass, and compute the rest again. It happens inside forward,
+    so that what wraps the block (FSDP2) has its parameters gathered for both.
+    """
+
+    checkpointed = False
 
     def __init__(self, spec: ModelSpec, tp: TensorParallel) -> None:
         super().__init__()
@@ -127,6 +132,14 @@ class Block(nn.Module):
         self.mlp = MLP(spec, tp)
 
     def forward(
+        self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, packing: Packing
+    ) -> torch.Tensor:
+        if self.checkpointed and torch.is_grad_enabled():
+            arguments = (x, cosine, sine, packing)
+            return checkpoint(self._compute, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return self._compute(x, cosine, sine, packing)
+
+    def _compute(
         self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, packing: Packing
     ) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cosine, sine, packing)
@@ -171,12 +184,12 @@ class Decoder(nn.Module):
         tokens, positions [T] int64; lengths [B] of the packed sequences, their sum is T.
         Without targets: hidden [T, H]. With targets [N] int64: (logprobs [N], entropy [N]) in
         float32, both differentiable, where targets[i] is the token that follows packed row rows[i]
-        (rows [N] int64; None: every row, N = T). temperature is one number or [N].
+        (rows [N] int64, none twice; None: every row, N = T). temperature is one number or [N].
         """
         hidden = self.forward_packed(tokens, positions, lengths)
         if targets is None:
             return hidden
-        return self.token_logprobs(hidden if rows is None else hidden[rows], targets, temperature)
+        return self.token_logprobs(hidden if rows is None else take_rows(hidden, rows), targets, temperature)
 
     def forward_packed(
         self, tokens: torch.Tensor, positions: torch.Tensor, lengths: Sequence[int] | torch.Tensor
@@ -202,34 +215,13 @@ class Decoder(nn.Module):
     def token_logprobs(
         self, hidden: torch.Tensor, targets: torch.Tensor, temperature: float | torch.Tensor = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-prob of targets, entropy), each [N] float32, of softmax(logits / temperature).
+        """(log-prob of targets, entropy), float32 [N], of softmax(logits / temperature), chunk by chunk."""
+        return token_logprobs(hidden, self.output_weight, targets, temperature)
 
-        At most CHUNK_ELEMENTS logits exist at once; chunks are computed again in the backward pass.
-        """
-        chunk = max(1, CHUNK_ELEMENTS // self.spec.vocab)
-        if len(hidden) <= chunk:
-            return _logprobs(hidden, self.output_weight, targets, temperature)
-        parts = []
-        for at in range(0, len(hidden), chunk):
-            piece = slice(at, at + chunk)
-            heat = temperature[piece] if isinstance(temperature, torch.Tensor) else temperature
-            arguments = (hidden[piece], self.output_weight, targets[piece], heat)
-            parts.append(checkpoint(_logprobs, *arguments, use_reentrant=False))
-        logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
-
-
-def _logprobs(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: float | torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = F.linear(hidden, weight).float()
-    if isinstance(temperature, torch.Tensor):
-        logits = logits / temperature.to(logits.dtype)[:, None]
-    elif temperature != 1.0:
-        logits = logits / temperature
-    logprobs = F.log_softmax(logits, -1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+    def checkpoint_activations(self) -> None:
+        """From now on blocks keep only their inputs for the backward pass."""
+        for block in self.model.layers:
+            cast(Block, block).checkpointed = True
 
 
 def initialise(decoder: Decoder, seed: int, embedding_std: float = 0.02) -> None:

@@ -1,7 +1,7 @@
 """Packed sequences for attention: [T, ...] of all tokens <-> right-padded [B, L, ...] buckets.
 
-Only attention sees padding; sequences share a bucket if the longest is at most twice the shortest,
-so that padding stays below half of what is computed.
+Only attention sees padding; sequences share a bucket if the shortest is at least SHORTEST of the longest.
+One sequence alone is never copied, and no [T, T] scores are ever held: the flash kernels work in tiles.
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+# Length of the shortest sequence of a bucket, as a fraction of the longest.
+SHORTEST = 0.75
+# Below this length the CPU kernel's backward pass is several times faster in float32 than in bfloat16.
+NARROW_TOKENS = 512
 
 
 class _Gather(torch.autograd.Function):
@@ -38,6 +44,28 @@ class _Scatter(torch.autograd.Function):
         grad = grads[0]
         padded = grad.new_zeros((ctx.rows, *grad.shape[1:]))
         return padded.index_copy_(0, ctx.back, grad.contiguous()), None
+
+
+class _ShortFlash(torch.autograd.Function):
+    """The CPU flash kernel in bfloat16, whose backward pass is computed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out, normalisers = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, is_causal=True
+        )
+        ctx.save_for_backward(query, key, value, out, normalisers)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        query, key, value, out, normalisers = ctx.saved_tensors
+        wide = (one.float() for one in (grads[0], query, key, value, out))
+        parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *wide, normalisers, 0.0, True
+        )
+        return tuple(part.to(query.dtype) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -68,7 +96,7 @@ class Packing:
         while first < len(ordered):
             longest = ordered[first]
             last = first
-            while last < len(ordered) and 2 * ordered[last] >= longest:
+            while last < len(ordered) and ordered[last] >= SHORTEST * longest:
                 last += 1
             # Within a bucket, sequences keep their packed order.
             members = order[first:last].sort().values
@@ -105,8 +133,16 @@ def causal_attention(
     for sequences, length in packing.buckets:
         rows = slice(row, row + sequences * length)
         q, k, v = (x[rows].unflatten(0, (sequences, length)).transpose(1, 2) for x in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        if q.dtype is torch.bfloat16 and not q.is_cuda and length < NARROW_TOKENS and q.requires_grad:
+            out: torch.Tensor = _ShortFlash.apply(q, k, v)  # type: ignore[assignment]
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
         row = rows.stop
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output if packing.identity else _Scatter.apply(output, packing.back)  # type: ignore[return-value]
+
+
+def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """x[rows] for rows int64 [N], none of them twice: the backward pass is a copy, not a sum."""
+    return _Scatter.apply(x, rows)  # type: ignore[return-value]

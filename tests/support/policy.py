@@ -6,6 +6,7 @@ Run under torchrun this module is the other side of tests/integration/test_train
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def items_of(first_ticket: int, count: int) -> list[Item]:
 
 def plan_of(items: list[Item], ranks: int, batch_id: int = 1, **changes: Any) -> Plan:
     """The items dealt out to ranks in turn."""
+    items = [replace(item, position=position) for position, item in enumerate(items)]
     values: dict[str, Any] = {
         "batch_id": batch_id,
         "version": batch_id,

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from earl.config.model import ModelConfig
 from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, UnsupportedModel
-from earl.models import module as module_under_test
+from earl.models import logprobs as logprobs_under_test
 from earl.models.create import create_model
 from earl.models.module import Decoder, initialise
 from earl.models.packing import Packing
@@ -122,7 +122,7 @@ def test_chunked_logprobs_equal_whole(monkeypatch):
         return logprobs, entropy, gradient.clone()
 
     whole = run()
-    monkeypatch.setattr(module_under_test, "CHUNK_ELEMENTS", spec.vocab * 7)
+    monkeypatch.setattr(logprobs_under_test, "CHUNK_BYTES", 4 * spec.vocab * 7)
     for a, b in zip(whole, run(), strict=True):
         # A gradient adds up 40 tokens, in another order: float32 rounds it differently.
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
@@ -131,7 +131,7 @@ def test_chunked_logprobs_equal_whole(monkeypatch):
 def test_packing_goes_there_and_back():
     lengths = [3, 40, 1, 39, 2, 3]
     packing = Packing.of(lengths, torch.device("cpu"))
-    assert [b for b, _ in packing.buckets] == [2, 3, 1]
+    assert packing.buckets == ((2, 40), (2, 3), (1, 2), (1, 1))
     assert packing.there[packing.back].tolist() == list(range(sum(lengths)))
     assert Packing.of([4, 4], torch.device("cpu")).identity
 
