@@ -8,7 +8,7 @@ from earl.errors import IllegalParallelism, WeightsIncomplete
 from earl.models.module import Decoder, initialise
 from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
-from services.rollout.engines import runner as runner_module
+from services.rollout.engines import attention
 from services.rollout.engines.base import EngineSpec, GenerateRequest
 from services.rollout.engines.batch import Batch
 from services.rollout.engines.ranks import Followers, Rank
@@ -33,6 +33,7 @@ def models(name: str, slots: int, dtype: torch.dtype = torch.float32) -> tuple[D
         for parameter_name, parameter in decoder.named_parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
             runner.weights[parameter_name].copy_(parameter)
+    runner.seal()
     return decoder, runner
 
 
@@ -46,8 +47,9 @@ def packed_logits(decoder: Decoder, tokens: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("view", [0.0, 0.5, 2.0])
 def test_any_batching_equals_the_packed_forward(name, view, monkeypatch):
     # 0: always a view of the cache, 2: always a gather.
-    monkeypatch.setattr(runner_module, "VIEW_FRACTION", view)
-    monkeypatch.setattr(runner_module, "MASK_ELEMENTS", 500)
+    monkeypatch.setattr(attention, "VIEW_FRACTION", view)
+    monkeypatch.setattr(attention, "MASK_ELEMENTS", 500)
+    monkeypatch.setattr(attention, "ALONE_TOKENS", 12)
     decoder, runner = models(name, slots=7)
     rng = np.random.default_rng(0)
     sequences = rng.integers(0, 29, (7, 48))

@@ -1,5 +1,7 @@
 """Bookkeeping of KV slots, against a plain model of what must hold."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,11 +9,14 @@ from hypothesis import strategies as st
 
 from services.rollout.engines.base import GenerateRequest
 from services.rollout.engines.batch import Batch
-from services.rollout.engines.slots import Slots
+from services.rollout.engines.slots import Slots, Waiting
+
+orders = itertools.count()
 
 
-def ask(name: str, ids: list[int], new: int = 4, **fields) -> GenerateRequest:
-    return GenerateRequest(request_id=name, ids=ids, max_new_tokens=new, **fields)
+def ask(name: str, ids: list[int], new: int = 4, **fields) -> Waiting:
+    request = GenerateRequest(request_id=name, ids=ids, max_new_tokens=new, **fields)
+    return Waiting.of(request, next(orders))
 
 
 def run_step(slots: Slots, budget: int, version: int = 0) -> tuple[Batch, np.ndarray]:
@@ -85,7 +90,7 @@ def test_a_session_that_is_busy_or_released_is_not_kept_twice():
     assert slots.retained == 0
     slots.release("s")
     slots.finish(0)
-    assert slots.retained == 0 and slots.used_fraction() == 0
+    assert slots.retained == 0 and slots.used_tokens() == 0
     assert [slots.admit(ask(str(n), [1]), ()) for n in range(3)] == [0, 1, 2]
 
 

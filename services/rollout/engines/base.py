@@ -176,6 +176,14 @@ class EngineStats(msgspec.Struct, kw_only=True):
     step_s: float
     transfers: list[Transfer] = []
     busy: list[BusyPeriod] = []
+    # Sequences that were put back because the KV of all exceeded kv_tokens.
+    preemptions: int = 0
+    # Tokens that the KV cache holds at most, those of sequences and sessions in it, and those that take
+    # memory (with prefixes that may be used again, in whole pages); bytes of one token on each rank.
+    kv_tokens: int = 0
+    kv_used_tokens: int = 0
+    kv_committed_tokens: int = 0
+    kv_token_bytes: int = 0
 
 
 class LoadReport(msgspec.Struct, kw_only=True):

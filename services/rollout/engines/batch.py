@@ -5,23 +5,37 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+GIVE_BACK = -1
+
 
 class Batch(msgspec.Struct, array_like=True):
     """One step's input. Columns of B sequences, int64: slots; starts, the tokens whose KV is in the
-    slot already; counts, the tokens to add; and tokens [sum of counts], packed in that order."""
+    slot already; counts, the tokens to add; and tokens [sum of counts], packed in that order.
+
+    moves [M, 4] int64 come first, in their order: (source, target, count, 0) copies rows of KV from slot
+    to slot; (GIVE_BACK, slot, first, stop) frees rows."""
 
     slots: np.ndarray
     starts: np.ndarray
     counts: np.ndarray
     tokens: np.ndarray
+    moves: np.ndarray = msgspec.field(default_factory=lambda: np.zeros((0, 4), dtype=np.int64))
 
     def to_bytes(self) -> bytes:
         return np.concatenate(
-            ([len(self.slots)], self.slots, self.starts, self.counts, self.tokens)
+            (
+                [len(self.slots), len(self.moves)],
+                self.moves.reshape(-1),
+                self.slots,
+                self.starts,
+                self.counts,
+                self.tokens,
+            )
         ).tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Batch:
         values = np.frombuffer(data, dtype=np.int64)
-        size = int(values[0])
-        return cls(*np.split(values[1:], (size, 2 * size, 3 * size)))
+        size, first = int(values[0]), 2 + 4 * int(values[1])
+        moves = values[2:first].reshape(-1, 4)
+        return cls(*np.split(values[first:], (size, 2 * size, 3 * size)), moves)

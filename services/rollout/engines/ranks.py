@@ -22,6 +22,7 @@ from earl.models.spec import load_spec
 from services.rollout.engines import wire
 from services.rollout.engines.base import EngineSpec, LoadReport, Transfer
 from services.rollout.engines.batch import Batch
+from services.rollout.engines.cache import room_within
 from services.rollout.engines.runner import Runner
 from services.rollout.engines.staging import Stager
 
@@ -71,13 +72,15 @@ class Rank:
         torch.set_num_threads(spec.threads)
         model = load_spec(spec.model_dir)
         device = device_of(spec, start.rank)
+        slots, context = room_within(spec.kv_tokens, spec.max_sequences, spec.max_context_tokens, device)
         self.runner = Runner(
             model,
             join_group(start, device),
-            slots=spec.max_sequences,
-            context=spec.max_context_tokens,
+            slots=slots,
+            context=context,
             dtype=getattr(torch, spec.dtype),
             device=device,
+            deterministic=spec.deterministic,
         )
         if spec.load_initial:
             self.runner.load(spec.model_dir)
@@ -90,6 +93,7 @@ class Rank:
             for name, (array, dtype) in tensors.items():
                 tensor = torch.from_numpy(array)
                 self.runner.weights[name].copy_(tensor.view(getattr(torch, dtype)))
+        self.runner.seal()
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)
 

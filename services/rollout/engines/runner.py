@@ -1,17 +1,20 @@
 """One rank's forward pass over a KV cache with a fixed number of slots.
 
     batch: slot, start, count of each sequence ─► linear layers on packed tokens [T, H]
-                                               ─► attention by bucket against the slots' KV
+                                               ─► attention by parts against the slots' KV
                                                ─► logits [B, V] of each sequence's last token
 
-Linear layers see no padding; attention pads within buckets of like counts (decoding is the bucket of
-count 1). Where a bucket covers most of a range of slots it attends to a view of the cache, and idle
-slots in between compute something that nobody reads: cheaper than gathering the cache.
-Weights are fused for speed; `weights` still names every slice as transformers does.
+Weights are fused for speed; `weights` still names every slice as transformers does, and `seal` puts to
+use what was written there.
+
+deterministic: a token's row is computed bit for bit the same whatever it is batched with. Everything
+but attention then runs on tiles of TILE rows, so that each kernel sees one shape only; that its rows
+do not depend on their place or their neighbours is checked whenever weights are sealed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,48 +23,34 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from earl.dispatch.layout import Box
+from earl.errors import EngineError
 from earl.models.module import rope_frequencies, rope_table, rotate
 from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
 from earl.models.tp import check_tp, tp_box
 from earl.models.weights import Checkpoint
-from services.rollout.engines.batch import Batch
+from services.rollout.engines.attention import Part, Shape, aligned_parts, parts_of
+from services.rollout.engines.batch import GIVE_BACK, Batch
+from services.rollout.engines.cache import KvCache
+from services.rollout.engines.linear import Linear
 
-# A bucket reads the cache in place if it fills at least this fraction of its range of slots.
-VIEW_FRACTION = 0.5
-# Elements of one bucket's attention mask; what is larger is cut over several buckets.
-MASK_ELEMENTS = 1 << 26
-
-
-@dataclass
-class _Bucket:
-    """Sequences that attend together. rows: their packed tokens. keys: slots of the cache, a slice
-    or an index [R]. there [R*Q], back [rows]: padded to packed and back, None if they are the same.
-    visible [R, 1, Q, L] bool."""
-
-    rows: slice
-    keys: slice | torch.Tensor
-    length: int
-    there: torch.Tensor | None
-    back: torch.Tensor | None
-    queries: int
-    visible: torch.Tensor
+# Rows that a deterministic forward computes at once.
+TILE = 32
 
 
 @dataclass
 class _Layer:
-    """Fused weights of one block and its cache, keys and values [S, C, kv_heads, D]."""
+    """Fused weights of one block, and its part of the cache: keys and values [S, kv, C, D]."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    out: torch.Tensor
+    out: Linear
     out_bias: torch.Tensor | None
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
     keys: torch.Tensor
     values: torch.Tensor
 
@@ -81,12 +70,15 @@ class Runner:
         context: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        deterministic: bool = False,
     ) -> None:
         check_tp(spec, tp.size)
         self.spec, self.tp = spec, tp
         self.slots, self.context = slots, context
         self.dtype, self.device = dtype, torch.device(device)
+        self.deterministic = deterministic
         self.heads, self.kv_heads = spec.heads // tp.size, spec.kv_heads // tp.size
+        self.shape = Shape(self.heads, self.kv_heads, spec.head_dim, self.device)
         # Every tensor's slice on this rank by its transformers name: views into the fused weights.
         self.weights: dict[str, torch.Tensor] = {}
         # Box of the whole tensor that each of them is.
@@ -94,9 +86,13 @@ class Runner:
             name: tp_box(name, shape, spec, tp.rank, tp.size) for name, shape in spec.shapes().items()
         }
         self._embedding = self._own("model.embed_tokens.weight", (spec.vocab, spec.hidden))
-        self._layers = [self._layer(f"model.layers.{number}.") for number in range(spec.layers)]
+        self.cache = KvCache(
+            spec.layers, slots, context, self.kv_heads, spec.head_dim, dtype=dtype, device=self.device
+        )
+        self._layers = [self._layer(number) for number in range(spec.layers)]
         self._norm = self._own("model.norm.weight", (spec.hidden,))
-        self._head = self._embedding if spec.tied else self._own("lm_head.weight", (spec.vocab, spec.hidden))
+        head = self._embedding if spec.tied else self._own("lm_head.weight", (spec.vocab, spec.hidden))
+        self._head = Linear(head)
         positions = torch.arange(context, device=self.device)
         frequencies = rope_frequencies(spec.rope, spec.head_dim)
         self._cosine, self._sine = rope_table(frequencies, positions, dtype)
@@ -116,24 +112,24 @@ class Runner:
         self.weights.update(zip(names, whole.split(rows), strict=True))
         return whole
 
-    def _layer(self, at: str) -> _Layer:
-        spec, attention = self.spec, at + "self_attn."
+    def _layer(self, number: int) -> _Layer:
+        spec, at = self.spec, f"model.layers.{number}."
+        attention = at + "self_attn."
         projections = [attention + f"{letter}_proj" for letter in "qkv"]
         own = lambda name: self._own(name, self.boxes[name].shape)  # noqa: E731
-        cache = (self.slots, self.context, self.kv_heads, spec.head_dim)
+        qkv_bias = self._fused([name + ".bias" for name in projections]) if spec.qkv_bias else None
         return _Layer(
             input_norm=own(at + "input_layernorm.weight"),
-            qkv=self._fused([name + ".weight" for name in projections]),
-            qkv_bias=self._fused([name + ".bias" for name in projections]) if spec.qkv_bias else None,
+            qkv=Linear(self._fused([name + ".weight" for name in projections]), qkv_bias),
             q_norm=own(attention + "q_norm.weight") if spec.qk_norm else None,
             k_norm=own(attention + "k_norm.weight") if spec.qk_norm else None,
-            out=own(attention + "o_proj.weight"),
+            out=Linear(own(attention + "o_proj.weight")),
             out_bias=own(attention + "o_proj.bias") if spec.o_bias else None,
             post_norm=own(at + "post_attention_layernorm.weight"),
-            gate_up=self._fused([at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"]),
-            down=own(at + "mlp.down_proj.weight"),
-            keys=torch.zeros(cache, dtype=self.dtype, device=self.device),
-            values=torch.zeros(cache, dtype=self.dtype, device=self.device),
+            gate_up=Linear(self._fused([at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"])),
+            down=Linear(own(at + "mlp.down_proj.weight")),
+            keys=self.cache.keys[number],
+            values=self.cache.values[number],
         )
 
     def load(self, directory: str) -> None:
@@ -143,43 +139,93 @@ class Runner:
         with torch.inference_mode():
             for name, view in self.weights.items():
                 view.copy_(checkpoint.read(name, self.boxes[name]))
+        self.seal()
+
+    @torch.inference_mode()
+    def seal(self) -> None:
+        """Put the weights that were written to use; on every rank, since deterministic ranks check
+        together. Raises EngineError if this machine's kernels do not allow deterministic = true."""
+        for layer in self._layers:
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                linear.pack()
+        self._head.pack()
+        if self.deterministic:
+            self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Rows of a tile must not depend on their place in it or on their neighbours."""
+        generator = torch.Generator().manual_seed(0)
+        width = self.heads * self.spec.head_dim
+        x = torch.randn((TILE, self.spec.hidden), generator=generator).to(self.device, self.dtype)
+        attended = torch.randn((TILE, width), generator=generator).to(self.device, self.dtype)
+        cosine, sine = (table[:1].expand(TILE, -1, -1) for table in (self._cosine, self._sine))
+        layer = self._layers[0]
+
+        def outputs(shift: int) -> list[torch.Tensor]:
+            rolled, other = x.roll(shift, 0), attended.roll(shift, 0)
+            found = [
+                self._project(layer, rolled, cosine, sine),
+                self._finish(layer, rolled, other),
+                self._logits(rolled),
+            ]
+            # As bits: weights that are broken are not this check's to find.
+            bits = torch.int32 if self.dtype == torch.float32 else torch.int16
+            return [each.roll(-shift, 0).view(bits) for each in found]
+
+        wanted, *others = [outputs(shift) for shift in (0, 1, 7, TILE // 2)]
+        if not all(torch.equal(a, b) for other in others for a, b in zip(wanted, other, strict=True)):
+            raise EngineError(
+                f"deterministic = true: a row's result depends on its place in a batch on {self.device} "
+                f"with {torch.get_num_threads()} threads",
+                "try rollout.threads = 1, or the other rollout.dtype",
+            )
 
     # --- forward ------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor | None:
-        """Add the batch's tokens to the cache. Logits [B, V] of each sequence's last token, in the
-        batch's order, on rank 0; None on the others. Sequences are in any order."""
+        """Move KV as the batch says, then add its tokens to the cache. Logits [B, V] of each sequence's
+        last token, in the batch's order, on rank 0; None on the others. Sequences are in any order."""
+        for source, target, count, stop in batch.moves.tolist():
+            if source == GIVE_BACK:
+                self.cache.give_back(target, count, stop)
+            else:
+                self.cache.copy(source, target, count)
         order = np.lexsort((batch.slots, -batch.counts))
         slots, starts, counts = batch.slots[order], batch.starts[order], batch.counts[order]
         ends = np.cumsum(counts)
         offsets = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
         positions = np.repeat(starts, counts) + offsets
         source = np.repeat((np.cumsum(batch.counts) - batch.counts)[order], counts) + offsets
-        flat = self._index(np.repeat(slots, counts) * self.context + positions)
-        buckets = self._buckets(slots, starts, counts)
-        positions = self._index(positions)
+        # Rows of the cache, as [S * kv * C, D]: of each token, one for each head.
+        heads = np.repeat(slots, counts)[:, None] * self.kv_heads + np.arange(self.kv_heads)
+        flat = self.shape.index((heads * self.cache.rows + positions[:, None]).reshape(-1))
+        cut = aligned_parts if self.deterministic else parts_of
+        parts = cut(self.shape, slots, starts, counts)
+        tokens = batch.tokens[source]
+        if self.deterministic:
+            # Whole tiles; nobody reads what is computed for the padding.
+            padding = -len(tokens) % TILE
+            tokens, positions = np.pad(tokens, (0, padding)), np.pad(positions, (0, padding))
+        positions = self.shape.index(positions)
         cosine, sine = self._cosine.index_select(0, positions), self._sine.index_select(0, positions)
-        x = self._embedding.index_select(0, self._index(batch.tokens[source]))
+        x = self._embedding.index_select(0, self.shape.index(tokens))
         for layer in self._layers:
-            x = self._block(layer, x, cosine, sine, flat, buckets)
+            x = self._block(layer, x, cosine, sine, flat, parts)
         if self.tp.rank != 0:
             return None
         last = np.empty_like(order)
         last[order] = ends - 1
-        x = self._normed(x.index_select(0, self._index(last)), self._norm)
-        return F.linear(x, self._head)
+        if self.deterministic:
+            last = np.pad(last, (0, -len(last) % TILE))
+        x = x.index_select(0, self.shape.index(last))
+        return self._by_tiles(self._logits, x)[: len(order)]
 
-    def _index(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.spec.eps)
-
-    def _summed(self, x: torch.Tensor) -> torch.Tensor:
-        if self.tp.size > 1:
-            dist.all_reduce(x, group=self.tp.group)
-        return x
+    def _by_tiles(self, function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
+        """function(*rows), which works row by row; tile by tile if deterministic."""
+        if not self.deterministic or len(rows[0]) == TILE:
+            return function(*rows)
+        return torch.cat([function(*tiles) for tiles in zip(*(x.split(TILE) for x in rows), strict=True)])
 
     def _block(
         self,
@@ -188,91 +234,48 @@ class Runner:
         cosine: torch.Tensor,
         sine: torch.Tensor,
         flat: torch.Tensor,
-        buckets: list[_Bucket],
+        parts: list[Part],
     ) -> torch.Tensor:
+        heads, kv_heads, head_dim = self.heads, self.kv_heads, self.spec.head_dim
+        projected = self._by_tiles(lambda *rows: self._project(layer, *rows), x, cosine, sine)
+        real = len(flat) // kv_heads
+        keys, values = projected[:real, heads:-kv_heads], projected[:real, -kv_heads:]
+        layer.keys.view(-1, head_dim).index_copy_(0, flat, keys.reshape(-1, head_dim))
+        layer.values.view(-1, head_dim).index_copy_(0, flat, values.reshape(-1, head_dim))
+        outputs = [part.attend(layer.keys, layer.values, projected[part.rows, :heads]) for part in parts]
+        if len(x) > real:
+            outputs.append(x.new_zeros((len(x) - real, heads * head_dim)))
+        attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return self._by_tiles(lambda *rows: self._finish(layer, *rows), x, attended)
+
+    def _project(
+        self, layer: _Layer, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
+    ) -> torch.Tensor:
+        """x [T, H] → queries, keys and values [T, heads + 2 * kv_heads, D], the former two rotated."""
         heads, kv_heads = self.heads, self.kv_heads
-        projected = F.linear(self._normed(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+        projected = layer.qkv(self._normed(x, layer.input_norm))
         projected = projected.unflatten(-1, (heads + 2 * kv_heads, self.spec.head_dim))
-        rotated = projected[:, : heads + kv_heads]
+        rotated = projected[:, :-kv_heads]
         if layer.q_norm is not None and layer.k_norm is not None:
             query = self._normed(projected[:, :heads], layer.q_norm)
             rotated = torch.cat((query, self._normed(projected[:, heads:-kv_heads], layer.k_norm)), 1)
-        rotated = rotate(rotated, cosine, sine)
-        layer.keys.flatten(0, 1).index_copy_(0, flat, rotated[:, heads:])
-        layer.values.flatten(0, 1).index_copy_(0, flat, projected[:, -kv_heads:])
-        outputs = [self._attend(layer, rotated[bucket.rows, :heads], bucket) for bucket in buckets]
-        attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        out = self._summed(F.linear(attended, layer.out))
+        projected[:, :-kv_heads] = rotate(rotated, cosine, sine)
+        return projected
+
+    def _finish(self, layer: _Layer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rest of a block: x [T, H] and what its heads attended to [T, heads * D] → [T, H]."""
+        out = self._summed(layer.out(attended))
         x = x + out if layer.out_bias is None else x + out + layer.out_bias
-        gate_up = F.linear(self._normed(x, layer.post_norm), layer.gate_up)
-        gate, up = gate_up.chunk(2, -1)
-        return x + self._summed(F.linear(F.silu(gate).mul_(up), layer.down))
+        gate, up = layer.gate_up(self._normed(x, layer.post_norm)).chunk(2, -1)
+        return x + self._summed(layer.down(F.silu(gate).mul_(up)))
 
-    def _attend(self, layer: _Layer, query: torch.Tensor, bucket: _Bucket) -> torch.Tensor:
-        """query [rows, heads, D] → [rows, heads * D]. The queries that share a key head are folded
-        into its query dimension: no key is repeated."""
-        if bucket.there is not None:
-            query = query.index_select(0, bucket.there)
-        group = self.heads // self.kv_heads
-        # [R, Q, kv, G, D] → [R, kv, G * Q, D]
-        query = query.reshape(-1, bucket.queries, self.kv_heads, group, self.spec.head_dim)
-        query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
-        keys, values = layer.keys[:, : bucket.length], layer.values[:, : bucket.length]
-        if isinstance(bucket.keys, slice):
-            keys, values = keys[bucket.keys], values[bucket.keys]
-        else:
-            keys, values = keys.index_select(0, bucket.keys), values.index_select(0, bucket.keys)
-        out = F.scaled_dot_product_attention(
-            query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=bucket.visible
-        )
-        out = out.unflatten(2, (group, bucket.queries)).permute(0, 3, 1, 2, 4)
-        out = out.reshape(-1, self.heads * self.spec.head_dim)
-        return out if bucket.back is None else out.index_select(0, bucket.back)
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self._head(self._normed(x, self._norm))
 
-    # --- buckets ------------------------------------------------------------------------------
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.spec.eps)
 
-    def _buckets(self, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> list[_Bucket]:
-        """Cut sequences, sorted by falling count, where a count falls below half of its bucket's
-        first; those that decode (count 1) are a bucket of their own."""
-        buckets = []
-        first = row = 0
-        while first < len(counts):
-            longest = int(counts[first])
-            least = 1 if longest == 1 else max(2, -(-longest // 2))
-            last = first + int(np.searchsorted(-counts[first:], -least, side="right"))
-            most = max(1, MASK_ELEMENTS // (longest * int((starts + counts)[first:last].max())))
-            last = min(last, first + most)
-            here = slice(first, last)
-            rows = slice(row, row + int(counts[here].sum()))
-            buckets.append(self._bucket(rows, slots[here], starts[here], counts[here]))
-            first, row = last, rows.stop
-        return buckets
-
-    def _bucket(self, rows: slice, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> _Bucket:
-        queries, length = int(counts.max()), int((starts + counts).max())
-        low, high = int(slots.min()), int(slots.max()) + 1
-        keys: slice | torch.Tensor
-        if len(slots) >= VIEW_FRACTION * (high - low):
-            places, keys = slots - low, slice(low, high)
-            padded = high - low
-        else:
-            places, keys = np.arange(len(slots)), self._index(slots)
-            padded = len(slots)
-        if padded == len(slots) and (counts == queries).all() and (np.diff(places) == 1).all():
-            # Every sequence has as many queries, in the cache's order: nothing to pad or move.
-            limits = starts[:, None] + np.arange(queries)
-            there = back = None
-        else:
-            inside = np.minimum(np.arange(queries), counts[:, None] - 1)
-            limits = np.zeros((padded, queries), dtype=np.int64)
-            limits[places] = starts[:, None] + inside
-            source = np.zeros((padded, queries), dtype=np.int64)
-            source[places] = (np.cumsum(counts) - counts)[:, None] + inside
-            there = self._index(source.reshape(-1))
-            target = places[:, None] * queries + np.arange(queries)
-            back = self._index(target[np.arange(queries) < counts[:, None]])
-        visible = torch.arange(length, device=self.device) <= self._index(limits)[:, :, None]
-        group = self.heads // self.kv_heads
-        if group > 1 and queries > 1:
-            visible = visible.repeat(1, group, 1)
-        return _Bucket(rows, keys, length, there, back, queries, visible[:, None])
+    def _summed(self, x: torch.Tensor) -> torch.Tensor:
+        if self.tp.size > 1:
+            dist.all_reduce(x, group=self.tp.group)
+        return x

@@ -2,14 +2,18 @@
 
 The uniform for the token at position p of a context is a hash of (seed, p), so a request draws the
 same numbers whatever it is batched with and wherever it continues; the inverse of the cumulative
-distribution turns them into ids.
+distribution, block by block, turns them into ids.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
+# Ids whose weights are summed before they are searched.
+BLOCK = 128
+BELOW_ONE = 1.0 - 2.0**-52
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -41,20 +45,36 @@ def sample(
     logits = logits.float()
     if (heat != 1).any():
         logits = logits / torch.from_numpy(heat).to(device)[:, None]
-    logprobs = torch.log_softmax(logits, -1)
-    if greedy.all():
-        ids = logprobs.argmax(-1)
-    else:
-        cumulative = logprobs.double().exp_().cumsum_(-1)
+    top, ids = logits.max(-1)
+    finite = top.isfinite()
+    if not finite.all():
+        raise FloatingPointError(f"{int((~finite).sum())} of {len(top)} rows of logits are not finite")
+    # Probabilities times a constant, and their sums over blocks: one exponential for log-prob and draw.
+    weights = (logits - top[:, None]).exp_()
+    if logits.shape[1] % BLOCK:
+        weights = F.pad(weights, (0, -logits.shape[1] % BLOCK))
+    blocks = weights.unflatten(-1, (-1, BLOCK))
+    cumulative = blocks.sum(-1).double().cumsum_(-1)
+    total = cumulative[:, -1]
+    if not greedy.all():
         draws = torch.from_numpy(uniforms(seeds, positions)).to(device)
-        # The first id whose cumulative probability exceeds the draw has positive probability.
-        ids = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)
-        ids = ids.squeeze(-1).clamp_(max=logits.shape[-1] - 1)
-        if greedy.any():
-            ids = torch.where(torch.from_numpy(greedy).to(device), logprobs.argmax(-1), ids)
-    chosen = logprobs.gather(-1, ids[:, None]).squeeze(-1).cpu().numpy()
-    if not np.isfinite(chosen).all():
-        raise FloatingPointError(
-            f"{int((~np.isfinite(chosen)).sum())} of {len(chosen)} rows of logits are not finite"
-        )
-    return ids.cpu().numpy(), chosen
+        drawn = _invert(blocks, cumulative, draws * total)
+        ids = torch.where(torch.from_numpy(greedy).to(device), ids, drawn) if greedy.any() else drawn
+    chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - top
+    logprobs = (chosen.double() - total.log()).float().cpu().numpy()
+    return ids.cpu().numpy(), logprobs
+
+
+def _invert(blocks: torch.Tensor, cumulative: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """The first id of each row whose cumulative weight exceeds the point: its weight is positive.
+
+    blocks [N, K, BLOCK] float32, cumulative [N, K] and points [N] float64, below each row's total.
+    """
+    points = torch.minimum(points, cumulative[:, -1] * BELOW_ONE)
+    block = torch.searchsorted(cumulative, points[:, None], right=True).clamp_(max=blocks.shape[1] - 1)
+    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    index = block[:, :, None].expand(-1, 1, BLOCK)
+    inner = blocks.gather(1, index).squeeze(1).double().cumsum_(-1)
+    rest = torch.minimum(points[:, None] - before, inner[:, -1:] * BELOW_ONE)
+    inside = torch.searchsorted(inner, rest, right=True).clamp_(max=BLOCK - 1)
+    return (block * BLOCK + inside).squeeze(1)

@@ -1,39 +1,83 @@
 """Who sits in which slot of the KV cache: columns over slots, so that a step touches no sequence
 one by one.
 
-    free ──admit──► running ──finish──► free, or retained for its session's next turn ──► running …
-                                                     └── evicted, the longest unused first
+    waiting ──admit──► running ──finish──► free, or retained for its session's next turn ──► running …
+       ▲                  │                                └── evicted, the longest unused first
+       └─────preempt──────┘  (the youngest, when the KV of all would exceed the bound)
 
-Pure bookkeeping: no clock, no I/O, no torch.
+A free slot's KV stays until the slot or its memory is needed: with what runs and what is retained it is
+the prefix cache (prefix.py). Pure bookkeeping: no clock, no I/O, no torch.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.rollout.engines.base import GenerateRequest
 from services.rollout.engines.batch import Batch
+from services.rollout.engines.memory import KvMemory
+from services.rollout.engines.prefix import BLOCK_TOKENS, PrefixIndex, block_keys
 
 NO_TOKEN = -1
 
 
-class Slots:
-    """S = slots, C = context tokens. Invariant: 0 <= cached < length <= C for running slots."""
+@dataclass(slots=True)
+class Waiting:
+    """A request without a slot: new, or preempted with what it has sampled so far."""
 
-    def __init__(self, slots: int, context: int) -> None:
+    request: GenerateRequest
+    # Arrival; the lower is the older.
+    order: int
+    # What of the request's session is still wanted; "" once it was released.
+    session: str
+    ids: np.ndarray
+    # Of the sampled tokens, the last of ids.
+    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    versions: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    # Tokens that were reused when it was first admitted; None before.
+    reused: int | None = None
+    _keys: list[int] | None = None
+
+    @classmethod
+    def of(cls, request: GenerateRequest, order: int) -> Waiting:
+        return cls(request, order, request.session, np.asarray(request.ids, dtype=np.int64))
+
+    @property
+    def keys(self) -> list[int]:
+        """Of the blocks that may be reused: at least the last token is computed, since its logits are
+        what the first sample comes from."""
+        if self._keys is None:
+            self._keys = block_keys(self.ids[:-1])
+        return self._keys
+
+
+class Slots:
+    """S = slots, C = context tokens. Invariant: 0 <= cached < length <= C for running slots.
+
+    kv_tokens: bound of the tokens whose KV exists (0: S * C); rows: of a slot (0: C), in pages of `page`.
+    """
+
+    def __init__(self, slots: int, context: int, *, kv_tokens: int = 0, rows: int = 0, page: int = 1) -> None:
         self.context = context
+        rows = rows or context
+        self.memory = KvMemory(slots, rows, kv_tokens or slots * rows, page)
+        self.index = PrefixIndex(slots)
         # Tokens of the sequence [S, C] and how many there are; those before `cached` have their KV.
         self.tokens = np.zeros((slots, context), dtype=np.int64)
         self.length = np.zeros(slots, dtype=np.int64)
         self.cached = np.zeros(slots, dtype=np.int64)
+        # All of a slot's KV is of the weights in use.
+        self.fresh = np.ones(slots, dtype=np.bool_)
         # Tokens before the first sampled one; length at which generation ends.
         self.prompt = np.zeros(slots, dtype=np.int64)
         self.limit = np.zeros(slots, dtype=np.int64)
         self.reused = np.zeros(slots, dtype=np.int64)
         self.running = np.zeros(slots, dtype=np.bool_)
+        self.order = np.zeros(slots, dtype=np.int64)
         self.temperature = np.zeros(slots, dtype=np.float32)
         self.seed = np.zeros(slots, dtype=np.uint64)
         # Stop ids [S, K], padded with NO_TOKEN.
@@ -41,7 +85,7 @@ class Slots:
         # Log-prob and version of each sampled token, at the token's position [S, C].
         self.logprobs = np.zeros((slots, context), dtype=np.float32)
         self.versions = np.zeros((slots, context), dtype=np.int64)
-        self.request: list[str] = [""] * slots
+        self.request: list[GenerateRequest | None] = [None] * slots
         self.session: list[str] = [""] * slots
         self.slot_of: dict[str, int] = {}
         self._busy_sessions: dict[str, int] = {}
@@ -49,56 +93,133 @@ class Slots:
         self._retained: OrderedDict[str, int] = OrderedDict()
         # Low slots first: running slots stay close together.
         self._free = list(range(slots))
-        self.evicted = 0
+        self.evicted = self.preemptions = 0
+        # Those that plan() preempted, the oldest last.
+        self.preempted: list[Waiting] = []
 
     @property
     def retained(self) -> int:
         """Idle sessions whose KV is kept."""
         return len(self._retained)
 
-    def used_fraction(self) -> float:
-        """Cached tokens over those that fit."""
-        return float(self.cached.sum()) / self.tokens.size
+    @property
+    def full(self) -> bool:
+        """Every slot runs."""
+        return not self._free and not self._retained
 
-    # --- sequences ----------------------------------------------------------------------------
+    def id_of(self, slot: int) -> str:
+        """The request that runs there."""
+        request = self.request[slot]
+        assert request is not None
+        return request.request_id
 
-    def admit(self, request: GenerateRequest, stop_ids: tuple[int, ...]) -> int | None:
-        """Give the request a slot: its session's, a free one, or that of the longest unused session.
-        None if all are running. stop_ids: the engine's, beside the request's own."""
-        session = request.session if request.session not in self._busy_sessions else ""
+    def used_tokens(self) -> int:
+        """Tokens whose KV is there for a sequence that runs or a session that may go on."""
+        return int(self.cached.sum())
+
+    # --- admission ----------------------------------------------------------------------------
+
+    def comes_soon(self, waiting: Waiting) -> bool:
+        """A sequence that runs is about to compute a longer prefix of the request than is there: one
+        that waits for it computes it never."""
+        if waiting.session in self._retained or not waiting.keys:
+            return False
+        return self.index.longest(waiting.keys)[2]
+
+    def admit(self, waiting: Waiting, stop_ids: tuple[int, ...]) -> int | None:
+        """Give the request a slot: its session's, one with its prefix, a free one, or that of the longest
+        unused session. None if all are running, or if the KV of those would leave it no room.
+        stop_ids: the engine's, beside the request's own."""
+        if not self._has_room(len(waiting.ids)):
+            return None
+        ids = waiting.ids
+        session = waiting.session if waiting.session not in self._busy_sessions else ""
+        holder, blocks, _ = self.index.longest(waiting.keys)
+        shared = blocks * BLOCK_TOKENS
+        if shared and (self.tokens[holder, :shared] != ids[:shared]).any():
+            shared = 0  # another prefix of the same hash
         slot = self._retained.pop(session, None) if session else None
+        own = 0 if slot is None else self._common(slot, ids)
         if slot is None:
-            slot = self._take()
+            slot = self._take(holder if shared else None)
         if slot is None:
             return None
-        ids = np.asarray(request.ids, dtype=np.int64)
-        # At least the last token is computed: its logits are what the first sample comes from.
-        known = min(int(self.cached[slot]), len(ids) - 1)
-        differs = np.flatnonzero(self.tokens[slot, :known] != ids[:known])
-        reused = int(differs[0]) if len(differs) else known
+        reused = own
+        if shared > own:
+            reused = self._bring(holder, slot, shared)
+        if reused == own:
+            self.index.truncate(slot, own)
+            self.fresh[slot] |= own == 0
         self.tokens[slot, : len(ids)] = ids
-        self.length[slot] = self.prompt[slot] = len(ids)
-        self.cached[slot] = self.reused[slot] = reused
-        self.limit[slot] = len(ids) + request.max_new_tokens
-        self.temperature[slot] = request.temperature
-        self.seed[slot] = request.seed & 0xFFFF_FFFF_FFFF_FFFF
-        self._set_stops(slot, {*stop_ids, *request.stop_ids})
-        self.running[slot] = True
-        self.request[slot], self.session[slot] = request.request_id, session
-        self.slot_of[request.request_id] = slot
+        self.cached[slot] = reused
+        self._note_blocks(slot)
+        if self.fresh[slot]:
+            self.index.expect(slot, waiting.keys)
+        self._seat(slot, waiting, stop_ids)
+        self.session[slot] = session
         if session:
             self._busy_sessions[session] = slot
         return slot
 
-    def _take(self) -> int | None:
-        if self._free:
-            return heapq.heappop(self._free)
-        if not self._retained:
+    def _has_room(self, tokens: int) -> bool:
+        """The KV of all that runs and of `tokens` more fits, with a page each to grow by."""
+        running = np.flatnonzero(self.running)
+        pages = int(self.memory.pages(self.length[running]).sum()) + int(self.memory.pages(np.array(tokens)))
+        return len(running) == 0 or pages + len(running) * self.memory.page <= self.memory.bound
+
+    def _common(self, slot: int, ids: np.ndarray) -> int:
+        """Tokens of the slot's KV that are a prefix of ids, but for the last of ids."""
+        known = min(int(self.cached[slot]), len(ids) - 1)
+        differs = np.flatnonzero(self.tokens[slot, :known] != ids[:known])
+        return int(differs[0]) if len(differs) else known
+
+    def _bring(self, holder: int, slot: int, shared: int) -> int:
+        """Make the holder's first `shared` rows the slot's; returns how many are."""
+        if holder != slot:
+            excess = self.memory.commit(np.array([slot]), np.array([shared]))
+            if excess and self._reclaim_unused(excess, keep=holder) == 0:
+                excess = self.memory.commit(np.array([slot]), np.array([shared]))
+            if excess:
+                return 0
+            self.memory.copy(holder, slot, shared)
+            self.index.truncate(slot, 0)
+        else:
+            self.index.truncate(slot, shared)
+        self.fresh[slot] = True
+        return shared
+
+    def _seat(self, slot: int, waiting: Waiting, stop_ids: tuple[int, ...]) -> None:
+        request, length = waiting.request, len(waiting.ids)
+        sampled = slice(len(request.ids), length)
+        self.logprobs[slot, sampled], self.versions[slot, sampled] = waiting.logprobs, waiting.versions
+        self.length[slot], self.prompt[slot] = length, len(request.ids)
+        self.limit[slot] = len(request.ids) + request.max_new_tokens
+        self.reused[slot] = self.cached[slot] if waiting.reused is None else waiting.reused
+        self.order[slot] = waiting.order
+        self.temperature[slot] = request.temperature
+        self.seed[slot] = request.seed & 0xFFFF_FFFF_FFFF_FFFF
+        self._set_stops(slot, {*stop_ids, *request.stop_ids})
+        self.running[slot] = True
+        self.request[slot] = request
+        self.slot_of[request.request_id] = slot
+
+    def _take(self, wanted: int | None) -> int | None:
+        """A free slot, `wanted` if it is one, or that of the longest unused session."""
+        if wanted is not None and wanted in self._free:
+            self._free.remove(wanted)
+            heapq.heapify(self._free)
+            return wanted
+        if not self._free and not self._evict():
             return None
-        _, slot = self._retained.popitem(last=False)
+        return heapq.heappop(self._free)
+
+    def _evict(self) -> bool:
+        """Vacate the longest unused session; False if there is none."""
+        if not self._retained:
+            return False
+        self._vacate(self._retained.popitem(last=False)[1])
         self.evicted += 1
-        self.cached[slot] = 0
-        return slot
+        return True
 
     def _set_stops(self, slot: int, stops: set[int]) -> None:
         if len(stops) > self.stops.shape[1]:
@@ -108,16 +229,25 @@ class Slots:
         self.stops[slot] = NO_TOKEN
         self.stops[slot, : len(stops)] = list(stops)
 
+    # --- endings ------------------------------------------------------------------------------
+
     def finish(self, slot: int) -> None:
         """The request is over; the slot is retained if a session wants it."""
-        session = self.session[slot]
-        self.running[slot] = False
-        del self.slot_of[self.request[slot]]
-        self.request[slot] = self.session[slot] = ""
-        if session and self._busy_sessions.pop(session, None) is not None:
+        session = self._unseat(slot)
+        if session:
             self._retained[session] = slot
         else:
             self._vacate(slot)
+
+    def _unseat(self, slot: int) -> str:
+        """The slot runs no more; returns the session that still wants it."""
+        request, session = self.request[slot], self.session[slot]
+        assert request is not None
+        self.running[slot] = False
+        del self.slot_of[request.request_id]
+        self.request[slot], self.session[slot] = None, ""
+        self.index.give_up(slot)
+        return session if self._busy_sessions.pop(session, None) is not None else ""
 
     def release(self, session: str) -> None:
         """The session is over: its slot is vacated, at once or when its request ends."""
@@ -127,44 +257,119 @@ class Slots:
         else:
             self._busy_sessions.pop(session, None)
 
+    def _vacate(self, slot: int) -> None:
+        self.cached[slot] = self.length[slot] = 0
+        heapq.heappush(self._free, slot)
+
+    def preempt(self, slot: int) -> Waiting:
+        """The request leaves its slot, and its KV goes; it keeps what it has sampled."""
+        request = self.request[slot]
+        assert request is not None
+        length = int(self.length[slot])
+        sampled = slice(int(self.prompt[slot]), length)
+        waiting = Waiting(
+            request,
+            int(self.order[slot]),
+            self._unseat(slot),
+            self.tokens[slot, :length].copy(),
+            self.logprobs[slot, sampled].copy(),
+            self.versions[slot, sampled].copy(),
+            int(self.reused[slot]),
+        )
+        self._vacate(slot)
+        self._drop_rows([slot], int(self.memory.committed[slot]))
+        self.preemptions += 1
+        return waiting
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def _drop_rows(self, slots: list[int], excess: int) -> int:
+        """Give back the memory of slots that are free, until `excess` tokens are."""
+        rest = self.memory.reclaim(np.array(slots, dtype=np.int64), np.zeros(len(slots), np.int64), excess)
+        for slot in slots:
+            if self.memory.committed[slot] == 0:
+                self.index.truncate(slot, 0)
+        return rest
+
+    def _reclaim_unused(self, excess: int, keep: int = -1) -> int:
+        """Give back what no sequence and no session needs; returns how many tokens are still too many."""
+        excess = self._drop_rows([slot for slot in self._free if slot != keep], excess)
+        if excess > 0:
+            taken = np.array([*self.slot_of.values(), *self._retained.values()], dtype=np.int64)
+            used = np.where(self.running[taken], self.length[taken], self.cached[taken])
+            excess = self.memory.reclaim(taken, used, excess)
+        return excess
+
+    def _make_room(self, excess: int) -> bool:
+        """Give back `excess` tokens' memory, at the cost of idle sessions last; False if it is not there."""
+        excess = self._reclaim_unused(excess)
+        while excess > 0 and self._evict():
+            excess = self._reclaim_unused(excess)
+        return excess <= 0
+
     def drop_kv(self) -> None:
         """All KV is out of date: running sequences are prefilled again, retained ones vacated."""
         for slot in self._retained.values():
             self._vacate(slot)
         self._retained.clear()
         self.cached[self.running] = 0
+        self.index.clear()
+        self.fresh[:] = True
 
-    def _vacate(self, slot: int) -> None:
-        self.cached[slot] = self.length[slot] = 0
-        heapq.heappush(self._free, slot)
+    def wipe(self) -> None:
+        """No KV is to be trusted, not even by its being finite."""
+        self.drop_kv()
+        self.memory.wipe()
+
+    def age(self) -> None:
+        """The weights have changed and sequences keep their KV: it serves nobody else from now on."""
+        self.index.clear()
+        self.fresh &= self.cached == 0
 
     # --- steps --------------------------------------------------------------------------------
 
     def plan(self, budget_tokens: int) -> tuple[Batch, np.ndarray] | None:
         """The next step's batch, and for each of its sequences whether it is complete, that is, gets a
-        token sampled. Shortest first within the budget, so that decoding is never held up; None if
-        nothing runs."""
-        slots = np.flatnonzero(self.running)
-        if len(slots) == 0:
-            return None
-        counts = self.length[slots] - self.cached[slots]
-        total = int(counts.sum())
-        if total > budget_tokens:
-            order = np.argsort(counts, kind="stable")
-            slots, counts = slots[order], counts[order]
-            room = budget_tokens - (np.cumsum(counts) - counts)
-            # Decoding alone may exceed the budget: a token each is always allowed.
-            taken = np.minimum(counts, np.maximum(room, (counts == 1).astype(np.int64)))
-            if taken.sum() <= 0:
-                taken[0] = min(int(counts[0]), budget_tokens)
-            kept = taken > 0
-            slots, counts, taken = slots[kept], counts[kept], taken[kept]
-        else:
-            taken = counts
-        starts = self.cached[slots]
+        token sampled. None if nothing runs.
+
+        Shortest first within the budget, so that decoding is never held up; the oldest sequence gets half
+        of the budget if it needs it. If the KV would exceed the bound, the youngest are preempted.
+        """
+        while True:
+            slots = np.flatnonzero(self.running)
+            if len(slots) == 0:
+                return None
+            slots, taken, complete = self._share(slots, budget_tokens)
+            starts = self.cached[slots]
+            excess = self.memory.commit(slots, starts + taken)
+            if excess == 0:
+                break
+            if not self._make_room(excess):
+                self.preempted.append(self.preempt(self._youngest()))
         rows = np.repeat(slots, taken)
         columns = np.repeat(starts - (np.cumsum(taken) - taken), taken) + np.arange(int(taken.sum()))
-        return Batch(slots, starts, taken, self.tokens[rows, columns]), taken == counts
+        return Batch(slots, starts, taken, self.tokens[rows, columns], self.memory.take()), complete
+
+    def _youngest(self) -> int:
+        running = np.flatnonzero(self.running)
+        return int(running[np.argmax(self.order[running])])
+
+    def _share(self, slots: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(slots, tokens of each, whether those are all that it has) within the budget."""
+        counts = self.length[slots] - self.cached[slots]
+        if int(counts.sum()) <= budget:
+            return slots, counts, np.ones(len(slots), dtype=np.bool_)
+        order = np.argsort(counts, kind="stable")
+        slots, counts = slots[order], counts[order]
+        oldest = int(np.argmin(self.order[slots]))
+        # Decoding alone may exceed the budget: a token each is always allowed.
+        least = (counts == 1).astype(np.int64)
+        least[oldest] = min(int(counts[oldest]), max(1, budget // 2))
+        room = budget - least.sum()
+        wanted = counts - least
+        taken = least + np.clip(room - (np.cumsum(wanted) - wanted), 0, wanted)
+        kept = taken > 0
+        return slots[kept], taken[kept], (taken == counts)[kept]
 
     def advance(
         self, batch: Batch, complete: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, version: int
@@ -174,6 +379,10 @@ class Slots:
         Returns (sampled slots, stopped, full), the latter two bool over the first.
         """
         self.cached[batch.slots] += batch.counts
+        due = self.fresh[batch.slots]
+        due &= self.cached[batch.slots] // BLOCK_TOKENS > self.index.blocks[batch.slots]
+        for slot in batch.slots[due].tolist():
+            self._note_blocks(slot)
         slots = batch.slots[complete]
         positions = self.length[slots]
         self.tokens[slots, positions] = ids
@@ -182,3 +391,7 @@ class Slots:
         self.length[slots] += 1
         stopped = (self.stops[slots] == ids[:, None]).any(1)
         return slots, stopped, self.length[slots] >= self.limit[slots]
+
+    def _note_blocks(self, slot: int) -> None:
+        if self.fresh[slot]:
+            self.index.extend(slot, self.tokens[slot, : int(self.cached[slot])])

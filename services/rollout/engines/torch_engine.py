@@ -10,18 +10,17 @@ pauses take effect between steps. Synchronous and single-threaded; process.py fe
 
 from __future__ import annotations
 
-import math
+import itertools
 import time
 from collections import deque
 
 import numpy as np
 import torch
 
-from earl.errors import ContextTooLong, EarlError, EngineBusy, EngineError, WeightsIncomplete
+from earl.errors import ContextTooLong, EarlError, EngineError, WeightsIncomplete
 from earl.models.tp import legal_tp
-from services.rollout.engines import wire
+from services.rollout.engines import requests, wire
 from services.rollout.engines.base import (
-    BusyPeriod,
     EngineCaps,
     EngineSpec,
     EngineStats,
@@ -30,15 +29,13 @@ from services.rollout.engines.base import (
     Transfer,
 )
 from services.rollout.engines.batch import Batch
+from services.rollout.engines.figures import Busy, totals
 from services.rollout.engines.ranks import ApplyShard, Followers, Loaded, Rank, Step
 from services.rollout.engines.sampling import sample
-from services.rollout.engines.slots import Slots
+from services.rollout.engines.slots import Slots, Waiting
 
 # Tokens of one step by device: on a CPU what its caches hold, on a GPU what fills it.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
-# Steps closer than this are one busy period; so many periods are kept until they are asked for.
-JOIN_NS = 5_000_000
-BUSY_PERIODS = 4096
 
 
 class TorchEngine:
@@ -47,17 +44,25 @@ class TorchEngine:
     def __init__(self, spec: EngineSpec, rank: Rank, followers: Followers) -> None:
         self.spec = spec
         self._rank, self._runner, self._followers = rank, rank.runner, followers
-        self._slots = Slots(spec.max_sequences, spec.max_context_tokens)
-        self._waiting: deque[GenerateRequest] = deque()
+        runner, cache = self._runner, self._runner.cache
+        self._slots = Slots(
+            runner.slots,
+            spec.max_context_tokens,
+            kv_tokens=spec.kv_tokens,
+            rows=cache.rows,
+            page=cache.page_tokens,
+        )
+        # New requests and, at the head, those that were preempted.
+        self._waiting: deque[Waiting] = deque()
+        self._orders = itertools.count()
         self._streaming: set[str] = set()
-        self._budget = spec.prefill_tokens or PREFILL_TOKENS[self._runner.device.type]
+        self._budget = spec.prefill_tokens or PREFILL_TOKENS[runner.device.type]
         self.version = spec.initial_version
         self._complete = spec.load_initial
         self._paused = False
         self.outbox: list[wire.Reply] = []
         self._steps = self._generated = self._prefilled = self._reused = 0
-        self._step_ns = 0
-        self._busy: deque[BusyPeriod] = deque(maxlen=BUSY_PERIODS)
+        self._busy = Busy()
         # Totals of each rank's transfers, the newest that it reported.
         self.transfers: dict[int, list[Transfer]] = {}
 
@@ -69,10 +74,11 @@ class TorchEngine:
             pause_keep=True,
             speculative=False,
             legal_tp=tuple(legal_tp(self._runner.spec)),
-            max_sequences=self.spec.max_sequences,
+            max_sequences=self._runner.slots,
             max_context_tokens=self.spec.max_context_tokens,
             device=str(self._runner.device),
             dtype=self.spec.dtype,
+            shares_prefixes=True,
         )
 
     @property
@@ -91,38 +97,19 @@ class TorchEngine:
             return
         if stream:
             self._streaming.add(request.request_id)
-        self._waiting.append(request)
+        self._waiting.append(Waiting.of(request, next(self._orders)))
 
     def _check(self, request: GenerateRequest) -> None:
-        context, vocabulary = self.spec.max_context_tokens, self._runner.spec.vocab
-        if not self._complete:
-            raise WeightsIncomplete(
-                f"engine {self.spec.name} has no complete weights", "load a version before generating"
-            )
-        if len(request.ids) + request.max_new_tokens > context:
+        requests.check_complete(self.spec, self._complete)
+        requests.check_request(request, self.spec, self._runner.spec.vocab)
+        requests.check_unused(request, request.request_id in self._slots.slot_of)
+        requests.check_room(self.spec, len(self._waiting))
+        tokens, memory = len(request.ids) + request.max_new_tokens, self._slots.memory
+        if not memory.fits(tokens):
             raise ContextTooLong(
-                f"{len(request.ids)} tokens and {request.max_new_tokens} to generate exceed the context of "
-                f"{context} tokens",
-                "end the episode, or raise rollout.max_context_tokens",
-            )
-        if not request.ids or request.max_new_tokens < 1:
-            raise EngineError(
-                f"a request of {len(request.ids)} tokens for {request.max_new_tokens} new ones",
-                "give at least one of each",
-            )
-        if min(request.ids) < 0 or max(request.ids) >= vocabulary:
-            wrong = next(token for token in request.ids if not 0 <= token < vocabulary)
-            raise EngineError(
-                f"token id {wrong} is outside the vocabulary of {vocabulary}", "mend the tokens"
-            )
-        if not (math.isfinite(request.temperature) and request.temperature >= 0):
-            raise EngineError(f"temperature {request.temperature} is not >= 0", "give 0 for greedy")
-        if request.request_id in self._slots.slot_of:
-            raise EngineError(f"request id {request.request_id!r} is in flight", "give every request its own")
-        if len(self._waiting) >= self.spec.max_waiting:
-            raise EngineBusy(
-                f"engine {self.spec.name} has {len(self._waiting)} requests waiting",
-                "wait for some to end, or raise max_waiting",
+                f"{len(request.ids)} tokens and {request.max_new_tokens} to generate exceed the "
+                f"{memory.bound} tokens that the KV cache holds in all",
+                "raise rollout.kv_tokens",
             )
 
     def abort(self, request_id: str) -> None:
@@ -131,21 +118,41 @@ class TorchEngine:
         if slot is not None:
             self._finish(slot, "abort")
             return
-        for request in self._waiting:
-            if request.request_id == request_id:
-                self._waiting.remove(request)
-                self._streaming.discard(request_id)
-                self.outbox.append(wire.Tokens(request_id, [], [], [], "abort", 0))
+        for waiting in self._waiting:
+            if waiting.request.request_id == request_id:
+                self._waiting.remove(waiting)
+                self._drop(waiting)
                 return
+
+    def _drop(self, waiting: Waiting) -> None:
+        """Answer a request that will not be admitted again with what it has."""
+        request_id, first = waiting.request.request_id, len(waiting.request.ids)
+        if request_id in self._streaming:
+            self._streaming.remove(request_id)
+            first = len(waiting.ids)  # its tokens were sent
+        sampled = first - len(waiting.request.ids)
+        self.outbox.append(
+            wire.Tokens(
+                request_id,
+                waiting.ids[first:].tolist(),
+                waiting.logprobs[sampled:].tolist(),
+                waiting.versions[sampled:].tolist(),
+                "abort",
+                waiting.reused or 0,
+            )
+        )
 
     def abort_all(self) -> None:
         """`abort` for every request."""
-        for request_id in [*self._slots.slot_of, *(request.request_id for request in self._waiting)]:
+        for request_id in [*self._slots.slot_of, *(one.request.request_id for one in self._waiting)]:
             self.abort(request_id)
 
     def release(self, session: str) -> None:
         """The session's KV may go."""
         self._slots.release(session)
+        for waiting in self._waiting:
+            if waiting.reused is not None and waiting.session == session:
+                waiting.session = ""
 
     def pause(self, keep: bool) -> None:
         """No step until resume."""
@@ -161,15 +168,12 @@ class TorchEngine:
 
     def step(self) -> None:
         """Admit what fits and run one batch; what it finished or streams goes to the outbox."""
-        started_ns = time.time_ns()
-        clock_ns = time.perf_counter_ns()
-        while self._waiting:
-            slot = self._slots.admit(self._waiting[0], self.spec.stop_ids)
-            if slot is None:
-                break
-            self._waiting.popleft()
-            self._reused += int(self._slots.reused[slot])
+        self._busy.start()
+        self._admit()
         planned = self._slots.plan(self._budget)
+        if self._slots.preempted:
+            self._waiting.extendleft(self._slots.preempted)
+            self._slots.preempted.clear()
         if planned is None:
             return
         batch, complete = planned
@@ -184,7 +188,24 @@ class TorchEngine:
             none = np.zeros(0, dtype=np.int64)
             self._slots.advance(batch, complete, none, none, self.version)
         self._steps += 1
-        self._note_busy(started_ns, time.perf_counter_ns() - clock_ns)
+        self._busy.end()
+
+    def _admit(self) -> None:
+        """Seat what waits, in its order; what a running sequence is about to compute the prefix of
+        waits for it."""
+        held: list[Waiting] = []
+        while self._waiting and not self._slots.full:
+            waiting = self._waiting[0]
+            if self._slots.comes_soon(waiting):
+                held.append(self._waiting.popleft())
+                continue
+            slot = self._slots.admit(waiting, self.spec.stop_ids)
+            if slot is None:
+                break
+            self._waiting.popleft()
+            if waiting.reused is None:
+                self._reused += int(self._slots.reused[slot])
+        self._waiting.extendleft(reversed(held))
 
     def _sample(self, batch: Batch, complete: np.ndarray, logits: torch.Tensor) -> None:
         slots = self._slots
@@ -193,7 +214,7 @@ class TorchEngine:
             logits = logits[np.flatnonzero(complete)]
         positions = slots.length[sampled]
         try:
-            ids, logprobs = sample(logits, slots.temperature[sampled], slots.seed[sampled], positions)
+            ids, logprobs = self._draw(logits, slots.temperature[sampled], slots.seed[sampled], positions)
         except FloatingPointError as error:
             self._fail_all(EngineError(f"version {self.version}: {error}", "the weights are broken"))
             return
@@ -208,9 +229,16 @@ class TorchEngine:
         for slot in sampled[full & ~stopped].tolist():
             self._finish(slot, "length")
 
+    def _draw(self, logits: torch.Tensor, *columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`sample`; row by row if deterministic, so that its kernels see one shape only."""
+        if not self.spec.deterministic:
+            return sample(logits, *columns)
+        rows = [sample(logits[n : n + 1], *(c[n : n + 1] for c in columns)) for n in range(len(logits))]
+        return np.concatenate([ids for ids, _ in rows]), np.concatenate([logprobs for _, logprobs in rows])
+
     def _stream(self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, more: np.ndarray) -> None:
         for slot, token, logprob in zip(slots[more], ids[more], logprobs[more], strict=True):
-            request_id = self._slots.request[slot]
+            request_id = self._slots.id_of(slot)
             if request_id in self._streaming:
                 reused = int(self._slots.reused[slot])
                 self.outbox.append(
@@ -219,7 +247,7 @@ class TorchEngine:
 
     def _finish(self, slot: int, how: str) -> None:
         slots = self._slots
-        request_id = slots.request[slot]
+        request_id = slots.id_of(slot)
         first = int(slots.prompt[slot])
         if request_id in self._streaming:
             self._streaming.remove(request_id)
@@ -238,18 +266,10 @@ class TorchEngine:
         for request_id, slot in list(self._slots.slot_of.items()):
             self._slots.finish(slot)
             self.outbox.append(wire.Refused(request_id, refusal))
-        self.outbox.extend(wire.Refused(request.request_id, refusal) for request in self._waiting)
+        self.outbox.extend(wire.Refused(one.request.request_id, refusal) for one in self._waiting)
         self._waiting.clear()
         self._streaming.clear()
-        self._slots.drop_kv()
-
-    def _note_busy(self, started_ns: int, took_ns: int) -> None:
-        self._step_ns += took_ns
-        ended_ns = started_ns + took_ns
-        if self._busy and started_ns - self._busy[-1].end_ns < JOIN_NS:
-            self._busy[-1].end_ns = ended_ns
-        else:
-            self._busy.append(BusyPeriod("generate", started_ns, ended_ns))
+        self._slots.wipe()
 
     # --- weights ------------------------------------------------------------------------------
 
@@ -278,6 +298,8 @@ class TorchEngine:
         self._complete, self.version = True, version
         if self.spec.kv_on_update == "recompute":
             self._slots.drop_kv()
+        else:
+            self._slots.age()
         stall_s = time.perf_counter() - clock
         return LoadReport(version=version, size_bytes=size_bytes, read_s=0.0, stall_s=stall_s), others
 
@@ -285,28 +307,27 @@ class TorchEngine:
 
     def stats(self) -> EngineStats:
         """Counters and gauges; busy periods are handed over once."""
-        totals: dict[str, Transfer] = {}
-        for transfer in (transfer for rank in self.transfers.values() for transfer in rank):
-            total = totals.setdefault(transfer.path, Transfer(path=transfer.path))
-            total.size_bytes += transfer.size_bytes
-            total.seconds += transfer.seconds
-            total.transfers += transfer.transfers
-        busy, self._busy = list(self._busy), deque(maxlen=BUSY_PERIODS)
+        slots, memory = self._slots, self._slots.memory
         return EngineStats(
             version=self.version,
             tp=self.spec.tp,
-            running=len(self._slots.slot_of),
+            running=len(slots.slot_of),
             waiting=len(self._waiting),
-            retained=self._slots.retained,
+            retained=slots.retained,
             paused=self._paused,
-            kv_used_fraction=self._slots.used_fraction(),
+            kv_used_fraction=slots.used_tokens() / max(1, memory.bound),
             steps=self._steps,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
             reused_tokens=self._reused,
-            evicted_sessions=self._slots.evicted,
+            evicted_sessions=slots.evicted,
             cpu_s=time.process_time(),
-            step_s=self._step_ns / 1e9,
-            transfers=list(totals.values()),
-            busy=busy,
+            step_s=self._busy.total_ns / 1e9,
+            transfers=totals(transfer for rank in self.transfers.values() for transfer in rank),
+            busy=self._busy.take(),
+            preemptions=slots.preemptions,
+            kv_tokens=memory.bound,
+            kv_used_tokens=slots.used_tokens(),
+            kv_committed_tokens=int(memory.committed.sum()),
+            kv_token_bytes=self._runner.cache.token_bytes,
         )
