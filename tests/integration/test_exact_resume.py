@@ -37,6 +37,7 @@ async def left_alone(directory: Path, workers: int, **sections: dict[str, Any]) 
         return run.outcome()
 
 
+@pytest.mark.timeout(300)
 async def test_a_run_killed_in_every_phase_makes_the_same_tokens_and_parameters(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:

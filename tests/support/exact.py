@@ -26,7 +26,6 @@ from earl.v1.events_pb2 import Event
 from tests.support.runs import tictactoe
 from tests.support.stack import Stack
 
-AT_ONCE = 1
 FINISH_S = 90.0
 MOMENT_S = 60.0
 
@@ -53,15 +52,12 @@ class Outcome:
     files: dict[str, str]
 
 
-def exact(directory: Path, workers: int, at_once: int, **sections: dict[str, Any]) -> RunConfig:
-    """Two warm-up batches that make most moves legal, and four training steps; a checkpoint every two.
-
-    at_once: sequences that a worker's engine runs together.
-    """
+def exact(directory: Path, workers: int, **sections: dict[str, Any]) -> RunConfig:
+    """Two warm-up batches that make most moves legal, and four training steps; a checkpoint every two."""
     given: dict[str, dict[str, Any]] = {
-        "rollout": {"workers": workers, "max_sequences": at_once, "episodes": at_once},
-        "warmup": {"batches": 2, "batch_episodes": 24, "passes": 8, "minibatches": 2, "lr": 1e-2},
-        "scheduler": {"steps": 4, "batch_groups": 2},
+        "rollout": {"workers": workers},
+        "warmup": {"batches": 2, "batch_episodes": 48, "passes": 8, "minibatches": 2, "lr": 1e-2},
+        "scheduler": {"steps": 4},
         "trainer": {
             "checkpoint_every": 2, "minibatches": 2, "passes": 2, "lr": 3e-3, "entropy_coefficient": 0.003,
             "lr_final_fraction": 0.1,
@@ -76,10 +72,8 @@ def exact(directory: Path, workers: int, at_once: int, **sections: dict[str, Any
 class Exact:
     """One deterministic run under a test's control, alive over any number of kills."""
 
-    def __init__(
-        self, directory: Path, workers: int = 1, at_once: int = AT_ONCE, **sections: dict[str, Any]
-    ) -> None:
-        self.stack = Stack(exact(directory, workers, at_once, **sections))
+    def __init__(self, directory: Path, workers: int = 1, **sections: dict[str, Any]) -> None:
+        self.stack = Stack(exact(directory, workers, **sections))
         self._workers = [f"rollout-{index}" for index in range(workers)]
         self._bus: Bus | None = None
         self._after = ""
@@ -165,7 +159,7 @@ class Exact:
         )
 
     async def _over(self) -> None:
-        await self._starting
+        await asyncio.shield(self._starting)
         await self.stack.processes[plan.TRAINER].wait()
 
     async def _hang_up(self) -> None:
