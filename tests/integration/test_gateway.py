@@ -28,11 +28,13 @@ SERVICE = "earl.v1.EnvGatewayService"
 OPEN_SPIEL = "earl.env.adapters.open_spiel:environments"
 
 
-def write_run(directory: Path, *, bind="127.0.0.1:0", serve=OPEN_SPIEL) -> Path:
+def write_run(
+    directory: Path, *, bind="127.0.0.1:0", serve=OPEN_SPIEL, name="open_spiel/tic_tac_toe"
+) -> Path:
     config = RunConfig.model_validate(
         {
             "name": "test",
-            "environment": {"name": "open_spiel/tic_tac_toe", "serve": serve, "sessions_per_host": 32},
+            "environment": {"name": name, "serve": serve, "sessions_per_host": 32},
             "gateway": {"bind": bind},
         }
     )
@@ -65,9 +67,9 @@ def finished(process: subprocess.Popen) -> tuple[int, str]:
 
 
 @contextmanager
-def stack(directory: Path, **environment: str):
-    """(gateway process, host process, gateway's address)."""
-    run = write_run(directory)
+def stack(directory: Path, *, served: dict[str, str] | None = None, **environment: str):
+    """(gateway process, host process, gateway's address). served: what `write_run` takes."""
+    run = write_run(directory, **(served or {}))
     gateway = start("services.env_gateway", run, **environment)
     processes = [gateway]
     try:

@@ -1,0 +1,117 @@
+"""A word with a calculator: arithmetic too long to do in the head, in two turns.
+
+    user       What is 734 * 89? …how to call…        turn 1: the agent calls the tool
+    tool       65326                                  turn 2: the agent states the answer
+
+Task: {"terms": 2, "digits": 3, "operators": "+-*", "instruction": "…"}. The problem is drawn from the
+seed; evaluation's problems are never training's (held_out.py). The answer of turn 2 is the last number
+in it.
+
+Reward: CALLED for a call that the tool can carry out, COMPUTED more if what it computed is the problem's
+value, ANSWERED more for the right answer in turn 2; they add up to 1. A turn 1 without such a call ends
+the episode with nothing. Metrics, each 0 or 1: win (the right answer), called, computed.
+
+Legal actions, for a warm-up that teaches the form and leaves the task to be learned: in turn 1 calls with
+the problem's numbers under each operator, one of which is right, and one with its first number alone; in
+turn 2 the tool's answer and the problem's first number.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from earl.env.adapters.arithmetic import ArithmeticFault, evaluate, shown
+from earl.env.adapters.held_out import drawn
+from earl.env.base import Environment, Observation, StepResult
+from earl.env.tool_calls import Fault, Tool, ToolCall, describe, parse, render
+
+OPERATORS = "+-*"
+CALLED, COMPUTED, ANSWERED = 0.1, 0.3, 0.6
+CALCULATOR = Tool("calculator", "Evaluates arithmetic.", {"expression": "string"})
+# Added to the question: the form of a call, by an example that is no problem's.
+EXAMPLE = render(ToolCall("calculator", {"expression": "12 + 30"}))
+INSTRUCTION = f"Call the calculator, for example {EXAMPLE}"
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_TASK: dict[str, Any] = {"terms": 2, "digits": 3, "operators": OPERATORS, "instruction": INSTRUCTION}
+
+
+class Calculator(Environment):
+    """One problem, one call, one answer."""
+
+    name = "tools/calculator"
+    description = describe([CALCULATOR])
+    reward_range = (0.0, 1.0)
+    blocking = False
+
+    def reset(self, seed: int, task: dict[str, Any]) -> Observation:
+        """ValueError for a bad task."""
+        settings = _checked(task)
+        self._problem = drawn(seed, lambda number: _problem(number, settings), str)
+        self._value = evaluate(self._problem)
+        self._computed: float | None = None
+        first, _, *rest = self._problem.split()
+        asked = [first, *(" ".join([first, other, *rest]) for other in OPERATORS)]
+        calls = [render(ToolCall("calculator", {"expression": expression})) for expression in asked]
+        return Observation(f"What is {self._problem}? {settings['instruction']}".rstrip(), calls)
+
+    def step(self, action: str) -> StepResult:
+        """Turn 1 is a call, turn 2 the answer."""
+        return self._call(action) if self._computed is None else self._answer(action)
+
+    def _call(self, action: str) -> StepResult:
+        calls = parse(action, [CALCULATOR])
+        if isinstance(calls, Fault):
+            return self._over(calls.message)
+        try:
+            value = evaluate(calls[0].arguments["expression"])
+        except ArithmeticFault as fault:
+            return self._over(f"the calculator says: {fault}")
+        self._computed = float(value == self._value)
+        answers = [shown(value), self._problem.split()[0]]
+        return StepResult(Observation(shown(value), answers, "tool"), CALLED + COMPUTED * self._computed)
+
+    def _answer(self, action: str) -> StepResult:
+        said = _NUMBER.findall(action.replace(",", ""))
+        right = bool(said) and said[-1] == shown(self._value)
+        return self._over("right" if right else f"it is {shown(self._value)}", ANSWERED * right, right)
+
+    def _over(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
+        metrics = {
+            "win": float(right),
+            "called": float(self._computed is not None),
+            "computed": self._computed or 0.0,
+        }
+        return StepResult(Observation(text), reward, done=True, metrics=metrics)
+
+
+def _problem(number: int, settings: dict[str, Any]) -> str:
+    """`terms` numbers of `digits` digits, joined by operators."""
+    rng = random.Random(number)
+    low, high = 10 ** (settings["digits"] - 1), 10 ** settings["digits"] - 1
+    parts = [str(rng.randint(low, high))]
+    for _ in range(settings["terms"] - 1):
+        parts += [rng.choice(settings["operators"]), str(rng.randint(low, high))]
+    return " ".join(parts)
+
+
+def _checked(task: dict[str, Any]) -> dict[str, Any]:
+    unknown = set(task) - set(_TASK)
+    if unknown:
+        raise ValueError(f"unknown task key {sorted(unknown)[0]!r}; known are {', '.join(_TASK)}")
+    settings = _TASK | task
+    for key, least, most in (("terms", 2, 6), ("digits", 1, 12)):
+        if type(settings[key]) is not int or not least <= settings[key] <= most:
+            raise ValueError(f"{key} {settings[key]!r} is not a whole number between {least} and {most}")
+    if not isinstance(settings["operators"], str) or not set(settings["operators"]) <= set(OPERATORS):
+        raise ValueError(f"operators {settings['operators']!r} are not some of {OPERATORS}")
+    if not settings["operators"] or not isinstance(settings["instruction"], str):
+        raise ValueError("operators and instruction are texts, operators not empty")
+    return settings
+
+
+def environments() -> list[type[Environment]]:
+    """What a host serves of this module."""
+    return [Calculator]

@@ -1,0 +1,107 @@
+"""The tasks of reasoning-gym (package reasoning-gym), one turn each: a question, an answer, its score.
+
+Environment "reasoning_gym/NAME" is the dataset NAME, for example "reasoning_gym/basic_arithmetic". Task:
+the dataset's own configuration, for example {"min_terms": 2, "max_terms": 2}, and "instruction", a text
+put after the question. The instance is a function of the seed; evaluation's are never training's as far
+as the task has enough of them (held_out.py).
+
+What counts as the answer in a text: what stands between the last <answer> and </answer>; without them
+the last number, if the task's own answer is a number; otherwise the last line that is not empty. It is
+scored by reasoning-gym: the reward is that score, between 0 and 1. Metrics: win (the score is 1), score,
+answered (an answer was found).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from reasoning_gym.factory import DATASETS, create_dataset
+
+from earl.env.adapters.held_out import drawn
+from earl.env.base import Environment, Observation, StepResult
+
+# Their scoring runs the answer's text as Python (eval, or sympy's parse_expr): a policy must not be able
+# to run code. "composite" mixes others and has no questions of its own.
+LEFT_OUT = frozenset(
+    {
+        "binary_matrix",
+        "composite",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+# Set by the seed, not by the task.
+_RESERVED = frozenset({"seed", "size"})
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+# Longer than any number or line that a task asks for.
+_MAX_ANSWER_CHARACTERS = 20_000
+
+
+class ReasoningGym(Environment):
+    """One question of the class's dataset."""
+
+    dataset_name: ClassVar[str]
+    reward_range = (0.0, 1.0)
+
+    def reset(self, seed: int, task: dict[str, Any]) -> Observation:
+        """Raises ValueError, TypeError or AssertionError for a task that the dataset does not take."""
+        given = dict(task)
+        instruction = given.pop("instruction", "")
+        for key in _RESERVED & set(given):
+            raise ValueError(f"task key {key!r} cannot be set: instances come from the episode's seed")
+
+        def make(number: int) -> tuple[Any, dict[str, Any]]:
+            dataset = create_dataset(self.dataset_name, **given, seed=number, size=1)
+            return dataset, dataset[0]
+
+        self._dataset, self._entry = drawn(seed, make, lambda made: made[1]["question"])
+        question = self._entry["question"]
+        return Observation(f"{question}\n{instruction}" if instruction else question)
+
+    def step(self, action: str) -> StepResult:
+        """Answer; the episode is over."""
+        right = self._entry["answer"]
+        answer = extracted(action, right)
+        score = float(self._dataset.score_answer(answer, self._entry)) if answer else 0.0
+        score = min(max(score, 0.0), 1.0)
+        metrics = {"win": float(score >= 1.0), "score": score, "answered": float(bool(answer))}
+        return StepResult(Observation(f"the answer is {right}"), score, done=True, metrics=metrics)
+
+
+def extracted(text: str, right: Any) -> str:
+    """The answer that a text gives to a task whose own answer is `right`; empty if it gives none."""
+    text = text[-_MAX_ANSWER_CHARACTERS:]
+    tagged = _TAGGED.findall(text)
+    if tagged:
+        return tagged[-1].strip()
+    if isinstance(right, str) and _NUMBER.fullmatch(right):
+        numbers = _NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}\b)", "", text))
+        return numbers[-1] if numbers else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def environments() -> list[type[Environment]]:
+    """What a host serves of this module: every dataset but LEFT_OUT."""
+    return [
+        type(
+            "".join(word.capitalize() for word in name.split("_")),
+            (ReasoningGym,),
+            {
+                "__doc__": f"reasoning-gym's {name}.",
+                "name": f"reasoning_gym/{name}",
+                "description": f"reasoning-gym's {name}: one question, one answer.",
+                "dataset_name": name,
+            },
+        )
+        for name in sorted(DATASETS)
+        if name not in LEFT_OUT
+    ]
