@@ -35,7 +35,7 @@ class ModelConfig(Section):
     scratch: ScratchModel = ScratchModel()
     dtype: Literal["float32", "bfloat16"] = "float32"
     # Put observations and actions into the checkpoint's chat template, with this system message;
-    # action_prefix is then how every answer begins, and no part of what is trained.
+    # action_prefix is then how every answer begins: part of its text, given instead of generated.
     chat: bool = False
     system: str = ""
     # Put before an observation and before an action; text, tokenised once.

@@ -53,7 +53,9 @@ class Tokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = tokenizer.get_vocab_size()
+        # Of a chat, else empty: its system message, and how every answer begins (read, not generated).
         self.system = config.system if chat else ""
+        self.opening = config.action_prefix if chat else ""
         self._start = self._marked("", add_special_tokens=True)
         self._observation_prefix = self._marked(config.observation_prefix)
         self._action_prefix = self._marked(config.action_prefix)
@@ -162,8 +164,8 @@ class Tokenizer:
         return [*head, *self.encode_text(frame.opening + content + frame.closing), *frame.tail]
 
     def encode_action(self, text: str) -> list[int]:
-        """An action as the model would write it; ends in a stop token if there is one."""
-        ids = self.encode_text(text)
+        """An action as the model would write it, after `opening`; ends in a stop token if there is one."""
+        ids = self.encode_text(text.removeprefix(self.opening))
         if self._end is not None and (not ids or ids[-1] not in self.stop_ids):
             ids.append(self._end)
         return ids

@@ -160,7 +160,9 @@ class Agent:
             outcome.ending = Ending.ENV_ERROR
         if observed is not None:
             codec = self._codec
-            outcome.transcript = conversation(codec.system, observed, outcome.columns, codec.decode)
+            outcome.transcript = conversation(
+                codec.system, observed, outcome.columns, lambda ids: codec.opening + codec.decode(ids)
+            )
         return outcome
 
     async def _episode(
@@ -247,7 +249,7 @@ class Agent:
             if made.finish == "length" and room < most:
                 raise _Truncated(f"context full: {len(columns)} of {self._max_context_tokens} tokens")
             # Special tokens are no part of the text; a stop token that is a word of the action is.
-            return self._codec.decode(made.ids)
+            return self._codec.opening + self._codec.decode(made.ids)
 
         return choose
 

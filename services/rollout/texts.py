@@ -16,8 +16,9 @@ ACTION_TOKENS = 16
 class Codec(Protocol):
     """The part of earl.models.tokenizer.Tokenizer that the agent loop uses."""
 
-    # The chat's system message; empty if there is none.
+    # The chat's system message, and how every answer in it begins; empty if there is none.
     system: str
+    opening: str
 
     def encode_observation(
         self, text: str, first: bool, role: str = "user", after: int | None = None
@@ -34,6 +35,7 @@ class Remembering:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self.system = codec.system
+        self.opening = codec.opening
         self._observation = lru_cache(ENTRIES)(codec.encode_observation)
         self._action = lru_cache(ENTRIES)(codec.encode_action)
         self._text = lru_cache(ENTRIES)(lambda ids: codec.decode(list(ids)))

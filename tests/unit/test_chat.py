@@ -136,6 +136,8 @@ def test_answers_may_begin_with_a_prefix(tmp_path):
     directory = checkpoint(tmp_path, CHATML)
     plain = Tokenizer.load(directory, ModelConfig(chat=True))
     begun = Tokenizer.load(directory, ModelConfig(chat=True, action_prefix="It is"))
+    assert begun.opening == "It is" and plain.opening == ""
+    assert begun.encode_action("It is so") == plain.encode_action(" so") == begun.encode_action(" so")
     for first, after in ((True, None), (False, 3)):
         ids = plain.encode_observation("x", first, "user", after)
         assert begun.encode_observation("x", first, "user", after) == ids + plain.encode_text("It is")

@@ -18,8 +18,7 @@ TICTACTOE = EXAMPLES / "tictactoe.toml"
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_examples_load(path: Path):
     config = load_run(path)
-    assert config.environment.name.startswith("open_spiel/")
-    assert config.rollout.max_context_tokens <= config.model.scratch.max_positions
+    assert config.environment.serve.startswith("earl.env.adapters.")
 
 
 def test_overrides_are_typed_by_the_schema():

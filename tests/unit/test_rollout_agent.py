@@ -36,6 +36,7 @@ class Letters:
     action that did not end."""
 
     system = "Be brief."
+    opening = ""
 
     def encode_observation(self, text, first, role="user", after=None):
         head = [1] if first else [] if after == ord(".") else [ord("~")]
@@ -127,9 +128,11 @@ class Sessions:
         return self.session
 
 
-def agent(policy, sessions, context=100, new=4):
+def agent(policy, sessions, context=100, new=4, opening=""):
+    letters = Letters()
+    letters.opening = opening
     return Agent(
-        Letters(),
+        letters,
         policy,
         sessions,
         BusySpans(),
@@ -173,6 +176,14 @@ async def test_roles_and_unfinished_actions_reach_the_codec():
         ("user", "cd", 3),
         ("assistant", "z.", 2),
     ]
+
+
+async def test_what_opens_an_answer_is_part_of_its_text():
+    sessions = Sessions(WON)
+    playing = agent(Says(["x."]), sessions, opening="So: ")
+    outcome = await playing.play(replace(TICKET, transcript=True))
+    assert sessions.session.actions == ["So: x."]
+    assert outcome.transcript[-1].text == "So: x." and outcome.transcript[-1].tokens == 2
 
 
 async def test_a_transcript_shows_what_was_cut_and_costs_nothing_unasked():

@@ -5,6 +5,7 @@ from services.rollout.texts import ACTION_TOKENS, TEXT_CHARACTERS, Remembering
 
 class Counting:
     system = ""
+    opening = ""
 
     def __init__(self):
         self.calls = []

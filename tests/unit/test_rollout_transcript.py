@@ -1,0 +1,62 @@
+"""Conversations for the report: bounded, and made of what was sampled."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.rollout.columns import TokenColumns
+from services.rollout.transcript import TEXT_BYTES, TURNS, Turn, conversation, shortened
+
+
+def decode(ids):
+    return "".join(map(chr, ids))
+
+
+def played(*turns):
+    """(columns, observed) of turns (observation, action); an action of None is still to come."""
+    columns = TokenColumns()
+    for observation, action in turns:
+        columns.observe(list(map(ord, observation)), 1)
+        if action:
+            columns.act(list(map(ord, action)), [-0.1] * len(action), [1] * len(action))
+    return columns, [("user", observation) for observation, _ in turns]
+
+
+def test_turns_alternate_and_count_their_tokens():
+    columns, observed = played(("ab", "xyz"), ("c", "w"))
+    assert conversation("Be brief.", observed, columns, decode) == [
+        Turn("system", "Be brief.", 0),
+        Turn("user", "ab", 2),
+        Turn("assistant", "xyz", 3),
+        Turn("user", "c", 1),
+        Turn("assistant", "w", 1),
+    ]
+
+
+def test_an_episode_that_ended_early_shows_what_there_was():
+    columns, observed = played(("ab", "x"), ("c", None))
+    shown = conversation("", [*observed, ("tool", "never read")], columns, decode)
+    assert [turn.text for turn in shown] == ["ab", "x", "c"]
+    assert conversation("", [], TokenColumns(), decode) == []
+
+
+def test_long_episodes_keep_both_ends():
+    columns, observed = played(*((str(number), "x") for number in range(40)))
+    shown = conversation("s", observed, columns, decode)
+    assert len(shown) == TURNS
+    assert (shown[0].text, shown[1].text, shown[-2].text) == ("s", "0", "39")
+
+
+@given(st.text(max_size=60), st.integers(12, 60))
+def test_texts_are_bounded_and_keep_head_and_tail(text, most):
+    short = shortened(text, most)
+    assert len(short.encode()) <= most
+    if len(text.encode()) <= most:
+        assert short == text
+    else:
+        head, _, tail = short.partition(" […] ")
+        assert text.startswith(head) and text.endswith(tail)
+
+
+def test_what_is_no_text_becomes_one():
+    assert shortened("a\ud800b") == "a?b"
+    assert len(shortened("é" * TEXT_BYTES).encode()) <= TEXT_BYTES
