@@ -27,25 +27,30 @@ class TrainerConfig(Section):
     # A batch's remaining optimizer steps are left out once the policy's KL to the one that sampled
     # exceeds this (PPO's early stopping); 0: no bound.
     kl_limit: float = Field(default=0.0, ge=0)
-    # How token losses become one number: mean over tokens, or over sequences of their token means.
-    loss_mean: Literal["token", "sequence"] = "token"
+    # How token losses become one number: mean over tokens, mean over sequences of their token means, or
+    # ("constant") mean over sequences of their token sums divided by loss_sequence_tokens.
+    loss_mean: Literal["token", "sequence", "constant"] = "token"
+    # 0: rollout.max_context_tokens.
+    loss_sequence_tokens: int = Field(default=0, ge=0)
     entropy_coefficient: float = Field(default=0.0, ge=0)
     # Entropy bonus at the end of the run, as a fraction; linear decay in between.
     entropy_final_fraction: float = Field(default=1.0, ge=0, le=1)
     # What the engine recorded against what the trainer computes for the same tokens. "behaviour": the
     # ratio is taken to the engine's log-probs. "truncated": the ratio is taken to the trainer's own
     # log-probs at the start of the batch, and each token weighs min(trainer / engine, importance_cap)
-    # (truncated importance sampling).
+    # (truncated importance sampling). The fraction of tokens above the cap is a metric either way.
     importance: Literal["behaviour", "truncated"] = "behaviour"
     importance_cap: float = Field(default=2.0, gt=0)
     # KL to the policy that reinforcement learning started from (k3 estimator), whose log-probs the
     # reference stage computes; 0: there is no such stage.
     kl_coefficient: float = Field(default=0.0, ge=0)
-    # What forward and backward compute in; parameters and moments stay float32. Empty: model.dtype.
+    # What forward and backward compute in; parameters and moments stay float32, log-probs and losses are
+    # float32, and versions are published in model.dtype. Empty: model.dtype.
     dtype: Literal["", "float32", "bfloat16"] = ""
     # Keep only each block's input for the backward pass and compute the rest again.
     activation_checkpointing: bool = False
-    # Train low-rank adapters of this rank on lora_targets and nothing else; 0: every parameter.
+    # Train low-rank adapters of this rank on lora_targets and nothing else; 0: every parameter. What is
+    # published and exported is the model with the adapters added to its weights.
     lora_rank: int = Field(default=0, ge=0)
     lora_alpha: float = Field(default=32.0, gt=0)
     lora_targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

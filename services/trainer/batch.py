@@ -176,9 +176,17 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def build(
-    columns: Columns, chosen: Sequence[int], loss_mean: str, total_tokens: int, total_sequences: int
+    columns: Columns,
+    chosen: Sequence[int],
+    loss_mean: str,
+    total_tokens: int,
+    total_sequences: int,
+    sequence_tokens: int = 0,
 ) -> MicroBatch:
-    """Pack these sequences (indices into columns.items); totals are of the mini-batch over all ranks."""
+    """Pack these sequences (indices into columns.items); totals are of the mini-batch over all ranks.
+
+    loss_mean, sequence_tokens: as in advantages.token_weights.
+    """
     offsets = columns.offsets
     slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in chosen]
     lengths = [s.stop - s.start for s in slices]
@@ -197,6 +205,8 @@ def build(
         targets=tokens[trained],
         behaviour=behaviour[trained],
         advantages=advantages.per_token([columns.items[i].advantage for i in chosen], counts.tolist()),
-        weights=advantages.token_weights(counts.tolist(), loss_mean, total_tokens, total_sequences),
+        weights=advantages.token_weights(
+            counts.tolist(), loss_mean, total_tokens, total_sequences, sequence_tokens
+        ),
         reference=None if reference is None else np.concatenate([reference[s] for s in slices])[trained],
     )

@@ -4,7 +4,8 @@
                                      rank 0: manifest.json with every file's checksum and boxes, fsynced
     checkpoints/step-<n>/            renamed; only then are older ones deleted
 
-n is the policy version. What was torn or damaged is skipped with a warning that names it.
+n is the policy version. What was torn or damaged is skipped with a warning that names it. With adapters
+(earl.models.lora) the tensors are theirs alone: the model stays where it is, the manifest holds its hash.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
-import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -26,28 +25,34 @@ from earl.dispatch.layout import Box
 from earl.dispatch.plan import plan
 from earl.errors import CheckpointError, LayoutError
 from services.trainer.group import Group
-from services.trainer.manifest import FILE, FileEntry, Manifest, Progress, TensorEntry, fingerprint
+from services.trainer.manifest import (
+    FILE,
+    FileEntry,
+    Manifest,
+    Progress,
+    TensorEntry,
+    fingerprint,
+    hash_of,
+)
+from services.trainer.retention import checkpoints, prune
 from services.trainer.step import Stepper
 
 log = logging.getLogger(__name__)
 
-_STEP = re.compile(r"step-(\d+)")
-_HASH_BYTES = 1 << 24
-PARAMETER, FIRST_MOMENT, SECOND_MOMENT, REFERENCE = "parameter/", "exp_avg/", "exp_avg_sq/", "reference/"
-
-
-def checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints below `directory`, newest first."""
-    found = [
-        (int(match[1]), path) for path in directory.glob("step-*") if (match := _STEP.fullmatch(path.name))
-    ]
-    return [path for _, path in sorted(found, reverse=True)]
+PARAMETER, FIRST_MOMENT, SECOND_MOMENT = "parameter/", "exp_avg/", "exp_avg_sq/"
 
 
 def save(
-    directory: Path, stepper: Stepper, group: Group, progress: Progress, config_hash: str, keep: int
+    directory: Path,
+    stepper: Stepper,
+    group: Group,
+    progress: Progress,
+    config_hash: str,
+    keep: int,
+    held: Collection[int] = (),
 ) -> Path:
-    """Write checkpoint step-<version> below `directory`, keep the newest `keep`. A collective.
+    """Write checkpoint step-<version> below `directory`; the newest `keep` stay, and the versions in
+    `held` (rank 0's counts). A collective.
 
     Raises CheckpointError when a rank could not write (disk full); the older ones are then intact.
     """
@@ -73,7 +78,8 @@ def save(
     errors = [part["error"] for part in parts if part["error"]]
     if not errors and group.leads:
         try:
-            _finish(directory, partial, target, _manifest(stepper, progress, config_hash, parts), keep)
+            _finish(partial, target, _manifest(stepper, progress, config_hash, parts))
+            prune(directory, target, keep, held)
         except OSError as error:
             errors = [f"{target}: {error}"]
     errors = json.loads(group.broadcast(json.dumps(errors).encode()))
@@ -101,11 +107,7 @@ def latest(directory: Path, stepper: Stepper, group: Group) -> tuple[Path, Manif
             skipped.append(path)
             log.warning("checkpoint %s is skipped: %s", path, problems[0] if problems else "unreadable")
             continue
-        if manifest.model != fingerprint(stepper.policy.spec):
-            raise CheckpointError(
-                f"checkpoint {path} belongs to another model than the run's",
-                "give the run another name, or restore its model",
-            )
+        _check(Path(path), manifest, stepper)
         return Path(path), manifest
     if skipped:
         raise CheckpointError(
@@ -115,12 +117,26 @@ def latest(directory: Path, stepper: Stepper, group: Group) -> tuple[Path, Manif
     return None
 
 
+def _check(path: Path, manifest: Manifest, stepper: Stepper) -> None:
+    """Raises CheckpointError if the checkpoint is of another model, or of other adapters."""
+    policy = stepper.policy
+    if manifest.model != fingerprint(policy.spec):
+        raise CheckpointError(
+            f"checkpoint {path} belongs to another model than the run's",
+            "give the run another name, or restore its model",
+        )
+    if manifest.adapter != policy.adapter:
+        raise CheckpointError(
+            f"checkpoint {path} holds {manifest.adapter or 'every parameter'}, the run trains "
+            f"{policy.adapter or 'every parameter'}",
+            "restore trainer.lora_rank, lora_alpha, lora_targets and the model that it started from",
+        )
+
+
 @torch.no_grad()
 def load(path: Path, manifest: Manifest, stepper: Stepper) -> None:
     """Fill parameters, moments and counts from a checkpoint of any rank count. Raises CheckpointError."""
     files = {file.name: path / file.name for file in manifest.files}
-    if manifest.reference and stepper.config.trainer.kl_coefficient > 0.0:
-        stepper.keep_reference()
     try:
         handles = {name: safe_open(file, framework="pt") for name, file in files.items()}
         for shard, prefix, local in _tensors(stepper):
@@ -149,9 +165,6 @@ def _tensors(stepper: Stepper) -> Iterator[tuple]:
             first, second = stepper.optimizer.moments[shard.name]
             yield shard, FIRST_MOMENT, first
             yield shard, SECOND_MOMENT, second
-    if stepper.reference is not None:
-        for shard in stepper.reference.shards:
-            yield shard, REFERENCE, shard.local
 
 
 def _local(stepper: Stepper) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
@@ -177,13 +190,14 @@ def _manifest(stepper: Stepper, progress: Progress, config_hash: str, parts: lis
         progress=progress,
         model=fingerprint(stepper.policy.spec),
         config=config_hash,
-        reference=stepper.reference is not None,
+        adapter=stepper.policy.adapter,
         files=tuple(FileEntry(*part["file"]) for part in parts),
         tensors=tensors,
     )
 
 
-def _finish(directory: Path, partial: Path, target: Path, manifest: Manifest, keep: int) -> None:
+def _finish(partial: Path, target: Path, manifest: Manifest) -> None:
+    directory = target.parent
     (partial / FILE).write_bytes(manifest.encode())
     _fsync(partial / FILE)
     _fsync(partial)
@@ -197,11 +211,6 @@ def _finish(directory: Path, partial: Path, target: Path, manifest: Manifest, ke
     else:
         os.rename(partial, target)
     _fsync(directory)
-    # What is newer than this belongs to a history that was rolled back.
-    found = checkpoints(directory)
-    at = found.index(target)
-    for path in (*found[:at], *found[at + keep :]):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _verify(path: Path, manifest: Manifest, group: Group) -> None:
@@ -210,20 +219,12 @@ def _verify(path: Path, manifest: Manifest, group: Group) -> None:
         found = (path / file.name).stat().st_size
         if found != file.size_bytes:
             raise CheckpointError(f"{file.name} has {found} bytes of {file.size_bytes}")
-        if index % group.size == group.rank and _hash(path / file.name) != file.xxh3:
+        if index % group.size == group.rank and hash_of(path / file.name) != file.xxh3:
             raise CheckpointError(f"{file.name} is damaged: its checksum differs")
 
 
 def _entry(path: Path) -> tuple[str, int, str]:
-    return path.name, path.stat().st_size, _hash(path)
-
-
-def _hash(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(_HASH_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+    return path.name, path.stat().st_size, hash_of(path)
 
 
 def _fsync(path: Path) -> None:

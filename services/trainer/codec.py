@@ -31,12 +31,17 @@ def decode_plan(data: bytes, ranks: int) -> Plan:
         batch_id=plan.batch_id,
         version=plan.version,
         objective=_OBJECTIVES[plan.objective],
-        ranks=tuple(tuple(map(_item, rank.items)) for rank in plan.ranks),
+        ranks=tuple(_items(rank) for rank in plan.ranks),
         publish=plan.publish,
         checkpoint=plan.checkpoint,
         progress=plan.progress,
         first_of_phase=plan.first_of_phase,
     )
+
+
+def _items(rank: scheduler_pb2.RankItems) -> tuple[Item, ...]:
+    """In the order of their places in the batch, in whichever order they came: sums keep their order."""
+    return tuple(sorted(map(_item, rank.items), key=lambda item: item.position))
 
 
 def _item(item: scheduler_pb2.BatchItem) -> Item:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from earl.v1 import common_pb2, scheduler_pb2
 from services.trainer.codec_membership import PATIENCE_S, Membership
 
 Ranges = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class NextBatch:
+    """plan: serialised, empty if none was ready in time. over: of the run. best: version with the best
+    evaluation so far, 0 if there is none. held: versions whose checkpoints must stay."""
+
+    plan: bytes
+    over: bool
+    best: int
+    held: frozenset[int]
 
 
 class SchedulerLink(Membership):
@@ -29,11 +41,11 @@ class SchedulerLink(Membership):
         )
         return (await self._call("Reconcile", request, PATIENCE_S)).rolled_back
 
-    async def next_batch(self, wait_s: float) -> tuple[bytes, bool]:
-        """(serialised plan, empty if none was ready in time; whether the run is over)."""
+    async def next_batch(self, wait_s: float) -> NextBatch:
         request = scheduler_pb2.NextBatchRequest(worker=self.worker, ranks=self.ranks, wait_s=wait_s)
         answer = await self._call("NextBatch", request, wait_s + PATIENCE_S)
-        return answer.plan.SerializeToString() if answer.HasField("plan") else b"", answer.stop
+        plan = answer.plan.SerializeToString() if answer.HasField("plan") else b""
+        return NextBatch(plan, answer.stop, answer.best_version, frozenset(answer.keep_versions))
 
     async def commit(
         self, batch_id: int, version: int, metrics: Mapping[str, float], deadline_s: float = PATIENCE_S

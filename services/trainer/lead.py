@@ -10,7 +10,7 @@ from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.rpc.server import Server
 from services.trainer.activity import Activity
-from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
+from services.trainer.codec_scheduler import PATIENCE_S, NextBatch, SchedulerLink
 from services.trainer.manifest import Progress
 from services.trainer.requests import Requests
 from services.trainer.servicer import serve
@@ -38,7 +38,11 @@ class Lead:
         self._link = link
         self._activity = activity
         self._requests = requests
-        self._asked: concurrent.futures.Future[tuple[bytes, bool]] | None = None
+        self._asked: concurrent.futures.Future[NextBatch] | None = None
+        # As the scheduler said last: the version with the best evaluation, 0 if there is none, and
+        # those whose checkpoints must stay.
+        self.best = 0
+        self.held: frozenset[int] = frozenset()
 
     async def start(self, token: str) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
@@ -82,12 +86,13 @@ class Lead:
             done, _ = concurrent.futures.wait([self._asked], timeout=NOTICE_S)
             if not done:
                 continue
-            plan, over = self._asked.result()
+            answer = self._asked.result()
             self._asked = None
-            if over and not plan:
+            self.best, self.held = answer.best, answer.held
+            if answer.over and not answer.plan:
                 self._requests.over.set()
                 return None
-            return plan
+            return answer.plan
 
     def commit(self, batch_id: int, version: int, metrics: dict[str, float]) -> None:
         """The batch's tickets are trained.

@@ -1,8 +1,7 @@
 """Objectives over the trained tokens of one micro-batch: pure functions of tensors.
 
-Every tensor is [N], one entry per trained token, float32. `weights` say how much a token counts: over
-all micro-batches of all ranks of one optimizer step they add up to 1, so that the sum of the
-micro-batches' losses, and of their gradients, is that of the big batch in one piece.
+Every tensor is [N], one entry per trained token, float32. `weights` say how much a token's loss counts:
+the loss, and its gradient, of a mini-batch in one piece are the sums of its micro-batches'.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ STAT_NAMES: tuple[str, ...] = (
     "kl_behaviour",
     "clip_fraction",
     "logprob_mismatch",
+    "logprob_mismatch_kl",
+    "truncated_fraction",
     "kl_reference",
 )
 
@@ -26,21 +27,30 @@ STAT_NAMES: tuple[str, ...] = (
 class PolicyGradient:
     """Clipped ratio objective (PPO's clip; with group-relative advantages, GRPO).
 
-    The ratio is kept within [1 - clip_low, 1 + clip_high].
+    The ratio is kept within [1 - clip_low, 1 + clip_high]. truncated: truncated importance sampling
+    (Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"): the ratio is
+    taken to the trainer's own log-probs at the start of the batch, and each token's gain is multiplied by
+    min(trainer / engine, importance_cap).
     """
 
     clip_low: float
     clip_high: float
     entropy_coefficient: float = 0.0
     kl_coefficient: float = 0.0
+    truncated: bool = False
+    importance_cap: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """loss: scalar with a graph. stats: float32[len(STAT_NAMES)], detached."""
+    """loss: scalar with a graph. stats: float32[len(STAT_NAMES)], detached.
+
+    mismatch_max: the largest |log-prob difference| between trainer and engine, a scalar, detached.
+    """
 
     loss: torch.Tensor
     stats: torch.Tensor
+    mismatch_max: torch.Tensor
 
 
 def k3(logprobs: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -57,16 +67,25 @@ def policy_gradient(
     weights: torch.Tensor,
     settings: PolicyGradient,
     reference: torch.Tensor | None = None,
+    start: torch.Tensor | None = None,
+    shares: torch.Tensor | None = None,
 ) -> Objective:
-    """Clipped policy gradient against the log-probs that the engine recorded while sampling.
+    """Clipped policy gradient against the policy that sampled.
 
-    reference: log-probs of the policy that training started from; needed when kl_coefficient > 0.
+    behaviour: log-probs that the engine recorded while sampling. reference: log-probs of the policy that
+    training started from; needed when kl_coefficient > 0. start: the trainer's log-probs at the start of
+    the batch; None: the current ones are those (first optimizer step of the batch). shares: what a token
+    counts in all metrics but the loss; None: weights.
     """
-    difference = logprobs - behaviour
-    ratio = torch.exp(difference)
+    shares = weights if shares is None else shares
+    start = logprobs.detach() if start is None else start
+    mismatch = start - behaviour
+    importance = mismatch.exp()
+    ratio = torch.exp(logprobs - (start if settings.truncated else behaviour))
     clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-    gain = torch.minimum(ratio * advantages, clipped * advantages)
-    per_token = -gain
+    per_token = -torch.minimum(ratio * advantages, clipped * advantages)
+    if settings.truncated:
+        per_token = per_token * importance.clamp(max=settings.importance_cap)
     if settings.entropy_coefficient > 0.0:
         per_token = per_token - settings.entropy_coefficient * entropy
     kl_reference = None
@@ -77,23 +96,27 @@ def policy_gradient(
         per_token = per_token + settings.kl_coefficient * kl_reference
     loss = (per_token * weights).sum()
     with torch.no_grad():
-        cut = clipped * advantages < ratio * advantages
-        parts = [
-            loss.detach(),
-            (entropy * weights).sum(),
+        means = (
+            entropy,
             # Tokens were sampled by the behaviour policy: k3 of it against the new policy.
-            (k3(behaviour, logprobs) * weights).sum(),
-            (cut.float() * weights).sum(),
-            (difference.abs() * weights).sum(),
-            torch.zeros_like(loss) if kl_reference is None else (kl_reference * weights).sum(),
-        ]
-        return Objective(loss, torch.stack([part.detach() for part in parts]))
+            k3(behaviour, logprobs),
+            (clipped * advantages < ratio * advantages).float(),
+            mismatch.abs(),
+            k3(behaviour, start),
+            (importance > settings.importance_cap).float(),
+            torch.zeros_like(behaviour) if kl_reference is None else kl_reference,
+        )
+        stats = torch.stack([loss.detach(), *((mean.detach() * shares).sum() for mean in means)])
+        return Objective(loss, stats, torch.where(shares > 0, mismatch.abs(), 0.0).max())
 
 
-def imitation(logprobs: torch.Tensor, entropy: torch.Tensor, weights: torch.Tensor) -> Objective:
-    """Cross-entropy on the trained tokens."""
+def imitation(
+    logprobs: torch.Tensor, entropy: torch.Tensor, weights: torch.Tensor, shares: torch.Tensor | None = None
+) -> Objective:
+    """Cross-entropy on the trained tokens. shares: as in policy_gradient."""
     loss = -(logprobs * weights).sum()
     with torch.no_grad():
-        zero = torch.zeros_like(loss)
-        stats = torch.stack([loss.detach(), (entropy * weights).sum().detach(), zero, zero, zero, zero])
-    return Objective(loss, stats)
+        stats = loss.new_zeros(len(STAT_NAMES))
+        stats[0] = loss
+        stats[1] = (entropy * (weights if shares is None else shares)).sum()
+        return Objective(loss, stats, loss.new_zeros(()))

@@ -9,14 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import xxhash
 
 from earl.dispatch.layout import Box, Layout, ShardBox
 from earl.errors import CheckpointError, LayoutError
+from earl.models.lora import Lora
 from earl.models.spec import ModelSpec
 from services.trainer.tickets import TicketSet
 
 FORMAT = 1
 FILE = "manifest.json"
+_HASH_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,14 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterEntry:
+    """The tensors are adapters (earl.models.lora) of the model whose files have the hash `base`."""
+
+    lora: Lora
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Where training stands.
 
@@ -52,12 +65,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """reference: the files also hold the policy that the KL is measured against."""
+    """adapter: what `tensors` are, if not the whole model."""
 
     progress: Progress
     model: str
     config: str
-    reference: bool
+    adapter: AdapterEntry | None
     files: tuple[FileEntry, ...]
     tensors: dict[str, TensorEntry]
 
@@ -80,7 +93,7 @@ class Manifest:
             "updates": progress.updates,
             "model": self.model,
             "config": self.config,
-            "reference": self.reference,
+            "adapter": None if self.adapter is None else asdict(self.adapter),
             "files": [asdict(file) for file in self.files],
             "tensors": {
                 name: {"shape": entry.shape, "parts": entry.parts} for name, entry in self.tensors.items()
@@ -104,7 +117,7 @@ class Manifest:
                 ),
                 value["model"],
                 value["config"],
-                value["reference"],
+                _adapter(value.get("adapter")),
                 tuple(FileEntry(**file) for file in value["files"]),
                 {
                     name: TensorEntry(
@@ -119,6 +132,23 @@ class Manifest:
         except (ValueError, KeyError, TypeError, IndexError, LayoutError) as error:
             raise CheckpointError(f"no manifest: {error!r}") from error
         return manifest
+
+
+def hash_of(*paths: Path) -> str:
+    """128-bit xxh3 of the files' bytes, one after the other, hexadecimal."""
+    digest = xxhash.xxh3_128()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(_HASH_BYTES):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _adapter(value: dict | None) -> AdapterEntry | None:
+    if value is None:
+        return None
+    lora = value["lora"]
+    return AdapterEntry(Lora(lora["rank"], lora["alpha"], tuple(lora["targets"])), value["base"])
 
 
 def fingerprint(spec: ModelSpec) -> str:

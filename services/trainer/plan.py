@@ -27,7 +27,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One batch. `ranks[r]` are the sequences of rank r; training it makes version + 1.
+    """One batch. `ranks[r]` are the sequences of rank r, by position; training it makes version + 1.
 
     progress: fraction of the phase done, 0..1. first_of_phase: the optimizer's moments start anew.
     """

@@ -29,7 +29,7 @@ from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorSpec, TensorStore
 from services.trainer.codec import weights_published
 from services.trainer.group import Group
-from services.trainer.parallel import Shard
+from services.trainer.parallel import Policy, Shard
 from services.trainer.side import Side
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class WeightSlots:
         registry: Registry,
         bus: Bus,
         group: Group,
-        shards: Sequence[Shard],
+        policy: Policy,
         *,
         name: str,
         dtype: str,
@@ -80,6 +80,8 @@ class WeightSlots:
         self._registry = registry
         self._bus = bus
         self._group = group
+        self._policy = policy
+        shards = policy.model_shards
         self._shards = [shard for shard in shards if shard.box.size]
         self._name = name
         self.dtype = dtype
@@ -119,7 +121,7 @@ class WeightSlots:
         key = self.key(version, self._group.rank)
         specs = {shard.name: TensorSpec(self.dtype, shard.shape, shard.box) for shard in self._shards}
         arrays = self._side.run(self._reserve(key, specs, version), CALL_S)
-        _copy(self._shards, arrays, self.dtype)
+        _copy(self._policy, arrays, self.dtype)
         self._side.run(self._store.publish([key]), CALL_S)
         self._held.append(version)
         self._group.barrier()
@@ -168,10 +170,12 @@ class WeightSlots:
 
 
 @torch.no_grad()
-def _copy(shards: Sequence[Shard], arrays: dict[str, np.ndarray], dtype: str) -> None:
-    """Shards into the arena, cast to the model's dtype on the way."""
-    for shard in shards:
+def _copy(policy: Policy, arrays: dict[str, np.ndarray], dtype: str) -> None:
+    """Shards into the arena, cast to the model's dtype on the way. A collective."""
+    for shard, values in policy.weights():
+        if not shard.box.size:
+            continue
         target = torch.from_numpy(arrays[shard.name])
         if dtype == "bfloat16":
             target = target.view(torch.bfloat16)
-        target.copy_(shard.local.view(shard.box.shape))
+        target.copy_(values)

@@ -13,8 +13,6 @@ import secrets
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.dispatch.arena_file import arena_directory
@@ -31,6 +29,7 @@ from services.trainer.lead import SLACK_S, Lead
 from services.trainer.parallel import Policy
 from services.trainer.publish import WeightSlots, arena_bytes
 from services.trainer.requests import Requests
+from services.trainer.runtime import settle
 from services.trainer.side import Side
 from services.trainer.step import Stepper
 from services.trainer.worker import Trainer
@@ -51,13 +50,13 @@ def address_of(variable: str) -> str:
 def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> None:
     """Runs one rank until the run is over or `requests.stop` is set. Raises EarlError for what failed."""
     redis_url, scheduler = address_of("EARL_REDIS_URL"), address_of("EARL_SCHEDULER")
-    torch.set_num_threads(config.trainer.threads)
+    settle(config)
     spec = load_spec(run_dir / "model")
     with ExitStack() as stack:
         side = Side()
         stack.callback(side.close)
         group = Group(config.trainer.device)
-        policy = Policy(spec, group, config.model.dtype)
+        policy = Policy.of(spec, group, config)
         stepper = Stepper(policy, group, config)
         bus = side.run(
             Bus.connect(redis_url, config.name, source=name, stream_events=config.bus.stream_events),
@@ -71,7 +70,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             arena_directory(config.data_plane, run_dir),
             f"{name}-{group.rank}",
             incarnation=secrets.randbits(64),
-            size_bytes=config.trainer.arena_bytes or arena_bytes(policy.shards, config.model.dtype),
+            size_bytes=config.trainer.arena_bytes or arena_bytes(policy.model_shards, config.model.dtype),
         )
         store = side.run(opening, PATIENCE_S)
         stack.callback(lambda: side.run(store.close(), CLOSE_S))
@@ -83,7 +82,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             registry,
             bus,
             group,
-            policy.shards,
+            policy,
             name=name,
             dtype=config.model.dtype,
             lease_s=2 * config.data_plane.read_s,

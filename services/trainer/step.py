@@ -1,5 +1,6 @@
 """One batch: mini-batches, each one optimizer step over all ranks, each of them packed micro-batches.
 
+    truncated, several steps: log-probs of all sequences, before anything changes (no gradients)
     for pass · for mini-batch:  count over ranks ─► micro-batches: forward, loss, backward (gradients add
                                 up, FSDP2 sums them over ranks) ─► norm, clip ─► AdamW
 
@@ -10,6 +11,7 @@ of ranks and micro-batches; what is not finite raises TrainerError before any pa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +27,8 @@ from services.trainer.parallel import Policy
 from services.trainer.plan import Plan
 
 KL_BEHAVIOUR = losses.STAT_NAMES.index("kl_behaviour")
+# Metrics that compare the policy that a batch starts with to the engine.
+OF_THE_START = ("logprob_mismatch", "logprob_mismatch_kl", "truncated_fraction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,6 @@ class Stepper:
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay)
-        # The policy that reinforcement learning started from; kept only where its KL is wanted.
-        self.reference: Policy | None = None
 
     def train(self, plan: Plan, columns: Columns) -> dict[str, float]:
         """Train one batch; returns its metrics, equal on every rank. Raises TrainerError."""
@@ -61,43 +63,51 @@ class Stepper:
             self.optimizer.reset()
         imitates = plan.objective == "imitate"
         trainer = self.config.trainer
-        if not imitates and trainer.kl_coefficient > 0.0 and (plan.first_of_phase or self.reference is None):
-            self.keep_reference()
+        if not imitates and trainer.kl_coefficient > 0.0 and columns.reference is None and columns.items:
+            raise TrainerError(
+                f"batch {plan.batch_id} came without reference log-probs, and kl_coefficient is "
+                f"{trainer.kl_coefficient}",
+                "run scheduler, reference stage and trainer from one run file",
+            )
         phase = self.config.warmup if imitates else trainer
-        stats = np.zeros(len(losses.STAT_NAMES))
-        norms: list[float] = []
-        first: np.ndarray | None = None
+        batch = self._minibatches(plan, columns, phase.passes, phase.minibatches)
+        steps = [mini for mini in batch if mini.trained_tokens]
+        start = None
+        if not imitates and trainer.importance == "truncated" and len(steps) > 1:
+            start = self._start(columns, plan)
+        tally = Tally()
         stopped = False
-        for mini in self._minibatches(plan, columns, phase.passes, phase.minibatches):
-            if not mini.trained_tokens:
-                continue
+        for mini in steps:
             lr = phase.lr * decay(plan.progress, phase.lr_final_fraction)
             lr *= ramp(self.optimizer.updates, phase.lr_warmup_steps)
-            part, norm = self._gradient(plan, columns, mini)
-            first = part if first is None else first
-            stats += part
-            norms.append(norm)
-            if not imitates and 0.0 < trainer.kl_limit < part[KL_BEHAVIOUR]:
+            stats, norm = self._gradient(plan, columns, mini, start, tally)
+            if not imitates and 0.0 < trainer.kl_limit < stats[KL_BEHAVIOUR]:
                 # The policy has left the one that sampled: the rest of the batch would mislead it.
                 self.policy.clear_gradients()
                 stopped = True
                 break
             self.optimizer.step(lr, norm, trainer.max_grad_norm)
-        means = (stats / max(1, len(norms))).tolist()
-        metrics = dict(zip(losses.STAT_NAMES, means, strict=True))
-        if first is not None:
-            # Against what the engine recorded, before this batch changed anything.
-            metrics["logprob_mismatch"] = float(first[losses.STAT_NAMES.index("logprob_mismatch")])
+        metrics = tally.metrics(self.group, whole=start is not None)
         metrics["kl_stopped"] = float(stopped)
-        metrics["grad_norm"] = float(np.mean(norms)) if norms else 0.0
         metrics["lr"] = phase.lr * decay(plan.progress, phase.lr_final_fraction)
         return metrics
 
-    def keep_reference(self) -> None:
-        """The policy as it is now becomes the one that the KL is measured against."""
-        if self.reference is None:
-            self.reference = Policy(self.policy.spec, self.group, self.config.model.dtype, frozen=True)
-        self.reference.copy_from(self.policy)
+    def _start(self, columns: Columns, plan: Plan) -> np.ndarray:
+        """float32[total tokens]: trained tokens' log-probs under the policy as it is now; 0 elsewhere."""
+        trained = columns.trained_tokens()
+        useful = np.flatnonzero(trained).tolist()
+        lengths = [columns.items[i].total_tokens for i in useful]
+        bins = [[useful[i] for i in b] for b in pack(lengths, self.config.trainer.microbatch_tokens)]
+        most = int(self.group.max(torch.tensor([len(bins)]))[0])
+        start = np.zeros(int(columns.offsets[-1]), np.float32)
+        with torch.no_grad():
+            for index in range(most):
+                micro = build(columns, bins[index], "token", 1, 1) if index < len(bins) else EMPTY
+                logprobs, _ = self._forward(micro, self._temperature(plan))
+                if index < len(bins):
+                    start[trained_rows(columns, bins[index])] = logprobs.cpu().numpy()
+        self.policy.reshard()
+        return start
 
     def _minibatches(self, plan: Plan, columns: Columns, passes: int, count: int) -> list[MiniBatch]:
         """Every optimizer step of the batch, in order; one agreement over ranks for all of them."""
@@ -118,24 +128,31 @@ class Stepper:
             MiniBatch(bins, int(most[k]), int(sums[k, 0]), int(sums[k, 1])) for k, bins in enumerate(packed)
         ]
 
-    def _gradient(self, plan: Plan, columns: Columns, mini: MiniBatch) -> tuple[np.ndarray, float]:
+    def _gradient(
+        self, plan: Plan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally
+    ) -> tuple[np.ndarray, float]:
         """Forward and backward of one optimizer step: (stats over all ranks, norm of the gradient)."""
-        totals = torch.zeros(len(losses.STAT_NAMES), dtype=torch.float32, device=self.group.device)
+        device = self.group.device
+        totals = torch.zeros(len(losses.STAT_NAMES), dtype=torch.float32, device=device)
+        largest = torch.zeros((), device=device)
+        trainer = self.config.trainer
+        length = trainer.loss_sequence_tokens or self.config.rollout.max_context_tokens
+        # Imitation has no sequence too long to count fully.
+        whole = plan.objective == "imitate" and trainer.loss_mean == "constant"
+        mean = "token" if whole else trainer.loss_mean
         self.policy.clear_gradients()
         for index in range(mini.micro_batches):
+            micro, before, share = EMPTY, None, 0.0
             if index < len(mini.chosen):
-                micro = build(
-                    columns,
-                    mini.chosen[index],
-                    self.config.trainer.loss_mean,
-                    mini.trained_tokens,
-                    mini.trained_sequences,
-                )
-            else:
-                micro = EMPTY
-            objective = self._objective(plan, micro)
+                chosen = mini.chosen[index]
+                sums = (mini.trained_tokens, mini.trained_sequences)
+                micro = build(columns, chosen, mean, *sums, length)
+                before = None if start is None else start[trained_rows(columns, chosen)]
+                share = 1.0 / mini.trained_tokens
+            objective = self._objective(plan, micro, before, share)
             objective.loss.backward()
             totals += objective.stats
+            largest = torch.maximum(largest, objective.mismatch_max)
         stats = self.group.sum(totals.double().cpu()).numpy()
         norm = self.optimizer.gradient_norm(self.group)
         if not (math.isfinite(stats[0]) and math.isfinite(norm)):
@@ -144,42 +161,87 @@ class Stepper:
                 f"batch {plan.batch_id} of version {plan.version}: loss {stats[0]}, gradient norm {norm}",
                 "nothing was committed; lower trainer.lr or resume from an earlier checkpoint",
             )
+        tally.add(stats, norm, largest)
         return stats, norm
 
-    def _objective(self, plan: Plan, micro: MicroBatch) -> losses.Objective:
-        device = self.group.device
+    def _temperature(self, plan: Plan) -> float:
+        """Greedy sampling records log-probs of the plain distribution."""
+        return 1.0 if plan.objective == "imitate" else self.config.scheduler.temperature or 1.0
 
-        def on_device(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array).to(device)
+    def _forward(self, micro: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-probs, entropy) of the micro-batch's trained tokens."""
+        tokens, positions = self._on_device(micro.tokens), self._on_device(micro.positions)
+        source, targets = self._on_device(micro.source), self._on_device(micro.targets)
+        return self.policy(tokens, positions, micro.lengths, source, targets, temperature)
 
-        packed = (
-            on_device(micro.tokens),
-            on_device(micro.positions),
-            micro.lengths,
-            on_device(micro.source),
-            on_device(micro.targets),
-        )
-        weights = on_device(micro.weights)
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.group.device)
+
+    def _objective(
+        self, plan: Plan, micro: MicroBatch, start: np.ndarray | None, share: float
+    ) -> losses.Objective:
+        weights = self._on_device(micro.weights)
+        shares = torch.full_like(weights, share)
+        outputs = self._forward(micro, self._temperature(plan))
         if plan.objective == "imitate":
-            return losses.imitation(*self.policy(*packed, 1.0), weights)
-        # Greedy sampling records log-probs of the plain distribution.
-        temperature = self.config.scheduler.temperature or 1.0
-        reference = None
-        if self.reference is not None:
-            with torch.no_grad():
-                reference, _ = self.reference(*packed, temperature)
+            return losses.imitation(*outputs, weights, shares)
         trainer = self.config.trainer
         settings = losses.PolicyGradient(
             trainer.clip_low,
             trainer.clip_high,
             trainer.entropy_coefficient * decay(plan.progress, trainer.entropy_final_fraction),
             trainer.kl_coefficient,
+            trainer.importance == "truncated",
+            trainer.importance_cap,
         )
         return losses.policy_gradient(
-            *self.policy(*packed, temperature),
-            on_device(micro.behaviour),
-            on_device(micro.advantages),
+            *outputs,
+            self._on_device(micro.behaviour),
+            self._on_device(micro.advantages),
             weights,
             settings,
-            reference,
+            reference=None if micro.reference is None else self._on_device(micro.reference),
+            start=None if start is None else self._on_device(start),
+            shares=shares,
         )
+
+
+class Tally:
+    """What the optimizer steps of one batch say of themselves."""
+
+    def __init__(self) -> None:
+        self._stats: list[np.ndarray] = []
+        self._norms: list[float] = []
+        self._largest: list[torch.Tensor] = []
+
+    def add(self, stats: np.ndarray, norm: float, largest: torch.Tensor) -> None:
+        """stats: sums over all ranks. largest: this rank's mismatch_max."""
+        self._stats.append(stats)
+        self._norms.append(norm)
+        self._largest.append(largest)
+
+    def metrics(self, group: Group, *, whole: bool) -> dict[str, float]:
+        """Means over the steps. A collective.
+
+        What compares with the engine is taken before this batch changed anything: of the first step, or of
+        all if each had the log-probs of the start (whole).
+        """
+        if not self._stats:
+            named = dict.fromkeys((*losses.STAT_NAMES, "grad_norm"), 0.0)
+            return named | {"logprob_mismatch_max": 0.0}
+        means = np.mean(self._stats, axis=0)
+        metrics = dict(zip(losses.STAT_NAMES, means.tolist(), strict=True))
+        largest = torch.stack(self._largest).cpu()
+        if not whole:
+            first = dict(zip(losses.STAT_NAMES, self._stats[0].tolist(), strict=True))
+            metrics |= {name: first[name] for name in OF_THE_START}
+            largest = largest[:1]
+        metrics["logprob_mismatch_max"] = float(group.max(largest).max())
+        metrics["grad_norm"] = float(np.mean(self._norms))
+        return metrics
+
+
+def trained_rows(columns: Columns, chosen: Sequence[int]) -> np.ndarray:
+    """int64[N]: where the trained tokens of these sequences lie in the columns, in a micro-batch's order."""
+    spans = [(int(columns.offsets[i]), int(columns.offsets[i + 1])) for i in chosen]
+    return np.concatenate([start + np.flatnonzero(columns.loss_mask[start:stop]) for start, stop in spans])

@@ -36,6 +36,7 @@ from services.trainer.plan import Plan
 from services.trainer.publish import WeightSlots
 from services.trainer.reader import read_columns, transfers
 from services.trainer.requests import Requests
+from services.trainer.retention import mark_best
 from services.trainer.side import Side
 from services.trainer.step import Stepper
 from services.trainer.tickets import TicketSet
@@ -89,9 +90,13 @@ class Trainer:
 
         Raises ModelNotFound, CheckpointError, and what the scheduler refuses.
         """
+        policy = self._stepper.policy
+        if policy.lora is not None:
+            # A checkpoint holds the adapters alone.
+            policy.fill(self._run_dir / "model", self._config.seed)
         found = checkpoint.latest(self._directory, self._stepper, self._group)
         if found is None:
-            self._stepper.policy.fill(self._run_dir / "model")
+            policy.fill(self._run_dir / "model", self._config.seed)
         else:
             path, manifest = found
             checkpoint.load(path, manifest, self._stepper)
@@ -125,6 +130,7 @@ class Trainer:
     def _command(self) -> bytes:
         assert self._lead is not None
         plan = self._lead.next_plan()
+        mark_best(self._directory, self._lead.best)
         if plan is not None:
             return PLAN + plan if plan else IDLE
         if self._requests.stop.is_set():
@@ -245,6 +251,7 @@ class Trainer:
                     replace(self.progress, consumed=self.progress.consumed.copy()),
                     config_hash(self._config),
                     self._config.trainer.keep_checkpoints,
+                    self._lead.held if self._lead is not None else (),
                 )
             self._saved_version = version
             if self._lead is not None:

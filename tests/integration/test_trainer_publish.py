@@ -81,7 +81,7 @@ def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
     store = side.run(opening, CALL_S)
     dispatcher = side.run(Dispatcher.create(registry, config), CALL_S)
     slots = WeightSlots(
-        side, store, registry, bus, group, policy.shards, name="trainer", dtype=dtype, lease_s=5.0
+        side, store, registry, bus, group, policy, name="trainer", dtype=dtype, lease_s=5.0
     )
     yield Plane(side, bus, policy, slots, dispatcher)
     side.run(dispatcher.close(), CALL_S)

@@ -46,8 +46,8 @@ def model_directory(path: Path, scratch: ScratchModel = SCRATCH) -> Path:
 
 
 def stepper_for(group: Group, model: Path, config: RunConfig) -> Stepper:
-    policy = Policy(load_spec(model), group, config.model.dtype)
-    policy.fill(model)
+    policy = Policy.of(load_spec(model), group, config)
+    policy.fill(model, config.seed)
     return Stepper(policy, group, config)
 
 

@@ -15,6 +15,7 @@ from earl.errors import CheckpointError
 from services.trainer import checkpoint
 from services.trainer.group import Group
 from services.trainer.manifest import FILE, Manifest
+from services.trainer.retention import BEST, checkpoints, mark_best
 from services.trainer.step import Stepper
 from tests.support.policy import configuration, gathered, model_directory, progress_at, stepper_for, train
 
@@ -65,9 +66,9 @@ def test_the_manifest_says_what_was_consumed(group: Group, stepper: Stepper, tmp
 def test_only_the_newest_are_kept_and_a_rolled_back_future_goes(stepper: Stepper, tmp_path: Path) -> None:
     for version in (2, 3, 4, 9):
         _save(stepper, tmp_path / "c", version)
-    assert [p.name for p in checkpoint.checkpoints(tmp_path / "c")] == ["step-9", "step-4"]
+    assert [p.name for p in checkpoints(tmp_path / "c")] == ["step-9", "step-4"]
     _save(stepper, tmp_path / "c", 5)
-    assert [p.name for p in checkpoint.checkpoints(tmp_path / "c")] == ["step-5", "step-4"]
+    assert [p.name for p in checkpoints(tmp_path / "c")] == ["step-5", "step-4"]
     _save(stepper, tmp_path / "c", 5)
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["step-4", "step-5"]
 
@@ -122,16 +123,22 @@ def test_another_models_checkpoint_is_refused(group: Group, stepper: Stepper, tm
         checkpoint.load(path, manifest, foreign)
 
 
-def test_the_reference_policy_comes_back(group: Group, stepper: Stepper, tmp_path: Path) -> None:
-    config = configuration(kl_coefficient=0.1)
-    first = stepper_for(group, tmp_path / "model", config)
-    train(first, 1)
-    _save(first, tmp_path / "c", 2)
-    resumed = stepper_for(group, tmp_path / "model", config)
-    found = checkpoint.latest(tmp_path / "c", resumed, group)
-    assert found is not None
-    checkpoint.load(*found, resumed)
-    assert train(resumed, 2)["kl_reference"] == train(first, 2)["kl_reference"] > 0.0
+def test_what_the_scheduler_holds_stays_and_the_best_is_linked(stepper: Stepper, tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    mark_best(directory, 2)
+    _save(stepper, directory, 2)
+    mark_best(directory, 2)
+    for version in (3, 4, 5):
+        progress = progress_at(stepper, version)
+        checkpoint.save(directory, stepper, stepper.group, progress, "hash", keep=1, held={2, 3})
+    assert [p.name for p in checkpoints(directory)] == ["step-5", "step-3", "step-2"]
+    assert (directory / BEST).resolve() == directory / "step-2"
+    mark_best(directory, 4)  # gone already: the link stays as it was
+    assert (directory / BEST).resolve() == directory / "step-2"
+    mark_best(directory, 5)
+    assert (directory / BEST).readlink() == Path("step-5")
+    _save(stepper, directory, 3, keep=1)  # of a rolled-back run: nothing is left to link to
+    assert sorted(p.name for p in directory.iterdir()) == ["step-3"]
 
 
 def test_a_disk_that_fails_leaves_the_older_checkpoint(stepper: Stepper, tmp_path: Path) -> None:

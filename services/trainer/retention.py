@@ -1,0 +1,54 @@
+"""Which checkpoints stay: the newest, those that the scheduler holds, and a link to the best.
+
+    checkpoints/step-40  step-60  step-80        newest of keep_checkpoints
+    checkpoints/step-20  ◄── best                the best version so far, and what is being evaluated
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+BEST = "best"
+_STEP = re.compile(r"step-(\d+)")
+
+
+def version_of(path: Path) -> int:
+    """The version that a checkpoint directory is named after; 0 if it is none."""
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else 0
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints below `directory`, newest first."""
+    found = [path for path in directory.glob("step-*") if version_of(path)]
+    return sorted(found, key=version_of, reverse=True)
+
+
+def prune(directory: Path, newest: Path, count: int, held: Collection[int]) -> None:
+    """Remove all but `newest`, count - 1 before it, and the versions in `held`.
+
+    What is newer than `newest` belongs to a history that was rolled back, held or not.
+    """
+    found = checkpoints(directory)
+    at = found.index(newest)
+    old = [path for path in found[at + count :] if version_of(path) not in held]
+    for path in (*found[:at], *old):
+        shutil.rmtree(path, ignore_errors=True)
+    if not (directory / BEST).exists():
+        (directory / BEST).unlink(missing_ok=True)
+
+
+def mark_best(directory: Path, version: int) -> None:
+    """Let `best` point to this version's checkpoint, at once or not at all; nothing if there is none."""
+    target = directory / f"step-{version}"
+    link = directory / BEST
+    if not target.is_dir() or (link.is_symlink() and os.readlink(link) == target.name):
+        return
+    scratch = directory / f".{BEST}.new"
+    scratch.unlink(missing_ok=True)
+    scratch.symlink_to(target.name, target_is_directory=True)
+    os.replace(scratch, link)
