@@ -134,6 +134,10 @@ class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
     counts_sessions: bool = True
     # Uses no CPU to speak of while it has nothing to do.
     sleeps_when_idle: bool = True
+    # A request's seed decides its tokens.
+    reproduces_seeds: bool = True
+    # Weights that give no finite logits fail requests with EngineError, and the engine lives on.
+    survives_broken_weights: bool = True
 
 
 class Transfer(msgspec.Struct, kw_only=True):

@@ -28,6 +28,11 @@ def main(arguments: list[str]) -> None:
         from services.rollout.engines.vllm_engine import VllmEngine
 
         EngineLoop(own, VllmEngine).run(start, commands)
+    elif start.spec.engine == "sglang":
+        from services.rollout.engines.loop import EngineLoop
+        from services.rollout.engines.sglang_engine import SglangEngine
+
+        EngineLoop(own, SglangEngine).run(start, commands)
     elif start.rank > 0:
         from services.rollout.engines.ranks import follow
 

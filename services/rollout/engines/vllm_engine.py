@@ -8,9 +8,7 @@ Runs in the environment that vLLM is installed in (`make setup-vllm`), in a proc
 service never imports it. Pausing is not stepping, so sequences and their KV stay as they are; a step
 is synchronous, so its tokens are all of the version that was committed before it.
 
-Prefixes are shared in whole blocks. Each request's blocks are salted with the commit after which its
-session began (a request without one: the newest commit), so that KV of older weights is reused where
-kv_on_update = "keep" says so, by that session's later turns, and nowhere else.
+Prefixes are shared in whole blocks, between requests of equal salt (salts.py).
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import multiprocessing.connection
 import os
 import threading
 import time
-from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,11 +38,10 @@ from services.rollout.engines.base import (
 from services.rollout.engines.figures import Busy, totals
 from services.rollout.engines.ranks import Loaded
 from services.rollout.engines.requests import check_complete, check_request, check_room, check_unused
+from services.rollout.engines.salts import Salts
 
 # How often workers in other processes are asked whether a load has ended.
 POLL_S = 0.01
-# Sessions remembered at most; one that is forgotten only loses its prefix.
-SESSIONS = 1 << 16
 # Exit code of an engine that lost one of its workers.
 WORKER_LOST = 3
 
@@ -91,10 +87,7 @@ class VllmEngine:
         self._complete = spec.load_initial
         self._paused = False
         self._live: dict[str, _Live] = {}
-        # The commit after which each session began, the longest unused first; and those in flight.
-        self._sessions: OrderedDict[str, int] = OrderedDict()
-        self._busy_sessions: Counter[str] = Counter()
-        self._commits = 0
+        self._salts = Salts()
         self._loads: dict[int, list[Loaded]] = {}
         self._loading = 0
         self._staged: int | None = None
@@ -158,19 +151,9 @@ class VllmEngine:
             pooling_params=None,
             arrival_time=time.time(),
             lora_request=None,
-            cache_salt=str(self._commit_of(request.session)),
+            cache_salt=self._salts.take(request.session),
             data_parallel_rank=None,
         )
-
-    def _commit_of(self, session: str) -> int:
-        if not session:
-            return self._commits
-        commit = self._sessions.setdefault(session, self._commits)
-        self._sessions.move_to_end(session)
-        self._busy_sessions[session] += 1
-        if len(self._sessions) > SESSIONS:
-            self._sessions.popitem(last=False)
-        return commit
 
     @property
     def _waiting(self) -> int:
@@ -183,7 +166,7 @@ class VllmEngine:
 
     def release(self, session: str) -> None:
         # Its blocks are nobody's: vLLM takes them when it needs room, the longest unused first.
-        self._sessions.pop(session, None)
+        self._salts.release(session)
 
     def pause(self, keep: bool) -> None:
         self._paused = True
@@ -241,11 +224,7 @@ class VllmEngine:
 
     def _forget(self, request_id: str) -> _Live:
         live = self._live.pop(request_id)
-        session = live.request.session
-        if session:
-            self._busy_sessions[session] -= 1
-            if not self._busy_sessions[session]:
-                del self._busy_sessions[session]
+        self._salts.end(live.request.session)
         return live
 
     def _fail_all(self, error: EarlError) -> None:
@@ -319,7 +298,7 @@ class VllmEngine:
             self._fail_all(incomplete)
             raise incomplete
         self._complete, self.version = True, version
-        self._commits += 1
+        self._salts.commit()
         if self.spec.kv_on_update == "recompute":
             self._drop_kv()
         size_bytes = sum(size for size, _ in results)
@@ -329,10 +308,7 @@ class VllmEngine:
     def _drop_kv(self) -> None:
         """Running sequences are computed again, idle sessions begin anew."""
         self._core.reset_prefix_cache(reset_running_requests=True)
-        for session in [name for name in self._sessions if name not in self._busy_sessions]:
-            del self._sessions[session]
-        for session in self._busy_sessions:
-            self._sessions[session] = self._commits
+        self._salts.forget()
 
     # --- figures ------------------------------------------------------------------------------
 
@@ -342,7 +318,7 @@ class VllmEngine:
             tp=self.spec.tp,
             running=len(self._core.scheduler.running),
             waiting=self._waiting,
-            retained=sum(name not in self._busy_sessions for name in self._sessions),
+            retained=self._salts.idle,
             paused=self._paused,
             kv_used_fraction=self._core.scheduler.kv_cache_manager.usage,
             steps=self._steps,
