@@ -42,15 +42,16 @@ def sample(
     device = logits.device
     greedy = temperatures == 0
     heat = np.where(greedy, np.float32(1), temperatures).astype(np.float32)
-    logits = logits.float()
+    divisor = torch.from_numpy(heat).to(device)[:, None]
+    weights = logits.float() if logits.dtype != torch.float32 else logits.clone()
     if (heat != 1).any():
-        logits = logits / torch.from_numpy(heat).to(device)[:, None]
-    top, ids = logits.max(-1)
+        weights.div_(divisor)
+    top, ids = weights.max(-1)
     finite = top.isfinite()
     if not finite.all():
         raise FloatingPointError(f"{int((~finite).sum())} of {len(top)} rows of logits are not finite")
     # Probabilities times a constant, and their sums over blocks: one exponential for log-prob and draw.
-    weights = (logits - top[:, None]).exp_()
+    weights.sub_(top[:, None]).exp_()
     if logits.shape[1] % BLOCK:
         weights = F.pad(weights, (0, -logits.shape[1] % BLOCK))
     blocks = weights.unflatten(-1, (-1, BLOCK))
@@ -60,7 +61,7 @@ def sample(
         draws = torch.from_numpy(uniforms(seeds, positions)).to(device)
         drawn = _invert(blocks, cumulative, draws * total)
         ids = torch.where(torch.from_numpy(greedy).to(device), ids, drawn) if greedy.any() else drawn
-    chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - top
+    chosen = (logits.gather(-1, ids[:, None]).float() / divisor).squeeze(-1) - top
     logprobs = (chosen.double() - total.log()).float().cpu().numpy()
     return ids.cpu().numpy(), logprobs
 

