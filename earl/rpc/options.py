@@ -1,8 +1,9 @@
 """Channel options of every server and client: message bounds and keepalive, decided in one place.
 
 Keepalive notices a peer whose machine vanished. `ping_timeout_ms` is needed beside the keepalive
-options: without it a frozen peer is noticed only after 60 s. It is a backstop; leases of the
-application's own are faster and say who was lost.
+options: without it a frozen peer is noticed only after 60 s. It is a backstop, slow enough that a
+machine with ten times the load it can bear drops no connection; leases of the application's own are
+faster and say who was lost.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _SIZES = [
 ]
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
