@@ -37,9 +37,13 @@ def cases() -> dict[str, dict[str, Any]]:
         "token mean (bnpo)": settings("bnpo"),
         "token mean (dapo), unequal clip": settings("dapo", epsilon=0.1, epsilon_high=0.28),
         "sequence mean (grpo)": settings("grpo"),
+        "constant (dr_grpo)": settings("dr_grpo", normaliser=16, scale_rewards="none"),
         "KL": settings("bnpo", beta=0.1),
         "KL, sequence mean": settings("grpo", beta=0.1),
         "entropy bonus": settings("bnpo", entropy_coef=0.05),
+        "truncated importance": settings("bnpo", cap=1.5),
+        "truncated importance, KL, sequence mean": settings("grpo", cap=1.2, beta=0.05),
+        "truncated importance, KL, constant": settings("dr_grpo", cap=1.2, beta=0.05, normaliser=16),
     }
 
 

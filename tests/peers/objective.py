@@ -12,7 +12,7 @@ from services.trainer.advantages import per_token, token_weights
 from services.trainer.losses import STAT_NAMES, PolicyGradient, policy_gradient
 
 TOLERANCE = 1e-5
-MEANS = {"bnpo": "token", "dapo": "token", "grpo": "sequence"}
+MEANS = {"bnpo": "token", "dapo": "token", "grpo": "sequence", "dr_grpo": "constant"}
 
 
 def advantages_of(request: dict[str, Any], settings: dict[str, Any]) -> list[float]:
@@ -29,6 +29,8 @@ def objective_settings(settings: dict[str, Any]) -> PolicyGradient:
         settings["epsilon_high"],
         entropy_coefficient=settings["entropy_coef"],
         kl_coefficient=settings["beta"],
+        truncated=settings["cap"] > 0.0,
+        importance_cap=settings["cap"],
     )
 
 
@@ -43,16 +45,19 @@ def ours(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
     counts = [sum(mask) for mask in masks]
     advantages = advantages_of(request, settings)
-    weights = token_weights(counts, MEANS[settings["loss_type"]], sum(counts), len(counts))
+    mean, corrected = MEANS[settings["loss_type"]], settings["cap"] > 0.0
+    weights = token_weights(counts, mean, sum(counts), len(counts), settings.get("normaliser", 0))
     logprobs = trained(given["logprobs"]).requires_grad_()
     result = policy_gradient(
         logprobs,
         trained(given["entropy"]),
-        trained(given["old"]),
+        trained(request["sampler"] if corrected else given["old"]),
         torch.from_numpy(per_token(advantages, counts)),
         torch.from_numpy(weights),
         objective_settings(settings),
         reference=trained(given["reference"]) if settings["beta"] else None,
+        start=trained(given["old"]) if corrected else None,
+        shares=torch.full((sum(counts),), 1.0 / sum(counts)),
     )
     result.loss.backward()
     assert logprobs.grad is not None
@@ -65,14 +70,8 @@ def ours(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """AssertionError where EARL's numbers and TRL's differ by more than TOLERANCE.
-
-    TRL's metrics are means over tokens whatever the loss is: compared where EARL's loss is one too.
-    """
+    """AssertionError where EARL's numbers and TRL's differ by more than TOLERANCE."""
     for key in ("advantages", "loss", "gradient"):
         np.testing.assert_allclose(mine[key], theirs[key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=key)
-    if MEANS[theirs["settings"]["loss_type"]] == "token":
-        for key in set(mine["metrics"]) & set(theirs["metrics"]):
-            np.testing.assert_allclose(
-                mine["metrics"][key], theirs["metrics"][key], rtol=TOLERANCE, atol=TOLERANCE, err_msg=key
-            )
+    for key, value in theirs["metrics"].items():
+        np.testing.assert_allclose(mine["metrics"][key], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=key)

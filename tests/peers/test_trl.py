@@ -27,9 +27,15 @@ pytestmark = [
 
 # The whole way, from tokens and weights to the gradient of every parameter.
 WHOLE = {
-    "token mean": cases.settings("bnpo"),
-    "sequence mean, unequal clip": cases.settings("grpo", epsilon=0.1, epsilon_high=0.3),
-    "entropy bonus, temperature": cases.settings("bnpo", entropy_coef=0.05, temperature=0.7),
+    "token mean": cases.settings("bnpo", moved=True),
+    "sequence mean, unequal clip, KL": cases.settings(
+        "grpo", epsilon=0.1, epsilon_high=0.3, beta=0.1, moved=True
+    ),
+    "entropy bonus, temperature": cases.settings("bnpo", entropy_coef=0.05, temperature=0.7, moved=True),
+    # The first step on a batch: the ratio is 1, the correction for what the engine said is not.
+    "truncated importance, constant, KL": cases.settings(
+        "dr_grpo", cap=0.3, beta=0.05, normaliser=16, moved=False
+    ),
 }
 FIRST_MOMENT = 0.5
 
@@ -80,6 +86,10 @@ def test_loss_and_parameter_gradients_agree(
     request = cases.trajectories()
     config = configuration(
         loss_mean=objective.MEANS[settings["loss_type"]],
+        loss_sequence_tokens=settings.get("normaliser", 0),
+        importance="truncated" if settings["cap"] else "behaviour",
+        importance_cap=settings["cap"] or 2.0,
+        kl_coefficient=settings["beta"],
         clip_low=settings["epsilon"],
         clip_high=settings["epsilon_high"],
         entropy_coefficient=settings["entropy_coef"],
@@ -90,15 +100,18 @@ def test_loss_and_parameter_gradients_agree(
     config = config.model_copy(
         update={"scheduler": config.scheduler.model_copy(update={"temperature": temperature})}
     )
-    stepper = stepper_for(group, directory / "new", config)
+    stepper = stepper_for(group, directory / ("new" if settings["moved"] else "old"), config)
     advantages = objective.advantages_of(request, settings)
     np.testing.assert_allclose(advantages, theirs["advantages"], atol=objective.TOLERANCE)
-    plan, columns = _batch(request, theirs["old"], advantages)
-    metrics = stepper.train(plan, columns)
-    loss = metrics["loss"]
-    np.testing.assert_allclose(loss, theirs["loss"], rtol=objective.TOLERANCE, atol=objective.TOLERANCE)
+    engine = request["sampler"] if settings["cap"] else theirs["old"]
+    metrics = stepper.train(*_batch(request, engine, theirs["reference"], advantages))
+    for key, value in {"loss": theirs["loss"], **theirs["metrics"]}.items():
+        np.testing.assert_allclose(
+            metrics[key], value, rtol=objective.TOLERANCE, atol=objective.TOLERANCE, err_msg=key
+        )
+    assert not settings["moved"] or metrics["clip_fraction"] > 0.01
+    assert not settings["cap"] or 0.0 < metrics["truncated_fraction"] < 1.0
     expected = load_file(directory / "gradients.safetensors")
-    assert metrics["clip_fraction"] > 0.01
     for parameter, (moment, _) in stepper.optimizer.moments.items():
         # After one update from nothing the first moment is the gradient, scaled.
         gradient = moment / (1 - FIRST_MOMENT)
@@ -107,12 +120,18 @@ def test_loss_and_parameter_gradients_agree(
         )
 
 
-def _batch(request: dict[str, Any], old: list[list[float]], advantages: list[float]) -> tuple[Plan, Columns]:
-    """The request's trajectories as one rank's batch. old: log-probs before the update, per completion."""
-    rows = list(zip(request["prompts"], request["completions"], request["mask"], old, strict=True))
+def _batch(
+    request: dict[str, Any],
+    engine: list[list[float]],
+    reference: list[list[float]] | None,
+    advantages: list[float],
+) -> tuple[Plan, Columns]:
+    """The request's trajectories as one rank's batch, with log-probs per completion token, padded or not."""
+    rows = list(zip(request["prompts"], request["completions"], request["mask"], strict=True))
+    keys = ("reference/0",) if reference else ()
     items = tuple(
-        Item(number, 1, f"trajectory/{number}/1", advantages[number], len(prompt) + len(completion))
-        for number, (prompt, completion, _, _) in enumerate(rows)
+        Item(number, 1, f"trajectory/{number}/1", advantages[number], len(prompt) + len(completion), keys)
+        for number, (prompt, completion, _) in enumerate(rows)
     )
     plan = Plan(
         batch_id=1,
@@ -126,11 +145,11 @@ def _batch(request: dict[str, Any], old: list[list[float]], advantages: list[flo
     )
     columns = Columns()
     for item, name, into in columns.take(items):
-        prompt, completion, mask, logprobs = rows[item.ticket_id]
-        trained = np.asarray(mask, np.float32)
-        into[:] = {
-            "tokens": np.asarray([*prompt, *completion], np.int32),
-            "loss_mask": np.asarray([*[0] * len(prompt), *mask], np.uint8),
-            "logprobs": np.asarray([*[0.0] * len(prompt), *(trained * logprobs[: len(mask)])], np.float32),
-        }[name]
+        prompt, completion, mask = rows[item.ticket_id]
+        given = {"logprobs": engine, "reference": reference or engine}
+        if name in given:
+            kept = np.asarray(mask) * given[name][item.ticket_id][: len(mask)]
+            into[:] = [*[0.0] * len(prompt), *kept]
+        else:
+            into[:] = [*prompt, *completion] if name == "tokens" else [*[0] * len(prompt), *mask]
     return plan, columns

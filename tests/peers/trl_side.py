@@ -99,7 +99,7 @@ def metrics_of(trainer: GRPOTrainer) -> dict[str, float]:
         "entropy": "entropy",
         "clip_fraction": "clip_ratio/region_mean",
         "kl_reference": "kl",
-        "sampler_difference": "sampling/sampling_logp_difference/mean",
+        "logprob_mismatch": "sampling/sampling_logp_difference/mean",
     }
     return {ours: float(found[theirs][-1]) for ours, theirs in names.items() if found.get(theirs)}
 
@@ -140,9 +140,9 @@ def formulas(request: dict[str, Any], model: Path, directory: Path) -> dict[str,
 
 
 def whole(request: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Sampled before an update, trained on after it: loss and parameter gradients by case.
+    """Sampled before an update, trained on after it (settings["moved"]) or before: loss, parameter gradients.
 
-    Weights: old/ made the batch's own log-probs, new/ is what is trained, reference/ the KL's.
+    Weights: old/ made the batch's own log-probs, new/ is after the update, reference/ the KL's.
     """
     old, new, reference = (directory / name for name in ("old", "new", "reference"))
     answers, gradients = {}, {}
@@ -152,7 +152,8 @@ def whole(request: dict[str, Any], directory: Path) -> dict[str, Any]:
             trainer.ref_model.load_state_dict(load_file(reference / "model.safetensors"), strict=False)
             trainer.ref_model.tie_weights()
         inputs = trainer._generate_and_score_completions([{"prompt": "a"} for _ in request["rewards"]])
-        trainer.model.load_state_dict(load_file(new / "model.safetensors"), strict=False)
+        if settings["moved"]:
+            trainer.model.load_state_dict(load_file(new / "model.safetensors"), strict=False)
         loss = trainer.compute_loss(trainer.model, inputs)
         loss.backward()
         answers[name] = {
@@ -160,6 +161,7 @@ def whole(request: dict[str, Any], directory: Path) -> dict[str, Any]:
             "advantages": inputs["advantages"].tolist(),
             "loss": loss.item(),
             "old": inputs["old_per_token_logps"].tolist(),
+            "reference": inputs["ref_per_token_logps"].tolist() if settings["beta"] else None,
             "metrics": metrics_of(trainer),
         }
         for parameter, tensor in trainer.model.named_parameters():
