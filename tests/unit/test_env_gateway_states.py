@@ -92,6 +92,7 @@ BAD_RESULTS = {
     "reward nan is not finite": env_pb2.Result(reward=math.nan),
     "reward inf is not finite": env_pb2.Result(reward=math.inf),
     "larger than 1000": env_pb2.Result(observation=env_pb2.Observation(text="x" * 1001)),
+    "has role 'system'": env_pb2.Result(observation=env_pb2.Observation(text="x", role="system")),
     "legal": env_pb2.Result(observation=env_pb2.Observation(legal_actions=["x" * 600] * 2)),
     "on a result that is not done": env_pb2.Result(ending=common_pb2.ENDING_OK),
     "unknown ending 0": env_pb2.Result(done=True),

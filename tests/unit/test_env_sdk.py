@@ -8,7 +8,7 @@ import pytest
 
 from earl.env import Environment, Observation, StepResult
 from earl.env.base import Ending, schema_hash
-from earl.env.codec import Failure, answer, error_of
+from earl.env.codec import Failure, answer, error_of, observation
 from earl.env.hosted import Admission, HostedSession
 from earl.env.runner import Runner
 from earl.env.serve import as_mapping, load
@@ -343,3 +343,17 @@ async def test_outbox_closes_on_a_peer_that_does_not_read():
 
     with pytest.raises(RpcError, match="3 messages unread"):
         await outbox.drain_to(write)
+
+
+def test_roles_of_observations_are_carried_and_checked():
+    for role, sent in (("user", ""), ("tool", "tool")):
+        shown = Observation("7", ("a", "b"), role)
+        message = answer(1, 0, shown).result.observation
+        assert message.role == sent
+        assert observation(message) == shown
+    assert observation(env_pb2.Observation(text="7", role="user")).role == "user"
+    for role in ("assistant", "system", "Tool"):
+        with pytest.raises(EnvProtocolError, match=f"role '{role}'"):
+            answer(1, 1, StepResult(Observation("7", role=role)))
+        with pytest.raises(EnvProtocolError, match=f"role '{role}'"):
+            observation(env_pb2.Observation(text="7", role=role))

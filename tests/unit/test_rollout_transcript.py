@@ -3,6 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from earl.env.base import Ending
+from earl.v1 import scheduler_pb2
+from services.rollout.agent import Outcome
+from services.rollout.codec import decode_ticket, encode_result
 from services.rollout.columns import TokenColumns
 from services.rollout.transcript import TEXT_BYTES, TURNS, Turn, conversation, shortened
 
@@ -37,6 +41,19 @@ def test_an_episode_that_ended_early_shows_what_there_was():
     shown = conversation("", [*observed, ("tool", "never read")], columns, decode)
     assert [turn.text for turn in shown] == ["ab", "x", "c"]
     assert conversation("", [], TokenColumns(), decode) == []
+
+
+def test_a_result_carries_its_transcript():
+    columns, observed = played(("ab", "x"))
+    outcome = Outcome(Ending.OK, 1.0, columns, transcript=conversation("", observed, columns, decode))
+    asked = scheduler_pb2.Ticket(ticket_id=1, attempt=1, environment="e", transcript=True)
+    ticket = decode_ticket(asked)
+    assert ticket.transcript and not decode_ticket(scheduler_pb2.Ticket()).transcript
+    sent = encode_result(ticket, outcome, "").transcript
+    assert [(turn.role, turn.text, turn.tokens) for turn in sent] == [
+        ("user", "ab", 2),
+        ("assistant", "x", 1),
+    ]
 
 
 def test_long_episodes_keep_both_ends():
