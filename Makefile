@@ -16,9 +16,11 @@ VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 VLLM_TESTS := tests/contract/test_engine.py tests/contract/test_engine_life.py tests/contract/test_engine_vllm.py \
 	tests/integration/test_stack_vllm.py
+SGLANG := .venv-sglang
+SGLANG_STAMP := $(SGLANG)/.installed
 SEED ?= 0
 
-.PHONY: setup setup-peers setup-vllm demo test test-slow test-peers test-vllm check proto clean
+.PHONY: setup setup-peers setup-vllm setup-sglang demo test test-slow test-peers test-vllm test-sglang check proto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +44,13 @@ $(VLLM_STAMP): pyproject.toml tools/install.py tools/install_vllm.py
 	@$(PYTHON) tools/install_vllm.py $(VLLM)
 	@touch $(VLLM_STAMP)
 
+# SGLang on a CPU, for tests of its adapter: neither supported by SGLang nor part of CI.
+setup-sglang: $(SGLANG_STAMP)
+
+$(SGLANG_STAMP): pyproject.toml tools/install.py tools/install_sglang.py
+	@$(PYTHON) tools/install_sglang.py $(SGLANG)
+	@touch $(SGLANG_STAMP)
+
 demo: $(STAMP)
 	@$(BIN)/earl demo --seed $(SEED)
 
@@ -57,6 +66,9 @@ test-peers: $(STAMP) $(TRL_STAMP)
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	@EARL_TEST_ENGINES=vllm $(BIN)/python -m pytest --timeout 600 $(VLLM_TESTS)
 
+test-sglang: $(STAMP) $(SGLANG_STAMP)
+	@EARL_TEST_ENGINES=sglang $(BIN)/python -m pytest --timeout 600 tests/contract/test_engine.py tests/contract/test_engine_life.py
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/pyright
@@ -70,4 +82,4 @@ proto: $(STAMP)
 	@$(BIN)/python tools/check_proto.py --write
 
 clean:
-	rm -rf $(VENV) $(TRL) $(VLLM) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TRL) $(VLLM) $(SGLANG) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

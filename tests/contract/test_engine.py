@@ -23,6 +23,7 @@ from tests.support.engines import (
     needs,
     prompt,
     recompute,
+    steady,
     whole_blocks,
 )
 
@@ -55,6 +56,8 @@ async def test_logprobs_are_of_the_tempered_distribution(shared):
 
 
 async def test_a_seed_reproduces_whatever_it_is_batched_with(shared):
+    needs(shared, "reproduces_seeds", "its sampling takes no seeds on this device")
+
     def request(seed: int) -> GenerateRequest:
         return ask(prompt(9), 20, seed=seed)
 
@@ -90,17 +93,17 @@ async def test_samples_follow_the_distribution(shared):
 
 
 async def test_stop_ids_end_a_generation(shared):
-    free = await shared.generate_all(ask(prompt(6), 12, seed=4))
+    free = await shared.generate_all(ask(prompt(6), 12, seed=4, **steady(shared)))
     stop = free.ids[5]
-    cut = await shared.generate_all(ask(prompt(6), 12, seed=4, stop_ids=[60, 59, 58, stop]))
+    cut = await shared.generate_all(ask(prompt(6), 12, seed=4, stop_ids=[60, 59, 58, stop], **steady(shared)))
     at = free.ids.index(stop)
     assert cut.ids == free.ids[: at + 1] and cut.finish == "stop"
 
 
 async def test_a_stream_says_the_same(shared):
-    request = ask(prompt(6), 12, seed=4)
+    request = ask(prompt(6), 12, seed=4, **steady(shared))
     chunks = [chunk async for chunk in shared.generate(request)]
-    whole = await shared.generate_all(ask(prompt(6), 12, seed=4))
+    whole = await shared.generate_all(ask(prompt(6), 12, seed=4, **steady(shared)))
     assert [token for chunk in chunks for token in chunk.ids] == whole.ids
     assert [chunk.finish for chunk in chunks] == [""] * (len(chunks) - 1) + ["length"]
 
@@ -113,7 +116,7 @@ async def test_a_session_reuses_its_prefix_and_changes_nothing(shared):
         ids, logprobs, reused = [], [], 0
         for turn in range(4):
             ids += prompt(10, turn)
-            generation = await shared.generate_all(ask(ids, 4, seed=7, session=session))
+            generation = await shared.generate_all(ask(ids, 4, seed=7, session=session, **steady(shared)))
             ids, reused = ids + generation.ids, reused + generation.reused_tokens
             logprobs += generation.logprobs
         await shared.release(session)
@@ -137,10 +140,10 @@ async def test_a_session_may_go_back(shared):
     ids = prompt(same_tokens + 4)
     first = await shared.generate_all(ask(ids, 4, seed=1, session="back"))
     changed = [*ids[:same_tokens], (ids[same_tokens] + 1) % 61, 2, 3]
-    second = await shared.generate_all(ask(changed, 4, seed=1, session="back"))
+    second = await shared.generate_all(ask(changed, 4, seed=1, session="back", **steady(shared)))
     assert second.reused_tokens == whole_blocks(shared, same_tokens) > 0
     assert_close(second.logprobs, recompute(MODELS[0], changed, second.ids))
-    same = await shared.generate_all(ask(changed, 4, seed=1, session="back"))
+    same = await shared.generate_all(ask(changed, 4, seed=1, session="back", **steady(shared)))
     assert same.ids == second.ids and same.reused_tokens == whole_blocks(shared, len(changed) - 1)
     await shared.release("back")
     assert first.reused_tokens == 0 or shared.caps.shares_prefixes
@@ -165,7 +168,8 @@ async def test_idle_sessions_make_room(shared):
 async def test_requests_queue_beyond_the_slots_and_are_refused_beyond_the_queue(shared):
     await shared.pause()
     tasks = [
-        asyncio.create_task(shared.generate_all(ask(prompt(5, n), 3, seed=n))) for n in range(WAITING + 2)
+        asyncio.create_task(shared.generate_all(ask(prompt(5, n), 3, seed=n, **steady(shared))))
+        for n in range(WAITING + 2)
     ]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     assert (await shared.stats()).waiting == WAITING
@@ -175,7 +179,9 @@ async def test_requests_queue_beyond_the_slots_and_are_refused_beyond_the_queue(
     assert len(refused) == 2 and all(isinstance(r, EngineBusy) for r in refused)
     for n, generation in enumerate(results[:WAITING]):
         assert not isinstance(generation, BaseException)
-        assert generation.ids == (await shared.generate_all(ask(prompt(5, n), 3, seed=n))).ids
+        assert (
+            generation.ids == (await shared.generate_all(ask(prompt(5, n), 3, seed=n, **steady(shared)))).ids
+        )
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "torch tp=1": {"engine": "torch", "tp": 1},
     "torch tp=2": {"engine": "torch", "tp": 2},
     "vllm tp=1": {"engine": "vllm", "tp": 1, "start_s": 300.0},
+    "sglang tp=1": {"engine": "sglang", "tp": 1, "start_s": 300.0},
 }
 ENGINES = {name: fields for name, fields in KNOWN.items() if fields["engine"] in SELECTED}
 CONFIG: dict[str, Any] = {
@@ -173,6 +174,11 @@ def needs(engine: EngineProcess, capability: str, why: str) -> None:
     """Skips the test if the engine's caps say that it cannot."""
     if not getattr(engine.caps, capability):
         pytest.skip(f"{engine.caps.engine}: {capability} is False: {why}")
+
+
+def steady(engine: EngineProcess) -> dict[str, Any]:
+    """Fields of `ask` that make two requests of equal seed say the same on this engine."""
+    return {} if engine.caps.reproduces_seeds else {"temperature": 0.0}
 
 
 def whole_blocks(engine: EngineProcess, tokens: int) -> int:

@@ -42,6 +42,7 @@ def server_args(spec: EngineSpec, device: str) -> dict[str, Any]:
         "page_size": 1,
         "disable_overlap_schedule": True,
         "stream_interval": 1,
+        "sleep_on_idle": True,
         "log_level": "error",
     }
     if spec.prefill_tokens:
