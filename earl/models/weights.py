@@ -125,10 +125,11 @@ def load_decoder(decoder: Decoder, directory: str | Path) -> None:
 
 
 def save_checkpoint(
-    directory: str | Path, source: str | Path, tensors: Iterable[tuple[str, torch.Tensor]]
+    directory: str | Path, source: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], dtype: str = ""
 ) -> None:
     """Write a directory that transformers reads: `tensors` (whole, transformers names) and the
-    configuration and tokenizer files of `source`.
+    configuration and tokenizer files of `source`. dtype: of the tensors, for the configuration to say,
+    since transformers computes in what it says; empty: as in `source`.
 
     The directory appears whole (renamed into place) and must not exist. Shards of SHARD_BYTES are
     written as tensors come, so an iterator that gathers one tensor at a time stays small.
@@ -140,6 +141,11 @@ def save_checkpoint(
         for name in SIDE_FILES:
             if (Path(source) / name).is_file():
                 shutil.copy(Path(source) / name, partial / name)
+        if dtype:
+            config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
+            config.pop("torch_dtype", None)  # its name before transformers 5
+            text = json.dumps(config | {"dtype": dtype}, indent=2)
+            (partial / "config.json").write_text(text + "\n", encoding="utf-8")
         _write_shards(partial, tensors)
         os.rename(partial, target)
     finally:

@@ -260,8 +260,9 @@ class Trainer:
 
     def _export(self) -> None:
         """<run>/model-final: a directory that transformers reads, gathered tensor by tensor."""
-        dtype = getattr(torch, self._config.model.dtype)
-        tensors = ((name, tensor.to(dtype)) for name, tensor in self._stepper.policy.gathered())
+        dtype = self._config.model.dtype
+        gathered = self._stepper.policy.gathered()
+        tensors = ((name, tensor.to(getattr(torch, dtype))) for name, tensor in gathered)
         with self._activity.phase(SAVING):
             if not self._group.leads:
                 for _ in tensors:
@@ -269,7 +270,7 @@ class Trainer:
                 return
             target = self._run_dir / "model-final"
             shutil.rmtree(target, ignore_errors=True)
-            save_checkpoint(target, self._run_dir / "model", tensors)
+            save_checkpoint(target, self._run_dir / "model", tensors, dtype=dtype)
 
 
 def config_hash(config: RunConfig) -> str:

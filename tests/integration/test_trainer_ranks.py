@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from services.trainer import checkpoint
 from services.trainer.group import Group
+from services.trainer.saved import SavedModel
 from services.trainer.step import Stepper
 from tests.support.policy import (
     RANKS_CONFIG,
@@ -106,3 +107,11 @@ def test_one_restores_bitwise_what_ranks_saved_and_trains_on(outcome: Outcome) -
     assert all(torch.equal(tensor, by_three[name]) for name, tensor in gathered(stepper).items())
     train(stepper, 2)
     _assert_close(gathered(stepper), outcome.continued)
+
+
+def test_what_ranks_saved_is_exported_whole(outcome: Outcome) -> None:
+    saved = SavedModel(outcome.directory / "many" / "step-2", outcome.directory / "model")
+    by_three = outcome.by_three("trained")
+    found = dict(saved.tensors(torch.float32))
+    assert found.keys() == by_three.keys()
+    assert all(torch.equal(tensor, by_three[name]) for name, tensor in found.items())

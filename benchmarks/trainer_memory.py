@@ -1,0 +1,218 @@
+"""Peak memory of one training step on long sequences, with and without what saves it.
+
+    for each of: chunked log-probs × activation checkpointing
+        a fresh process ─► model, random weights ─► peak so far = baseline
+                        ─► one step on one sequence (forward, backward, AdamW) ─► peak − baseline, seconds
+
+The peak holds activations, log-probs, gradients and the optimizer's moments; the parameters are baseline.
+"Without chunked log-probs" is the plain expression over all rows at once, as the step would be written
+without earl.models.logprobs. What exceeds --limit-gib is reported as "oom", not tried on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.machine import commit, machine
+
+app = typer.Typer(add_completion=False)
+
+RESULTS = Path(__file__).resolve().parent / "results"
+GIB = 1 << 30
+# SmolLM2-135M's sizes.
+SMOLLM2: dict[str, Any] = {"hidden": 576, "heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate": 1536}
+
+
+@app.command("trainer-memory")
+def trainer_memory(
+    tokens: Annotated[int, typer.Option(min=16, help="Length of the sequence.")] = 16_384,
+    layers: Annotated[int, typer.Option(min=1, help="Of the model; SmolLM2-135M has 30.")] = 30,
+    vocabulary: Annotated[int, typer.Option(min=2, help="SmolLM2's is 49152.")] = 49_152,
+    dtype: Annotated[str, typer.Option(help="What is computed in: float32 or bfloat16.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    limit_gib: Annotated[float, typer.Option(help="Memory of one process beyond its start.")] = 16.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    results: Annotated[Path, typer.Option(help="Directory that the result is written to.")] = RESULTS,
+) -> None:
+    """Peak memory of one training step on long sequences, with and without what saves it."""
+    if dtype not in ("float32", "bfloat16"):
+        raise typer.BadParameter(f"--dtype {dtype} is neither float32 nor bfloat16")
+    shape = {"tokens": tokens, "layers": layers, "vocabulary": vocabulary, "dtype": dtype, "threads": threads}
+    runs: list[dict[str, Any]] = []
+    for chunked in (True, False):
+        for checkpointed in (True, False):
+            case = {"chunked_logprobs": chunked, "activation_checkpointing": checkpointed}
+            figures = in_fresh_process({**shape, **case, "limit_gib": limit_gib})
+            sys.stderr.write(f"{case}: {figures}\n")
+            runs.append({**case, **figures})
+    result = {
+        "benchmark": "trainer-memory",
+        "commit": commit(),
+        "machine": machine(),
+        **shape,
+        "limit_gib": limit_gib,
+        "runs": runs,
+        **summary(runs),
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    path = results / f"trainer-memory-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sys.stderr.write(f"written: {path}\n")
+    if as_json:
+        print(json.dumps(result))
+
+
+def in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one case; {"oom": True} where it needs more than its limit."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.trainer_memory", json.dumps(case)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=RESULTS.parents[1],
+    )
+    if done.returncode:
+        raise RuntimeError(f"{case} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, float | None]:
+    """peak_gib: of what the trainer does for long sequences. vs_*: how many times that the others need;
+    None where they do not fit at all."""
+    peaks = {(run["chunked_logprobs"], run["activation_checkpointing"]): run.get("peak_gib") for run in runs}
+    best = peaks[True, True]
+
+    def times(chunked: bool, checkpointed: bool) -> float | None:
+        peak = peaks[chunked, checkpointed]
+        return round(peak / best, 2) if peak and best else None
+
+    return {
+        "peak_gib": best,
+        "vs_no_checkpointing": times(True, False),
+        "vs_no_chunks": times(False, True),
+        "vs_neither": times(False, False),
+    }
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """One step in this process, which must be fresh. Peaks are resident memory as the kernel counts it."""
+    import torch
+
+    from services.trainer.runtime import keep_pages
+
+    torch.set_num_threads(case["threads"])
+    keep_pages()
+    step = prepared(case)
+    before = peak_bytes()
+    limit = int(case["limit_gib"] * GIB)
+    # Of what this process maps and writes; the libraries' reserved address space does not count.
+    most = data_bytes() + limit
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    started = time.perf_counter()
+    try:
+        loss = step()
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in str(error):
+            raise
+        return {"oom": True, "seconds": round(time.perf_counter() - started, 1)}
+    seconds = time.perf_counter() - started
+    return {
+        "oom": False,
+        "peak_gib": round((peak_bytes() - before) / GIB, 3),
+        "baseline_gib": round(before / GIB, 3),
+        "seconds": round(seconds, 1),
+        "loss": loss,
+    }
+
+
+def prepared(case: dict[str, Any]) -> Callable[[], float]:
+    """A trainer with random weights and one sequence, as a call that trains on it once; returns the loss."""
+    import numpy as np
+    import torch
+
+    from earl.config.run import RunConfig
+    from earl.models import module
+    from earl.models.spec import ModelSpec, Rope
+    from services.trainer.batch import Columns
+    from services.trainer.group import Group
+    from services.trainer.parallel import Policy
+    from services.trainer.plan import Item, Plan
+    from services.trainer.step import Stepper
+
+    if not case["chunked_logprobs"]:
+        module.token_logprobs = plain_logprobs
+    tokens, vocabulary = case["tokens"], case["vocabulary"]
+    spec = ModelSpec(
+        "llama",
+        layers=case["layers"],
+        vocab=vocabulary,
+        tied=True,
+        max_positions=tokens,
+        rope=Rope(1e5),
+        **SMOLLM2,
+    )
+    trainer = {
+        "device": "cpu",
+        "dtype": case["dtype"],
+        "microbatch_tokens": tokens,
+        "activation_checkpointing": case["activation_checkpointing"],
+    }
+    config = RunConfig.model_validate({"name": "m", "environment": {"name": "m"}, "trainer": trainer})
+    group = Group("cpu")
+    policy = Policy.of(spec, group, config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for shard in policy.shards:
+            if len(shard.shape) > 1:
+                shard.local.normal_(0.0, 0.02, generator=generator)
+            else:
+                shard.local.fill_(1.0)
+    stepper = Stepper(policy, group, config)
+    rng = np.random.default_rng(0)
+    # Half of an agent's tokens are its own.
+    mask = np.arange(tokens) % 64 >= 32
+    plan = Plan(1, 1, "policy_gradient", ((Item(1, 1, "m", 1.0, tokens),),), False, False, 0.0, False)
+    columns = Columns()
+    for _, name, into in columns.take(plan.ranks[0]):
+        into[:] = {
+            "tokens": rng.integers(0, vocabulary, tokens),
+            "loss_mask": mask,
+            "logprobs": -np.log(vocabulary) * mask,
+        }[name]
+    return lambda: stepper.train(plan, columns)["loss"]
+
+
+def plain_logprobs(hidden: Any, weight: Any, targets: Any, temperature: float = 1.0) -> tuple[Any, Any]:
+    """What earl.models.logprobs.token_logprobs promises, with all logits at once."""
+    import torch.nn.functional as F
+
+    distribution = F.log_softmax(F.linear(hidden, weight).float() / temperature, -1)
+    entropy = -(distribution.exp() * distribution).sum(-1)
+    return distribution.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
+def peak_bytes() -> int:
+    """Most resident memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def data_bytes() -> int:
+    """Private writable memory that this process has mapped: what RLIMIT_DATA bounds."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData")) * 1024
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(json.loads(sys.argv[1]))), flush=True)
+    from services.trainer.group import leave
+
+    leave(0)
