@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import typer
 
@@ -108,7 +109,8 @@ async def measure(
         missing = "not asked for"
         if with_vllm:
             try:
-                ways["vllm"] = await _engine(stack, _vllm_spec(spec))
+                vllm_spec = msgspec.structs.replace(spec, name="bench-vllm", engine="vllm")
+                ways["vllm"] = await _engine(stack, vllm_spec)
                 missing = ""
             except EngineNotInstalled as error:
                 missing = str(error)
@@ -160,11 +162,6 @@ def _row(size: int, turns: list[dict[str, float]]) -> dict[str, Any]:
 
 
 # --- the ways ---------------------------------------------------------------------------------------
-
-
-def _vllm_spec(spec: EngineSpec) -> EngineSpec:
-    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
-    return EngineSpec(**fields | {"name": "bench-vllm", "engine": "vllm"})
 
 
 async def _engine(stack: AsyncExitStack, spec: EngineSpec) -> Way:

@@ -38,4 +38,5 @@ class Batch(msgspec.Struct, array_like=True):
         values = np.frombuffer(data, dtype=np.int64)
         size, first = int(values[0]), 2 + 4 * int(values[1])
         moves = values[2:first].reshape(-1, 4)
-        return cls(*np.split(values[first:], (size, 2 * size, 3 * size)), moves)
+        slots, starts, counts, tokens = np.split(values[first:], (size, 2 * size, 3 * size))
+        return cls(slots, starts, counts, tokens, moves)

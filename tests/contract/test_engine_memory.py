@@ -1,0 +1,84 @@
+"""The torch engine's memory and dtypes as its processes have them: the KV that is resident stays within its
+bound while requests wait, are preempted and continue, and weights of another dtype are taken."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from services.rollout.engines.client import EngineProcess
+from tests.support import engines
+from tests.support.engines import MODELS, ask, assert_close, prompt, recompute
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+run, model_dir, spec, weights = engines.run, engines.model_dir, engines.spec, engines.weights
+own = engines.own
+
+SEQUENCES, LENGTH, BOUND, NEW = 24, 1024, 4096, 200
+
+
+def resident_bytes(pid: int, mapped_bytes: int) -> int:
+    """Of the rank's KV cache, which is the mapping of so many bytes."""
+    maps = [each for each in psutil.Process(pid).memory_maps(grouped=False) if each.size == mapped_bytes]
+    assert len(maps) == 1
+    return maps[0].rss
+
+
+async def test_resident_kv_stays_within_the_bound(own, spec):
+    bounded = await own(max_sequences=SEQUENCES, kv_tokens=BOUND)
+    requests = [ask(prompt(200 + n, n), NEW, seed=n) for n in range(SEQUENCES)]
+    tasks = [asyncio.create_task(bounded.generate_all(request)) for request in requests]
+    token_bytes = (await bounded.stats()).kv_token_bytes
+    most = 0
+    while (stats := await bounded.stats()).running or stats.waiting:
+        most = max(most, *(resident_bytes(pid, token_bytes * SEQUENCES * LENGTH) for pid in bounded.pids))
+        assert stats.kv_used_tokens <= stats.kv_committed_tokens <= stats.kv_tokens == BOUND
+    assert BOUND * token_bytes / 2 < most <= BOUND * token_bytes
+    assert stats.preemptions > 0
+    for request, task in zip(requests, tasks, strict=True):
+        generation = await task
+        assert len(generation.ids) == NEW and generation.finish == "length"
+        if request is requests[-1]:  # the youngest, and so preempted
+            assert_close(generation.logprobs, recompute(MODELS[0], request.ids, generation.ids))
+
+
+def rounded(dtype: torch.dtype) -> SimpleNamespace:
+    """MODELS[1] as a trainer of that dtype publishes it: bfloat16 travels as uint16."""
+    state = {name: tensor.to(dtype) for name, tensor in MODELS[1].state_dict().items()}
+    if dtype == torch.bfloat16:
+        state = {name: tensor.view(torch.uint16) for name, tensor in state.items()}
+    return SimpleNamespace(state_dict=lambda: state)
+
+
+async def generations(engine: EngineProcess, weights, dtype: torch.dtype) -> tuple[list[int], list[float]]:
+    version, keys = await weights.publish(rounded(dtype))
+    await engine.load_weights(version, keys)
+    await weights.remove(keys)
+    generation = await engine.generate_all(ask(prompt(40), 30, seed=3))
+    return generation.ids, generation.logprobs
+
+
+async def test_weights_of_the_other_dtype_are_taken(own, weights):
+    for engine in (await own(dtype="bfloat16"), await own(dtype="float32")):
+        wide, narrow = [
+            await generations(engine, weights, dtype) for dtype in (torch.float32, torch.bfloat16)
+        ]
+        if engine.spec.dtype == "bfloat16":
+            assert wide == narrow
+        ids, logprobs = wide
+        again = recompute(MODELS[1], prompt(40), ids).numpy()
+        tolerance = 0.2 if engine.spec.dtype == "bfloat16" else 1e-4
+        assert np.abs(np.array(logprobs) - again).max() < tolerance
+
+
+async def test_deterministic_engines_agree_bit_for_bit(own):
+    requests = [ask(prompt(20 + 13 * n, n), 24, seed=n) for n in range(8)]
+    one = await own(deterministic=True)
+    wanted = [await one.generate_all(request) for request in requests]
+    other = await own(deterministic=True, kv_tokens=512, prefill_tokens=50)
+    found = await asyncio.gather(*map(other.generate_all, requests))
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.ids, a.logprobs) == (b.ids, b.logprobs)
