@@ -231,7 +231,7 @@ async def test_an_idle_engine_uses_no_cpu(shared):
     before = [sum(process.cpu_times()[:2]) for process in processes]
     await asyncio.sleep(1.0)
     used = [sum(process.cpu_times()[:2]) - b for process, b in zip(processes, before, strict=True)]
-    assert max(used) <= 0.02
+    assert max(used) <= 0.05
 
 
 async def test_death_fails_every_call_and_leaves_no_process(own, spec):

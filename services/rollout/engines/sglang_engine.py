@@ -32,7 +32,7 @@ from services.rollout.engines.base import EngineCaps, EngineSpec, EngineStats, G
 from services.rollout.engines.figures import totals
 from services.rollout.engines.requests import check_complete, check_request, check_room, check_unused
 from services.rollout.engines.salts import Salts
-from services.rollout.engines.sglang_link import Said, SglangLink
+from services.rollout.engines.sglang_link import Said, SglangLink, kv_tokens_of
 from services.rollout.engines.staging import Stager
 
 # SGLang's seeds are int32.
@@ -41,11 +41,13 @@ SEED_MASK = 0x7FFF_FFFF
 
 @dataclass(slots=True)
 class _Live:
-    """A request in flight. `held`: SGLang does not know it yet. `sent`: tokens that were streamed."""
+    """A request in flight. `held`: SGLang does not know it yet. `ending`: it was told to end it, which
+    takes it a step. `sent`: tokens that were streamed."""
 
     request: GenerateRequest
     stream: bool
     held: bool
+    ending: bool = False
     versions: list[int] = field(default_factory=list)
     sent: int = 0
 
@@ -100,8 +102,6 @@ class SglangEngine:
             dtype=self.spec.dtype,
             shares_prefixes=True,
             counts_sessions=False,
-            # Its scheduler polls.
-            sleeps_when_idle=False,
             reproduces_seeds=self._device != "cpu",
             survives_broken_weights=False,
         )
@@ -122,7 +122,6 @@ class SglangEngine:
             "max_new_tokens": request.max_new_tokens,
             "temperature": request.temperature,
             "stop_token_ids": sorted({*self.spec.stop_ids, *request.stop_ids}),
-            "ignore_eos": True,
             "sampling_seed": request.seed & SEED_MASK,
         }
         salt = self._salts.take(request.session)
@@ -136,7 +135,12 @@ class SglangEngine:
     @property
     def _waiting(self) -> int:
         held = sum(live.held for live in self._live.values())
-        return held + max(0, len(self._live) - held - self.spec.max_sequences)
+        return held + max(0, self._known - self.spec.max_sequences)
+
+    @property
+    def _known(self) -> int:
+        """Requests that SGLang has, and was not told to end."""
+        return sum(not (live.held or live.ending) for live in self._live.values())
 
     def abort(self, request_id: str) -> None:
         live = self._live.get(request_id)
@@ -146,6 +150,7 @@ class SglangEngine:
             del self._live[request_id]
             self.outbox.append(wire.Tokens(request_id, [], [], [], "abort", 0))
         else:
+            live.ending = True
             self._link.abort(request_id)
 
     def release(self, session: str) -> None:
@@ -291,15 +296,19 @@ class SglangEngine:
     # --- figures ------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        known = len(self._live) - sum(live.held for live in self._live.values())
+        kv_tokens = kv_tokens_of(self.spec)
+        # SGLang does not say: prompts of what it runs, and what of their answers was heard.
+        used = sum(
+            len(live.request.ids) + len(live.versions) for live in self._live.values() if not live.held
+        )
         return EngineStats(
             version=self.version,
             tp=self.spec.tp,
-            running=min(known, self.spec.max_sequences),
+            running=min(self._known, self.spec.max_sequences),
             waiting=self._waiting,
             retained=self._salts.idle,
             paused=self._paused,
-            kv_used_fraction=0.0,
+            kv_used_fraction=min(1.0, used / kv_tokens),
             # SGLang does not say how often it stepped: chunks and answers that came.
             steps=self._chunks,
             generated_tokens=self._generated,
@@ -309,6 +318,9 @@ class SglangEngine:
             cpu_s=time.process_time(),
             step_s=0.0,
             transfers=totals(self._stager.transfers),
+            kv_tokens=kv_tokens,
+            kv_used_tokens=used,
+            kv_committed_tokens=used,
         )
 
     def close(self) -> None:

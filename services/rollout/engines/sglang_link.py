@@ -9,8 +9,12 @@ has it computed again, abort ends them.
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 from earl.errors import EngineError
@@ -18,27 +22,35 @@ from services.rollout.engines.base import EngineSpec
 
 # Bound of a call that waits for the step that runs, and of putting weights to use.
 CALL_S = 60.0
+# A prompt may have 6 tokens fewer than SGLang's context.
+SPARE_TOKENS = 8
 PauseMode = Literal["abort", "in_place", "retract"]
 # What a request says, in the order it says it: a chunk, the last chunk, or the error that ended it.
 Said = dict[str, Any] | Exception
 
 
-def server_args(spec: EngineSpec, device: str) -> dict[str, Any]:
+def kv_tokens_of(spec: EngineSpec) -> int:
+    """Tokens that the KV cache holds for sequences."""
+    return max(spec.kv_tokens or spec.max_sequences * spec.max_context_tokens, spec.max_context_tokens)
+
+
+def server_args(spec: EngineSpec, model_dir: str, device: str) -> dict[str, Any]:
     """ServerArgs of SGLang for this spec. Token ids only; a token's version is that of the step that
     sampled it, so steps do not overlap; on a CPU the one attention that needs no kernels of SGLang's."""
-    tokens = spec.kv_tokens or spec.max_sequences * spec.max_context_tokens
     arguments: dict[str, Any] = {
-        "model_path": spec.model_dir,
+        "model_path": model_dir,
         "skip_tokenizer_init": True,
         "load_format": "auto" if spec.load_initial else "dummy",
         "weight_version": str(spec.initial_version),
         "dtype": spec.dtype,
         "tp_size": spec.tp,
         "device": device,
-        # One token more than a sequence has: SGLang keeps it free.
-        "context_length": spec.max_context_tokens + 1,
+        # SGLang takes prompts that leave SPARE_TOKENS free; requests.py bounds them at what EARL promises.
+        "context_length": spec.max_context_tokens + SPARE_TOKENS,
         "max_running_requests": spec.max_sequences,
-        "max_total_tokens": max(tokens, spec.max_context_tokens) + spec.max_sequences,
+        "max_total_tokens": kv_tokens_of(spec) + max(SPARE_TOKENS, spec.max_sequences),
+        # Generation ends at a request's stop ids, not at what the model's files call its end.
+        "json_model_override_args": '{"eos_token_id": null}',
         "page_size": 1,
         "disable_overlap_schedule": True,
         "stream_interval": 1,
@@ -60,14 +72,26 @@ def server_args(spec: EngineSpec, device: str) -> dict[str, Any]:
     return arguments
 
 
+@contextmanager
+def _without_generation_config(model_dir: str) -> Iterator[str]:
+    """The model's directory as SGLang is to see it: generation_config.json would add end tokens."""
+    with tempfile.TemporaryDirectory(prefix="earl-sglang-") as directory:
+        for file in Path(model_dir).iterdir():
+            if file.name != "generation_config.json":
+                (Path(directory) / file.name).symlink_to(file.resolve())
+        yield directory
+
+
 class SglangLink:
     """One SGLang Engine. Raises EngineError if it does not start or refuses a call."""
 
     def __init__(self, spec: EngineSpec, device: str) -> None:
         from sglang.srt.entrypoints.engine import Engine  # pyright: ignore[reportMissingImports]
 
+        os.environ.setdefault("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "1")
         try:
-            self._engine: Any = Engine(**server_args(spec, device))
+            with _without_generation_config(spec.model_dir) as directory:
+                self._engine: Any = Engine(**server_args(spec, directory, device))
         except (ValueError, RuntimeError, OSError, NotImplementedError, AssertionError) as error:
             raise EngineError(
                 f"SGLang could not start engine {spec.name} with {spec.model_dir!r}: {error}",

@@ -79,8 +79,13 @@ def kv_bytes(spec: EngineSpec, model: ModelSpec) -> int:
     per_sequence = -(-spec.max_context_tokens // BLOCK_TOKENS)
     blocks = -(-tokens // BLOCK_TOKENS) if spec.kv_tokens else per_sequence * spec.max_sequences
     blocks = max(blocks, per_sequence) + 1
+    return blocks * BLOCK_TOKENS * token_bytes(spec, model)
+
+
+def token_bytes(spec: EngineSpec, model: ModelSpec) -> int:
+    """Bytes of one token's keys and values on each rank."""
     item = 4 if spec.dtype == "float32" else 2
-    return blocks * BLOCK_TOKENS * 2 * model.layers * (model.kv_heads // spec.tp) * model.head_dim * item
+    return 2 * model.layers * (model.kv_heads // spec.tp) * model.head_dim * item
 
 
 def start_core(spec: EngineSpec, model: ModelSpec, device: str) -> Any:

@@ -50,10 +50,12 @@ _loaded = msgspec.msgpack.Decoder(Loaded)
 
 @dataclass(slots=True)
 class _Live:
-    """A request in flight and what was sampled for it; `sent`: tokens that were streamed already."""
+    """A request in flight and what was sampled for it; `sent`: tokens that were streamed already;
+    handle: vLLM's own record of it."""
 
     request: GenerateRequest
     stream: bool
+    handle: Any
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -93,6 +95,7 @@ class VllmEngine:
         self._staged: int | None = None
         self._transfers: list[list[Transfer]] = [[] for _ in range(spec.tp)]
         self._busy = Busy()
+        self._preemptions = 0
         self._steps = self._generated = self._prefilled = self._reused = 0
 
     @property
@@ -127,7 +130,7 @@ class VllmEngine:
         check_room(self.spec, self._waiting)
         ready, wave = self._core.preprocess_add_request(self._translated(request))
         self._core.add_request(ready, wave)
-        self._live[request.request_id] = _Live(request, stream)
+        self._live[request.request_id] = _Live(request, stream, ready)
 
     def _translated(self, request: GenerateRequest) -> Any:
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
@@ -225,6 +228,7 @@ class VllmEngine:
     def _forget(self, request_id: str) -> _Live:
         live = self._live.pop(request_id)
         self._salts.end(live.request.session)
+        self._preemptions += live.handle.num_preemptions
         return live
 
     def _fail_all(self, error: EarlError) -> None:
@@ -313,6 +317,10 @@ class VllmEngine:
     # --- figures ------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
+        cache = self._core.scheduler.kv_cache_manager
+        # Without the block that vLLM keeps for itself.
+        kv_tokens = (cache.block_pool.num_gpu_blocks - 1) * vllm_core.BLOCK_TOKENS
+        used = round(cache.usage * kv_tokens)
         return EngineStats(
             version=self.version,
             tp=self.spec.tp,
@@ -320,7 +328,7 @@ class VllmEngine:
             waiting=self._waiting,
             retained=self._salts.idle,
             paused=self._paused,
-            kv_used_fraction=self._core.scheduler.kv_cache_manager.usage,
+            kv_used_fraction=cache.usage,
             steps=self._steps,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
@@ -330,6 +338,12 @@ class VllmEngine:
             step_s=self._busy.total_ns / 1e9,
             transfers=totals(each for rank in self._transfers for each in rank),
             busy=self._busy.take(),
+            # Of requests that are over; those of running ones count when they end.
+            preemptions=self._preemptions,
+            kv_tokens=kv_tokens,
+            kv_used_tokens=used,
+            kv_committed_tokens=used,
+            kv_token_bytes=vllm_core.token_bytes(self.spec, self._model),
         )
 
     def close(self) -> None:
