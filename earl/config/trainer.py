@@ -8,6 +8,8 @@ from pydantic import Field
 
 from earl.config.base import Section
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
 
 class TrainerConfig(Section):
     ranks: int = Field(default=1, ge=1)
@@ -53,7 +55,9 @@ class TrainerConfig(Section):
     # published and exported is the model with the adapters added to its weights.
     lora_rank: int = Field(default=0, ge=0)
     lora_alpha: float = Field(default=32.0, gt=0)
-    lora_targets: list[str] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    lora_targets: list[LoraTarget] = Field(
+        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], min_length=1
+    )
     # Optimizer steps per batch: the batch is cut into this many mini-batches...
     minibatches: int = Field(default=1, ge=1)
     # ...and gone through this often.
