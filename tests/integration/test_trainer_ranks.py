@@ -18,6 +18,7 @@ from services.trainer.group import Group
 from services.trainer.saved import SavedModel
 from services.trainer.step import Stepper
 from tests.support.policy import (
+    ADAPTED_CONFIG,
     RANKS_CONFIG,
     configuration,
     gathered,
@@ -115,3 +116,18 @@ def test_what_ranks_saved_is_exported_whole(outcome: Outcome) -> None:
     found = dict(saved.tensors(torch.float32))
     assert found.keys() == by_three.keys()
     assert all(torch.equal(tensor, by_three[name]) for name, tensor in found.items())
+
+
+def test_ranks_train_and_save_the_adapters_that_one_trains(outcome: Outcome) -> None:
+    stepper = stepper_for(outcome.stepper.group, outcome.directory / "model", configuration(**ADAPTED_CONFIG))
+    train(stepper, 1)
+    train(stepper, 2)
+    by_three = outcome.by_three("adapted")
+    _assert_close(by_three, gathered(stepper))
+    saved = SavedModel(outcome.directory / "adapted" / "step-3", outcome.directory / "model")
+    for name, tensor in saved.tensors(torch.float32):
+        torch.testing.assert_close(tensor, by_three[name], atol=1e-6, rtol=1e-6, msg=name)
+    found = checkpoint.latest(outcome.directory / "adapted", stepper, stepper.group)
+    assert found is not None
+    checkpoint.load(*found, stepper)
+    assert all(torch.equal(tensor, by_three[name]) for name, tensor in gathered(stepper).items())

@@ -111,6 +111,13 @@ def progress_at(stepper: Stepper, version: int) -> Progress:
 
 
 RANKS_CONFIG = {"minibatches": 2, "passes": 2, "loss_mean": "sequence"}
+ADAPTED_CONFIG = {
+    **RANKS_CONFIG,
+    "importance": "truncated",
+    "activation_checkpointing": True,
+    "lora_rank": 2,
+    "lora_alpha": 4.0,
+}
 
 
 def _rank(directory: Path) -> None:
@@ -127,6 +134,11 @@ def _rank(directory: Path) -> None:
     outputs["loaded"] = gathered(stepper)
     train(stepper, 2)
     outputs["continued"] = gathered(stepper)
+    adapted = stepper_for(group, directory / "model", configuration(**ADAPTED_CONFIG))
+    train(adapted, 1)
+    train(adapted, 2)
+    checkpoint.save(directory / "adapted", adapted, group, progress_at(adapted, 3), "hash", keep=2)
+    outputs["adapted"] = gathered(adapted)
     if group.leads:
         for name, tensors in outputs.items():
             save_file(tensors, directory / f"{name}.safetensors")
