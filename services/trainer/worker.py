@@ -256,6 +256,7 @@ class Trainer:
             self._saved_version = version
             if self._lead is not None:
                 self._lead.record_checkpoint(self.progress, str(path))
+                mark_best(self._directory, self._lead.best)
         self._requests.saved(str(path), version)
 
     def _export(self) -> None:

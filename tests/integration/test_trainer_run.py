@@ -20,6 +20,7 @@ from earl.models.weights import check_model
 from earl.rpc.client import Client
 from earl.v1 import scheduler_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
+from services.trainer.export import write
 from services.trainer.manifest import FILE, Manifest
 from tests.support.rollout import PlayedRollout
 from tests.support.stack import Stack
@@ -120,6 +121,29 @@ async def test_a_whole_run(tmp_path: Path, ranks: int) -> None:
         steps = [json.loads(line) for line in (stack.directory / "metrics.jsonl").open()]
         assert len(steps) == WARMUP + STEPS
         assert not list(stack.arenas.glob("trainer-*"))
+
+
+async def test_adapters_train_and_the_best_version_is_exported(tmp_path: Path) -> None:
+    config = configuration(tmp_path, lora_rank=2, importance="truncated", passes=2, keep_checkpoints=1)
+    async with running(config) as (stack, rollout):
+        last = 1 + WARMUP + STEPS
+        published = {}
+        while last not in published:
+            await rollout.play(lambda status: max(rollout.published) not in published)
+            version = max(rollout.published)
+            published[version] = await weights(rollout, version)
+        status = await rollout.play(done)
+        assert await stack.ended("trainer") == 0, stack.log("trainer")
+    assert status.best_version in (1 + WARMUP, last)
+    best = stack.directory / "checkpoints" / "best"
+    assert best.resolve().name == f"step-{status.best_version}"
+    write(stack.directory, tmp_path / "out", "best")
+    exported = saved(tmp_path / "out" / "model.safetensors")
+    for name, array in published.get(status.best_version, {}).items():
+        np.testing.assert_allclose(exported[name], array, atol=1e-6, rtol=1e-6, err_msg=name)
+    steps = [json.loads(line) for line in (stack.directory / "metrics.jsonl").open()]
+    names = {"logprob_mismatch", "logprob_mismatch_kl", "logprob_mismatch_max", "truncated_fraction"}
+    assert names <= set(steps[-1])
 
 
 async def test_killed_and_resumed_from_the_manifest(tmp_path: Path) -> None:
