@@ -68,11 +68,11 @@ def resume_hint(outcome: Outcome) -> str:
 
 def finish(outcome: Outcome, config: RunConfig, *, as_json: bool) -> int:
     """Says how it went, on standard error and, as one JSON object, on standard output; the exit code."""
+    for text in closing_lines(outcome.status):
+        sys.stderr.write(f"{text}\n")
     if not outcome.complete:
         reason = outcome.status.message or "stopped"
         sys.stderr.write(f"earl: {reason}; {resume_hint(outcome)}\n")
-    for text in closing_lines(outcome.status):
-        sys.stderr.write(f"{text}\n")
     if as_json:
         print(json.dumps(figures(outcome, config.seed)), flush=True)
     return 0 if outcome.complete else INTERRUPTED

@@ -148,12 +148,12 @@ async def test_a_verdict_on_the_run_is_no_crash(directory: RunDirectory):
 async def test_what_a_crashed_process_started_is_ended_before_its_successor_starts(directory: RunDirectory):
     pids = directory.path / "pids"
     os.mkfifo(pids)
-    child = "[sys.executable, '-c', 'import signal; signal.pause()']"
+    # The child itself says its pid: only then is it past its exec, with an environment to be found by.
+    child = f"import os, signal; open({str(pids)!r}, 'w').write(str(os.getpid())); signal.pause()"
     code = f"""
     import signal, subprocess, sys
-    child = subprocess.Popen({child}, start_new_session=True, stdout=subprocess.DEVNULL)
     print('{{"ready": "x", "address": ""}}', flush=True)
-    open({str(pids)!r}, 'w').write(str(child.pid))
+    subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True, stdout=subprocess.DEVNULL)
     signal.pause()
     """
     supervisor = supervise(directory, script("trainer", code, restartable=True), restarts=1)
