@@ -249,8 +249,8 @@ def alone(request) -> tuple[torch.dtype, dict[str, tuple[list[int], list[float]]
     dtype = request.param
     heads = prompts(3, seed=5, shared=30)
     requests = [
-        ask(str(n), [*heads[n % 3][: 10 + 5 * n], n], 20, seed=n, temperature=(0.0, 0.7, 1.0)[n % 3])
-        for n in range(9)
+        ask(str(n), [*heads[n % 3][: 10 + 6 * n], n], 14, seed=n, temperature=(0.0, 0.7, 1.0)[n % 3])
+        for n in range(7)
     ]
     wanted: dict[str, tuple[list[int], list[float]]] = {}
     for one in requests:

@@ -93,7 +93,7 @@ class Run:
         self.slots.age() if self.keep else self.slots.drop_kv()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_what_is_relied_on_is_there(data):
     run = Run(data.draw(st.sampled_from([80, 128, 240, 320])), data.draw(st.booleans()))

@@ -24,6 +24,15 @@ SPECS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Small matrices: a second thread only waits for the first."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def models(name: str, slots: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Runner]:
     decoder = Decoder(SPECS[name])
     initialise(decoder, 1)
