@@ -1,0 +1,1 @@
+"""EARL against TRL's GRPOTrainer: wall time to the same reward."""

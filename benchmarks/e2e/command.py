@@ -1,0 +1,210 @@
+"""EARL against TRL's GRPOTrainer: wall time to the same reward, same model, task, batch and seeds.
+
+One small Llama, taught a little, is saved once; both sides start from it, see the same questions in the
+same order, and take the same step: `groups` questions with `group_size` answers, group-relative
+advantages, one AdamW step at a constant learning rate on the clipped loss, mean over tokens, float32.
+A side is done when the moving average of its training reward is at the threshold (every question is
+new, so that is what it earns on questions it never saw). Both have the whole machine, one after the other.
+
+TRL: one process, torch threads = cores, synchronous (it has no other way on one machine without vLLM),
+answers from transformers' `generate` or from its continuous batching, whichever a short trial finds
+faster. EARL: `earl train`, every service a process of its own, one thread for the engine and one for the
+trainer, which is at most one step behind the sampler. Times count from each process's start; without
+start-up, from when it could sample first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.e2e import earl_side
+from benchmarks.e2e.settings import Settings, Trace
+from benchmarks.machine import ROOT, commit, machine
+from earl.errors import ConfigError
+
+app = typer.Typer(add_completion=False)
+
+RESULTS = ROOT / "benchmarks" / "results"
+TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
+GENERATIONS = ("generate", "continuous")
+# Steps of the trial that finds TRL's faster way to generate; the first is not counted.
+TRIAL_STEPS = 5
+# Held-out questions that both final models answer at the end, not timed.
+HELD_OUT = 512
+DEFAULTS = Settings()
+
+
+@app.command()
+def e2e(
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    threshold: Annotated[float, typer.Option(help="Mean training reward to reach.")] = DEFAULTS.threshold,
+    steps: Annotated[int, typer.Option(help="Most steps of a side.")] = DEFAULTS.steps,
+    limit_s: Annotated[float, typer.Option(help="Most seconds of a side and seed.")] = DEFAULTS.limit_s,
+    generation: Annotated[
+        str, typer.Option(help="TRL's sampler: generate, continuous, or auto: the faster of them.")
+    ] = "auto",
+    start: Annotated[
+        Path | None, typer.Option("--model", help="Model to start from, instead of teaching one.")
+    ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Directory to leave runs and models in.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    results: Annotated[Path, typer.Option(help="Directory that the result is written to.")] = RESULTS,
+) -> None:
+    """EARL against TRL's GRPOTrainer: wall time to the same reward on the same task."""
+    try:
+        numbers = [int(text) for text in seeds.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{seeds!r} is no list of whole numbers such as 0,1,2") from None
+    if not TRL_PYTHON.exists():
+        raise ConfigError(f"{TRL_PYTHON} is not there", "make it with: make setup-peers")
+    settings = Settings(
+        threshold=threshold, steps=steps, limit_s=limit_s, threads=len(os.sched_getaffinity(0))
+    )
+    directory = Path(tempfile.mkdtemp(prefix="earl-e2e-", dir=keep))
+    try:
+        result = compare(settings, numbers, directory, generation, start)
+    finally:
+        if keep is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    results.mkdir(parents=True, exist_ok=True)
+    path = results / f"e2e-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sys.stderr.write(f"written: {path}\n")
+    if as_json:
+        print(json.dumps(result))
+
+
+def compare(
+    settings: Settings, seeds: list[int], directory: Path, generation: str, start: Path | None
+) -> dict[str, Any]:
+    """Every seed on both sides, one after the other; see `summary` for the figures."""
+    started_s = time.monotonic()
+    if start is None:
+        say("teaching the model that both start from")
+        start = directory / "start"
+        model_process(start)
+    taught_s = time.monotonic() - started_s
+    trials: dict[str, float] = {}
+    if generation == "auto":
+        for way in GENERATIONS:
+            trial = replace(settings, steps=TRIAL_STEPS, threshold=2.0)
+            trace = run_trl(trial, start, directory / f"trial-{way}", way)
+            trials[way] = trace.figures(trial)["step_s_median"]
+            say(f"TRL's {way}: {trials[way]:.2f} s a step")
+        generation = min(trials, key=lambda way: trials[way])
+    runs = []
+    for number, seed in enumerate(seeds):
+        place = directory / f"seed-{seed}"
+        # In turns, so that neither side always finds the machine as the other left it.
+        order = ("earl", "trl") if number % 2 == 0 else ("trl", "earl")
+        runs.append(one_seed(replace(settings, seed=seed), start, place, generation, order))
+    return {
+        "benchmark": "e2e",
+        "commit": commit(),
+        "machine": machine(),
+        "compared": __doc__,
+        "settings": settings.as_dict(),
+        "taught_s": round(taught_s, 1),
+        "trl_generation": generation,
+        "trl_step_s_by_generation": trials,
+        "runs": runs,
+        **summary(runs),
+    }
+
+
+def one_seed(
+    settings: Settings, start: Path, place: Path, generation: str, order: tuple[str, ...]
+) -> dict[str, Any]:
+    """Both sides on one seed: their figures, what was earned when, and on held-out questions at the end."""
+    sides: dict[str, Any] = {"seed": settings.seed}
+    for side in order:
+        if side == "earl":
+            trace, final = earl_side.run(settings, start, place), earl_side.final_model(place)
+        else:
+            trace, final = run_trl(settings, start, place, generation), place / "trl.json.model"
+        figures = trace.figures(settings)
+        say(f"seed {settings.seed}, {side}: {figures}")
+        sides[side] = {
+            **figures,
+            "held_out": model_process(final, HELD_OUT) if final.exists() else None,
+            "versions": trace.versions,
+            "settings": trace.settings,
+            "times_s": [round(value, 2) for value in trace.times_s],
+            "rewards": [round(value, 4) for value in trace.rewards],
+        }
+    return sides
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over seeds. A speed-up is TRL's seconds over EARL's of the same seed: 0 where EARL never
+    reached the threshold; where TRL alone did not, its time until it was stopped counts (at least so much).
+    """
+    whole, running = [], []
+    for run in runs:
+        earl, trl = run["earl"], run["trl"]
+        last = trl["times_s"][-1] if trl["times_s"] else 0.0
+        seconds = trl["seconds"] if trl["reached"] else last
+        without = trl["seconds_without_start"] if trl["reached"] else last - trl["start_s"]
+        whole.append(seconds / earl["seconds"] if earl["reached"] else 0.0)
+        running.append(without / earl["seconds_without_start"] if earl["reached"] else 0.0)
+    return {
+        "speedup_vs_trl": round(statistics.median(whole), 3),
+        "speedup_vs_trl_without_start": round(statistics.median(running), 3),
+        "speedups": [round(value, 3) for value in whole],
+        "earl_reached": sum(run["earl"]["reached"] for run in runs),
+        "trl_reached": sum(run["trl"]["reached"] for run in runs),
+    }
+
+
+def model_process(directory: Path, questions: int = 0) -> float | None:
+    """Makes the model that both start from in `directory`, or (questions > 0) returns the mean score of the
+    one that is there. In a process of its own, so that torch's threads end with it."""
+    command = [sys.executable, "-m", "benchmarks.e2e.model", str(directory), str(questions)]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)["score"]
+
+
+def run_trl(settings: Settings, model: Path, directory: Path, generation: str) -> Trace:
+    """TRL's side in its own process and environment, ended at twice its limit whatever it does."""
+    directory.mkdir(parents=True, exist_ok=True)
+    result, request = directory / "trl.json", directory / "trl-request.json"
+    values = {
+        "settings": settings.as_dict(),
+        "model": str(model),
+        "seeds": earl_side.questions(settings),
+        "generation": generation,
+        "started_s": time.monotonic(),
+        "result": str(result),
+    }
+    request.write_text(json.dumps(values), encoding="utf-8")
+    command = [str(TRL_PYTHON), "-m", "benchmarks.e2e.trl_side", str(request)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    with (directory / "trl.log").open("w") as log:
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            check=True,
+            timeout=2 * settings.limit_s + 120,
+        )
+    found = json.loads(result.read_text(encoding="utf-8"))
+    return Trace(**found)
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"e2e: {text}\n")
+    sys.stderr.flush()
