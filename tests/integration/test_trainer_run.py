@@ -165,8 +165,8 @@ async def test_killed_and_resumed_from_the_manifest(tmp_path: Path) -> None:
         )
         assert len(last.progress.consumed) == status.ledger.trained
         assert manifest.progress.consumed.ranges()[0][0] in last.progress.consumed
-        # What was trained after the manifest is trained again, by other tickets.
-        assert status.ledger.dropped.get("rolled_back", 0) % 8 == 0
+        # What was trained or evaluated after the manifest is played again, by other tickets.
+        assert status.ledger.dropped.get("rolled_back", 0) % 8 in (0, EPISODES % 8)
 
 
 async def test_a_batch_whose_columns_are_gone_is_abandoned_until_it_is_played_again(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ class PlayedRollout:
         self.published: dict[int, list[str]] = {}
         self.trained: list[int] = []
         self.version = 0
+        self._held: list[scheduler_pb2.Ticket] = []
 
     async def __aenter__(self) -> PlayedRollout:
         stack, config = self._stack, self._stack.config.data_plane
@@ -74,17 +75,25 @@ class PlayedRollout:
     async def play(
         self, enough: Callable[[scheduler_pb2.GetStatusResponse], bool], limit_s: float = 60.0
     ) -> scheduler_pb2.GetStatusResponse:
-        """Serve tickets until the scheduler's status is enough, or the run ends; the status."""
+        """Serve tickets until the scheduler's status is enough, or the run ends; the status.
+
+        Like an engine, it samples from no version before that is published: what the run ends with waits for
+        its last version, which a test can then still read.
+        """
         async with asyncio.timeout(limit_s):
             while True:
+                newest = max(self.published, default=0)
                 status = await self.status()
                 if enough(status):
                     return status
                 await self._beat()
                 request = scheduler_pb2.LeaseTicketsRequest(worker=self.worker, credit=CAPACITY, wait_s=0.1)
                 answer = await self.call("LeaseTickets", request)
-                if answer.tickets:
-                    await self._complete(list(answer.tickets))
+                self._held += answer.tickets
+                ready = [ticket for ticket in self._held if ticket.min_version <= newest]
+                self._held = [ticket for ticket in self._held if ticket.min_version > newest]
+                if ready:
+                    await self._complete(ready)
 
     async def _beat(self) -> None:
         request = scheduler_pb2.HeartbeatRequest(worker=self.worker, version=self.version)
