@@ -43,7 +43,8 @@ def configuration(tmp_path: Path, **trainer: object) -> RunConfig:
                 }
             },
             "environment": {"name": "e"},
-            "scheduler": {"group_size": 4, "batch_groups": 2, "steps": STEPS},
+            # The played rollout is silent while a slow machine starts the trainer: it stays a member.
+            "scheduler": {"group_size": 4, "batch_groups": 2, "steps": STEPS, "membership_s": 60.0},
             "warmup": {"batches": WARMUP, "batch_episodes": 8},
             "evaluation": {"episodes": EPISODES},
             "trainer": {"device": "cpu", "checkpoint_every": 2, **trainer},
