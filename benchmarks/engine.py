@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import typer
 
-from benchmarks.machine import ROOT, commit, installed, machine
+from benchmarks.machine import ROOT, installed
+from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
 from earl.errors import EngineNotInstalled
 from earl.models.source import resolve
 from earl.models.spec import load_spec
@@ -26,7 +26,6 @@ from services.rollout.engines.client import EngineProcess
 
 app = typer.Typer(add_completion=False)
 
-RESULTS = Path(__file__).resolve().parent / "results"
 START_S = 600.0
 # Prompt lengths, in tokens: from, to (inclusive).
 RAGGED = (16, 256)
@@ -51,14 +50,11 @@ def engine(
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 64,
     repetitions: Annotated[int, typer.Option(min=1, help="Measured rounds of each way and batch.")] = 5,
     vllm: Annotated[bool, typer.Option(help="Measure vLLM too, if its environment is there.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    results: Annotated[Path, typer.Option(help="Directory that the result is written to.")] = RESULTS,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
 ) -> None:
     """The torch engine's tokens per second against transformers' generate and vLLM, in one run."""
-    try:
-        sizes = [int(text) for text in batches.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{batches!r} is no list of whole numbers such as 1,8,32") from None
+    sizes = whole_numbers(batches)
     if dtype not in ("bfloat16", "float32"):
         raise typer.BadParameter(f"{dtype!r} is neither bfloat16 nor float32")
     spec = EngineSpec(
@@ -81,20 +77,7 @@ def engine(
         "repetitions": repetitions,
         "transformers": installed("transformers"),
     }
-    result = {
-        "benchmark": "engine",
-        "commit": commit(),
-        "machine": machine(),
-        "compares": COMPARES,
-        **settings,
-        **measured,
-    }
-    results.mkdir(parents=True, exist_ok=True)
-    path = results / f"engine-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    sys.stderr.write(f"written: {path}\n")
-    if as_json:
-        print(json.dumps(result))
+    publish("engine", {"compares": COMPARES, **settings, **measured}, results, as_json=as_json)
 
 
 async def measure(

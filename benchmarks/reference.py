@@ -7,7 +7,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.machine import ROOT, commit, machine
+from benchmarks.machine import ROOT
+from benchmarks.output import RESULTS, AsJson, Results, publish
 from benchmarks.reference_roles import Deal
 from earl.bus import EmbeddedValkey
 
 app = typer.Typer(add_completion=False)
 
-RESULTS = Path(__file__).resolve().parent / "results"
 RANKS = 2
 WARM_UP = 3
 ANSWER_S = 120.0
@@ -48,8 +47,8 @@ def reference(
     transport: Annotated[
         str, typer.Option(help='Of the direct way: "auto" (shared memory) or "ucx".')
     ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    results: Annotated[Path, typer.Option(help="Directory that the result is written to.")] = RESULTS,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
 ) -> None:
     """Reference log-probs from the stage's ranks to the trainer's: directly, and through one controller."""
     try:
@@ -59,21 +58,13 @@ def reference(
         raise typer.BadParameter(f"{sizes!r} is no list of sizes such as 64x512,64x8192") from None
     measured = asyncio.run(measure(deals, rounds, transport))
     result = {
-        "benchmark": "reference",
         "compares": COMPARES,
-        "commit": commit(),
-        "machine": machine(),
         "rounds": rounds,
         "batches": measured,
         "ratio_min": min(one["ratio"] for one in measured),
         "ratio_max": max(one["ratio"] for one in measured),
     }
-    results.mkdir(parents=True, exist_ok=True)
-    path = results / f"reference-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    sys.stderr.write(f"written: {path}\n")
-    if as_json:
-        print(json.dumps(result))
+    publish("reference", result, results, as_json=as_json)
 
 
 def deal(sequences: int, tokens: int) -> Deal:

@@ -22,11 +22,11 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.machine import commit, machine
+from benchmarks.machine import ROOT
+from benchmarks.output import RESULTS, AsJson, Results, publish
 
 app = typer.Typer(add_completion=False)
 
-RESULTS = Path(__file__).resolve().parent / "results"
 GIB = 1 << 30
 # SmolLM2-135M's sizes.
 SMOLLM2: dict[str, Any] = {"hidden": 576, "heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate": 1536}
@@ -40,8 +40,8 @@ def trainer_memory(
     dtype: Annotated[str, typer.Option(help="What is computed in: float32 or bfloat16.")] = "bfloat16",
     threads: Annotated[int, typer.Option(min=1)] = 2,
     limit_gib: Annotated[float, typer.Option(help="Memory of one process beyond its start.")] = 16.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    results: Annotated[Path, typer.Option(help="Directory that the result is written to.")] = RESULTS,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
 ) -> None:
     """Peak memory of one training step on long sequences, with and without what saves it."""
     if dtype not in ("float32", "bfloat16"):
@@ -54,21 +54,8 @@ def trainer_memory(
             figures = in_fresh_process({**shape, **case, "limit_gib": limit_gib})
             sys.stderr.write(f"{case}: {figures}\n")
             runs.append({**case, **figures})
-    result = {
-        "benchmark": "trainer-memory",
-        "commit": commit(),
-        "machine": machine(),
-        **shape,
-        "limit_gib": limit_gib,
-        "runs": runs,
-        **summary(runs),
-    }
-    results.mkdir(parents=True, exist_ok=True)
-    path = results / f"trainer-memory-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    sys.stderr.write(f"written: {path}\n")
-    if as_json:
-        print(json.dumps(result))
+    result = {**shape, "limit_gib": limit_gib, "runs": runs, **summary(runs)}
+    publish("trainer-memory", result, results, as_json=as_json)
 
 
 def in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +65,7 @@ def in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        cwd=RESULTS.parents[1],
+        cwd=ROOT,
     )
     if done.returncode:
         raise RuntimeError(f"{case} ended with {done.returncode}: {done.stderr[-2000:]}")

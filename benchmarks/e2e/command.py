@@ -31,12 +31,12 @@ import typer
 
 from benchmarks.e2e import earl_side
 from benchmarks.e2e.settings import Settings, Trace
-from benchmarks.machine import ROOT, commit, machine
+from benchmarks.machine import ROOT
+from benchmarks.output import RESULTS, AsJson, Results, Seeds, publish, whole_numbers
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
-RESULTS = ROOT / "benchmarks" / "results"
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 GENERATIONS = ("generate", "continuous")
 # Steps of the trial that finds TRL's faster way to generate; the first is not counted.
@@ -48,7 +48,7 @@ DEFAULTS = Settings()
 
 @app.command()
 def e2e(
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    seeds: Seeds = "0,1,2",
     threshold: Annotated[float, typer.Option(help="Mean training reward to reach.")] = DEFAULTS.threshold,
     steps: Annotated[int, typer.Option(help="Most steps of a side.")] = DEFAULTS.steps,
     limit_s: Annotated[float, typer.Option(help="Most seconds of a side and seed.")] = DEFAULTS.limit_s,
@@ -59,14 +59,11 @@ def e2e(
         Path | None, typer.Option("--model", help="Model to start from, instead of teaching one.")
     ] = None,
     keep: Annotated[Path | None, typer.Option(help="Directory to leave runs and models in.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
-    results: Annotated[Path, typer.Option(help="Directory that the result is written to.")] = RESULTS,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
 ) -> None:
     """EARL against TRL's GRPOTrainer: wall time to the same reward on the same task."""
-    try:
-        numbers = [int(text) for text in seeds.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{seeds!r} is no list of whole numbers such as 0,1,2") from None
+    numbers = whole_numbers(seeds)
     if not TRL_PYTHON.exists():
         raise ConfigError(f"{TRL_PYTHON} is not there", "make it with: make setup-peers")
     settings = Settings(
@@ -78,12 +75,7 @@ def e2e(
     finally:
         if keep is None:
             shutil.rmtree(directory, ignore_errors=True)
-    results.mkdir(parents=True, exist_ok=True)
-    path = results / f"e2e-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    sys.stderr.write(f"written: {path}\n")
-    if as_json:
-        print(json.dumps(result))
+    publish("e2e", result, results, as_json=as_json)
 
 
 def compare(
@@ -111,9 +103,6 @@ def compare(
         order = ("earl", "trl") if number % 2 == 0 else ("trl", "earl")
         runs.append(one_seed(replace(settings, seed=seed), start, place, generation, order))
     return {
-        "benchmark": "e2e",
-        "commit": commit(),
-        "machine": machine(),
         "compared": __doc__,
         "settings": settings.as_dict(),
         "taught_s": round(taught_s, 1),

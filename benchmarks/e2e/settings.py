@@ -20,14 +20,14 @@ class Settings:
     group_size: int = 16
     groups: int = 16
     steps: int = 400
-    lr: float = 3e-4
+    lr: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.99)
     max_grad_norm: float = 1.0
     epsilon: float = 0.2
     temperature: float = 1.0
     threads: int = 2
-    window: int = 8
-    threshold: float = 0.9
+    window: int = 16
+    threshold: float = 0.55
     limit_s: float = 600.0
 
     def as_dict(self) -> dict[str, Any]:

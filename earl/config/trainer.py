@@ -64,6 +64,9 @@ class TrainerConfig(Section):
     passes: int = Field(default=1, ge=1)
     # Tokens of one forward pass on one rank; gradients accumulate over the passes.
     microbatch_tokens: int = Field(default=16_384, ge=64)
+    # Compute what sequences of a micro-batch have in common at their beginning (their group's prompt)
+    # once instead of once each; gradients are the same sums.
+    share_prefixes: bool = True
     # Steps between checkpoints; 0: only at the end.
     checkpoint_every: int = Field(default=20, ge=0)
     keep_checkpoints: int = Field(default=2, ge=1)

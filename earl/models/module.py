@@ -178,27 +178,34 @@ class Decoder(nn.Module):
         targets: torch.Tensor | None = None,
         temperature: float | torch.Tensor = 1.0,
         rows: torch.Tensor | None = None,
+        shared: Sequence[int] | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Packed forward pass, the only entry under FSDP2.
 
-        tokens, positions [T] int64; lengths [B] of the packed sequences, their sum is T.
+        tokens, positions [T] int64; lengths [B] of the packed sequences; shared [B]: of each, how many of
+        its first tokens have no rows because they are those of the sequence before (Packing.of). T is the
+        sum of lengths less that of shared.
         Without targets: hidden [T, H]. With targets [N] int64: (logprobs [N], entropy [N]) in
         float32, both differentiable, where targets[i] is the token that follows packed row rows[i]
         (rows [N] int64, none twice; None: every row, N = T). temperature is one number or [N].
         """
-        hidden = self.forward_packed(tokens, positions, lengths)
+        hidden = self.forward_packed(tokens, positions, lengths, shared)
         if targets is None:
             return hidden
         return self.token_logprobs(hidden if rows is None else take_rows(hidden, rows), targets, temperature)
 
     def forward_packed(
-        self, tokens: torch.Tensor, positions: torch.Tensor, lengths: Sequence[int] | torch.Tensor
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: Sequence[int] | torch.Tensor,
+        shared: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """hidden [T, H] after the last norm."""
         x = self.model.embed_tokens(tokens)
         frequencies = rope_frequencies(self.spec.rope, self.spec.head_dim)
         cosine, sine = rope_table(frequencies, positions, x.dtype)
-        packing = Packing.of(lengths, tokens.device)
+        packing = Packing.of(lengths, tokens.device, shared)
         for block in self.model.layers:
             x = block(x, cosine, sine, packing)
         return self.model.norm(x)

@@ -2,6 +2,9 @@
 
 Only attention sees padding; sequences share a bucket if the shortest is at least SHORTEST of the longest.
 One sequence alone is never copied, and no [T, T] scores are ever held: the flash kernels work in tiles.
+
+Sequences that begin alike (the answers to one prompt) are packed as a tree: what a sequence shares with
+the one before it has rows once, which the linear layers compute once and each sequence's attention reads.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
@@ -31,6 +35,23 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return grads[0].index_select(0, ctx.back), None, None
+
+
+class _GatherShared(torch.autograd.Function):
+    """_Gather for keys and values: a row that several sequences read has the sum of their gradients,
+    added up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, packing: Packing) -> torch.Tensor:
+        ctx.packing = packing
+        return x.index_select(0, packing.there)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grad, packing = grads[0], ctx.packing
+        total = grad.index_select(0, packing.back).flatten(1).float()
+        total.index_add_(0, packing.again_to, grad.index_select(0, packing.again).flatten(1).float())
+        return total.to(grad.dtype).view(-1, *grad.shape[1:]), None
 
 
 class _Scatter(torch.autograd.Function):
@@ -73,24 +94,40 @@ class Packing:
     """Where the rows of packed tokens lie in padded buckets.
 
     buckets: (sequences, padded length) of each. there [sum of B*L] int64: packed row of each padded
-    row (padding repeats its sequence's last row). back [T] int64: padded row of each packed row.
+    row (padding repeats its sequence's last row). back [T] int64: padded row of each packed row, in the
+    sequence that it was packed for. again, again_to [E] int64: the padded rows that read a row packed for
+    an earlier sequence, and those packed rows.
     """
 
     buckets: tuple[tuple[int, int], ...]
     there: torch.Tensor
     back: torch.Tensor
+    again: torch.Tensor
+    again_to: torch.Tensor
     # Packed and padded rows are the same: nothing to move.
     identity: bool
 
     @classmethod
-    def of(cls, lengths: Sequence[int] | torch.Tensor, device: torch.device) -> Packing:
-        """lengths [B] in tokens, all >= 1, in the order in which the sequences are packed."""
+    def of(
+        cls,
+        lengths: Sequence[int] | torch.Tensor,
+        device: torch.device,
+        shared: Sequence[int] | None = None,
+    ) -> Packing:
+        """lengths [B] in tokens, all >= 1, in the order in which the sequences are packed.
+
+        shared [B]: how many of a sequence's first tokens are those of the sequence before it, and have no
+        rows of their own; less than both lengths, 0 for the first. None: nothing is shared.
+        """
         sizes = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
-        starts = torch.cumsum(sizes, 0) - sizes
+        ends = torch.cumsum(sizes, 0)
+        starts = ends - sizes
+        rows, owned = _rows(sizes.tolist(), shared)
         order = torch.argsort(sizes, descending=True, stable=True)
         buckets: list[tuple[int, int]] = []
         there: list[torch.Tensor] = []
-        back = torch.empty(int(sizes.sum()), dtype=torch.int64)
+        # For each token of each sequence, end to end: its padded row.
+        padded = torch.empty(len(rows), dtype=torch.int64)
         first, row = 0, 0
         ordered = sizes[order].tolist()
         while first < len(ordered):
@@ -103,25 +140,54 @@ class Packing:
             offsets = torch.arange(longest)[None, :]
             inside = offsets < sizes[members, None]
             source = starts[members, None] + torch.minimum(offsets, sizes[members, None] - 1)
-            there.append(source.reshape(-1))
-            back[source[inside]] = torch.arange(row, row + source.numel()).view_as(source)[inside]
+            there.append(rows[source.reshape(-1)])
+            padded[source[inside]] = torch.arange(row, row + source.numel()).view_as(source)[inside]
             buckets.append((last - first, longest))
             row += source.numel()
             first = last
         joined = torch.cat(there) if there else torch.empty(0, dtype=torch.int64)
+        back, again, again_to = padded[owned], padded[~owned], rows[~owned]
         identity = len(buckets) == 1 and len(joined) == len(back)
-        return cls(tuple(buckets), joined.to(device), back.to(device), identity)
+        return cls(
+            tuple(buckets),
+            joined.to(device),
+            back.to(device),
+            again.to(device),
+            again_to.to(device),
+            identity,
+        )
+
+
+def _rows(lengths: list[int], shared: Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each token of each sequence, end to end: its packed row, and whether it was packed for it."""
+    total = sum(lengths)
+    owned = np.ones(total, bool)
+    if shared is None or not any(shared):
+        return torch.arange(total), torch.from_numpy(owned)
+    rows = np.empty(total, np.int64)
+    before, start, row = 0, 0, 0
+    for length, head in zip(lengths, shared, strict=True):
+        rows[start : start + head] = rows[before : before + head]
+        owned[start : start + head] = False
+        rows[start + head : start + length] = np.arange(row, row + length - head)
+        before, start, row = start, start + length, row + length - head
+    return torch.from_numpy(rows), torch.from_numpy(owned)
 
 
 def causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing
 ) -> torch.Tensor:
-    """Each sequence attends to itself, causally. query [T, heads, D], key and value [T, kv_heads, D]
-    → [T, heads, D]."""
+    """Each sequence attends to itself, causally, what it shares included. query [T, heads, D], key and value
+    [T, kv_heads, D] → [T, heads, D]."""
     if not packing.identity:
+        # Of a shared row's queries only those of its own sequence are kept: the others have no gradient.
         query = _Gather.apply(query, packing.there, packing.back)  # type: ignore[assignment]
-        key = _Gather.apply(key, packing.there, packing.back)  # type: ignore[assignment]
-        value = _Gather.apply(value, packing.there, packing.back)  # type: ignore[assignment]
+        if len(packing.again):
+            key = _GatherShared.apply(key, packing)  # type: ignore[assignment]
+            value = _GatherShared.apply(value, packing)  # type: ignore[assignment]
+        else:
+            key = _Gather.apply(key, packing.there, packing.back)  # type: ignore[assignment]
+            value = _Gather.apply(value, packing.there, packing.back)  # type: ignore[assignment]
     grouped = query.shape[1] != key.shape[1]
     if grouped and not query.is_cuda:
         # The CPU flash kernel takes equal head counts only.

@@ -17,6 +17,7 @@ import numpy as np
 from earl.errors import TrainerError
 from services.trainer import advantages
 from services.trainer.plan import Item, Plan
+from services.trainer.prefixes import Bin, rows_of
 
 COLUMNS = (
     ("tokens", np.dtype(np.int32)),
@@ -83,6 +84,14 @@ class Columns:
             return np.zeros(0, np.int64)
         return np.add.reduceat(self.loss_mask.astype(np.int64), self.offsets[:-1])
 
+    def tokens_of(self, index: int) -> np.ndarray:
+        """int32[length]: of one sequence"""
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def trained_from(self, index: int) -> int:
+        """Position of a sequence's first trained token; it must have one."""
+        return int(np.argmax(self.loss_mask[self.offsets[index] : self.offsets[index + 1]]))
+
     def validate(self, vocabulary: int) -> None:
         """Raise TrainerError naming the first trajectory whose columns cannot be trained on."""
         total = int(self.offsets[-1])
@@ -108,14 +117,16 @@ class Columns:
 class MicroBatch:
     """Sequences packed end to end for one forward pass.
 
-    tokens, positions: int64[T]. lengths: of each sequence, sum T. For each of the N trained tokens:
-    source int64[N] (index of the position that predicts it), targets int64[N], behaviour, advantages,
+    tokens, positions: int64[T]. lengths: of each sequence; shared: of each, how many of its first tokens
+    lie in the sequence before it; T is the sum of the differences. For each of the N trained tokens:
+    source int64[N] (row that predicts it, none twice), targets int64[N], behaviour, advantages,
     weights float32[N], and reference float32[N] where a reference stage computed it.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
     lengths: list[int]
+    shared: list[int]
     source: np.ndarray
     targets: np.ndarray
     behaviour: np.ndarray
@@ -129,6 +140,7 @@ EMPTY = MicroBatch(
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
     [1],
+    [0],
     np.zeros(1, np.int64),
     np.zeros(1, np.int64),
     *(np.zeros(1, np.float32) for _ in range(4)),
@@ -150,45 +162,20 @@ def cut_minibatches(plan: Plan, rank: int, count: int, pass_index: int, seed: in
     return [np.flatnonzero(mine == m).tolist() for m in range(count)]
 
 
-def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of the sequences of each micro-batch: first-fit decreasing, at most `capacity` tokens each.
-
-    A sequence longer than the capacity gets a micro-batch of its own.
-    """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    bins: list[list[int]] = []
-    room: list[int] = []
-    first = 0  # bins before this one have no room for even the shortest sequence
-    shortest = min(lengths, default=0)
-    for i in order:
-        while first < len(bins) and room[first] < shortest:
-            first += 1
-        for b in range(first, len(bins)):
-            if room[b] >= lengths[i]:
-                break
-        else:
-            bins.append([])
-            room.append(max(capacity, lengths[i]))
-            b = len(bins) - 1
-        bins[b].append(i)
-        room[b] -= lengths[i]
-    return bins
-
-
 def build(
     columns: Columns,
-    chosen: Sequence[int],
+    packed: Bin,
     loss_mean: str,
     total_tokens: int,
     total_sequences: int,
     sequence_tokens: int = 0,
 ) -> MicroBatch:
-    """Pack these sequences (indices into columns.items); totals are of the mini-batch over all ranks.
+    """The forward pass of a bin (indices into columns.items); totals: of the mini-batch over all ranks.
 
     loss_mean, sequence_tokens: as in advantages.token_weights.
     """
     offsets = columns.offsets
-    slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in chosen]
+    slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in packed.chosen]
     lengths = [s.stop - s.start for s in slices]
     tokens = np.concatenate([columns.tokens[s] for s in slices]).astype(np.int64)
     mask = np.concatenate([columns.loss_mask[s] for s in slices])
@@ -197,14 +184,16 @@ def build(
     reference = columns.reference
     trained = np.flatnonzero(mask)
     counts = np.add.reduceat(mask.astype(np.int64), starts)
+    rows = rows_of(lengths, packed.shared)
     return MicroBatch(
-        tokens=tokens,
-        positions=np.arange(len(tokens), dtype=np.int64) - np.repeat(starts, lengths),
+        tokens=tokens[rows.own],
+        positions=rows.positions,
         lengths=lengths,
-        source=trained - 1,
+        shared=packed.shared,
+        source=trained - 1 - np.repeat(starts - rows.first, counts),
         targets=tokens[trained],
         behaviour=behaviour[trained],
-        advantages=advantages.per_token([columns.items[i].advantage for i in chosen], counts.tolist()),
+        advantages=advantages.per_token([columns.items[i].advantage for i in packed.chosen], counts.tolist()),
         weights=advantages.token_weights(
             counts.tolist(), loss_mean, total_tokens, total_sequences, sequence_tokens
         ),

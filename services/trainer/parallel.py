@@ -131,12 +131,13 @@ class Policy:
         source: torch.Tensor,
         targets: torch.Tensor,
         temperature: float,
+        shared: list[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(logprobs, entropy), each float32 [N], of targets int64 [N] predicted from rows `source`.
 
-        tokens, positions: int64 [T], sequences of `lengths` packed end to end.
+        tokens, positions: int64 [T], sequences of `lengths` packed end to end without what is `shared`.
         """
-        return self.decoder(tokens, positions, lengths, targets, temperature, source)
+        return self.decoder(tokens, positions, lengths, targets, temperature, source, shared)
 
     @torch.no_grad()
     def fill(self, directory: Path, seed: int = 0) -> None:

@@ -20,11 +20,12 @@ import torch
 from earl.config.run import RunConfig
 from earl.errors import TrainerError
 from services.trainer import losses
-from services.trainer.batch import EMPTY, Columns, MicroBatch, build, cut_minibatches, pack
+from services.trainer.batch import EMPTY, Columns, MicroBatch, build, cut_minibatches
 from services.trainer.group import Group
 from services.trainer.optimizer import AdamW, decay, ramp
 from services.trainer.parallel import Policy
 from services.trainer.plan import Plan
+from services.trainer.prefixes import Bin, bins
 
 KL_BEHAVIOUR = losses.STAT_NAMES.index("kl_behaviour")
 # Metrics that compare the policy that a batch starts with to the engine.
@@ -33,12 +34,12 @@ OF_THE_START = ("logprob_mismatch", "logprob_mismatch_kl", "truncated_fraction")
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """One optimizer step. chosen: micro-batches of this rank, as indices into its columns' items.
+    """One optimizer step. bins: micro-batches of this rank, as indices into its columns' items.
 
     micro_batches, trained_tokens, trained_sequences: over all ranks (the most, the sums).
     """
 
-    chosen: list[list[int]]
+    bins: list[Bin]
     micro_batches: int
     trained_tokens: int
     trained_sequences: int
@@ -95,38 +96,39 @@ class Stepper:
     def _start(self, columns: Columns, plan: Plan) -> np.ndarray:
         """float32[total tokens]: trained tokens' log-probs under the policy as it is now; 0 elsewhere."""
         trained = columns.trained_tokens()
-        useful = np.flatnonzero(trained).tolist()
-        lengths = [columns.items[i].total_tokens for i in useful]
-        bins = [[useful[i] for i in b] for b in pack(lengths, self.config.trainer.microbatch_tokens)]
-        most = int(self.group.max(torch.tensor([len(bins)]))[0])
+        packed = self._bins(columns, np.flatnonzero(trained).tolist())
+        most = int(self.group.max(torch.tensor([len(packed)]))[0])
         start = np.zeros(int(columns.offsets[-1]), np.float32)
         with torch.no_grad():
             for index in range(most):
-                micro = build(columns, bins[index], "token", 1, 1) if index < len(bins) else EMPTY
+                micro = build(columns, packed[index], "token", 1, 1) if index < len(packed) else EMPTY
                 logprobs, _ = self._forward(micro, self._temperature(plan))
-                if index < len(bins):
-                    start[trained_rows(columns, bins[index])] = logprobs.cpu().numpy()
+                if index < len(packed):
+                    start[trained_rows(columns, packed[index].chosen)] = logprobs.cpu().numpy()
         self.policy.reshard()
         return start
 
     def _minibatches(self, plan: Plan, columns: Columns, passes: int, count: int) -> list[MiniBatch]:
         """Every optimizer step of the batch, in order; one agreement over ranks for all of them."""
-        lengths = [item.total_tokens for item in columns.items]
         trained = columns.trained_tokens()
-        capacity = self.config.trainer.microbatch_tokens
-        packed: list[list[list[int]]] = []
+        packed: list[list[Bin]] = []
         sums = np.zeros((passes * count, 2), np.int64)
         for p in range(passes):
             for chosen in cut_minibatches(plan, self.group.rank, count, p, self.config.seed):
                 # Sequences without a trained token would cost a forward pass and count nothing.
                 useful = [i for i in chosen if trained[i]]
                 sums[len(packed)] = trained[useful].sum(), len(useful)
-                packed.append([[useful[i] for i in b] for b in pack([lengths[i] for i in useful], capacity)])
+                packed.append(self._bins(columns, useful))
         self.group.sum(torch.from_numpy(sums))
-        most = self.group.max(torch.tensor([len(bins) for bins in packed])).tolist()
+        most = self.group.max(torch.tensor([len(one) for one in packed])).tolist()
         return [
-            MiniBatch(bins, int(most[k]), int(sums[k, 0]), int(sums[k, 1])) for k, bins in enumerate(packed)
+            MiniBatch(one, int(most[k]), int(sums[k, 0]), int(sums[k, 1])) for k, one in enumerate(packed)
         ]
+
+    def _bins(self, columns: Columns, chosen: Sequence[int]) -> list[Bin]:
+        trainer = self.config.trainer
+        of = (columns.tokens_of, columns.trained_from)
+        return bins(chosen, *of, trainer.microbatch_tokens, share=trainer.share_prefixes)
 
     def _gradient(
         self, plan: Plan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally
@@ -143,11 +145,11 @@ class Stepper:
         self.policy.clear_gradients()
         for index in range(mini.micro_batches):
             micro, before, share = EMPTY, None, 0.0
-            if index < len(mini.chosen):
-                chosen = mini.chosen[index]
+            if index < len(mini.bins):
+                chosen = mini.bins[index]
                 sums = (mini.trained_tokens, mini.trained_sequences)
                 micro = build(columns, chosen, mean, *sums, length)
-                before = None if start is None else start[trained_rows(columns, chosen)]
+                before = None if start is None else start[trained_rows(columns, chosen.chosen)]
                 share = 1.0 / mini.trained_tokens
             objective = self._objective(plan, micro, before, share)
             objective.loss.backward()
@@ -172,7 +174,7 @@ class Stepper:
         """(log-probs, entropy) of the micro-batch's trained tokens."""
         tokens, positions = self._on_device(micro.tokens), self._on_device(micro.positions)
         source, targets = self._on_device(micro.source), self._on_device(micro.targets)
-        return self.policy(tokens, positions, micro.lengths, source, targets, temperature)
+        return self.policy(tokens, positions, micro.lengths, source, targets, temperature, micro.shared)
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.group.device)

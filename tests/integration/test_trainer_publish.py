@@ -80,9 +80,7 @@ def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
     opening = TensorStore.open(registry, config, tmp_path, "trainer-0", incarnation=1, size_bytes=size_bytes)
     store = side.run(opening, CALL_S)
     dispatcher = side.run(Dispatcher.create(registry, config), CALL_S)
-    slots = WeightSlots(
-        side, store, registry, bus, group, policy, name="trainer", dtype=dtype, lease_s=5.0
-    )
+    slots = WeightSlots(side, store, registry, bus, group, policy, name="trainer", dtype=dtype, lease_s=5.0)
     yield Plane(side, bus, policy, slots, dispatcher)
     side.run(dispatcher.close(), CALL_S)
     side.run(store.close(), CALL_S)

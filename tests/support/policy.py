@@ -52,13 +52,18 @@ def stepper_for(group: Group, model: Path, config: RunConfig) -> Stepper:
 
 
 def sequence(ticket_id: int, length: int) -> dict[str, np.ndarray]:
-    """Columns of a random trajectory that the ticket determines."""
+    """Columns of a random trajectory that the ticket determines; two of three share a prompt with others."""
     rng = np.random.default_rng(ticket_id)
+    tokens = rng.integers(0, VOCABULARY, length).astype(np.int32)
     mask = (rng.random(length) < 0.4).astype(np.uint8)
+    if ticket_id % 3:
+        prompt = np.random.default_rng(ticket_id // 6).integers(0, VOCABULARY, 14)[: length - 1]
+        tokens[: len(prompt)] = prompt
+        mask[: len(prompt)] = 0
     mask[0] = 0
     mask[-1] = 1
     return {
-        "tokens": rng.integers(0, VOCABULARY, length).astype(np.int32),
+        "tokens": tokens,
         "loss_mask": mask,
         "logprobs": (-1.4 - 0.3 * rng.random(length)).astype(np.float32) * mask,
     }

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.errors import TrainerError
-from services.trainer.batch import Columns, build, cut_minibatches, pack
+from services.trainer.batch import Columns, build, cut_minibatches
 from services.trainer.plan import Item, Plan
+from services.trainer.prefixes import Bin
 from services.trainer.tickets import TicketSet
 
 
@@ -37,17 +38,6 @@ def _filled(lengths: list[int], seed: int = 0) -> Columns:
     return columns
 
 
-@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 80))
-def test_pack_places_each_sequence_once_within_capacity(lengths: list[int], capacity: int) -> None:
-    bins = pack(lengths, capacity)
-    assert sorted(i for b in bins for i in b) == list(range(len(lengths)))
-    for b in bins:
-        assert sum(lengths[i] for i in b) <= capacity or len(b) == 1
-    # First fit: no two bins fit into one.
-    loads = sorted(sum(lengths[i] for i in b) for b in bins)
-    assert len(loads) < 2 or loads[0] + loads[1] > capacity
-
-
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3))
 def test_minibatches_are_the_same_for_any_number_of_ranks(ranks: int, count: int, pass_index: int) -> None:
     items = [_item(i * 7 % 23, 5) for i in range(23)]
@@ -70,7 +60,7 @@ def test_passes_shuffle_differently_and_reproducibly() -> None:
 
 def test_micro_batch_points_each_trained_token_at_the_position_before_it() -> None:
     columns = _filled([4, 7, 3, 6])
-    micro = build(columns, [2, 0, 3], "token", 10, 3)
+    micro = build(columns, Bin([2, 0, 3], [0, 0, 0]), "token", 10, 3)
     assert micro.lengths == [3, 4, 6]
     np.testing.assert_array_equal(micro.positions, [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5])
     np.testing.assert_array_equal(micro.targets, micro.tokens[micro.source + 1])
@@ -138,7 +128,7 @@ def test_ticket_set_refuses_what_is_no_range() -> None:
 def test_reference_log_probs_follow_their_tokens() -> None:
     plain = _filled([5, 4])
     assert plain.reference is None
-    assert build(plain, [0, 1], "token", 1, 1).reference is None
+    assert build(plain, Bin([0, 1], [0, 0]), "token", 1, 1).reference is None
     columns = Columns()
     keys = ("reference/a/0", "reference/a/1")
     items = [replace(_item(1, 5), reference_keys=keys, reference_offset=7), _item(2, 4)]
@@ -152,7 +142,7 @@ def test_reference_log_probs_follow_their_tokens() -> None:
             array[2:] = 1
     # What is not wanted is neither read nor left from the batch before.
     assert (1, "reference") in asked and (2, "reference") not in asked
-    micro = build(columns, [1, 0], "token", 5, 2)
+    micro = build(columns, Bin([1, 0], [0, 0]), "token", 5, 2)
     assert micro.reference is not None and micro.reference.dtype == np.float32
     assert micro.reference.tolist() == [0.0, 0.0, -2.0, -3.0, -4.0]
     columns.validate(9)

@@ -24,7 +24,7 @@ from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
 from earl.models.tp import tp_box
 from earl.models.weights import Checkpoint, load_decoder
-from services.trainer.batch import pack
+from services.trainer.prefixes import bins, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,15 @@ class ReferencePolicy:
         lengths = [len(one.tokens) for one in sequences]
         starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
         into[:] = 0.0
-        for chosen in pack(lengths, self._microbatch_tokens):
-            at, values = self._forward([sequences[i] for i in chosen], starts[chosen], box)
+        packed = bins(
+            range(len(sequences)),
+            lambda i: sequences[i].tokens,
+            lambda i: int(np.argmax(sequences[i].loss_mask)),
+            self._microbatch_tokens,
+        )
+        for one in packed:
+            chosen = [sequences[i] for i in one.chosen]
+            at, values = self._forward(chosen, one.shared, starts[one.chosen], box)
             into[at - box.start[0]] = values
         if not np.isfinite(into).all():
             raise TrainerError(
@@ -105,22 +112,28 @@ class ReferencePolicy:
             )
 
     def _forward(
-        self, sequences: Sequence[Trajectory], starts: np.ndarray, box: Box
+        self, sequences: Sequence[Trajectory], shared: list[int], starts: np.ndarray, box: Box
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(where, log-probs float32) of the trained tokens within the box; starts: of each sequence."""
+        """(where, log-probs float32) of the trained tokens within the box.
+
+        shared: as in Bin; starts int64[B]: where each sequence lies among all.
+        """
         lengths = [len(one.tokens) for one in sequences]
-        packed = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
         tokens = np.concatenate([one.tokens for one in sequences]).astype(np.int64)
         mask = np.concatenate([one.loss_mask for one in sequences])
-        positions = np.arange(len(tokens), dtype=np.int64) - np.repeat(packed, lengths)
-        where = positions + np.repeat(starts, lengths)
-        rows = np.flatnonzero((mask == 1) & (where >= box.start[0]) & (where < box.stop[0]))
-        hidden = self.decoder.forward_packed(self._on_device(tokens), self._on_device(positions), lengths)
-        if not len(rows):
-            return rows, np.zeros(0, np.float32)
-        chosen, targets = hidden[self._on_device(rows - 1)], self._on_device(tokens[rows])
-        values = self.decoder.token_logprobs(chosen, targets, self._temperature)[0]
-        return where[rows], values.float().cpu().numpy()
+        laid = np.cumsum(lengths) - lengths
+        where = np.arange(len(tokens)) + np.repeat(starts - laid, lengths)
+        rows = rows_of(lengths, shared)
+        chosen = np.flatnonzero((mask == 1) & (where >= box.start[0]) & (where < box.stop[0]))
+        hidden = self.decoder.forward_packed(
+            self._on_device(tokens[rows.own]), self._on_device(rows.positions), lengths, shared
+        )
+        if not len(chosen):
+            return chosen, np.zeros(0, np.float32)
+        source = chosen - 1 - np.repeat(laid - rows.first, lengths)[chosen]
+        targets = self._on_device(tokens[chosen])
+        values = self.decoder.token_logprobs(hidden[self._on_device(source)], targets, self._temperature)[0]
+        return where[chosen], values.float().cpu().numpy()
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
