@@ -19,6 +19,7 @@ from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing
 from services.scheduler import evaluation, plans, program, reference
+from services.scheduler.bell import Bell
 from services.scheduler.codec import rules_of
 from services.scheduler.fleet import Fleet, Report
 from services.scheduler.journal import Journal
@@ -38,25 +39,6 @@ TICK_S = 0.1
 WAIT_S = 20.0
 # How often the elapsed time is stored while nothing else is.
 CLOCK_S = 5.0
-
-
-class Bell:
-    """Wakes everyone who waits when it rings."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def ring(self) -> None:
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Until it rings, at most timeout_s."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._event.wait()
-        except TimeoutError:
-            pass
 
 
 class Scheduler:

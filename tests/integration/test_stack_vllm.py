@@ -1,4 +1,4 @@
-"""A whole run whose engine is vLLM: `earl train`, every process real. `make test-vllm` runs it."""
+"""A whole run whose engine is vLLM, and what it exports served by vLLM alone. `make test-vllm` runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from services.rollout.engines.interpreter import interpreter_of
 from tests.support import engines
 
 pytestmark = pytest.mark.skipif(
@@ -43,6 +46,20 @@ SMALL = {
     "scheduler.staleness": "0",
     "evaluation.episodes": "16",
 }
+
+
+# vLLM's own front end, without a line of EARL: a greedy answer and its log-probs.
+SERVED = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=4)
+ids = json.loads(sys.argv[2])
+sampling = SamplingParams(temperature=0.0, max_tokens=6, logprobs=0, ignore_eos=True)
+(answer,) = llm.generate([{"prompt_token_ids": ids}], sampling)[0].outputs
+picked = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
+print(json.dumps({"ids": list(answer.token_ids), "logprobs": picked}))
+"""
 
 
 def marked(name: str) -> list[str]:
@@ -79,3 +96,29 @@ def test_a_run_trains_on_what_vllm_sampled(tmp_path: Path):
     assert all(abs(record["logprob_mismatch"]) < 1e-4 for record in trained), trained
     assert marked(name) == []
     assert [file for file in os.listdir("/dev/shm") if name in file] == []
+    assert_exported(tmp_path / name, tmp_path / "exported")
+
+
+def assert_exported(run: Path, to: Path) -> None:
+    """vLLM loads what `earl export` writes, and gives the log-probs that transformers computes from it."""
+    command = [sys.executable, "-m", "earl.cli.main", "export", str(run), "--to", str(to)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    ids = [3, 1, 4, 1, 5]
+    python = interpreter_of(engines.EngineSpec(name="exported", engine="vllm", model_dir=str(to)))
+    done = subprocess.run(
+        [python, "-c", SERVED, str(to), json.dumps(ids)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    served = json.loads(done.stdout.splitlines()[-1])
+    model = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids + served["ids"]])).logits[0, len(ids) - 1 : -1]
+    computed = torch.log_softmax(logits, -1)
+    assert served["ids"] == logits.argmax(-1).tolist()
+    expected = computed.gather(-1, torch.tensor(served["ids"])[:, None]).squeeze(-1)
+    torch.testing.assert_close(torch.tensor(served["logprobs"]), expected, atol=1e-4, rtol=0)
