@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from earl.errors import (
     DataPlaneError,
+    DeadlineExceeded,
     EarlError,
     EngineError,
     EngineLost,
@@ -217,7 +218,7 @@ class EnginePool:
             except VersionGone:
                 log.info("version %d is gone; engine %s waits for a newer one", target.version, name)
                 return
-            except (DataPlaneError, WeightsIncomplete) as error:
+            except (DataPlaneError, EngineError, DeadlineExceeded) as error:
                 failures += not isinstance(error, PeerLost)
                 if failures >= ATTEMPTS and target is self._target:
                     raise ProcessFailed(

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 
 from earl.bus import Bus, redis_errors
-from earl.errors import DataPlaneError, PeerLost, VersionGone, WeightsIncomplete
+from earl.errors import DataPlaneError, DeadlineExceeded, EngineError, PeerLost, VersionGone
 from services.rollout.pool import ATTEMPTS, RETRY_S, EnginePool, Publication
 from services.rollout.telemetry import BusySpans
 
@@ -62,7 +62,7 @@ class WeightFollower:
                 log.warning("version %d cannot be read, its trainer is gone: %s", last.version, error)
                 await asyncio.sleep(RETRY_S)
                 self._offered.set()
-            except (DataPlaneError, WeightsIncomplete) as error:
+            except (DataPlaneError, EngineError, DeadlineExceeded) as error:
                 failures += 1
                 if failures >= ATTEMPTS:
                     raise

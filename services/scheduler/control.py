@@ -78,6 +78,7 @@ class Scheduler:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
+        program.resume(self.ledger, self.elapsed_s)
         self._settle()
         works = (self._journal.run(), self._tick(), self._follow(), stop.wait())
         tasks: list[asyncio.Task] = [asyncio.create_task(work) for work in works]

@@ -18,7 +18,6 @@ from services.scheduler.intervals import Interval, mean_interval, wilson_interva
 from services.scheduler.records import Evaluation
 
 FINAL = "final"
-REWARD_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,7 @@ def best_version(evaluations: Iterable[Evaluation]) -> int:
     not preferred for their being easy. An evaluation most of whose episodes failed says too little.
     """
     finished = in_order(one for one in evaluations if one.finished and 2 * one.done > one.episodes)
-    shared = min((one.episodes for one in finished), default=0)
-    best, best_mean = 0, -math.inf
-    for one in finished:
-        mean = _reward(one.reward_data[: shared * REWARD_BYTES]).value
-        if mean > best_mean:
-            best, best_mean = one.version, mean
-    return best
+    return _best(tuple((one.version, one.reward_data) for one in finished))
 
 
 def kept_versions(evaluations: Iterable[Evaluation]) -> list[int]:
@@ -93,6 +86,19 @@ def wins(evaluation: Evaluation) -> list[float]:
 
 
 # --- within: by the packed numbers, so that what does not change is counted once -----------------
+
+
+@lru_cache(maxsize=16)
+def _best(finished: tuple[tuple[int, bytes], ...]) -> int:
+    """The version with the best mean over the instances that all of them have done."""
+    rewards = [_numbers(data, "d") for _, data in finished]
+    met = [index for index, row in enumerate(zip(*rewards, strict=False)) if not any(map(math.isnan, row))]
+    best, best_mean = 0, -math.inf
+    for (version, _), row in zip(finished, rewards, strict=True):
+        mean = math.fsum(row[index] for index in met) / len(met) if met else 0.0
+        if mean > best_mean:
+            best, best_mean = version, mean
+    return best
 
 
 @lru_cache(maxsize=64)

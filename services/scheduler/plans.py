@@ -105,7 +105,7 @@ def summary(batch: Batch, tickets: Sequence[Ticket]) -> dict[str, float]:
     numbers = {
         "sequences": float(count),
         "reward_mean": sum(result.reward for result in results) / count,
-        "win_rate": sum(result.metrics.get("win", float(result.reward > 0)) for result in results) / count,
+        "win_rate": sum(result.win for result in results) / count,
         "tokens": float(sum(result.total_tokens for result in results)),
         "trained_tokens": float(sum(result.trained_tokens for result in results)),
         "length_mean": sum(result.total_tokens for result in results) / count,

@@ -18,7 +18,10 @@ from __future__ import annotations
 
 from itertools import count, islice
 
+import msgspec
+
 from services.scheduler.admission import places, target_version
+from services.scheduler.evaluation import FINAL as FINAL_NAME
 from services.scheduler.evaluation import under_way
 from services.scheduler.ledger import Ledger
 from services.scheduler.records import LIVE, Batch, Evaluation, Purpose, Reason, State
@@ -47,7 +50,7 @@ def phase(ledger: Ledger) -> str:
         return START
     if done < rules.warmup_batches + rules.steps and not book.run.train_over:
         return TRAIN
-    if _wants_final(ledger) and not _finished(ledger, "final"):
+    if _wants_final(ledger) and not _final_done(ledger):
         return FINAL
     return DONE if all(evaluation.finished for evaluation in book.evaluations.values()) else FINAL
 
@@ -68,6 +71,7 @@ def step(ledger: Ledger) -> tuple[int, int]:
 def advance(ledger: Ledger, elapsed_s: float) -> None:
     """Issues what is due and drops what no phase wants any more. elapsed_s: of the whole run."""
     rules, book, run = ledger.rules, ledger.book, ledger.book.run
+    _keep_earlier_final(ledger)
     if phase(ledger) == TRAIN and run.version:
         if run.train_began_s is None:
             run.train_began_s = elapsed_s
@@ -85,6 +89,15 @@ def advance(ledger: Ledger, elapsed_s: float) -> None:
         _issue_warmup(ledger)
     elif (now == START or (now == FINAL and _wants_final(ledger))) and run.version:
         _evaluate(ledger, now.removeprefix("evaluate:"), rules.evaluation_episodes)
+
+
+def resume(ledger: Ledger, elapsed_s: float) -> None:
+    """A run that its time limit ended goes on if the limit is another now. elapsed_s: of the whole run."""
+    rules, run = ledger.rules, ledger.book.run
+    spent_s = elapsed_s - (run.train_began_s or 0.0)
+    if run.train_over and not 0 < rules.train_limit_s <= spent_s:
+        run.train_over = False
+        ledger.book.write("state", "run")
 
 
 def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
@@ -120,6 +133,25 @@ def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
 def _finished(ledger: Ledger, name: str) -> bool:
     evaluation = ledger.book.evaluations.get(name)
     return evaluation is not None and evaluation.finished
+
+
+def _final_done(ledger: Ledger) -> bool:
+    """Whether the version that the run ends with was judged last."""
+    evaluation = ledger.book.evaluations.get(FINAL_NAME)
+    return evaluation is not None and evaluation.finished and evaluation.version == ledger.book.run.version
+
+
+def _keep_earlier_final(ledger: Ledger) -> None:
+    """A run that goes on with more steps judged an earlier version last: that becomes one in between."""
+    book = ledger.book
+    if not _finished(ledger, FINAL_NAME) or _final_done(ledger) or not book.run.version:
+        return
+    earlier = book.evaluations.pop(FINAL_NAME)
+    book.write("evaluation", FINAL_NAME)
+    name = f"step-{earlier.version - 1 - ledger.rules.warmup_batches}"
+    if name not in book.evaluations:
+        book.evaluations[name] = msgspec.structs.replace(earlier, name=name)
+        book.write("evaluation", name)
 
 
 def _wants_final(ledger: Ledger) -> bool:

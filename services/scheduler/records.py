@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -79,6 +78,12 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
     metrics: dict[str, float] = {}
     message: str = ""
     turn_tokens: list[int] = []
+
+    @property
+    def win(self) -> float:
+        """0..1: the metric "win"; without it, whether an episode that came to its end earned anything."""
+        earned = self.ending is Ending.OK and self.reward > 0
+        return min(1.0, max(0.0, self.metrics.get("win", float(earned))))
 
 
 class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -188,13 +193,12 @@ class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True):
         means = {name: total / self.done for name, total in self.metric_sums.items()} if self.done else {}
         return {**means, "failed": self.failed / self.episodes if self.episodes else 0.0}
 
-    def record(self, index: int, reward: float, metrics: Mapping[str, float]) -> None:
-        """Counts the episode of one instance. It is won by its metric "win" (0..1) or a reward above 0."""
-        win = min(1.0, max(0.0, metrics.get("win", float(reward > 0))))
+    def record(self, index: int, result: Result) -> None:
+        """Counts the episode of one instance."""
         self.done += 1
-        self.reward_data = _with(self.reward_data, "<d", self.episodes, index, reward)
-        self.win_data = _with(self.win_data, "<f", self.episodes, index, win)
-        for name, value in metrics.items():
+        self.reward_data = _with(self.reward_data, "<d", self.episodes, index, result.reward)
+        self.win_data = _with(self.win_data, "<f", self.episodes, index, result.win)
+        for name, value in result.metrics.items():
             self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
 
 

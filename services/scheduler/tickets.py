@@ -335,7 +335,7 @@ class Tickets:
             book.write("state", "freed")
 
     def _evaluated(self, ticket: Ticket, result: Result) -> None:
-        self.book.evaluations[ticket.evaluation].record(ticket.index, result.reward, result.metrics)
+        self.book.evaluations[ticket.evaluation].record(ticket.index, result)
         self.book.move(ticket, State.EVALUATED)
         ticket.result = None
         self._judged(ticket.evaluation)

@@ -56,16 +56,27 @@ def write(
 
     import torch  # heavy: after what can be wrong was checked
 
-    from earl.models.weights import save_checkpoint
+    from earl.models.spec import load_spec
+    from earl.models.weights import Checkpoint, save_checkpoint
     from services.trainer.saved import SavedModel
 
-    saved = SavedModel(path, run / "model")
+    model = run / "model"
+    dtype = dtype or config.model.dtype
+    if path == model.resolve():
+        if adapter:
+            raise ConfigError(
+                f"version 1 of {run} is the model it began with: no adapters", "leave --adapter out"
+            )
+        saved, base = None, Checkpoint(model)
+        tensors = ((name, base.read(name).to(getattr(torch, dtype))) for name in load_spec(model).shapes())
+    else:
+        saved = SavedModel(path, model)
+        tensors = saved.tensors(getattr(torch, dtype))
     to.parent.mkdir(parents=True, exist_ok=True)
     if adapter:
         _write_adapter(saved, to)
     else:
-        dtype = dtype or config.model.dtype
-        save_checkpoint(to, run / "model", saved.tensors(getattr(torch, dtype)), dtype=dtype)
+        save_checkpoint(to, model, tensors, dtype=dtype)
     return path
 
 
@@ -81,6 +92,9 @@ def find(directory: Path, which: int | Literal["best", "latest"]) -> Path:
         path = (directory / BEST).resolve()
     else:
         path = directory / f"step-{which}"
+    model = (directory.parent / "model").resolve()
+    if path == model or (which == 1 and path not in found and model.is_dir()):
+        return model
     if path not in found and path not in [one.resolve() for one in found]:
         raise CheckpointError(f"{directory} has no checkpoint {which}", f"there are: {names}")
     return path

@@ -2,6 +2,7 @@
 
 checkpoints/step-40  step-60  step-80        newest of keep_checkpoints
 checkpoints/step-20  ◄── best                the best version so far, and what is being evaluated
+model                ◄── best                where nothing was better than the model that the run began with
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 BEST = "best"
+# Beside the directory of checkpoints: what the run began with.
+MODEL = "model"
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -43,12 +46,17 @@ def prune(directory: Path, newest: Path, count: int, held: Collection[int]) -> N
 
 
 def mark_best(directory: Path, version: int) -> None:
-    """Let `best` point to this version's checkpoint, at once or not at all; nothing if there is none."""
-    target = directory / f"step-{version}"
+    """Let `best` point to this version's checkpoint, at once or not at all; nothing if there is none.
+
+    Version 1 is the run's model, and needs no checkpoint.
+    """
+    target = Path(f"step-{version}")
+    if version == 1 and not (directory / target).is_dir():
+        target = Path("..", MODEL)
     link = directory / BEST
-    if not target.is_dir() or (link.is_symlink() and os.readlink(link) == target.name):
+    if not (directory / target).is_dir() or (link.is_symlink() and Path(os.readlink(link)) == target):
         return
     scratch = directory / f".{BEST}.new"
     scratch.unlink(missing_ok=True)
-    scratch.symlink_to(target.name, target_is_directory=True)
+    scratch.symlink_to(target, target_is_directory=True)
     os.replace(scratch, link)

@@ -270,11 +270,21 @@ class Trainer:
                     pass
                 return
             target = self._run_dir / "model-final"
+            scratch = target.with_name(".model-final.new")
+            shutil.rmtree(scratch, ignore_errors=True)
+            save_checkpoint(scratch, self._run_dir / "model", tensors, dtype=dtype)
+            # An earlier one stays whole until this one is.
             shutil.rmtree(target, ignore_errors=True)
-            save_checkpoint(target, self._run_dir / "model", tensors, dtype=dtype)
+            scratch.rename(target)
 
 
 def config_hash(config: RunConfig) -> str:
     """Identifies the settings that training depends on."""
-    parts = (config.model, config.trainer, config.warmup)
-    return hashlib.sha256("\n".join(part.model_dump_json() for part in parts).encode()).hexdigest()[:32]
+    scheduler = config.scheduler.model_dump_json(
+        include={"group_size", "batch_groups", "staleness", "temperature", "advantage", "max_turns"}
+    )
+    rollout = config.rollout.model_dump_json(include={"dtype", "max_context_tokens", "max_new_tokens"})
+    sections = (config.model, config.environment, config.trainer, config.warmup)
+    parts = [str((config.seed, config.deterministic)), scheduler, rollout]
+    parts += [section.model_dump_json() for section in sections]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

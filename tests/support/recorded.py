@@ -25,7 +25,7 @@ def evaluation(name: str, version: int, rewards: Sequence[float | None]) -> Eval
         if reward is None:
             one.failed += 1
         else:
-            one.record(index, reward, {"win": float(reward > 0)})
+            one.record(index, Result(reward=reward, metrics={"win": float(reward > 0)}))
     return one
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from earl.cli.report.charts import Series, line_chart, merged, nice_ticks, smooth, timeline
-from earl.cli.report.data import flat, read_run, records
+from earl.cli.report.data import flat, read_run
 from earl.cli.report.page import write_report
 from earl.config.load import load_run
 from earl.errors import ConfigError
+from earl.obs.metrics import LineFile, read_lines
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
 
@@ -51,8 +52,13 @@ def test_a_running_mean_starts_with_what_there_is():
 
 def test_a_line_that_a_crash_cut_short_is_left_out(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert list(records(tmp_path / "metrics.jsonl")) == [{"step": 1}, {"step": 2}]
-    assert list(records(tmp_path / "none.jsonl")) == []
+    assert list(read_lines(tmp_path / "metrics.jsonl")) == [{"step": 1}, {"step": 2}]
+    # Who goes on with the file ends that line; what follows counts.
+    resumed = LineFile(tmp_path / "metrics.jsonl")
+    resumed.write({"step": 3})
+    resumed.close()
+    assert list(read_lines(tmp_path / "metrics.jsonl")) == [{"step": 1}, {"step": 2}, {"step": 3}]
+    assert list(read_lines(tmp_path / "none.jsonl")) == []
     assert flat({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}
 
 

@@ -17,7 +17,17 @@ from services.scheduler.intervals import mean_interval, t_quantile, wilson_inter
 from services.scheduler.ledger import Ledger
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
-from services.scheduler.records import Attempt, Evaluation, Member, Purpose, Result, Ticket, decode, encode
+from services.scheduler.records import (
+    Attempt,
+    Ending,
+    Evaluation,
+    Member,
+    Purpose,
+    Result,
+    Ticket,
+    decode,
+    encode,
+)
 from tests.support.ledger import RULES
 
 numbers = st.lists(st.floats(-10, 10), min_size=2, max_size=50)
@@ -30,7 +40,7 @@ def evaluated(name: str, version: int, outcome: list[float | None]) -> Evaluatio
         if reward is None:
             one.failed += 1
         else:
-            one.record(index, reward, {})
+            one.record(index, Result(reward=reward))
     return one
 
 
@@ -130,7 +140,7 @@ def test_an_interval_is_around_its_mean_and_moves_with_it(values: list[float]) -
 def test_episodes_are_kept_by_instance_in_any_order_and_through_the_store() -> None:
     one = Evaluation(name="start", version=2, episodes=4)
     for index, reward in ((3, 1.0), (0, -0.5), (2, 1e300)):
-        one.record(index, reward, {"win": 7.0 if index == 3 else 0.25})
+        one.record(index, Result(reward=reward, metrics={"win": 7.0 if index == 3 else 0.25}))
     one.failed = 1
     again = decode("evaluation", "start", encode(one))
     assert isinstance(again, Evaluation) and again == one and again.finished
@@ -191,7 +201,7 @@ def test_the_best_version_has_the_best_mean_reward_and_of_equals_the_earlier() -
     assert best_version([]) == 0
     assert best_version([final, middle, start]) == 5
     under_way = Evaluation(name="final", version=11, episodes=2)
-    under_way.record(0, 5.0, {})
+    under_way.record(0, Result(reward=5.0))
     assert best_version([under_way, start]) == 3
     assert kept_versions([under_way, start]) == [3, 11]
     assert kept_versions([]) == []
@@ -206,6 +216,20 @@ def test_a_short_evaluation_is_not_the_best_for_its_instances_being_easy() -> No
 def test_an_evaluation_most_of_which_failed_is_not_the_best() -> None:
     start = evaluated("start", 1, [0.5, 0.5, 0.5])
     assert best_version([start, evaluated("final", 9, [1.0, None, None])]) == 1
+
+
+def test_the_best_is_so_on_instances_that_all_have_done() -> None:
+    # What failed at version 5 were the hard ones.
+    start = evaluated("start", 1, [1.0, 0.9, 0.0, 0.0])
+    assert best_version([start, evaluated("step-4", 5, [0.9, 0.9, 0.9, None])]) == 5
+    assert best_version([start, evaluated("step-4", 5, [0.9, 0.9, None, None])]) == 1
+    assert best_version([start, evaluated("step-4", 5, [0.9, 1.5, None, None])]) == 1, "half failed"
+
+
+def test_what_was_cut_short_is_no_win_unless_it_says_so() -> None:
+    assert Result(reward=0.4).win == 1.0
+    assert Result(reward=0.4, ending=Ending.TRUNCATED).win == 0.0
+    assert Result(reward=0.0, ending=Ending.TRUNCATED, metrics={"win": 0.5}).win == 0.5
 
 
 # --- on a schedule --------------------------------------------------------------------------
@@ -266,3 +290,48 @@ def test_a_version_under_evaluation_stays_the_newest_and_has_a_checkpoint() -> N
     play(unkept, Purpose.WARMUP)
     batch = program.next_batch(unkept, 0.0)
     assert batch is not None and not batch.checkpoint
+
+
+def to_the_end(ledger: Ledger) -> list[int]:
+    """Plays until the run is done; the versions that were trained."""
+    trained = []
+    for _ in range(40):
+        program.advance(ledger, 0.0)
+        if program.phase(ledger) == program.DONE:
+            break
+        play(ledger, *Purpose)
+        batch = program.next_batch(ledger, 0.0)
+        if batch is not None:
+            trained.append(batch.version)
+            ledger.commit(batch.id, batch.version + 1)
+    return trained
+
+
+def test_a_run_that_goes_on_after_its_end_is_judged_anew() -> None:
+    ledger = begun()
+    to_the_end(ledger)
+    assert program.phase(ledger) == program.DONE
+    assert ledger.book.evaluations["final"].version == 8
+    ledger.rules = dataclasses.replace(SCHEDULE, steps=7)
+    assert to_the_end(ledger) == [8]
+    assert ledger.book.evaluations["final"].version == 9
+    # What was judged last before stays, as one in between.
+    assert ledger.book.evaluations["step-6"].version == 8
+    assert ledger.book.evaluations["step-6"].finished
+
+
+def test_a_run_that_its_time_limit_ended_goes_on_with_another() -> None:
+    limited = dataclasses.replace(SCHEDULE, train_limit_s=10.0, evaluation_episodes=0)
+    ledger = begun(limited)
+    play(ledger, Purpose.WARMUP)
+    batch = program.next_batch(ledger, 0.0)
+    assert batch is not None
+    ledger.commit(batch.id, batch.version + 1)
+    program.advance(ledger, 1.0)
+    program.advance(ledger, 11.0)
+    assert program.phase(ledger) == program.DONE
+    program.resume(ledger, 12.0)
+    assert program.phase(ledger) == program.DONE, "the limit is the same"
+    ledger.rules = dataclasses.replace(limited, train_limit_s=20.0)
+    program.resume(ledger, 12.0)
+    assert program.phase(ledger) == program.TRAIN

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.fleet import Fleet, Moved, Report
-from services.scheduler.records import Evaluation
+from services.scheduler.records import Evaluation, Result
 from services.scheduler.report import RunReport
 
 
@@ -29,7 +29,7 @@ def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> 
 def evaluated(name: str, version: int, rewards: list[float], episodes: int = 0) -> Evaluation:
     one = Evaluation(name=name, version=version, episodes=episodes or len(rewards))
     for index, reward in enumerate(rewards):
-        one.record(index, reward, {})
+        one.record(index, Result(reward=reward))
     return one
 
 

@@ -92,6 +92,20 @@ def test_versions_the_best_and_another_dtype(group: Group, tmp_path: Path) -> No
     assert not torch.equal(second, newest)
 
 
+def test_the_best_may_be_what_the_run_began_with(group: Group, tmp_path: Path) -> None:
+    run, _ = run_of(group, tmp_path, "llama")
+    mark_best(run / "checkpoints", 1)
+    for which in ("best", 1):
+        to = tmp_path / f"out-{which}"
+        assert write(run, to, which, "bfloat16") == (run / "model").resolve()
+        model, start = (AutoModelForCausalLM.from_pretrained(one).state_dict() for one in (to, run / "model"))
+        assert all(torch.equal(model[name], start[name].bfloat16()) for name in start)
+    with pytest.raises(ConfigError, match="no adapters"):
+        write(run, tmp_path / "adapter", "best", adapter=True)
+    mark_best(run / "checkpoints", 2)
+    assert write(run, tmp_path / "out-2", "best") == run / "checkpoints" / "step-2"
+
+
 def test_what_cannot_be_exported_is_said(group: Group, tmp_path: Path) -> None:
     run, _ = run_of(group, tmp_path, "llama")
     with pytest.raises(ConfigError, match=r"no run\.json"):

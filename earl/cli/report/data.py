@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
+from earl.obs.metrics import read_lines
 
 Record = Mapping[str, Any]
 Spans = dict[str, list[tuple[str, float, float]]]
@@ -66,29 +67,19 @@ def read_run(directory: Path) -> RunRecord:
             f"{run_json} was not written by this version of EARL: {key}: {what['msg']}",
             "use the version that made the run",
         ) from error
-    metrics = surviving(flat(record) for record in records(directory / "metrics.jsonl"))
+    metrics = surviving(flat(record) for record in read_lines(directory / "metrics.jsonl"))
     newest = max((int(record.get("version", 0)) for record in metrics), default=None)
-    spans = list(records(directory / "timeline.jsonl"))
+    spans = list(read_lines(directory / "timeline.jsonl"))
     result_path = directory / "result.json"
     return RunRecord(
         directory=directory,
         config=config,
         metrics=metrics,
-        evaluations=judged(records(directory / "evaluations.jsonl"), newest),
+        evaluations=judged(read_lines(directory / "evaluations.jsonl"), newest),
         spans=in_seconds(spans, start_ns(metrics, spans)),
         result=json.loads(result_path.read_text(encoding="utf-8")) if result_path.is_file() else {},
-        samples=heard(records(directory / "samples.jsonl"), newest),
+        samples=heard(read_lines(directory / "samples.jsonl"), newest),
     )
-
-
-def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file; a last line that a crash cut short is left out."""
-    if not path.is_file():
-        return
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

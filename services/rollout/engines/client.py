@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -36,6 +37,8 @@ from services.rollout.engines.base import (
     TokenChunk,
 )
 from services.rollout.engines.interpreter import interpreter_of
+
+log = logging.getLogger(__name__)
 
 STOP_S = 5.0
 # Between a process's last words and its exit status, whichever comes first.
@@ -224,12 +227,17 @@ class EngineProcess(Engine):
         try:
             while True:
                 (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
+                if size > wire.MAX_FRAME_BYTES:
+                    raise ValueError(f"a frame of {size} bytes")
                 for reply in wire.reply_decoder.decode(await reader.readexactly(size)):
                     self._handle(reply)
         except (asyncio.IncompleteReadError, ConnectionError):
             # Its exit status is about to be known; a process that only closed the socket is ended.
             await asyncio.wait([asyncio.create_task(self._processes[0].wait())], timeout=LAST_WORDS_S)
             self._lose(self._why())
+        except Exception as error:
+            log.exception("engine %s: its reply cannot be read", self.spec.name)
+            self._lose(f"its reply cannot be read: {error}")
 
     def _handle(self, reply: wire.Reply) -> None:
         match reply:

@@ -146,7 +146,8 @@ class Slots:
             return None
         reused = own
         if shared > own:
-            reused = self._bring(holder, slot, shared)
+            # Without memory for the copy, the session's own beginning stays.
+            reused = self._bring(holder, slot, shared) or own
         if reused == own:
             self.index.truncate(slot, own)
             self.fresh[slot] |= own == 0

@@ -4,8 +4,8 @@
 
 Promise: a trained token's log-prob is that of softmax(logits / temperature) at the position before it,
 computed as the trainer computes its own. Each tp rank puts only its slice of the positions through the
-lm_head. deterministic: one sequence a forward pass, so that a sequence's bits do not depend on what
-else is computed.
+lm_head. deterministic: one sequence a forward pass, all its trained positions through the lm_head at once,
+so that a sequence's bits do not depend on what else is computed or where the slices are cut.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class ReferencePolicy:
         temperature: float,
         microbatch_tokens: int,
         deterministic: bool,
+        share_prefixes: bool = True,
     ) -> None:
         with torch.device("meta"):
             self.decoder = Decoder(spec, tensor)
@@ -71,6 +72,8 @@ class ReferencePolicy:
         self.spec, self.tensor, self.device = spec, tensor, device
         # Greedy sampling records log-probs of the plain distribution.
         self._temperature = temperature or 1.0
+        self._deterministic = deterministic
+        self._share = share_prefixes
         self._microbatch_tokens = 0 if deterministic else microbatch_tokens
 
     def boxes(self) -> dict[str, tuple[torch.Tensor, Box]]:
@@ -100,6 +103,7 @@ class ReferencePolicy:
             lambda i: sequences[i].tokens,
             lambda i: int(np.argmax(sequences[i].loss_mask)),
             self._microbatch_tokens,
+            share=self._share,
         )
         for one in packed:
             chosen = [sequences[i] for i in one.chosen]
@@ -124,16 +128,18 @@ class ReferencePolicy:
         laid = np.cumsum(lengths) - lengths
         where = np.arange(len(tokens)) + np.repeat(starts - laid, lengths)
         rows = rows_of(lengths, shared)
-        chosen = np.flatnonzero((mask == 1) & (where >= box.start[0]) & (where < box.stop[0]))
+        inside = (where >= box.start[0]) & (where < box.stop[0])
+        chosen = np.flatnonzero((mask == 1) & (inside | self._deterministic))
         hidden = self.decoder.forward_packed(
             self._on_device(tokens[rows.own]), self._on_device(rows.positions), lengths, shared
         )
-        if not len(chosen):
-            return chosen, np.zeros(0, np.float32)
+        wanted = inside[chosen]
+        if not wanted.any():
+            return chosen[:0], np.zeros(0, np.float32)
         source = chosen - 1 - np.repeat(laid - rows.first, lengths)[chosen]
         targets = self._on_device(tokens[chosen])
         values = self.decoder.token_logprobs(hidden[self._on_device(source)], targets, self._temperature)[0]
-        return where[chosen], values.float().cpu().numpy()
+        return where[chosen][wanted], values.float().cpu().numpy()[wanted]
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -58,6 +58,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             temperature=config.scheduler.temperature,
             microbatch_tokens=reference.microbatch_tokens,
             deterministic=config.deterministic,
+            share_prefixes=config.trainer.share_prefixes,
         )
         bus = side.run(
             Bus.connect(redis_url, config.name, source=name, stream_events=config.bus.stream_events),

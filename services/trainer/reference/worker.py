@@ -79,6 +79,8 @@ class ReferenceStage:
         """Until the run is over or a stop was asked for. Raises the first failure."""
         self._credit()
         while True:
+            # On every rank: one that no longer hears what may be freed would fill up and stall the others.
+            self._side.check()
             asked = self._lead.command(self._loaded, self._credit_tokens) if self._lead is not None else b""
             command = self._group.broadcast(asked)
             kind, body = command[:1], command[1:]
