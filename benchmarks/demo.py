@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from benchmarks.learning import over_seeds
-from benchmarks.output import RESULTS, AsJson, Results, Seeds, publish, whole_numbers
+from benchmarks.learning import over_seeds, published
+from benchmarks.output import RESULTS, AsJson, Results, Seeds, whole_numbers
 from earl.cli.demo import demo_config
 from earl.cli.run import OverridableCommand, overrides_of
 
@@ -23,8 +23,9 @@ def demo(
 
     Each seed is a whole run in new processes, one after the other, as `earl demo` makes it.
     """
-    runs = over_seeds(whole_numbers(seeds), lambda seed: demo_config(seed, overrides_of(ctx)))
-    publish("demo", {"runs": runs, **summary(runs)}, results, as_json=as_json)
+    runs: list[dict[str, Any]] = []
+    with published("demo", {}, runs, summary, results, as_json=as_json):
+        over_seeds(whole_numbers(seeds), lambda seed: demo_config(seed, overrides_of(ctx)), runs)
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, float]:

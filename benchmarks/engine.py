@@ -27,6 +27,9 @@ from services.rollout.engines.client import EngineProcess
 app = typer.Typer(add_completion=False)
 
 START_S = 600.0
+# Longest that one way may take for one batch.
+WAY_S = 600.0
+STOP_S = 10.0
 # Prompt lengths, in tokens: from, to (inclusive).
 RAGGED = (16, 256)
 COMPARES = (
@@ -105,7 +108,8 @@ async def measure(
             # Once unmeasured: memory, threads and kernels warm up.
             await _turn(ways, _prompts(generator, size, vocabulary), min(new, 8))
             turns = [
-                await _turn(ways, _prompts(generator, size, vocabulary), new) for _ in range(repetitions)
+                await _turn(ways, _prompts(generator, size, vocabulary), new, first=number)
+                for number in range(repetitions)
             ]
             rows.append(_row(size, turns))
             sys.stderr.write(f"{json.dumps(rows[-1])}\n")
@@ -121,11 +125,13 @@ def _prompts(generator: np.random.Generator, size: int, vocabulary: int) -> list
     return [generator.integers(0, vocabulary, length).tolist() for length in lengths]
 
 
-async def _turn(ways: dict[str, Way], prompts: list[list[int]], new: int) -> dict[str, float]:
-    """Tokens per second of each way on these prompts."""
+async def _turn(ways: dict[str, Way], prompts: list[list[int]], new: int, first: int = 0) -> dict[str, float]:
+    """Tokens per second of each way on these prompts; first: whose turn it is to begin."""
     rates = {}
-    for name, way in ways.items():
-        seconds, tokens = await way(prompts, new)
+    names = list(ways)
+    for name in names[first % len(names) :] + names[: first % len(names)]:
+        async with asyncio.timeout(WAY_S):
+            seconds, tokens = await ways[name](prompts, new)
         if tokens != len(prompts) * new:
             raise RuntimeError(f"{name} generated {tokens} tokens of {len(prompts) * new}")
         rates[name] = tokens / seconds
@@ -181,7 +187,12 @@ async def _transformers(stack: AsyncExitStack, spec: EngineSpec) -> Way:
 
     async def stop() -> None:
         stdin.close()
-        await process.wait()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
     stack.push_async_callback(stop)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,10 +22,10 @@ from earl.stack.rundir import free_name
 app = typer.Typer(add_completion=False)
 
 COMPARES = (
-    "The policy after training with the policy before it, on the same held-out tasks with the same seeds: "
-    "gain is the mean difference in reward, gain_low and gain_high its paired 95 % interval. Each seed is a "
-    "whole run in new processes, one after the other; seconds count from the command's start to the end of "
-    "the final evaluation."
+    "The policy after reinforcement learning with the one before it (after the warm-up, if the run file has "
+    "one), on the same held-out tasks with the same seeds: gain is the mean difference in reward, gain_low "
+    "and gain_high its paired 95 % interval. Each seed is a whole run in new processes, one after the other; "
+    "seconds count from the command's start to the end of the final evaluation."
 )
 
 
@@ -46,27 +47,36 @@ def learning(
         return config.model_copy(update={"name": free_name(config, f"{config.name}-seed{seed}")})
 
     configs = [config_of(seed) for seed in whole_numbers(seeds)]
-    if not configs[0].evaluation.at_start or not configs[0].evaluation.at_end:
+    asked = configs[0].evaluation
+    if not (asked.at_start and asked.at_end and asked.episodes):
         raise typer.BadParameter(f"{run_file} does not evaluate at start and at end: there would be no gain")
-    runs = over_seeds(whole_numbers(seeds), config_of)
     settings = configs[0].model_dump(mode="json", exclude={"seed", "name", "runs_dir"}, exclude_defaults=True)
-    publish(
-        f"learning-{run_file.stem}",
-        {
-            "compares": COMPARES,
-            "run_file": run_file.name,
-            "settings": settings,
-            "runs": runs,
-            **summary(runs),
-        },
-        results,
-        as_json=as_json,
-    )
-
-
-def over_seeds(seeds: list[int], config_of: Callable[[int], RunConfig]) -> list[dict[str, Any]]:
-    """The figures of a whole run for each seed; ends the command if one is stopped."""
+    about = {"compares": COMPARES, "run_file": run_file.name, "settings": settings}
     runs: list[dict[str, Any]] = []
+    with published(f"learning-{run_file.stem}", about, runs, summary, results, as_json=as_json):
+        over_seeds(whole_numbers(seeds), config_of, runs)
+
+
+@contextmanager
+def published(
+    name: str,
+    about: dict[str, Any],
+    runs: list[dict[str, Any]],
+    summary: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    results: Path,
+    *,
+    as_json: bool,
+) -> Iterator[None]:
+    """At its end what is in `runs` is published, also if it ends early: a seed's run is long."""
+    try:
+        yield
+    finally:
+        if runs:
+            publish(name, {**about, "runs": runs, **summary(runs)}, results, as_json=as_json)
+
+
+def over_seeds(seeds: list[int], config_of: Callable[[int], RunConfig], runs: list[dict[str, Any]]) -> None:
+    """Appends the figures of a whole run for each seed; ends the command if one is stopped."""
     for seed in seeds:
         started_at = time.monotonic()
         outcome = run_to_end(config_of(seed), resume=False, plain=False, started_at=started_at)
@@ -74,17 +84,22 @@ def over_seeds(seeds: list[int], config_of: Callable[[int], RunConfig]) -> list[
             sys.stderr.write(f"earl: seed {seed} was stopped; {resume_hint(outcome)}\n")
             raise typer.Exit(INTERRUPTED)
         runs.append(figures(outcome, seed))
-    return runs
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """seeds_improved: seeds whose whole interval lies above 0. Rewards and seconds as in the runs."""
+    """seeds_improved: seeds whose whole interval lies above 0. Rewards and seconds as in the runs; null
+    where a run has none, all its episodes having failed."""
+
+    def over(name: str, function: Callable[[list[float]], float]) -> float | None:
+        values = [run[name] for run in runs]
+        return None if None in values else function(values)
+
     return {
         "seeds": len(runs),
         "seeds_improved": sum(run["gain_low"] is not None and run["gain_low"] > 0 for run in runs),
-        "gain_median": statistics.median(run["gain"] for run in runs),
-        "gain_min": min(run["gain"] for run in runs),
-        "start_reward_median": statistics.median(run["start_mean_reward"] for run in runs),
-        "reward_median": statistics.median(run["mean_reward"] for run in runs),
-        "seconds_max": max(run["seconds"] for run in runs),
+        "gain_median": over("gain", statistics.median),
+        "gain_min": over("gain", min),
+        "start_reward_median": over("start_mean_reward", statistics.median),
+        "reward_median": over("mean_reward", statistics.median),
+        "seconds_max": over("seconds", max),
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -67,6 +68,8 @@ def in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
         check=False,
         cwd=ROOT,
     )
+    if done.returncode == -signal.SIGKILL:
+        return {"oom": True}  # by the kernel
     if done.returncode:
         raise RuntimeError(f"{case} ended with {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -108,7 +111,11 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     try:
         loss = step()
     except (RuntimeError, MemoryError) as error:
-        if "memory" not in str(error):
+        if (
+            not isinstance(error, MemoryError)
+            and "memory" not in str(error)
+            and "bad_alloc" not in str(error)
+        ):
             raise
         return {"oom": True, "seconds": round(time.perf_counter() - started, 1)}
     seconds = time.perf_counter() - started

@@ -3,14 +3,15 @@
 One small Llama, taught a little, is saved once; both sides start from it, see the same questions in the
 same order, and take the same step: `groups` questions with `group_size` answers, group-relative
 advantages, one AdamW step at a constant learning rate on the clipped loss, mean over tokens, float32.
-A side is done when the moving average of its training reward is at the threshold (every question is
-new, so that is what it earns on questions it never saw). Both have the whole machine, one after the other.
+A side is done when the moving average of its training reward is at the threshold. Both have the whole
+machine, one after the other.
 
 TRL: one process, torch threads = cores, synchronous (it has no other way on one machine without vLLM),
 answers from transformers' `generate` or from its continuous batching, whichever a short trial finds
 faster. EARL: `earl train`, every service a process of its own, one thread for the engine and one for the
 trainer, which is at most one step behind the sampler. Times count from each process's start; without
-start-up, from when it could sample first.
+start-up, from when it could sample first. Every question has a seed of its own; the shortest ones, drawn
+from few numbers, come up more than once, the same for both.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from benchmarks.e2e import earl_side
 from benchmarks.e2e.settings import Settings, Trace
 from benchmarks.machine import ROOT
 from benchmarks.output import RESULTS, AsJson, Results, Seeds, publish, whole_numbers
-from earl.errors import ConfigError
+from earl.errors import ConfigError, ProcessFailed
 
 app = typer.Typer(add_completion=False)
 
@@ -92,9 +93,15 @@ def compare(
     if generation == "auto":
         for way in GENERATIONS:
             trial = replace(settings, steps=TRIAL_STEPS, threshold=2.0)
-            trace = run_trl(trial, start, directory / f"trial-{way}", way)
+            try:
+                trace = run_trl(trial, start, directory / f"trial-{way}", way)
+            except ProcessFailed as error:
+                say(f"TRL's {way} does not run here: {error}")
+                continue
             trials[way] = trace.figures(trial)["step_s_median"]
             say(f"TRL's {way}: {trials[way]:.2f} s a step")
+        if not trials:
+            raise ProcessFailed("TRL runs here in no way", "see what was said above")
         generation = min(trials, key=lambda way: trials[way])
     runs = []
     for number, seed in enumerate(seeds):
@@ -180,16 +187,16 @@ def run_trl(settings: Settings, model: Path, directory: Path, generation: str) -
     request.write_text(json.dumps(values), encoding="utf-8")
     command = [str(TRL_PYTHON), "-m", "benchmarks.e2e.trl_side", str(request)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    with (directory / "trl.log").open("w") as log:
-        subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            check=True,
-            timeout=2 * settings.limit_s + 120,
-        )
+    log = directory / "trl.log"
+    limit_s = 2 * settings.limit_s + 120
+    try:
+        with log.open("w") as output:
+            subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=output, check=True, timeout=limit_s
+            )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        last = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise ProcessFailed(f"TRL's process: {error}; its last words: {last}", f"run {command}") from error
     found = json.loads(result.read_text(encoding="utf-8"))
     return Trace(**found)
 

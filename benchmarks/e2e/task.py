@@ -3,7 +3,7 @@ function, which live in different environments, both import it.
 
     question(7)   -> "sort 31 4 88 4 = "        answer  -> "4 4 31 88"
 
-One question is one seed; a seed is used once in training and never again in evaluation. Lengths vary as
+One question is one seed; a seed is used once, in training or in evaluation. Lengths vary as
 those of language models' answers do, by about their own mean: most questions are short, few are long.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -84,7 +85,22 @@ def rules_of(config: RunConfig) -> Rules:
         deterministic=config.deterministic,
         transcripts=scheduler.transcripts,
         keep_best=evaluation.keep_best,
+        evaluation_setting=_evaluation_setting(config),
     )
+
+
+def _evaluation_setting(config: RunConfig) -> str:
+    """Two runs of one policy in which this is the same play an evaluation's instances alike."""
+    parts = (
+        config.model.model_dump(mode="json"),
+        config.environment.name,
+        config.environment.task,
+        config.evaluation.temperature,
+        config.scheduler.max_turns,
+        config.rollout.max_context_tokens,
+        config.rollout.max_new_tokens,
+    )
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class TicketEncoder:

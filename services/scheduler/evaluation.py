@@ -45,7 +45,14 @@ def judge(evaluation: Evaluation, baseline: Evaluation | None) -> Judgement:
 def judged(evaluations: Iterable[Evaluation]) -> list[tuple[Evaluation, Judgement]]:
     """Every evaluation with its figures, in the order of the run."""
     order = in_order(evaluations)
-    return [(one, judge(one, order[0] if order[0].finished else None)) for one in order]
+    return [(one, judge(one, baseline(one, order))) for one in order]
+
+
+def baseline(evaluation: Evaluation, evaluations: Iterable[Evaluation]) -> Evaluation | None:
+    """What an evaluation is compared with: the run's first of its setting; None if it is that, or while
+    that is not finished."""
+    first = next(one for one in in_order(evaluations) if one.setting == evaluation.setting)
+    return first if first.finished and first.name != evaluation.name else None
 
 
 def in_order(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
@@ -62,9 +69,11 @@ def best_version(evaluations: Iterable[Evaluation]) -> int:
     """The version with the best mean reward among finished evaluations, the earlier of equals; 0: none.
 
     Compared are the instances that every finished evaluation met, so that one of fewer instances is
-    not preferred for their being easy. An evaluation most of whose episodes failed says too little.
+    not preferred for their being easy, and evaluations of the newest setting. An evaluation most of whose
+    episodes failed says too little.
     """
     finished = in_order(one for one in evaluations if one.finished and 2 * one.done > one.episodes)
+    finished = [one for one in finished if one.setting == finished[-1].setting]
     return _best(tuple((one.version, one.reward_data) for one in finished))
 
 

@@ -219,7 +219,9 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
     book, rules, version = ledger.book, ledger.rules, ledger.book.run.version
     if name in book.evaluations:
         return
-    book.evaluations[name] = Evaluation(name=name, version=version, episodes=episodes)
+    book.evaluations[name] = Evaluation(
+        name=name, version=version, episodes=episodes, setting=rules.evaluation_setting
+    )
     book.write("evaluation", name)
     for index in range(episodes):
         ledger.issue(Purpose.EVALUATE, 1, version, rules.evaluation_temperature, index=index, evaluation=name)

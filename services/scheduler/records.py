@@ -171,7 +171,8 @@ class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One evaluation. Episodes are told apart by their instance's index, 0 to episodes - 1.
 
     reward_data, win_data: little-endian float64 and float32 by index, NaN where none was done; empty
-    before the first. metric_sums: over the episodes that were done.
+    before the first. metric_sums: over the episodes that were done. setting: what it was played under, for
+    a resumed run may have other tasks or bounds; only evaluations of one setting are compared.
     """
 
     name: str
@@ -182,6 +183,7 @@ class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True):
     reward_data: bytes = b""
     win_data: bytes = b""
     metric_sums: dict[str, float] = {}
+    setting: str = ""
 
     @property
     def finished(self) -> bool:
@@ -294,6 +296,8 @@ class Rules:
     # Conversations of each batch and of each evaluation.
     transcripts: int = 0
     keep_best: bool = True
+    # Names what decides how an instance is played: see Evaluation.setting.
+    evaluation_setting: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from earl.errors import UnknownWorker, WorkerReplaced
 from services.scheduler.book import Book
-from services.scheduler.evaluation import in_order
+from services.scheduler.evaluation import baseline
 from services.scheduler.records import (
     LIVE,
     Attempt,
@@ -349,5 +349,4 @@ class Tickets:
         self.book.write("evaluation", name)
         judged = self.book.evaluations[name]
         if judged.finished:
-            first = in_order(self.book.evaluations.values())[0]
-            self.book.state(EvaluationDone(judged, None if first is judged else first))
+            self.book.state(EvaluationDone(judged, baseline(judged, self.book.evaluations.values())))

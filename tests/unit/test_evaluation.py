@@ -226,6 +226,17 @@ def test_the_best_is_so_on_instances_that_all_have_done() -> None:
     assert best_version([start, evaluated("step-4", 5, [0.9, 1.5, None, None])]) == 1, "half failed"
 
 
+def test_only_evaluations_of_one_setting_are_compared() -> None:
+    """A run that was resumed with another task."""
+    start, middle = evaluated("start", 1, [1.0, 1.0]), evaluated("step-2", 3, [0.0, 0.5])
+    final = evaluated("final", 9, [0.5, 0.5])
+    middle.setting = final.setting = "harder"
+    assert [(one.name, verdict.pairs) for one, verdict in judged([start, middle, final])] == [
+        ("start", 0), ("step-2", 0), ("final", 2),
+    ]  # fmt: skip
+    assert best_version([start, middle, final]) == 9
+
+
 def test_what_was_cut_short_is_no_win_unless_it_says_so() -> None:
     assert Result(reward=0.4).win == 1.0
     assert Result(reward=0.4, ending=Ending.TRUNCATED).win == 0.0

@@ -1,7 +1,7 @@
 """A rank's reference log-probs in its arena, kept as long as their trajectories' own columns.
 
-    reserve ─► (the rank writes in place) ─► publish ─► readers ─► free, when BatchCommitted names the
-                                                                   trajectories, be they trained or dropped
+    lease ─► reserve ─► (the rank writes in place) ─► publish ─► readers ─► free, when BatchCommitted
+                                                        names the trajectories, be they trained or dropped
 A lease's sequences lie end to end in one tensor, so that a lease costs one descriptor a rank; it goes
 when the last of its trajectories does. Used from the rank's loop; arrays may be filled on any thread.
 """
@@ -32,8 +32,10 @@ class Shelf:
         # Trajectory's key -> key of the tensor that its log-probs lie in; how many lie in each.
         self._held: dict[str, str] = {}
         self._counts: dict[str, int] = {}
-        # What is reserved and not yet published, and which of it nobody wants any more.
+        # What is reserved and not yet published; the trajectories of the lease that is worked on; which of
+        # them nobody wants any more.
         self._coming: dict[str, list[str]] = {}
+        self._leased: frozenset[str] = frozenset()
         self._unwanted: set[str] = set()
 
     @property
@@ -45,6 +47,10 @@ class Shelf:
     def used_fraction(self) -> float:
         arena = self._store.arena
         return 1.0 - arena.free_bytes / arena.capacity_bytes
+
+    async def lease(self, trajectories: Iterable[str]) -> None:
+        """Work on these begins: what is freed of them from now on goes as soon as it is published."""
+        self._leased = frozenset(trajectories)
 
     async def reserve(
         self, key: str, trajectories: Iterable[str], total_tokens: int, box: Box
@@ -67,6 +73,7 @@ class Shelf:
         """
         await self._store.publish(list(self._coming))
         coming, self._coming = self._coming, {}
+        self._leased = frozenset()
         unwanted, self._unwanted = self._unwanted, set()
         for key, trajectories in coming.items():
             await self.free(trajectories)
@@ -78,8 +85,8 @@ class Shelf:
         """These trajectories are trained or dropped: nobody reads what lies here for them."""
         empty = []
         for trajectory in trajectories:
-            # What is being written goes once it is published.
-            if any(trajectory in coming for coming in self._coming.values()):
+            # What is on its way goes once it is published.
+            if trajectory in self._leased:
                 self._unwanted.add(trajectory)
             held = self._held.pop(trajectory, None)
             if held is not None:
