@@ -35,7 +35,9 @@ class RolloutConfig(Section):
     kv_on_update: Literal["keep", "recompute"] = "keep"
     # Episodes that one worker runs at once; 0: as many as its engines hold sequences.
     episodes: int = Field(default=0, ge=0)
-    arena_bytes: int = Field(default=64 << 20, ge=1 << 20)
+    # Finished trajectories that wait for the trainer; while there is no room for more, workers pause.
+    # 0: what (staleness + 2) batches of the longest episodes need, at least 64 MiB.
+    arena_bytes: int = Field(default=0, ge=0)
     # How often a worker starts an engine again that died, before it gives up itself.
     engine_restarts: int = Field(default=2, ge=0)
     # How long running episodes may go on after SIGTERM.

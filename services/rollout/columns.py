@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from earl.config.run import RunConfig
+
 # The trainer reads the columns by these names.
 DTYPES = {
     "tokens": "int32",
@@ -19,6 +21,23 @@ DTYPES = {
     "versions": "int32",
     "turns": "int32",
 }
+# A region's alignment, and its share of the arena's table.
+LEAST_REGION_BYTES = 4096
+LEAST_ARENA_BYTES = 64 << 20
+
+
+def arena_bytes(config: RunConfig) -> int:
+    """Bytes for all trajectories that may wait for the trainer, at their longest.
+
+    Those of staleness + 1 batches are outstanding, and one batch was just trained and not freed yet; one
+    worker may have played them all.
+    """
+    scheduler = config.scheduler
+    outstanding = (scheduler.staleness + 2) * scheduler.batch_groups * scheduler.group_size
+    sequences = max(outstanding, 2 * config.warmup.batch_episodes)
+    token_bytes = sum(np.dtype(dtype).itemsize for dtype in DTYPES.values())
+    longest = token_bytes * config.rollout.max_context_tokens + LEAST_REGION_BYTES
+    return max(LEAST_ARENA_BYTES, sequences * longest)
 
 
 def key(ticket_id: int, attempt: int) -> str:

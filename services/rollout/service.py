@@ -27,6 +27,7 @@ from earl.models.tokenizer import Tokenizer
 from earl.rpc.main import announce
 from earl.rpc.server import Server
 from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
+from services.rollout import columns
 from services.rollout.agent import Agent
 from services.rollout.codec_scheduler import SchedulerLink
 from services.rollout.engines.base import EngineSpec
@@ -152,7 +153,7 @@ async def _open_store(
         arena_directory(config.data_plane, run_dir),
         name,
         incarnation=incarnation,
-        size_bytes=config.rollout.arena_bytes,
+        size_bytes=config.rollout.arena_bytes or columns.arena_bytes(config),
     )
     stack.push_async_callback(store.close)
     return store

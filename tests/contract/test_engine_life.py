@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -25,6 +26,7 @@ from earl.errors import (
 from services.rollout.engines.client import EngineProcess
 from tests.support import engines
 from tests.support.engines import (
+    CONTEXT,
     MODELS,
     SLOTS,
     ask,
@@ -107,8 +109,9 @@ async def test_pause_without_keep_ends_requests(shared):
 # --- weights --------------------------------------------------------------------------------------
 
 
-async def test_sequences_in_flight_continue_with_new_weights(own, weights):
-    engine = await own(kv_on_update="recompute")
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+async def test_sequences_in_flight_continue_with_new_weights(own, weights, kv):
+    engine = await own(kv_on_update=kv)
     version, keys = await weights.publish(MODELS[1])
     await engine.begin_update(version)
     staged = await engine.load(version, keys, 30.0)
@@ -125,11 +128,28 @@ async def test_sequences_in_flight_continue_with_new_weights(own, weights):
     old = versions.count(0)
     assert 3 <= old < len(got)
     assert_close(logprobs[:old], recompute(MODELS[0], ids, got[:old]))
-    # The whole prefix was computed again with the new weights.
-    assert_close(logprobs[old:], recompute(MODELS[1], ids + got[:old], got[old:]))
+    # The whole prefix was computed again with the new weights, or its keys and values are the old ones.
+    wholly_new = recompute(MODELS[1], ids + got[:old], got[old:])
+    if kv == "recompute":
+        assert_close(logprobs[old:], wholly_new)
+    else:
+        assert np.isfinite(logprobs).all()
+        assert np.abs(np.asarray(logprobs[old:]) - wholly_new.numpy()).max() > 1e-3
     stats = await engine.stats()
     assert stats.version == version and sum(t.size_bytes for t in stats.transfers) == staged.size_bytes
     await weights.remove(keys)
+
+
+async def test_sequences_without_room_wait_and_are_preempted(own):
+    """Room for two whole contexts, asked for by four sequences that grow to three quarters of one each."""
+    engine = await own(kv_tokens=2 * CONTEXT)
+    requests = [ask(prompt(CONTEXT // 4 + n, n), CONTEXT // 2, seed=n) for n in range(SLOTS)]
+    generations = await asyncio.gather(*map(engine.generate_all, requests))
+    stats = await engine.stats()
+    assert stats.preemptions > 0 and stats.kv_tokens < SLOTS * CONTEXT
+    for request, generation in zip(requests, generations, strict=True):
+        assert len(generation.ids) == CONTEXT // 2 and generation.finish == "length"
+        assert_close(generation.logprobs, recompute(MODELS[0], request.ids, generation.ids))
 
 
 async def test_kept_kv_is_the_old_versions(own, weights):

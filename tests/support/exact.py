@@ -62,7 +62,7 @@ def exact(directory: Path, workers: int, **sections: dict[str, Any]) -> RunConfi
             "checkpoint_every": 2, "minibatches": 2, "passes": 2, "lr": 3e-3, "entropy_coefficient": 0.003,
             "lr_final_fraction": 0.1,
         },
-        "evaluation": {"episodes": 4, "every_steps": 2, "at_start": False, "at_end": False},
+        "evaluation": {"episodes": 4, "every_steps": 2, "at_start": True, "at_end": True},
     }  # fmt: skip
     for section, keys in sections.items():
         given[section] = given.get(section, {}) | keys
