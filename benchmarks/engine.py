@@ -37,10 +37,13 @@ COMPARES = (
     "prefilled and then decoded greedily for a fixed number of tokens, end-of-sequence ignored; the same "
     "prompts for all. Each way is one process with the same model, dtype and torch threads: the torch engine "
     "(and vLLM, eager) as a run uses it, behind EngineProcess and its socket, log-probs of every token "
-    "included; transformers' generate on the prompts padded to the longest. The ways take turns, and each "
-    "figure is the median over the repetitions; vs_* is the median of the ratios within a repetition."
+    "included; the torch engine with deterministic = true; transformers' generate on the prompts padded to "
+    "the longest. The ways take turns, another one first each time, and each figure is the median over the "
+    "repetitions; vs_* is the median of the ratios within a repetition."
 )
 
+# What the torch engine's tokens per second are divided by, and the name of that way.
+PEERS = (("generate", "transformers"), ("vllm", "vllm"), ("deterministic", "deterministic"))
 Way = Callable[[list[list[int]], int], Awaitable[tuple[float, int]]]
 
 
@@ -53,6 +56,9 @@ def engine(
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 64,
     repetitions: Annotated[int, typer.Option(min=1, help="Measured rounds of each way and batch.")] = 5,
     vllm: Annotated[bool, typer.Option(help="Measure vLLM too, if its environment is there.")] = True,
+    deterministic: Annotated[
+        bool, typer.Option(help="Measure the torch engine with deterministic = true too.")
+    ] = True,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
@@ -70,7 +76,8 @@ def engine(
         max_context_tokens=RAGGED[1] + new_tokens,
         start_s=START_S,
     )
-    measured = asyncio.run(measure(spec, sizes, new_tokens, repetitions, vllm))
+    work = measure(spec, sizes, new_tokens, repetitions, with_vllm=vllm, deterministic=deterministic)
+    measured = asyncio.run(work)
     settings = {
         "model": model,
         "dtype": dtype,
@@ -84,7 +91,7 @@ def engine(
 
 
 async def measure(
-    spec: EngineSpec, sizes: list[int], new: int, repetitions: int, with_vllm: bool
+    spec: EngineSpec, sizes: list[int], new: int, repetitions: int, *, with_vllm: bool, deterministic: bool
 ) -> dict[str, Any]:
     """Start every way, take turns, and return the figures by batch size."""
     async with AsyncExitStack() as stack:
@@ -92,6 +99,9 @@ async def measure(
             "torch": await _engine(stack, spec),
             "transformers": await _transformers(stack, spec),
         }
+        if deterministic:
+            exact = msgspec.structs.replace(spec, name="bench-deterministic", deterministic=True)
+            ways["deterministic"] = await _engine(stack, exact)
         missing = "not asked for"
         if with_vllm:
             try:
@@ -115,7 +125,7 @@ async def measure(
             sys.stderr.write(f"{json.dumps(rows[-1])}\n")
     summary: dict[str, Any] = {}
     for row in rows:
-        for peer in ("generate", "vllm"):
+        for peer, _ in PEERS:
             summary[f"vs_{peer}_b{row['batch']}"] = row.get(f"vs_{peer}")
     return {"batches": rows, "without_vllm": missing, **summary}
 
@@ -142,7 +152,7 @@ def _row(size: int, turns: list[dict[str, float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"batch": size}
     for name in turns[0]:
         row[f"{name}_tokens_per_s"] = round(statistics.median(turn[name] for turn in turns), 1)
-    for peer, name in (("generate", "transformers"), ("vllm", "vllm")):
+    for peer, name in PEERS:
         if name in turns[0]:
             ratios = sorted(turn["torch"] / turn[name] for turn in turns)
             row[f"vs_{peer}"] = round(statistics.median(ratios), 3)
