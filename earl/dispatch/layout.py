@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 
 from earl.errors import LayoutError, LayoutGap, LayoutOverlap
@@ -166,63 +165,3 @@ def shard_box(shape: Sequence[int], dim: int, index: int, count: int) -> Box:
         (*whole.start[:dim], start, *whole.start[dim + 1 :]),
         (*whole.stop[:dim], stop, *whole.stop[dim + 1 :]),
     )
-
-
-# ("shard", dim) · ("strided_shard", dim, split_factor) · ("replicate",)
-Placement = tuple[str] | tuple[str, int] | tuple[str, int, int]
-
-
-def placement_boxes(
-    shape: Sequence[int],
-    mesh_shape: Sequence[int],
-    placements: Sequence[Placement],
-    coordinates: Sequence[int],
-) -> tuple[Box, ...]:
-    """The boxes of a DTensor's local part, in the order in which its rows lie in local memory.
-
-    One placement and one coordinate per mesh dimension, applied from the left as DTensor does. A
-    strided shard (FSDP over tensor parallelism on one dimension) may give several boxes.
-    Raises LayoutError for an unknown placement.
-    """
-    if not len(mesh_shape) == len(placements) == len(coordinates):
-        raise LayoutError(
-            f"mesh {tuple(mesh_shape)}, placements {placements}, coordinates {tuple(coordinates)}",
-            "give one placement and one coordinate per mesh dimension",
-        )
-    runs: list[list[tuple[int, int]]] = [[(0, int(n))] for n in shape]
-    for count, placement, index in zip(mesh_shape, placements, coordinates, strict=True):
-        match placement:
-            case ("replicate",):
-                continue
-            case ("shard", int(dim)):
-                runs[dim] = _cut(runs[dim], [chunk_range(_length(runs[dim]), index, count)])
-            case ("strided_shard", int(dim), int(split)):
-                length = _length(runs[dim])
-                pieces = [chunk_range(length, i, count * split) for i in range(index, count * split, count)]
-                runs[dim] = _cut(runs[dim], pieces)
-            case _:
-                raise LayoutError(f"placement {placement!r}", "use shard, strided_shard or replicate")
-    if any(not dim_runs for dim_runs in runs):
-        return ()
-    corners = product(*runs)
-    return tuple(Box(tuple(a for a, _ in corner), tuple(b for _, b in corner)) for corner in corners)
-
-
-def _length(runs: list[tuple[int, int]]) -> int:
-    return sum(stop - start for start, stop in runs)
-
-
-def _cut(runs: list[tuple[int, int]], wanted: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The global ranges of local ranges `wanted`, where `runs` laid end to end are the local indices."""
-    cut: list[tuple[int, int]] = []
-    for low, high in wanted:
-        base = 0
-        for start, stop in runs:
-            first, last = max(low, base), min(high, base + stop - start)
-            if first < last:
-                piece = (start + first - base, start + last - base)
-                if cut and cut[-1][1] == piece[0]:
-                    piece = (cut.pop()[0], piece[1])
-                cut.append(piece)
-            base += stop - start
-    return cut

@@ -1,8 +1,9 @@
 """`plan(source, wanted)`: the copies that fill a box from a layout's shards. Pure.
 
 Promise: every element of the wanted box is copied exactly once, from the shard whose owner costs
-least among those that hold it; neighbouring pieces of one shard are joined; what no shard holds
-raises LayoutGap naming the box. Idea: allgather-free resharding (MindSpeed RL, 2507.19017).
+least (of those, the one with the fewest bytes planned); neighbouring pieces of one shard are joined;
+what no shard holds raises LayoutGap naming the box. For any boxes; `blocks` plans classes of tensors
+on a mesh, `ragged` packed sequences. Idea: allgather-free resharding (MindSpeed RL, 2507.19017).
 """
 
 from __future__ import annotations
@@ -26,21 +27,27 @@ class Copy:
     target: Box
 
 
-def plan(source: Layout, wanted: Box, cost: Mapping[str, float] | None = None) -> list[Copy]:
+def plan(
+    source: Layout,
+    wanted: Box,
+    cost: Mapping[str, float] | None = None,
+    planned: Mapping[str, int] | None = None,
+) -> list[Copy]:
     """The copies that fill `wanted` (global indices) from the shards of `source`.
 
     cost: what reading from an owner costs, by its name (distance, load); missing owners cost 0.
-    Replicas with equal costs are taken in the layout's order. Raises LayoutGap, LayoutError.
+    planned: bytes that are to be read from an owner already; among equal costs the fewest win, then the
+    layout's order. Raises LayoutGap, LayoutError.
     """
     if len(wanted.start) != len(source.shape) or not Box.whole(source.shape).contains(wanted):
         raise LayoutError(
             f"{source.name}: wanted box {wanted} lies outside shape {source.shape}",
             "ask in the tensor's global indices",
         )
-    costs = cost or {}
+    costs, loads = cost or {}, planned or {}
     order = sorted(
         (i for i, shard in enumerate(source.shards) if shard.box.intersect(wanted) is not None),
-        key=lambda i: (costs.get(source.shards[i].owner, 0.0), i),
+        key=lambda i: (costs.get(source.shards[i].owner, 0.0), loads.get(source.shards[i].owner, 0), i),
     )
     if order and wanted.size and source.shards[order[0]].box.contains(wanted):
         box = source.shards[order[0]].box

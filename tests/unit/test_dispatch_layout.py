@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earl.dispatch.layout import Box, Layout, ShardBox, placement_boxes, shard_box
+from earl.dispatch.layout import Box, Layout, ShardBox, shard_box
+from earl.dispatch.placements import placement_boxes
 from earl.dispatch.plan import join, plan
 from earl.errors import LayoutError, LayoutGap, LayoutOverlap
 

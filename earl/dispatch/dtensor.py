@@ -1,0 +1,108 @@
+"""torch's DTensor in the words of the layout algebra, and back. The only part of it that knows torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from earl.dispatch.layout import Box
+from earl.dispatch.mesh import MeshLayout
+from earl.dispatch.placements import Placement, placement_boxes
+from earl.errors import LayoutError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def from_torch(placements: Sequence[Any], dimensions: int) -> tuple[Placement, ...]:
+    """torch's placements of a tensor with that many dimensions as tuples.
+
+    Raises LayoutError for Partial, whose values no rank holds, and for placements that are unknown here.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import Partial, _StridedShard
+
+    found: list[Placement] = []
+    for placement in placements:
+        if isinstance(placement, Replicate):
+            found.append(("replicate",))
+        elif isinstance(placement, _StridedShard):
+            found.append(("strided_shard", placement.dim % dimensions, int(placement.split_factor)))
+        elif isinstance(placement, Shard):
+            found.append(("shard", placement.dim % dimensions))
+        elif isinstance(placement, Partial):
+            raise LayoutError(
+                f"placement {placement}: no rank holds the tensor's values, only terms of a sum",
+                "reduce it first: tensor.redistribute(placements=[Replicate()]) or Shard(dim)",
+            )
+        else:
+            raise LayoutError(f"placement {placement!r}", "use Shard, Replicate or _StridedShard")
+    return tuple(found)
+
+
+def to_torch(placements: Sequence[Placement]) -> tuple[Any, ...]:
+    """The same as torch's placements. Raises LayoutError for zigzag, which torch has no word for."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    found: list[Any] = []
+    for placement in placements:
+        match placement:
+            case ("replicate",):
+                found.append(Replicate())
+            case ("shard", int(dim)):
+                found.append(Shard(dim))
+            case ("strided_shard", int(dim), int(split)):
+                found.append(_StridedShard(dim, split_factor=split))
+            case _:
+                raise LayoutError(
+                    f"DTensor has no placement {placement!r}", "keep such a layout out of torch"
+                )
+    return tuple(found)
+
+
+def mesh_layout(tensor: DTensor, owners: Sequence[str]) -> MeshLayout:
+    """The layout of a DTensor over owners, who stand row-major over its mesh. Raises LayoutError."""
+    placements = _ordered(tensor)
+    layout = MeshLayout(tuple(tensor.shape), tuple(tensor.device_mesh.shape), placements, tuple(owners))
+    for dim, length in enumerate(layout.shape):
+        acting = [i for i, placement in enumerate(placements) if placement[1:2] == (dim,)]
+        parts = 1
+        for i in acting:
+            parts *= layout.mesh_shape[i]
+        if any(placements[i][0] == "strided_shard" for i in acting[:-1]) and length % parts:
+            # torch chunks such a rank's rows again, FSDP those of its tensor-parallel rank: not the same.
+            raise LayoutError(
+                f"dimension {dim} of length {length}, a strided shard over {parts} ranks",
+                "choose a mesh that divides it, or pad the tensor",
+            )
+    return layout
+
+
+def local_boxes(tensor: DTensor) -> tuple[Box, ...]:
+    """The boxes of this rank's local tensor, in the order of its rows; none off the mesh.
+
+    Raises LayoutError.
+    """
+    at = tensor.device_mesh.get_coordinate()
+    if at is None:
+        return ()
+    layout = mesh_layout(tensor, [""] * tensor.device_mesh.size())
+    boxes = placement_boxes(layout.shape, layout.mesh_shape, layout.placements, at)
+    held = tensor.to_local().numel()
+    if sum(box.size for box in boxes) != held:
+        raise LayoutError(
+            f"a local tensor of {held} elements where {tensor.placements} give {[str(b) for b in boxes]}",
+            "was it padded, or changed in place? publish boxes of your own",
+        )
+    return boxes
+
+
+def _ordered(tensor: DTensor) -> tuple[Placement, ...]:
+    """The placements, applied from the left; an order of shards of its own becomes strided shards."""
+    spec = tensor._spec
+    placements = tuple(tensor.placements)
+    order = getattr(spec, "shard_order", None)
+    if order is not None and order != spec.compute_default_shard_order(placements):
+        placements = spec._convert_shard_order_to_StridedShard(order, placements, tensor.device_mesh)
+    return from_torch(placements, tensor.ndim)
