@@ -114,7 +114,7 @@ def assert_exported(run: Path, to: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    served = json.loads(done.stdout.splitlines()[-1])
+    served = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"ids"')))
     model = AutoModelForCausalLM.from_pretrained(to, dtype=torch.float32)
     with torch.no_grad():
         logits = model(torch.tensor([ids + served["ids"]])).logits[0, len(ids) - 1 : -1]
