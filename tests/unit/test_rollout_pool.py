@@ -5,7 +5,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from earl.errors import EngineLost, PeerLost, ProcessFailed, ReadTimeout, VersionGone, WeightsIncomplete
+from earl.errors import (
+    DeadlineExceeded,
+    EngineLost,
+    PeerLost,
+    ProcessFailed,
+    ReadTimeout,
+    VersionGone,
+    WeightsIncomplete,
+)
 from services.rollout import pool as pool_module
 from services.rollout.engines.base import Engine, EngineSpec, GenerateRequest, Generation, LoadReport
 from services.rollout.pool import EnginePool, Publication
@@ -192,7 +200,13 @@ def fails(monkeypatch, error, times):
 
 
 @pytest.mark.parametrize(
-    "error, times", [(ReadTimeout("slow"), 2), (WeightsIncomplete("dropped"), 2), (PeerLost("trainer"), 5)]
+    "error, times",
+    [
+        (ReadTimeout("slow"), 2),
+        (WeightsIncomplete("dropped"), 2),
+        (DeadlineExceeded("a long step"), 2),
+        (PeerLost("trainer"), 5),
+    ],
 )
 async def test_a_restarted_engine_tries_again_to_load(monkeypatch, error, times):
     async with running(engines=1) as (pool, made, _):

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from earl.errors import PeerLost, ReadTimeout
+from earl.errors import DeadlineExceeded, EngineError, PeerLost, ReadTimeout
 from services.rollout import weights
 from services.rollout.telemetry import BusySpans
 from services.rollout.weights import ATTEMPTS, WeightFollower
@@ -42,6 +42,17 @@ async def test_a_trainer_that_is_gone_is_waited_for(follower):
     async with asyncio.timeout(10):
         assert await pool.loaded.get() == 7
     assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_an_engine_that_answers_late_once_is_asked_again(follower):
+    pool = Pool([DeadlineExceeded("a long step"), EngineError("its descriptor")])
+    it = follower(pool)
+    it.offer(7, ["k"])
+    task = asyncio.create_task(it.run())
+    async with asyncio.timeout(10):
+        assert await pool.loaded.get() == 7
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
