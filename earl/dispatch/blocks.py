@@ -120,7 +120,8 @@ def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Ite
         return
     meetings = [cut.meet(runs) for cut, runs in zip(source.cuts(), want.runs, strict=True)]
     numbers = [_by_part(meeting) for meeting in meetings[:stack]]
-    rows = _Rows.of(meetings[stack:])
+    inner = [meeting.joined() for meeting in meetings[stack:]]
+    rows = _Rows.of(inner)
     holders = source.holders()
     for parts in product(*numbers):
         tensors = np.zeros(1, np.int64)
@@ -131,8 +132,7 @@ def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Ite
         if not np.isfinite(nearest).all():
             gap = int(np.flatnonzero(~np.isfinite(nearest))[0])
             held = sorted({source.owners[i] for i in candidates[gap]})
-            start = rows.start[gap]
-            box = Box(tuple(map(int, start)), tuple(map(int, start + rows.extent[gap])))
+            box = _box(inner, gap)
             raise LayoutGap(
                 f"no shard holds {box} of tensor {int(tensors[0])} of shape {source.shape[stack:]}",
                 f"publish it or wait for it; it belongs to {', '.join(held[:8])}",
@@ -155,10 +155,9 @@ def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Ite
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """The product of meetings: parts: R arrays int32[G]; start, source, target, extent: int64[G, R]."""
+    """The product of meetings. parts: R arrays int32[G]; source, target, extent: int64[G, R]."""
 
     parts: tuple[np.ndarray, ...]
-    start: np.ndarray
     source: np.ndarray
     target: np.ndarray
     extent: np.ndarray
@@ -168,9 +167,7 @@ class _Rows:
         sizes = [len(meeting.part) for meeting in meetings]
         rows = int(np.prod(sizes, dtype=np.int64))
         at = [one.ravel() for one in np.indices(sizes, np.int32)] if sizes else []
-        made = {
-            name: np.zeros((rows, len(sizes)), np.int64) for name in ("start", "source", "target", "extent")
-        }
+        made = {name: np.zeros((rows, len(sizes)), np.int64) for name in ("source", "target", "extent")}
         for dim, (meeting, index) in enumerate(zip(meetings, at, strict=True)):
             for name, array in made.items():
                 array[:, dim] = getattr(meeting, name)[index]
@@ -178,8 +175,16 @@ class _Rows:
         return cls(parts, **made)
 
 
+def _box(meetings: Sequence[Meeting], row: int) -> Box:
+    """Where row number `row` of their product begins in the tensor, as far as it goes on."""
+    at = np.unravel_index(row, [len(meeting.part) for meeting in meetings]) if meetings else ()
+    start = [int(meeting.start[i]) for meeting, i in zip(meetings, at, strict=True)]
+    whole = [int(meeting.whole[i]) for meeting, i in zip(meetings, at, strict=True)]
+    return Box(tuple(start), tuple(a + n for a, n in zip(start, whole, strict=True)))
+
+
 def _by_part(meeting: Meeting) -> dict[int, np.ndarray]:
-    """The indices of one dimension that lie in each part, int64, in the order of the meeting."""
+    """The indices of one dimension that lie in each part, int64, in the order of a meeting not joined."""
     found: dict[int, list[np.ndarray]] = {}
     for part, start, extent in zip(
         meeting.part.tolist(), meeting.start.tolist(), meeting.extent.tolist(), strict=True

@@ -135,7 +135,7 @@ class Cut:
     local: np.ndarray
 
     def meet(self, wanted: Runs) -> Meeting:
-        """What of each part the wanted ranges need, joined where neighbours are so on both sides."""
+        """What of each part the wanted ranges (global, in the reader's order) need."""
         lows = np.array([a for a, _ in wanted], np.int64)
         highs = np.array([b for _, b in wanted], np.int64)
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(highs - lows)])
@@ -148,36 +148,36 @@ class Cut:
         extent = np.minimum(self.stop[segment], highs[run]) - start
         source = self.local[segment] + start - self.start[segment]
         target = before[run] + start - lows[run]
-        return Meeting(self.part[segment], start, source, target, extent).joined()
+        return Meeting(self.part[segment], start, extent, source, target, extent)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Meeting:
     """Ranges of one dimension that a reader takes from parts, in the order of its own index.
 
-    part: int32[S]. start: global index, source: in the part, target: in the reader, extent: int64[S].
+    part: int32[S]. start: global index; whole: how far it goes on without a break; source, target: index
+    in the part and in the reader; extent: length. int64[S] each. Once joined, extent may exceed whole.
     """
 
     part: np.ndarray
     start: np.ndarray
+    whole: np.ndarray
     source: np.ndarray
     target: np.ndarray
     extent: np.ndarray
 
     def joined(self) -> Meeting:
-        """Neighbours in both indices become one."""
+        """Neighbours both in the part and in the reader become one, wherever they lie in the tensor."""
         if len(self.part) < 2:
             return self
         end = self.source + self.extent
         new = np.ones(len(self.part), bool)
-        new[1:] = (
-            (self.part[1:] != self.part[:-1])
-            | (self.source[1:] != end[:-1])
-            | (self.start[1:] != (self.start + self.extent)[:-1])
-        )
+        new[1:] = (self.part[1:] != self.part[:-1]) | (self.source[1:] != end[:-1])
         at = np.flatnonzero(new)
         extent = np.add.reduceat(self.extent, at)
-        return Meeting(self.part[at], self.start[at], self.source[at], self.target[at], extent)
+        return Meeting(
+            self.part[at], self.start[at], self.whole[at], self.source[at], self.target[at], extent
+        )
 
 
 @lru_cache(maxsize=1024)

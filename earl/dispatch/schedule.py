@@ -20,6 +20,16 @@ from earl.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Copies:
+    """C copies from one peer: tensor int64[C]; source, target, extent int64[C, R], as in Block."""
+
+    tensor: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    extent: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Requests:
     """N requests in the order in which to start them; request i is copies of block[i]:
 
@@ -45,6 +55,14 @@ class Requests:
         block = self.reads.blocks[number]
         tensors, rows = slice(*self.tensors[request].tolist()), slice(*self.rows[request].tolist())
         return block, block.tensors[tensors], self.orders[number][rows]
+
+    def spelled(self, request: int) -> Copies:
+        """Every copy of one request as arrays; made anew at each call."""
+        block, tensors, rows = self.copies(request)
+        each = np.tile(rows, len(tensors))
+        return Copies(
+            np.repeat(tensors, len(rows)), block.source[each], block.target[each], block.extent[each]
+        )
 
 
 def schedule(reads: Reads, credit_bytes: int, *, first_peer: int = 0) -> Requests:

@@ -129,6 +129,16 @@ def test_neighbours_are_joined():
     assert [block.peer.tolist() for block in reads.blocks] == [[0, 2, 1, 3]]
 
 
+def test_what_lies_alike_on_both_sides_is_one_copy():
+    """The same strided shard, whose ranges are apart in the tensor, but neither here nor there."""
+    layout = MeshLayout((16,), (2, 2), (("strided_shard", 0, 4), ("replicate",)), tuple("abcd"))
+    reads = plan_reads([Want(layout, layout.runs(2), 1)], np.array([1.0, 1.0, 1.0, 0.0]))
+    (block,) = reads.blocks
+    assert (block.peer.tolist(), block.extent.tolist()) == ([3], [[8]])
+    with pytest.raises(LayoutGap, match=r"\[2:4\]"):
+        plan_reads([Want(layout, layout.runs(2), 1)], np.array([0, 0, np.inf, np.inf]))
+
+
 def test_agrees_with_the_plan_of_spelled_out_boxes():
     source = MeshLayout((2, 12, 6), (3, 2), (("shard", 1), ("shard", 2)), tuple("abcdef"), 1)
     reads = plan_reads([Want(source, box_runs(source.shape, Box((1, 2, 1), (2, 9, 5))), 4)])

@@ -90,6 +90,12 @@ def test_sequences_that_lie_end_to_end_are_one_copy():
     assert (block.source.tolist(), block.extent.tolist(), len(block.tensors)) == ([[5]], [[5]], 2)
 
 
+def test_copies_of_different_micro_batches_stay_apart():
+    index = RaggedIndex.of([Packed("a", np.array([0, 1]), np.array([0, 4, 8]))])
+    (block,) = plan_batch(index, np.arange(2), (4,), priority=np.array([0, 1])).reads.blocks
+    assert block.priority.tolist() == [0, 1]
+
+
 def test_replicas_of_sequences_share_by_bytes():
     lengths = np.full(100, 7)
     every = np.arange(100)
@@ -134,6 +140,12 @@ def test_requests_hold_every_copy_once_within_credit_and_in_order(data):
         assert (block.peer[rows] == requests.peer[i]).all()
         assert (block.priority[rows] == requests.priority[i]).all()
         times[np.ix_(tensors, rows)] += 1
+        spelled = requests.spelled(i)
+        assert spelled.tensor.tolist() == [t for t in tensors.tolist() for _ in rows]
+        for name in ("source", "target", "extent"):
+            np.testing.assert_array_equal(
+                getattr(spelled, name), np.concatenate([getattr(block, name)[rows]] * len(tensors))
+            )
         size = int(block.elements[rows].sum()) * int(block.item_bytes[tensors].sum())
         assert size == requests.size_bytes[i] and (size <= credit or len(tensors) == len(rows) == 1)
     assert (times == 1).all()

@@ -1,0 +1,198 @@
+"""How long one owner needs to plan its reads: weights of 46,848 tensors, and a batch of 16,384 sequences.
+
+    for each case: a fresh process ─► plan ─► requests within credit ─► every copy spelled out, a request
+                   at a time ─► seconds, copies, and the peak of its memory beyond what it began with
+
+Nothing is transferred: no tensor exists here, only layouts.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks.machine import ROOT
+from benchmarks.output import RESULTS, AsJson, Results, publish
+from earl.dispatch.blocks import Reads, Want, plan_reads
+from earl.dispatch.mesh import MeshLayout
+from earl.dispatch.placements import Placement, cut_of
+from earl.dispatch.ragged import ContextSlice, Packed, RaggedIndex, plan_batch
+from earl.dispatch.schedule import schedule
+
+app = typer.Typer(add_completion=False)
+
+LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 61, 256, 7168, 2048
+OWNERS = 1024
+# gate, up and down of every expert, each a tensor of its own: [rows, columns], and what tp cuts.
+MATRICES = ((INTERMEDIATE, HIDDEN, 0), (INTERMEDIATE, HIDDEN, 0), (HIDDEN, INTERMEDIATE, 1))
+ITEM_BYTES = 2
+CREDIT_BYTES = 64 << 20
+SEQUENCES, PRODUCERS, DP, CP = 16_384, 512, 256, 4
+MICRO_BATCH = 8
+# tokens int32, loss mask bool, log-probs float32, version int32.
+COLUMN_BYTES = (4, 1, 4, 4)
+CASE_S = 600.0
+COMPARES = (
+    "Nothing: time and memory of one owner's plan, pure computation without any transfer. weights: "
+    f"{LAYERS} layers x {EXPERTS} experts x gate, up, down, each a tensor of its own ({3 * LAYERS * EXPERTS} "
+    f"tensors), from {OWNERS} trainer ranks to {OWNERS} engine ranks, for several pairs of layouts. batch: "
+    f"{SEQUENCES} packed sequences over {PRODUCERS} producers to dp {DP} x cp {CP} (zigzag), index included. "
+    "A plan counts as ready once its requests are in order and each copy's tensor, source, target and extent "
+    "were spelled out. Each case has a process of its own; per owner the median over the repetitions, caches "
+    "emptied before each; the slowest of the owners measured, which stand evenly over the mesh. weights_* is "
+    "the slowest and the largest of all pairs."
+)
+
+
+@app.command()
+def plan(
+    owners: Annotated[int, typer.Option(min=1, max=OWNERS, help="Owners to measure of each case.")] = 8,
+    repetitions: Annotated[int, typer.Option(min=1, help="Plans of each owner.")] = 3,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """Seconds and memory of one owner's plan of its reads, at 1,024 owners."""
+    weights = {name: in_fresh_process(name, owners, repetitions) for name in WEIGHTS}
+    batch = in_fresh_process("batch", owners, repetitions)
+    result = {
+        "compares": COMPARES,
+        "owners": owners,
+        "repetitions": repetitions,
+        "credit_bytes": CREDIT_BYTES,
+        "weights_tensors": 3 * LAYERS * EXPERTS,
+        "weights_seconds": max(one["seconds"] for one in weights.values()),
+        "weights_peak_bytes": max(one["peak_bytes"] for one in weights.values()),
+        "batch_milliseconds": round(1e3 * batch["seconds"], 3),
+        "weights": weights,
+        "batch": batch,
+    }
+    publish("plan", result, results, as_json=as_json)
+
+
+def in_fresh_process(name: str, owners: int, repetitions: int) -> dict[str, Any]:
+    """The figures of one case."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.plan", name, str(owners), str(repetitions)],
+        capture_output=True, text=True, check=False, cwd=ROOT, timeout=CASE_S,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
+    sys.stderr.write(f"{name}: {done.stdout}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+Case = Callable[[int], Reads]
+
+
+def weights(source: tuple[int, ...], target: tuple[int, ...], placements: Callable[[int], Any]) -> Case:
+    """The plan of engine rank `owner`. placements: (source's, target's), by the dimension that tp cuts."""
+    trainers = tuple(f"trainer-{i}" for i in range(OWNERS))
+    engines = tuple(f"engine-{i}" for i in range(OWNERS))
+
+    def planned(owner: int) -> Reads:
+        wants: list[Want] = []
+        for rows, columns, cut in MATRICES:
+            shape = (LAYERS, EXPERTS, rows, columns)
+            before, after = placements(2 + cut)
+            runs = MeshLayout(shape, target, after, engines, stack=2).runs(owner)
+            wants.append(Want(MeshLayout(shape, source, before, trainers, stack=2), runs, ITEM_BYTES))
+        return plan_reads(wants)
+
+    return planned
+
+
+SAME: Placement = ("replicate",)
+EP: Placement = ("shard", 1)
+ROWS: Placement = ("shard", 2)
+# By name: trainer layout -> engine layout.
+WEIGHTS: dict[str, Case] = {
+    "fsdp 16 x ep 64 -> dp 32 x ep 32": weights((16, 64), (32, 32), lambda cut: ((ROWS, EP), (SAME, EP))),
+    "replicas 4 x fsdp 4 x ep 64 -> dp 32 x ep 32": weights(
+        (4, 4, 64), (32, 32), lambda cut: ((SAME, ROWS, EP), (SAME, EP))
+    ),
+    "fsdp 1024 -> dp 128 x tp 8": weights((1024,), (128, 8), lambda cut: ((ROWS,), (SAME, ("shard", cut)))),
+    "replicas 8 x fsdp 128 -> dp 128 x tp 8": weights(
+        (8, 128), (128, 8), lambda cut: ((SAME, ROWS), (SAME, ("shard", cut)))
+    ),
+    "fsdp 128 x tp 8 -> dp 256 x tp 4": weights(
+        (128, 8),
+        (256, 4),
+        lambda cut: ((("strided_shard", 2, 8) if cut == 2 else ROWS, ("shard", cut)), (SAME, ("shard", cut))),
+    ),
+}
+
+
+def batch_case() -> Case:
+    """The plan of trainer rank `owner`: dp rank owner // CP, cp rank owner % CP."""
+    generator = np.random.default_rng(4)
+    lengths = np.minimum(generator.lognormal(8, 1, SEQUENCES).astype(np.int64) + 16, 131_072)
+    dealt = generator.permutation(SEQUENCES).reshape(PRODUCERS, -1)
+    held = [
+        Packed(f"rollout-{i}", sequences, np.concatenate([[0], np.cumsum(lengths[sequences])]))
+        for i, sequences in enumerate(dealt)
+    ]
+    wanted = generator.permutation(SEQUENCES).reshape(DP, -1)
+    micro = np.arange(wanted.shape[1], dtype=np.int32) // MICRO_BATCH
+
+    def planned(owner: int) -> Reads:
+        context = ContextSlice(owner % CP, CP)
+        return plan_batch(
+            RaggedIndex.of(held), wanted[owner // CP], COLUMN_BYTES, context, priority=micro
+        ).reads
+
+    return planned
+
+
+def measure(name: str, owners: int, repetitions: int) -> dict[str, Any]:
+    """In this process: the slowest owner's plan, and the peak of memory over all."""
+    case = batch_case() if name == "batch" else WEIGHTS[name]
+    before = resident("VmRSS")
+    slowest: dict[str, Any] = {"seconds": -1.0}
+    for owner in sorted({round(i) for i in np.linspace(0, OWNERS - 1, owners)}):
+        gc.collect()
+        times: list[float] = []
+        for _ in range(repetitions):
+            cut_of.cache_clear()
+            started = time.perf_counter()
+            reads = case(owner)
+            requests = schedule(reads, CREDIT_BYTES, first_peer=owner)
+            planned = time.perf_counter()
+            copies = sum(len(requests.spelled(i).tensor) for i in range(len(requests)))
+            times.append(time.perf_counter() - started)
+            if copies != reads.copies:
+                raise RuntimeError(f"{name}: {copies} copies in requests, {reads.copies} in the plan")
+        seconds = round(statistics.median(times), 6)
+        if seconds > slowest["seconds"]:
+            slowest = {
+                "seconds": seconds,
+                "of_which_plan_seconds": round(planned - started, 6),
+                "owner": owner,
+                "copies": copies,
+                "blocks": len(reads.blocks),
+                "requests": len(requests),
+                "peers": int((reads.loads > 0).sum()),
+                "read_bytes": reads.size_bytes,
+            }
+    return {**slowest, "peak_bytes": resident("VmHWM") - before}
+
+
+def resident(field: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most so far."""
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
