@@ -88,6 +88,13 @@ def test_plan_prefers_the_cheapest_owner_that_holds_an_element(data):
         assert (cheapest[copy.target.slices()] == costs[layout.shards[copy.shard_index].owner]).all()
 
 
+def test_of_equally_near_replicas_the_least_loaded_serves():
+    layout = layout_of((4,), [Box((0,), (4,))] * 3)
+    assert [copy.shard_index for copy in plan(layout, Box((0,), (4,)), {"o2": 1.0}, {"o0": 9, "o1": 8})] == [
+        1
+    ]
+
+
 @many
 @given(st.data())
 def test_a_gap_names_a_box_that_nobody_holds(data):
