@@ -42,6 +42,8 @@ TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 GENERATIONS = ("generate", "continuous")
 # Steps of the trial that finds TRL's faster way to generate; the first is not counted.
 TRIAL_STEPS = 5
+# Longest that teaching the model, or asking it, may take.
+MODEL_S = 1_200.0
 # Held-out questions that both final models answer at the end, not timed.
 HELD_OUT = 512
 DEFAULTS = Settings()
@@ -168,7 +170,7 @@ def model_process(directory: Path, questions: int = 0) -> float | None:
     """Makes the model that both start from in `directory`, or (questions > 0) returns the mean score of the
     one that is there. In a process of its own, so that torch's threads end with it."""
     command = [sys.executable, "-m", "benchmarks.e2e.model", str(directory), str(questions)]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, timeout=MODEL_S)
     return json.loads(done.stdout)["score"]
 
 

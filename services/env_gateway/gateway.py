@@ -19,6 +19,7 @@ from earl.config.environment import GatewayConfig
 from earl.errors import EnvHostLost, EnvProtocolError
 from services.env_gateway import codec
 from services.env_gateway.admission import MAX_CAPACITY, check_hello, opening_limits
+from services.env_gateway.clients import ClientStream
 from services.env_gateway.pool import Host, Pool
 from services.env_gateway.quarantine import Quarantine
 from services.env_gateway.sessions import (
@@ -37,26 +38,11 @@ from services.env_gateway.sessions import (
 
 log = logging.getLogger(__name__)
 
-MAX_CLIENT_SESSIONS = 65_536
 MAX_QUEUE = 65_536
 # Progress is dropped rather than queued behind this many unread messages.
 PROGRESS_BACKLOG = 1_000
-# Ended sessions whose last answer a client may ask for again.
-KEPT_ENDED = 1_024
 
 Quarantined = Callable[[str, str, str], None]
-
-
-class ClientStream:
-    """One Play stream: its sessions by the client's own numbers."""
-
-    __slots__ = ("ended", "outbox", "sessions")
-
-    def __init__(self, outbox: Any) -> None:
-        self.outbox = outbox
-        self.sessions: dict[int, Session] = {}
-        # Numbers of ended sessions, oldest first.
-        self.ended: dict[int, None] = {}
 
 
 class Gateway:
@@ -274,10 +260,8 @@ class Gateway:
 
     def _opening_limits(self, client: ClientStream, opening: Any) -> tuple[dict[str, float], str]:
         """The limits, or what is wrong with the Open."""
-        if opening.session in client.sessions and opening.session not in client.ended:
-            return {}, f"session {opening.session} is open already"
-        if len(client.sessions) - len(client.ended) >= MAX_CLIENT_SESSIONS:
-            return {}, f"{MAX_CLIENT_SESSIONS} sessions are open on this stream"
+        if wrong := client.refusal(opening.session):
+            return {}, wrong
         if self.pool.waiting(opening.environment) >= MAX_QUEUE:
             return {}, f"{MAX_QUEUE} sessions wait for {opening.environment!r}"
         try:
@@ -320,8 +304,7 @@ class Gateway:
         client.outbox.put(codec.failure(number, seq, ending, "EnvProtocolError", text))
 
     def _close(self, client: ClientStream, number: int) -> None:
-        session = client.sessions.pop(number, None)
-        client.ended.pop(number, None)
+        session = client.forget(number)
         if session is None or session.state is State.ENDED:
             return
         session.end()
@@ -345,13 +328,7 @@ class Gateway:
     def _release(self, session: Session) -> None:
         """An ended session gives its place back; its last answer is kept for a while."""
         self.sessions.pop(session.id, None)
-        client = session.client
-        if session.number in client.sessions:
-            client.ended[session.number] = None
-            if len(client.ended) > KEPT_ENDED:
-                oldest = next(iter(client.ended))
-                del client.ended[oldest]
-                client.sessions.pop(oldest, None)
+        session.client.ended(session.number)
         host = session.host
         if host is not None and host.sessions.pop(session.id, None) is not None:
             host.outbox.put(codec.close(session.id))

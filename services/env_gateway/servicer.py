@@ -10,7 +10,8 @@ from earl.errors import DeadlineExceeded, EnvProtocolError
 from earl.rpc.client import EOF
 from earl.rpc.outbox import Outbox
 from earl.v1 import env_pb2, env_pb2_grpc
-from services.env_gateway.gateway import ClientStream, Gateway
+from services.env_gateway.clients import ClientStream
+from services.env_gateway.gateway import Gateway
 from services.env_gateway.pool import Host
 
 log = logging.getLogger(__name__)

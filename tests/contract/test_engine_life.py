@@ -249,9 +249,10 @@ async def test_an_idle_engine_uses_no_cpu(shared):
     await shared.generate_all(ask(prompt(6), 4))
     processes = [psutil.Process(pid) for pid in shared.pids]
     before = [sum(process.cpu_times()[:2]) for process in processes]
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(3.0)
     used = [sum(process.cpu_times()[:2]) - b for process, b in zip(processes, before, strict=True)]
-    assert max(used) <= 0.05
+    # 2 % of a core; the kernel counts in hundredths of a second.
+    assert max(used) <= 0.06
 
 
 async def test_death_fails_every_call_and_leaves_no_process(own, spec):

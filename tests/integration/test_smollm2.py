@@ -11,6 +11,7 @@ from earl.models.create import create_model
 from earl.models.module import Decoder
 from earl.models.tokenizer import Tokenizer
 from earl.models.weights import check_model, load_decoder
+from tests.support import threads
 
 # The first of these converts the model, once a machine.
 pytestmark = pytest.mark.timeout(900)
@@ -27,13 +28,7 @@ def checkpoint(smollm2, tmp_path_factory):
     return link
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Thirty tokens at a time are no work for more; beside busy neighbours threads only wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+one_thread = threads.one_thread
 
 
 @pytest.fixture(scope="module")

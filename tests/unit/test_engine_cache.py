@@ -18,6 +18,7 @@ from services.rollout.engines.base import EngineSpec, GenerateRequest
 from services.rollout.engines.ranks import Followers, Rank
 from services.rollout.engines.runner import Runner
 from services.rollout.engines.torch_engine import TorchEngine
+from tests.support import threads
 
 MODEL = ModelSpec("qwen3", 32, 2, 4, 2, 64, 48, 29, qk_norm=True, tied=True)
 CONTEXT, SLOTS = 96, 6
@@ -25,13 +26,7 @@ CONTEXT, SLOTS = 96, 6
 PAGES = {torch.float32: 16, torch.bfloat16: 32}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small matrices: a second thread only waits for the first."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+one_thread = threads.one_thread
 
 
 class Weights:

@@ -15,6 +15,7 @@ from services.rollout.engines.ranks import Followers, Rank
 from services.rollout.engines.runner import Runner
 from services.rollout.engines.sampling import sample, uniforms
 from services.rollout.engines.torch_engine import TorchEngine
+from tests.support import threads
 
 SPECS = {
     "llama": ModelSpec("llama", 32, 2, 4, 4, 8, 48, 29, tied=True),
@@ -24,13 +25,7 @@ SPECS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small matrices: a second thread only waits for the first."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+one_thread = threads.one_thread
 
 
 def models(name: str, slots: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Runner]:
