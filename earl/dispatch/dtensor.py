@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
-from earl.dispatch.placements import Placement, placement_boxes
+from earl.dispatch.placements import Placement, cutting_order, placement_boxes
 from earl.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -62,33 +65,33 @@ def to_torch(placements: Sequence[Placement]) -> tuple[Any, ...]:
 
 
 def mesh_layout(tensor: DTensor, owners: Sequence[str]) -> MeshLayout:
-    """The layout of a DTensor over owners, who stand row-major over its mesh. Raises LayoutError."""
-    placements = _ordered(tensor)
-    layout = MeshLayout(tuple(tensor.shape), tuple(tensor.device_mesh.shape), placements, tuple(owners))
-    for dim, length in enumerate(layout.shape):
-        acting = [i for i, placement in enumerate(placements) if placement[1:2] == (dim,)]
-        parts = 1
-        for i in acting:
-            parts *= layout.mesh_shape[i]
-        if any(placements[i][0] == "strided_shard" for i in acting[:-1]) and length % parts:
-            # torch chunks such a rank's rows again, FSDP those of its tensor-parallel rank: not the same.
-            raise LayoutError(
-                f"dimension {dim} of length {length}, a strided shard over {parts} ranks",
-                "choose a mesh that divides it, or pad the tensor",
-            )
-    return layout
+    """The layout of a DTensor over owners, who are given row-major over its mesh.
+
+    The layout's mesh has the dimensions in the order in which they cut (TP before FSDP2), and its owners
+    with them: look them up by name. Raises LayoutError.
+    """
+    mesh_shape = tuple(tensor.device_mesh.shape)
+    order, placements = cutting_order(mesh_shape, _written(tensor))
+    if len(owners) != prod(mesh_shape):
+        raise LayoutError(f"{len(owners)} owners on a mesh {mesh_shape}", "name one for each coordinate")
+    standing = np.array(owners, object).reshape(mesh_shape).transpose(order)
+    return MeshLayout(tuple(tensor.shape), standing.shape, placements, tuple(standing.ravel().tolist()))
 
 
 def local_boxes(tensor: DTensor) -> tuple[Box, ...]:
     """The boxes of this rank's local tensor, in the order of its rows; none off the mesh.
 
-    Raises LayoutError.
+    Several only where a strided shard is no order of cuts: matrices stacked in one, each cut. Raises
+    LayoutError.
     """
     at = tensor.device_mesh.get_coordinate()
     if at is None:
         return ()
-    layout = mesh_layout(tensor, [""] * tensor.device_mesh.size())
-    boxes = placement_boxes(layout.shape, layout.mesh_shape, layout.placements, at)
+    mesh_shape = tuple(tensor.device_mesh.shape)
+    order, placements = cutting_order(mesh_shape, _written(tensor))
+    boxes = placement_boxes(
+        tuple(tensor.shape), [mesh_shape[i] for i in order], placements, [at[i] for i in order]
+    )
     held = tensor.to_local().numel()
     if sum(box.size for box in boxes) != held:
         raise LayoutError(
@@ -98,8 +101,8 @@ def local_boxes(tensor: DTensor) -> tuple[Box, ...]:
     return boxes
 
 
-def _ordered(tensor: DTensor) -> tuple[Placement, ...]:
-    """The placements, applied from the left; an order of shards of its own becomes strided shards."""
+def _written(tensor: DTensor) -> tuple[Placement, ...]:
+    """The placements as tuples; an order of shards that the spec says beside them becomes strided shards."""
     spec = tensor._spec
     placements = tuple(tensor.placements)
     order = getattr(spec, "shard_order", None)

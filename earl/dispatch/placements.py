@@ -2,13 +2,14 @@
 
     ("replicate",)                      every rank of the mesh dimension holds it all
     ("shard", dim)                      torch.chunk along dim, uneven lengths too
-    ("strided_shard", dim, split)       cut into `split` parts first, then each over the ranks: FSDP2 over TP
+    ("strided_shard", dim, split)       cut into `split` parts, then each over the ranks: stacked matrices
     ("zigzag", dim)                     rank r of n holds chunks r and 2n-1-r of 2n: context parallelism
 
-One placement per mesh dimension, applied from the left as DTensor does. All act on one tensor
-dimension each, so a rank's part is a product of ranges per dimension (`runs`), and a whole layout
-one `Cut` per dimension, whatever the size of the mesh. Experts stacked in one tensor [experts, …]
-are ("shard", 0) over the expert-parallel ranks, with any cut inside each expert beside it.
+One placement per mesh dimension, applied from the left; `cutting_order` brings DTensor's, which FSDP2
+writes in another order than it cuts, into that form. All act on one tensor dimension each, so a rank's
+part is a product of ranges per dimension (`runs`), and a whole layout one `Cut` per dimension, whatever
+the size of the mesh. Experts stacked in one tensor [experts, …] are ("shard", 0) over the
+expert-parallel ranks, with any cut inside each expert beside it.
 """
 
 from __future__ import annotations
@@ -53,6 +54,36 @@ def check(shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[
             f"placement {placement!r} of a tensor of shape {tuple(shape)}",
             "use replicate, shard, strided_shard or zigzag, with a dimension that the tensor has",
         )
+
+
+def cutting_order(
+    mesh_shape: Sequence[int], placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[Placement, ...]]:
+    """(mesh dimensions in the order in which they cut, their placements in that order).
+
+    torch writes an order of its own as strided shards: `split` counts the ranks of the later mesh dimensions
+    that cut before. Such become plain shards here, and then uneven lengths too fall as they were cut: FSDP2
+    over TP, (("strided_shard", 0, 4), ("shard", 0)) on a mesh (2, 4), is (1, 0) and two plain shards. A
+    `split` that no order explains (of a stack of matrices, say) stays, at its turn from the left.
+    """
+    found = list(placements)
+    chains: dict[int, list[int]] = {}
+    for i in reversed(range(len(placements))):
+        placement = placements[i]
+        if placement[0] == "replicate":
+            continue
+        dim = int(placement[1])  # pyright: ignore[reportGeneralTypeIssues]
+        chain = chains.setdefault(dim, [])
+        before = [prod(mesh_shape[j] for j in chain[:n]) for n in range(len(chain) + 1)]
+        split = int(placement[2]) if placement[0] == "strided_shard" else 1  # pyright: ignore[reportGeneralTypeIssues]
+        if placement[0] == "strided_shard" and split in before:
+            found[i] = ("shard", dim)
+        chain.insert(before.index(split) if split in before else 0, i)
+    order = list(range(len(placements)))
+    for chain in chains.values():
+        for place, i in zip(sorted(chain), chain, strict=True):
+            order[place] = i
+    return tuple(order), tuple(found[i] for i in order)
 
 
 def placement_runs(
