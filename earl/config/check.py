@@ -94,7 +94,11 @@ def check_framing(model: ModelConfig) -> None:
 
 def check_heads(config: RunConfig, heads: int, kv_heads: int, what: str) -> None:
     """Raises IllegalParallelism for a stage whose tp does not divide these."""
-    legal = [degree for degree in range(1, kv_heads + 1) if heads % degree == 0 and kv_heads % degree == 0]
+    legal = [
+        degree
+        for degree in range(1, heads + 1)
+        if heads % degree == 0 and (kv_heads % degree == 0 or degree % kv_heads == 0)
+    ]
     for key, tp in (("rollout.tp", config.rollout.tp), ("reference.tp", config.reference.tp)):
         if tp not in legal:
             raise IllegalParallelism(

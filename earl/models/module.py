@@ -5,7 +5,8 @@
 
 Logits equal transformers' to 1e-4 (tests/unit/test_models_module.py). Every block is called through
 its forward, and the root's forward reaches all that the root owns, so FSDP2's fully_shard may wrap
-the blocks and the root. With tp, this rank's module holds its slices only (earl.models.tp).
+the blocks and the root. With tp, this rank's module holds its slices only (earl.models.slices); where
+ranks share a key-value head, each one's gradient of it is of its own queries.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from earl.models.logprobs import token_logprobs
 from earl.models.packing import Packing, causal_attention, take_rows
 from earl.models.parallel import TensorParallel, enter, leave
 from earl.models.spec import ModelSpec, Rope
-from earl.models.tp import check_tp
+from earl.models.tp import rank_heads
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -73,7 +74,7 @@ class Attention(nn.Module):
     def __init__(self, spec: ModelSpec, tp: TensorParallel) -> None:
         super().__init__()
         self.tp, self.head_dim = tp, spec.head_dim
-        query, key = spec.heads * spec.head_dim // tp.size, spec.kv_heads * spec.head_dim // tp.size
+        query, key = (count * spec.head_dim for count in rank_heads(spec, tp.size))
         self.q_proj = nn.Linear(spec.hidden, query, bias=spec.qkv_bias)
         self.k_proj = nn.Linear(spec.hidden, key, bias=spec.qkv_bias)
         self.v_proj = nn.Linear(spec.hidden, key, bias=spec.qkv_bias)
@@ -165,7 +166,6 @@ class Decoder(nn.Module):
     def __init__(self, spec: ModelSpec, tp: TensorParallel | None = None) -> None:
         super().__init__()
         self.spec, self.tp = spec, tp or TensorParallel()
-        check_tp(spec, self.tp.size)
         self.model = Stack(spec, self.tp)
         if not spec.tied:
             self.lm_head = nn.Linear(spec.hidden, spec.vocab, bias=False)

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from earl.dispatch.layout import Box
 from earl.errors import ModelNotFound, UnsupportedModel
 from earl.models.module import Decoder
+from earl.models.slices import own_parameters
 from earl.models.spec import ModelSpec, load_spec
-from earl.models.tp import tp_box
 
 # What transformers needs beside the weights; copied when present.
 SIDE_FILES = (
@@ -119,9 +119,10 @@ def load_decoder(decoder: Decoder, directory: str | Path) -> None:
     """Fill a decoder (its tp slices) from a checkpoint, casting to the parameters' dtype."""
     checkpoint, spec = Checkpoint(directory), decoder.spec
     with torch.no_grad():
+        own = own_parameters(spec, decoder.tp.rank, decoder.tp.size)
         for name, parameter in decoder.named_parameters():
-            box = tp_box(name, spec.shapes()[name], spec, decoder.tp.rank, decoder.tp.size)
-            parameter.copy_(checkpoint.read(name, box))
+            for part in own[name].parts:
+                parameter[part.at.slices()].copy_(checkpoint.read(part.source, part.box))
 
 
 def save_checkpoint(

@@ -239,9 +239,28 @@ async def test_broken_weights_fail_requests_and_not_the_engine(own, weights):
 
 
 async def test_reshape_is_refused_where_it_cannot_be_done(shared):
-    assert not shared.caps.live_reshape and shared.caps.legal_tp == (1, 2)
+    assert not shared.caps.live_reshape and shared.caps.legal_tp == (1, 2, 4)
     with pytest.raises(ReshapeRefused):
         await shared.reshape(1)
+
+
+async def test_ranks_may_share_a_key_value_head(spec, own, weights):
+    """Four ranks, two key-value heads: each reads the one that its queries attend to."""
+    if spec.tp != 2:
+        pytest.skip("one engine of four ranks is enough")
+    engine = await own(tp=4)
+    ids = prompt(11)
+    first = await engine.generate_all(ask(ids, 8, temperature=0.0))
+    assert_close(first.logprobs, recompute(MODELS[0], ids, first.ids))
+    version, keys = await weights.publish(MODELS[1])
+    report = await engine.load_weights(version, keys)
+    sizes = {name: 4 * tensor.numel() for name, tensor in MODELS[1].state_dict().items()}
+    twice = sum(size for name, size in sizes.items() if "k_proj" in name or "v_proj" in name)
+    whole = sum(size for name, size in sizes.items() if "_proj." not in name)
+    assert report.size_bytes == sum(sizes.values()) + twice + 3 * whole
+    await weights.remove(keys)
+    second = await engine.generate_all(ask(ids, 8, temperature=0.0))
+    assert_close(second.logprobs, recompute(MODELS[1], ids, second.ids))
 
 
 async def test_an_idle_engine_uses_no_cpu(shared):

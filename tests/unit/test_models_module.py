@@ -1,9 +1,9 @@
 """Decoders equal transformers', packed, cut by tp, and written to disk."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
@@ -14,9 +14,10 @@ from earl.models import logprobs as logprobs_under_test
 from earl.models.create import create_model
 from earl.models.module import Decoder, initialise
 from earl.models.packing import Packing
+from earl.models.slices import tp_box
 from earl.models.spec import load_spec, spec_of
 from earl.models.tokenizer import Tokenizer
-from earl.models.tp import check_tp, legal_tp, tp_box
+from earl.models.tp import check_tp, legal_tp
 from earl.models.weights import Checkpoint, check_model, load_decoder, save_checkpoint
 
 SMALL: dict[str, Any] = {
@@ -165,18 +166,13 @@ def test_older_configuration_keys():
     assert (spec.rope.theta, spec.rope.kind, spec.rope.factor) == (5e5, "linear", 4.0)
 
 
-def test_tp_slices_cover_every_tensor_once():
+def test_degrees_that_a_model_allows():
     spec = spec_of(CONFIGS["qwen2"].to_dict())
-    assert legal_tp(spec) == [1, 2]
-    with pytest.raises(IllegalParallelism, match=r"tp 3 .*4 heads, 2 kv_heads.*use tp 1 or 2"):
+    assert legal_tp(spec) == [1, 2, 4]
+    with pytest.raises(IllegalParallelism, match=r"tp 3 .*4 heads, 2 kv_heads.*use tp 1 or 2 or 4"):
         check_tp(spec, 3)
-    for name, shape in spec.shapes().items():
-        seen = np.zeros(shape, dtype=int)
-        for rank in range(2):
-            box = tp_box(name, shape, spec, rank, 2)
-            seen[tuple(map(slice, box.start, box.stop))] += 1
-        cut = any(part in name for part in ("_proj.weight", "_proj.bias"))
-        assert (seen == (1 if cut else 2)).all(), name
+    assert legal_tp(replace(spec, intermediate=14)) == [1, 2]
+    assert legal_tp(replace(spec, heads=12, kv_heads=4)) == [1, 2, 4, 12]
 
 
 def test_a_tp_slice_is_read_alone(tmp_path):

@@ -14,15 +14,15 @@ import torch.distributed as dist
 
 from earl.models.module import Decoder
 from earl.models.parallel import TensorParallel
+from earl.models.slices import tp_box
 from earl.models.spec import load_spec
-from earl.models.tp import tp_box
 from earl.models.weights import load_decoder
 
-directory, store, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+directory, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
 spec = load_spec(directory)
-whole, part = Decoder(spec), Decoder(spec, TensorParallel(rank, 2, dist.group.WORLD))
+whole, part = Decoder(spec), Decoder(spec, TensorParallel(rank, size, dist.group.WORLD))
 generator = torch.Generator().manual_seed(1)
 tokens, targets = torch.randint(spec.vocab, (2, 30), generator=generator)
 positions = torch.cat((torch.arange(20), torch.arange(10)))
@@ -38,7 +38,14 @@ gradients = {name: parameter.grad for name, parameter in whole.named_parameters(
 for name, parameter in part.named_parameters():
     if name.endswith(("q_norm.weight", "k_norm.weight")):
         dist.all_reduce(parameter.grad)  # of a rank's own heads only
-    box = tp_box(name, spec.shapes()[name], spec, rank, 2)
+    if "k_proj" in name or "v_proj" in name:
+        # A key-value head that ranks share: each has the gradient of its own queries.
+        sharing = max(1, size // spec.kv_heads)
+        gradients_of_all = [torch.empty_like(parameter.grad) for _ in range(size)]
+        dist.all_gather(gradients_of_all, parameter.grad)
+        first = rank // sharing * sharing
+        parameter.grad = sum(gradients_of_all[first : first + sharing])
+    box = tp_box(name, spec.shapes()[name], spec, rank, size)
     assert torch.allclose(parameter.grad, gradients[name][box.slices()], atol=1e-5), name
 dist.barrier()
 os._exit(0)  # gloo's threads may abort an orderly exit
@@ -46,13 +53,13 @@ os._exit(0)  # gloo's threads may abort an orderly exit
 
 
 def test_two_ranks_equal_one(tmp_path):
-    for family in ("qwen2", "qwen3"):
-        sizes = {"family": family, "hidden_size": 32, "heads": 4, "kv_heads": 2, "words": ["a", "b", "c"]}
+    for family, kv_heads in (("qwen2", 2), ("qwen3", 1)):
+        sizes = {"family": family, "hidden_size": 32, "heads": 4, "kv_heads": kv_heads, "words": ["a", "b"]}
         model = create_model(tmp_path / family, ModelConfig.model_validate({"scratch": sizes}), 0)
         store = str(tmp_path / f"store-{family}")
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", SCRIPT, str(model), store, str(rank)], stderr=subprocess.PIPE
+                [sys.executable, "-c", SCRIPT, str(model), store, str(rank), "2"], stderr=subprocess.PIPE
             )
             for rank in range(2)
         ]

@@ -84,7 +84,7 @@ class Rank:
         )
         if spec.load_initial:
             self.runner.load(spec.model_dir)
-        self.stager = Stager(spec, self.runner.boxes, model.shapes())
+        self.stager = Stager(spec, self.runner.own, model.shapes())
 
     def apply(self, version: int) -> None:
         """Put the staged version to use: all of it, or an error that leaves the weights unusable."""

@@ -4,8 +4,8 @@
                                                ─► attention by parts against the slots' KV
                                                ─► logits [B, V] of each sequence's last token
 
-Weights are fused for speed; `weights` still names every slice as transformers does, and `seal` puts to
-use what was written there.
+Weights are fused for speed: `own` says what of the published tensors each of `weights` is made of
+(earl.models.slices), and `seal` puts to use what was written there.
 
 deterministic: a token's row is computed bit for bit the same whatever it is batched with. Everything
 but attention then runs on tiles of TILE rows, so that each kernel sees one shape only; that its rows
@@ -26,8 +26,9 @@ from earl.dispatch.layout import Box
 from earl.errors import EngineError
 from earl.models.module import rope_frequencies, rope_table, rotate
 from earl.models.parallel import TensorParallel
+from earl.models.slices import own_parameters
 from earl.models.spec import ModelSpec
-from earl.models.tp import check_tp, tp_box
+from earl.models.tp import rank_heads
 from earl.models.weights import Checkpoint
 from services.rollout.engines.attention import Part, Shape, aligned_parts, parts_of
 from services.rollout.engines.batch import GIVE_BACK, Batch
@@ -72,62 +73,44 @@ class Runner:
         device: torch.device | str = "cpu",
         deterministic: bool = False,
     ) -> None:
-        check_tp(spec, tp.size)
         self.spec, self.tp = spec, tp
         self.slots, self.context = slots, context
         self.dtype, self.device = dtype, torch.device(device)
         self.deterministic = deterministic
-        self.heads, self.kv_heads = spec.heads // tp.size, spec.kv_heads // tp.size
+        self.heads, self.kv_heads = rank_heads(spec, tp.size)
         self.shape = Shape(self.heads, self.kv_heads, spec.head_dim, self.device)
-        # Every tensor's slice on this rank by its transformers name: views into the fused weights.
+        self.own = own_parameters(spec, tp.rank, tp.size, fused=True)
         self.weights: dict[str, torch.Tensor] = {}
-        # Box of the whole tensor that each of them is.
-        self.boxes: dict[str, Box] = {
-            name: tp_box(name, shape, spec, tp.rank, tp.size) for name, shape in spec.shapes().items()
-        }
-        self._embedding = self._own("model.embed_tokens.weight", (spec.vocab, spec.hidden))
+        for name, one in self.own.items():
+            shared = self.weights.get(one.same_as)
+            zeros = torch.zeros(one.shape, dtype=dtype, device=device) if shared is None else shared
+            self.weights[name] = zeros
+        self._embedding = self.weights["model.embed_tokens.weight"]
         self.cache = KvCache(
             spec.layers, slots, context, self.kv_heads, spec.head_dim, dtype=dtype, device=self.device
         )
         self._layers = [self._layer(number) for number in range(spec.layers)]
-        self._norm = self._own("model.norm.weight", (spec.hidden,))
-        head = self._embedding if spec.tied else self._own("lm_head.weight", (spec.vocab, spec.hidden))
-        self._head = Linear(head)
+        self._norm = self.weights["model.norm.weight"]
+        self._head = Linear(self.weights["lm_head.weight"])
         positions = torch.arange(context, device=self.device)
         frequencies = rope_frequencies(spec.rope, spec.head_dim)
         self._cosine, self._sine = rope_table(frequencies, positions, dtype)
 
     # --- weights ------------------------------------------------------------------------------
 
-    def _own(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensor = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self.weights[name] = tensor
-        return tensor
-
-    def _fused(self, names: list[str]) -> torch.Tensor:
-        """One tensor for several that are stacked by rows; each keeps its name."""
-        shapes = [self.boxes[name].shape for name in names]
-        rows = [shape[0] for shape in shapes]
-        whole = torch.zeros((sum(rows), *shapes[0][1:]), dtype=self.dtype, device=self.device)
-        self.weights.update(zip(names, whole.split(rows), strict=True))
-        return whole
-
     def _layer(self, number: int) -> _Layer:
-        spec, at = self.spec, f"model.layers.{number}."
-        attention = at + "self_attn."
-        projections = [attention + f"{letter}_proj" for letter in "qkv"]
-        own = lambda name: self._own(name, self.boxes[name].shape)  # noqa: E731
-        qkv_bias = self._fused([name + ".bias" for name in projections]) if spec.qkv_bias else None
+        weights, at = self.weights, f"model.layers.{number}."
+        attention, mlp = at + "self_attn.", at + "mlp."
         return _Layer(
-            input_norm=own(at + "input_layernorm.weight"),
-            qkv=Linear(self._fused([name + ".weight" for name in projections]), qkv_bias),
-            q_norm=own(attention + "q_norm.weight") if spec.qk_norm else None,
-            k_norm=own(attention + "k_norm.weight") if spec.qk_norm else None,
-            out=Linear(own(attention + "o_proj.weight")),
-            out_bias=own(attention + "o_proj.bias") if spec.o_bias else None,
-            post_norm=own(at + "post_attention_layernorm.weight"),
-            gate_up=Linear(self._fused([at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"])),
-            down=Linear(own(at + "mlp.down_proj.weight")),
+            input_norm=weights[at + "input_layernorm.weight"],
+            qkv=Linear(weights[attention + "qkv_proj.weight"], weights.get(attention + "qkv_proj.bias")),
+            q_norm=weights.get(attention + "q_norm.weight"),
+            k_norm=weights.get(attention + "k_norm.weight"),
+            out=Linear(weights[attention + "o_proj.weight"]),
+            out_bias=weights.get(attention + "o_proj.bias"),
+            post_norm=weights[at + "post_attention_layernorm.weight"],
+            gate_up=Linear(weights[mlp + "gate_up_proj.weight"]),
+            down=Linear(weights[mlp + "down_proj.weight"]),
             keys=self.cache.keys[number],
             values=self.cache.values[number],
         )
@@ -136,9 +119,14 @@ class Runner:
         """Fill the weights from a checkpoint directory. Raises ModelNotFound, UnsupportedModel."""
         checkpoint = Checkpoint(directory)
         checkpoint.check(self.spec)
-        with torch.inference_mode():
-            for name, view in self.weights.items():
-                view.copy_(checkpoint.read(name, self.boxes[name]))
+        self.fill(checkpoint.read)
+
+    @torch.inference_mode()
+    def fill(self, read: Callable[[str, Box], torch.Tensor]) -> None:
+        """Write all weights from boxes of the published tensors, `read(name, box)`, and put them to use."""
+        for name, one in self.own.items():
+            for part in one.parts if not one.same_as else ():
+                self.weights[name][part.at.slices()].copy_(read(part.source, part.box))
         self.seal()
 
     @torch.inference_mode()

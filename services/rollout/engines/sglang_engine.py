@@ -25,8 +25,9 @@ from typing import Any
 import torch
 
 from earl.errors import ConfigError, EarlError, EngineError, WeightsIncomplete
+from earl.models.slices import own_parameters
 from earl.models.spec import load_spec
-from earl.models.tp import legal_tp, tp_box
+from earl.models.tp import legal_tp
 from services.rollout.engines import wire
 from services.rollout.engines.base import EngineCaps, EngineSpec, EngineStats, GenerateRequest, LoadReport
 from services.rollout.engines.figures import totals
@@ -73,9 +74,7 @@ class SglangEngine:
                 f"engine {spec.name}: SGLang cannot be imported: {error}",
                 "set rollout.engine_python to an environment that has it (docs/engines.md)",
             ) from error
-        shapes = self._model.shapes()
-        boxes = {name: tp_box(name, shape, self._model, 0, 1) for name, shape in shapes.items()}
-        self._stager = Stager(spec, boxes, shapes)
+        self._stager = Stager(spec, own_parameters(self._model, 0, 1), self._model.shapes())
         self.workers = self._link.pids
         self._deaths = [os.pidfd_open(pid) for pid in self.workers]
         self._said: deque[tuple[str, Said]] = deque()

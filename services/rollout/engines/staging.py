@@ -21,25 +21,27 @@ from earl.bus import Bus
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import numpy_dtype
 from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.layout import Box, Layout
+from earl.dispatch.layout import Layout
 from earl.dispatch.registry import Registry
 from earl.errors import EarlError, EngineError, LayoutError, WeightsIncomplete
+from earl.models.slices import Own
 from services.rollout.engines.base import EngineSpec, LoadReport, Transfer
 
 JOIN_S = 5.0
 
 
 class Stager:
-    """Reads versions for one rank. boxes: what of each tensor this rank holds; shapes: whole.
+    """Reads versions for one rank. own: what its parameters are made of; shapes: of published tensors.
 
     `wake` becomes readable when a load ended; then `take` says how. Used from the step loop's thread.
     """
 
     def __init__(
-        self, spec: EngineSpec, boxes: Mapping[str, Box], shapes: Mapping[str, tuple[int, ...]]
+        self, spec: EngineSpec, own: Mapping[str, Own], shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
         self._spec = spec
-        self._boxes, self._shapes = dict(boxes), dict(shapes)
+        self._own = {name: one for name, one in own.items() if not one.same_as}
+        self._shapes = dict(shapes)
         self._buffers: dict[str, np.ndarray] = {}
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,7 +92,10 @@ class Stager:
             self._loop.call_soon_threadsafe(task.cancel)
 
     def tensors(self, version: int) -> dict[str, tuple[np.ndarray, str]]:
-        """(array, dtype's name) by tensor. Raises WeightsIncomplete if `version` is not staged whole."""
+        """(array, published dtype's name) by own parameter.
+
+        Raises WeightsIncomplete if `version` is not staged whole.
+        """
         if self.staged != version:
             raise WeightsIncomplete(
                 f"engine {self._spec.name} has version {self.staged} staged, not {version}",
@@ -139,7 +144,11 @@ class Stager:
         dispatcher = await self._connected()
         layouts = await dispatcher.describe(keys)
         self._prepare(layouts, keys)
-        reads = [Read(keys, name, box, self._buffers[name]) for name, box in self._boxes.items()]
+        reads = [
+            Read(keys, part.source, part.box, self._buffers[name][part.at.slices()])
+            for name, one in self._own.items()
+            for part in one.parts
+        ]
         receipt = await dispatcher.read(reads, deadline_s)
         self.transfers = [
             Transfer(path=path, size_bytes=t.size_bytes, seconds=t.seconds, transfers=t.transfers)
@@ -160,20 +169,30 @@ class Stager:
 
     def _prepare(self, layouts: Mapping[str, Layout], keys: tuple[str, ...]) -> None:
         """Buffers of the published dtypes. Raises LayoutError if the tensors are another model's."""
-        for name, box in self._boxes.items():
-            layout = layouts.get(name)
-            found = None if layout is None else layout.shape
-            if layout is None or found != self._shapes[name]:
+        for name, one in self._own.items():
+            dtypes = {self._dtype(layouts, part.source, keys) for part in one.parts}
+            if len(dtypes) > 1:
                 raise LayoutError(
-                    f"{', '.join(keys)}: {name} has shape {found}, the engine's model {self._shapes[name]}",
-                    "trainer and engines must be given the same model",
+                    f"{', '.join(keys)}: parts of {name} are published as {' and '.join(sorted(dtypes))}",
+                    "publish all of a version in one dtype",
                 )
-            dtype = numpy_dtype(layout.dtype)
+            self.dtypes[name] = dtypes.pop()
+            dtype = numpy_dtype(self.dtypes[name])
             buffer = self._buffers.get(name)
             if buffer is None or buffer.dtype != dtype:
                 # Written once now: the first read would pay for the page faults.
-                self._buffers[name] = np.full(box.shape, 0, dtype=dtype)
-            self.dtypes[name] = layout.dtype
+                self._buffers[name] = np.full(one.shape, 0, dtype=dtype)
+
+    def _dtype(self, layouts: Mapping[str, Layout], name: str, keys: tuple[str, ...]) -> str:
+        """The dtype in which a tensor is published. Raises LayoutError if it is another model's."""
+        layout = layouts.get(name)
+        found = None if layout is None else layout.shape
+        if layout is None or found != self._shapes[name]:
+            raise LayoutError(
+                f"{', '.join(keys)}: {name} has shape {found}, the engine's model {self._shapes[name]}",
+                "trainer and engines must be given the same model",
+            )
+        return layout.dtype
 
     async def _close(self) -> None:
         if self._task is not None:

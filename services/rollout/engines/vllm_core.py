@@ -14,6 +14,7 @@ from typing import Any
 from earl.config.engines import check_vllm_heads
 from earl.errors import ConfigError, EngineError
 from earl.models.spec import ModelSpec
+from earl.models.tp import rank_heads
 from services.rollout.engines.base import EngineSpec
 
 # Tokens of a KV block: the least that vLLM's CPU attention takes.
@@ -85,7 +86,7 @@ def kv_bytes(spec: EngineSpec, model: ModelSpec) -> int:
 def token_bytes(spec: EngineSpec, model: ModelSpec) -> int:
     """Bytes of one token's keys and values on each rank."""
     item = 4 if spec.dtype == "float32" else 2
-    return 2 * model.layers * (model.kv_heads // spec.tp) * model.head_dim * item
+    return 2 * model.layers * rank_heads(model, spec.tp)[1] * model.head_dim * item
 
 
 def start_core(spec: EngineSpec, model: ModelSpec, device: str) -> Any:

@@ -22,8 +22,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (  # pyright: igno
     finalize_layerwise_reload,
 )
 
+from earl.models.slices import own_parameters
 from earl.models.spec import load_spec
-from earl.models.tp import tp_box
 from services.rollout.engines import wire
 from services.rollout.engines.base import EngineSpec
 from services.rollout.engines.ranks import loaded
@@ -43,10 +43,8 @@ class EarlWorker:
         engine = msgspec.msgpack.decode(spec, type=EngineSpec)
         model = load_spec(engine.model_dir)
         self.earl_shapes = model.shapes()
-        self.earl_boxes = {
-            name: tp_box(name, shape, model, self.rank, engine.tp) for name, shape in self.earl_shapes.items()
-        }
-        self.earl_stager = Stager(engine, self.earl_boxes, self.earl_shapes)
+        self.earl_own = own_parameters(model, self.rank, engine.tp)
+        self.earl_stager = Stager(engine, self.earl_own, self.earl_shapes)
         self.model_runner.sampler = SeededSampler(self.model_runner)
         if engine.tp > 1:
             threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
@@ -90,14 +88,15 @@ class EarlWorker:
             part = torch.from_numpy(array).view(getattr(torch, dtype))
             if part.shape != self.earl_shapes[name]:
                 whole = torch.empty(self.earl_shapes[name], dtype=part.dtype)
-                whole[self.earl_boxes[name].slices()] = part
+                (one,) = self.earl_own[name].parts
+                whole[one.box.slices()] = part
                 part = whole
             yield name, part
 
     def _earl_tie(self) -> None:
         """A head that is the embedding gets no tensor of its own, so the reload leaves what vLLM derived
         from its old weights (on CPUs a packed copy): derived anew here."""
-        if "lm_head.weight" not in self.earl_shapes:
+        if self.earl_own["lm_head.weight"].same_as:
             model = self.model_runner.get_model()
             model.lm_head.weight = model.model.embed_tokens.weight
             model.lm_head.quant_method.process_weights_after_loading(model.lm_head)

@@ -21,8 +21,8 @@ from earl.dispatch.layout import Box, chunk_range
 from earl.errors import TrainerError
 from earl.models.module import Decoder
 from earl.models.parallel import TensorParallel
+from earl.models.slices import tp_box
 from earl.models.spec import ModelSpec
-from earl.models.tp import tp_box
 from earl.models.weights import Checkpoint, load_decoder
 from services.trainer.prefixes import bins, rows_of
 

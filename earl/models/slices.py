@@ -1,0 +1,123 @@
+"""What a tensor-parallel rank's own parameters are made of: boxes of the published tensors. Pure.
+
+    published (transformers' names)              a rank's own
+    q_proj, k_proj, v_proj   its heads' rows ──► the same, or stacked: qkv_proj
+    gate_proj, up_proj       its rows        ──► the same, or stacked: gate_up_proj
+    o_proj, down_proj        its columns     ──► the same
+    all else                 whole           ──► the same
+    embed_tokens             whole           ──► lm_head too where they are tied: one tensor, two names
+
+Whoever reads weights, from a checkpoint or over the data plane, follows this one table. Where there are
+more ranks than key-value heads, neighbouring ranks hold the same head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from earl.dispatch.layout import Box
+from earl.models.spec import ModelSpec
+from earl.models.tp import check_tp
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How models of a family are cut and fused, by the last parts of their parameters' names.
+
+    cuts: dimension, and the field of ModelSpec that counts what is dealt over ranks. fused: modules that
+    an engine may stack by rows into one. tied: what is another parameter under a name of its own.
+    """
+
+    cuts: Mapping[str, tuple[int, str]]
+    fused: Mapping[str, tuple[str, ...]]
+    tied: Mapping[str, str]
+
+
+_LLAMA = Family(
+    cuts={
+        "q_proj.weight": (0, "heads"),
+        "q_proj.bias": (0, "heads"),
+        "k_proj.weight": (0, "kv_heads"),
+        "k_proj.bias": (0, "kv_heads"),
+        "v_proj.weight": (0, "kv_heads"),
+        "v_proj.bias": (0, "kv_heads"),
+        "o_proj.weight": (1, "heads"),
+        "gate_proj.weight": (0, "intermediate"),
+        "up_proj.weight": (0, "intermediate"),
+        "down_proj.weight": (1, "intermediate"),
+    },
+    fused={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+)
+# The three name their parameters alike; which of them a model has is ModelSpec.shapes()'s to say.
+FAMILIES: dict[str, Family] = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`box` of the published tensor `source` goes to `at` of a rank's own; both of one shape."""
+
+    source: str
+    box: Box
+    at: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """One parameter of a rank. parts fill it exactly once; same_as: the own parameter that it is, or ""."""
+
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    same_as: str = ""
+
+
+def own_parameters(spec: ModelSpec, rank: int, size: int, *, fused: bool = False) -> dict[str, Own]:
+    """The parameters of rank `rank` of `size` by name, in the order of computation.
+
+    fused: with qkv_proj and gate_up_proj. Raises IllegalParallelism.
+    Example: o_proj of shape (8, 16), rank 1 of 2 → Own((8, 8), (Part(name, [0:8, 8:16], [0:8, 0:8]),)).
+    """
+    check_tp(spec, size)
+    family = FAMILIES[spec.family]
+    stacked = {one: whole for whole, several in family.fused.items() for one in several} if fused else {}
+    boxes: dict[str, list[tuple[str, Box]]] = {}
+    for source, shape in spec.shapes().items():
+        *path, module, kind = source.split(".")
+        name = ".".join((*path, stacked.get(module, module), kind))
+        boxes.setdefault(name, []).append((source, tp_box(source, shape, spec, rank, size)))
+    found = {name: _by_rows(several) for name, several in boxes.items()}
+    if spec.tied:
+        found |= {name: replace(found[other], same_as=other) for name, other in family.tied.items()}
+    return found
+
+
+def tp_box(name: str, shape: tuple[int, ...], spec: ModelSpec, rank: int, size: int) -> Box:
+    """The box of published tensor `name` (whole `shape`) that rank `rank` of `size` needs.
+
+    Example: q_proj.weight of shape (8, 4), rank 1 of 2 → rows 4 to 8. size is one of legal_tp(spec).
+    """
+    whole = Box.whole(shape)
+    cut = FAMILIES[spec.family].cuts.get(".".join(name.split(".")[-2:]))
+    if cut is None:
+        return whole
+    dim, counted = cut
+    count = getattr(spec, counted)
+    each = max(1, count // size)
+    first = rank * count // size
+    length = shape[dim] // count
+    start, stop = list(whole.start), list(whole.stop)
+    start[dim], stop[dim] = first * length, (first + each) * length
+    return Box(tuple(start), tuple(stop))
+
+
+def _by_rows(boxes: list[tuple[str, Box]]) -> Own:
+    """The boxes on top of each other."""
+    parts: list[Part] = []
+    row = 0
+    for source, box in boxes:
+        rows, *rest = box.shape
+        at = Box((row, *[0] * len(rest)), (row + rows, *rest))
+        parts.append(Part(source, box, at))
+        row += rows
+    return Own((row, *boxes[0][1].shape[1:]), tuple(parts))
