@@ -10,7 +10,7 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,8 @@ import xxhash
 from earl.dispatch import arena_file
 from earl.dispatch.allocator import FirstFit
 from earl.dispatch.arena_file import SLOT_WORDS, Header
-from earl.dispatch.descriptor import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, host_id, row_major
+from earl.dispatch.descriptor import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, host_id
+from earl.dispatch.pieces import Pieces, Regions
 from earl.errors import ArenaFull, LayoutError, RegionGone, TransportUnavailable
 
 _GENERATION, _OFFSET, _SIZE = 0, 1, 2
@@ -53,7 +54,7 @@ class Region:
             checksums = ()
             if checksum:
                 whole = self.array(np.uint8, (self.size_bytes,))
-                checksums = block_checksums(whole, 0, self.size_bytes)
+                checksums = block_checksums(whole)
             self.ref = self._arena._publish(self._slot, self.offset_bytes, self.size_bytes, checksums)
         return self.ref
 
@@ -199,35 +200,58 @@ class MappedArena:
         """True once the owner, or who cleaned up after it, removed the file."""
         return os.fstat(self._fd).st_nlink == 0
 
-    def check(self, slot: int, generation: int) -> None:
-        """Raises RegionGone unless the slot holds this generation, published, now."""
-        found = int(self._table[slot, _GENERATION]) if 0 <= slot < self._header.slots else -1
-        if found != generation or not generation & 1:
+    def check(self, slots: np.ndarray, generations: np.ndarray) -> None:
+        """Raises RegionGone unless each slot (int64[N]) holds its generation (uint64[N]), published, now."""
+        known = (slots >= 0) & (slots < self._header.slots)
+        found = self._table[np.where(known, slots, 0), _GENERATION]
+        bad = np.flatnonzero(~known | (found != generations) | (generations & np.uint64(1) == 0))
+        if len(bad):
+            at = int(bad[0])
             raise RegionGone(
-                f"region {slot} of {self.path} is at generation {found}, not {generation}",
+                f"region {slots[at]} of {self.path} is at generation {found[at]}, not {generations[at]}",
                 "it was freed or reused; read a newer descriptor",
             )
 
-    def extent(self, slot: int, generation: int) -> tuple[int, int]:
-        """(offset, size) in bytes of a published region, within the file's data. Raises RegionGone."""
-        self.check(slot, generation)
-        offset, size = int(self._table[slot, _OFFSET]), int(self._table[slot, _SIZE])
-        self.check(slot, generation)
-        if offset < self._header.data_offset or offset + size > self._header.size_bytes:
+    def extents(self, slots: np.ndarray, generations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(offsets, sizes), int64[N] bytes, of published regions, within the file. Raises RegionGone."""
+        self.check(slots, generations)
+        offsets = self._table[slots, _OFFSET].astype(np.int64)
+        sizes = self._table[slots, _SIZE].astype(np.int64)
+        self.check(slots, generations)
+        outside = (offsets < self._header.data_offset) | (sizes < 0)
+        outside |= sizes > self._header.size_bytes - offsets
+        if outside.any():
+            slot = slots[np.flatnonzero(outside)[0]]
             raise RegionGone(f"region {slot} of {self.path} leaves its arena", "its owner is faulty")
-        return offset, size
+        return offsets, sizes
 
-    def view(
-        self,
-        dtype: np.dtype,
-        offset_bytes: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None = None,
-    ) -> np.ndarray:
-        """A read-only array over the file from `offset_bytes`; numpy refuses what leaves the file."""
-        return np.ndarray(
-            shape, dtype, self.memory, offset_bytes, strides or row_major(shape, dtype.itemsize)
-        )
+    def check_extents(self, pieces: Pieces) -> None:
+        """Raises RegionGone unless every piece lies in its region, which is where its owner says."""
+        regions = pieces.regions
+        offsets, sizes = self.extents(regions.slot, regions.generation)
+        moved = np.flatnonzero(offsets != regions.offset_bytes)
+        if len(moved):
+            slot = regions.slot[moved[0]]
+            raise RegionGone(f"region {slot} of {self.path} lies elsewhere", "read a newer descriptor")
+        stop = pieces.stop
+        beyond = np.flatnonzero(stop > sizes[pieces.region])
+        if len(beyond):
+            at = int(beyond[0])
+            region = int(pieces.region[at])
+            raise RegionGone(
+                f"region {regions.slot[region]} of {self.path}: {sizes[region]} bytes, not {stop[at]}",
+                "read a newer descriptor",
+            )
+
+    def digests(self, regions: Regions, blocks: Iterable[tuple[int, int]]) -> list[int]:
+        """xxh3-64 of checksum blocks, each (region, block), as the bytes are now."""
+        found: list[int] = []
+        for region, block in blocks:
+            offset, size = int(regions.offset_bytes[region]), int(regions.size_bytes[region])
+            start = block * regions.block_bytes
+            stop = min(start + regions.block_bytes, size)
+            found.append(xxhash.xxh3_64_intdigest(self.memory[offset + start : offset + stop].data))
+        return found
 
     def close(self) -> None:
         """Give up the file; the mapping ends when the last array over it does."""
@@ -246,9 +270,7 @@ def _table(mapped: mmap.mmap, header: Header) -> np.ndarray:
     return words.reshape(header.slots, SLOT_WORDS)
 
 
-def block_checksums(
-    region: np.ndarray, first_block: int, stop_bytes: int, block_bytes: int = CHECKSUM_BLOCK_BYTES
-) -> tuple[int, ...]:
-    """xxh3-64 of the blocks of a region's bytes from `first_block` on, up to `stop_bytes`."""
-    starts = range(first_block * block_bytes, stop_bytes, block_bytes)
-    return tuple(xxhash.xxh3_64_intdigest(region[i : min(i + block_bytes, stop_bytes)].data) for i in starts)
+def block_checksums(region: np.ndarray, block_bytes: int = CHECKSUM_BLOCK_BYTES) -> tuple[int, ...]:
+    """xxh3-64 of each block of a region's bytes, uint8[N]."""
+    starts = range(0, len(region), block_bytes)
+    return tuple(xxhash.xxh3_64_intdigest(region[i : i + block_bytes].data) for i in starts)

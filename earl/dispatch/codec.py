@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from earl.dispatch.descriptor import (
+    CHECKSUM_BLOCK_BYTES,
     ArenaRef,
     Descriptor,
     RegionRef,
+    SequenceRecords,
     ShardRef,
     TensorShards,
     numpy_dtype,
+    packed,
     row_major,
 )
 from earl.dispatch.layout import Box
+from earl.dispatch.pieces import Regions
 from earl.errors import LayoutError
 from earl.v1 import layout_pb2 as pb
 
 _PREFIX = "DTYPE_"
+# Words of a sequence's record before its digests.
+_WORDS = 4
 
 
 def encode(descriptor: Descriptor) -> bytes:
@@ -50,10 +59,7 @@ def decode(data: bytes) -> Descriptor:
     message = pb.LayoutDescriptor()
     try:
         message.ParseFromString(data)
-        arenas = [
-            ArenaRef(a.owner, a.incarnation, a.path, a.nonce, a.size_bytes, a.ucx_address, a.device, a.host)
-            for a in message.arenas
-        ]
+        arenas = [_arena_of(arena) for arena in message.arenas]
         regions = [
             RegionRef(
                 arenas[r.arena],
@@ -72,8 +78,70 @@ def decode(data: bytes) -> Descriptor:
     return Descriptor(message.key, message.version, tensors)
 
 
+def encode_head(arena: ArenaRef, columns: Sequence[tuple[str, str]]) -> bytes:
+    """A SequenceHead's bytes. columns: (name, dtype's name)."""
+    message = pb.SequenceHead(arena=_arena(arena), checksum_block_bytes=CHECKSUM_BLOCK_BYTES)
+    for name, dtype in columns:
+        message.columns.add(name=name, dtype=pb.Dtype.Value(_PREFIX + dtype.upper()))
+    return message.SerializeToString()
+
+
+def encode_record(rows: int, region: RegionRef) -> bytes:
+    """One sequence's words."""
+    words = (rows, region.slot, region.generation, region.offset_bytes, *region.checksums)
+    return np.array(words, "<u8").tobytes()
+
+
+def decode_sequences(head: bytes, records: Sequence[bytes]) -> SequenceRecords:
+    """Some sequences of one owner, in order. Raises LayoutError when anything is damaged."""
+    message = pb.SequenceHead()
+    lengths = np.array([len(record) for record in records], np.int64)
+    try:
+        message.ParseFromString(head)
+        columns = tuple((c.name, _dtype(c.dtype)) for c in message.columns)
+        if not columns or message.checksum_block_bytes < 1 or not message.HasField("arena"):
+            raise ValueError("no columns, no arena or no size of blocks")
+        if (lengths % 8).any() or (lengths < 8 * _WORDS).any():
+            raise ValueError(f"records of {lengths.min()} to {lengths.max()} bytes")
+    except (DecodeError, ValueError) as error:
+        raise LayoutError(f"damaged sequences of {len(head)} bytes: {error}", "publish them again") from error
+    words = np.frombuffer(b"".join(records), "<u8")
+    counts = lengths // 8
+    first = np.cumsum(counts) - counts
+    table = words[first[:, None] + np.arange(_WORDS)] if len(first) else np.zeros((0, _WORDS), np.uint64)
+    rows = table[:, 0].astype(np.int64)
+    if (table[:, [0, 1, 3]] >= 1 << 40).any():
+        raise LayoutError(f"damaged records: rows {rows[:4]}", "publish them again")
+    _, sizes = packed(rows, [numpy_dtype(dtype).itemsize for _, dtype in columns])
+    digests = np.ones(len(words), bool)
+    digests[(first[:, None] + np.arange(_WORDS)).ravel()] = False
+    regions = Regions(
+        table[:, 1].astype(np.int64),
+        table[:, 2].astype(np.uint64),
+        table[:, 3].astype(np.int64),
+        sizes,
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(counts - _WORDS)]),
+        words[digests].astype(np.uint64),
+        message.checksum_block_bytes,
+    )
+    blocks = -(-sizes // message.checksum_block_bytes)
+    if ((counts > _WORDS) & (counts - _WORDS != blocks)).any():
+        raise LayoutError("damaged records: not a digest for each block", "publish them again")
+    return SequenceRecords(_arena_of(message.arena), columns, rows, regions)
+
+
+def _dtype(number: int) -> str:
+    name = pb.Dtype.Name(number).removeprefix(_PREFIX).lower()
+    numpy_dtype(name)
+    return name
+
+
+def _arena_of(a: pb.ArenaRef) -> ArenaRef:
+    return ArenaRef(a.owner, a.incarnation, a.path, a.nonce, a.size_bytes, a.ucx_address, a.device, a.host)
+
+
 def _tensor(layout: pb.TensorLayout, regions: list[RegionRef]) -> TensorShards:
-    dtype = pb.Dtype.Name(layout.dtype).removeprefix(_PREFIX).lower()
+    dtype = _dtype(layout.dtype)
     item_bytes = numpy_dtype(dtype).itemsize
     shape = tuple(layout.shape)
     shards: list[ShardRef] = []

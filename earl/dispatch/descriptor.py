@@ -5,16 +5,23 @@ Dtypes go by name. numpy has no bfloat16: such arrays travel as uint16 views of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from earl.dispatch.layout import Box
-from earl.errors import LayoutError
+from earl.errors import LayoutError, LayoutGap
+
+if TYPE_CHECKING:
+    from earl.dispatch.pieces import Regions
 
 CHECKSUM_BLOCK_BYTES = 1 << 20
+# Columns of one region begin at multiples of this.
+COLUMN_ALIGNMENT_BYTES = 64
 
 NUMPY_DTYPES: dict[str, np.dtype] = {
     "uint8": np.dtype(np.uint8),
@@ -109,6 +116,43 @@ class Descriptor:
     key: str
     version: int
     tensors: tuple[TensorShards, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceRecords:
+    """N sequences of one owner. columns: (name, dtype's name), in the order in which they lie in a region,
+
+    each of a sequence's rows: int64[N]; region i holds sequence i."""
+
+    arena: ArenaRef
+    columns: tuple[tuple[str, str], ...]
+    rows: np.ndarray
+    regions: Regions
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column_offsets(self, names: Sequence[str], dtypes: Sequence[np.dtype]) -> np.ndarray:
+        """int64[N, C], bytes from a region's start to these columns. Raises LayoutGap, LayoutError."""
+        known = [name for name, _ in self.columns]
+        held = [numpy_dtype(dtype) for _, dtype in self.columns]
+        for name, dtype in zip(names, dtypes, strict=True):
+            if name not in known:
+                raise LayoutGap(f"{self.arena.owner} publishes no column {name!r}", f"it publishes {known}")
+            if held[known.index(name)] != dtype:
+                raise LayoutError(
+                    f"column {name} is {held[known.index(name)]}, the target {dtype}", "give it that dtype"
+                )
+        offsets, _ = packed(self.rows, [dtype.itemsize for dtype in held])
+        return offsets[:, [known.index(name) for name in names]]
+
+
+def packed(rows: np.ndarray, item_bytes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """(int64[N, C] where each column begins, int64[N] bytes in all): columns of rows end to end, aligned."""
+    sizes = rows[:, None] * np.asarray(item_bytes, np.int64)
+    sizes = -(-sizes // COLUMN_ALIGNMENT_BYTES) * COLUMN_ALIGNMENT_BYTES
+    stops = np.cumsum(sizes, axis=1)
+    return stops - sizes, stops[:, -1]
 
 
 def row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""The reader's side: name tensors by key and box, get them in arrays of your own.
+"""The reader's side: name tensors by key and box, or sequences, get them in arrays of your own.
 
 ```
-read: registry.get (one round trip) ─ plan per tensor ─ pieces by arena ─ transport per arena ─ receipt
+read: registry (one round trip) ─ plan ─ pieces by arena ─ transport per arena ─ receipt
 ```
 Promise: when `read` returns, every target holds exactly the published bytes; when it raises, nothing
 writes into a target any more. For keys of weights, what is gone is VersionGone: take the newer one.
@@ -12,40 +12,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.descriptor import ArenaRef, Descriptor, ShardRef, host_id, numpy_dtype
-from earl.dispatch.layout import Box, Layout, ShardBox
-from earl.dispatch.plan import plan
+from earl.dispatch.descriptor import ArenaRef
+from earl.dispatch.layout import Layout
+from earl.dispatch.pieces import Pieces
 from earl.dispatch.registry import WEIGHTS_PREFIX, Registry
-from earl.dispatch.transport.base import Piece, Transport, run_all
+from earl.dispatch.resolve import Copies, Read, SequenceRead, assemble, resolve_boxes, resolve_sequences
+from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
-from earl.errors import LayoutError, LayoutGap, ReadTimeout, RegionGone, TransportUnavailable, VersionGone
+from earl.errors import ReadTimeout, RegionGone, TransportUnavailable, VersionGone
 
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One tensor, or `box` (global indices) of it, into an array of the box's shape.
-
-    keys: every descriptor that together holds it. into: dtype as published, uint16 for bfloat16.
-    """
-
-    keys: tuple[str, ...]
-    name: str
-    box: Box | None
-    into: np.ndarray
+__all__ = ["Dispatcher", "PathTotal", "Read", "Receipt", "SequenceRead", "refuse_unmet"]
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a transfer did: bytes by the path really used ("shm", "ucx-tcp"), seconds, checksums verified."""
+    """What a transfer did: bytes by the path really used ("shm", "ucx-tcp"), seconds, checksums verified,
+
+    requests that were sent again."""
 
     size_bytes_by_path: Mapping[str, int]
     seconds: float
     verified: bool
+    retries: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -63,21 +54,18 @@ class PathTotal:
     size_bytes: int = 0
     seconds: float = 0.0
     transfers: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    layout: Layout
-    shards: tuple[ShardRef, ...]
+    retries: int = 0
 
 
 @dataclass(slots=True)
 class _Batch:
-    """The pieces of one read that come out of one arena."""
+    """The pieces of one read that come out of one arena, and how they come."""
 
     arena: ArenaRef
+    pieces: Pieces
+    transport: Transport
     weights: bool
-    pieces: list[Piece] = field(default_factory=list)
+    retries: int = 0
 
 
 class Dispatcher:
@@ -97,8 +85,8 @@ class Dispatcher:
         refuse_unmet(config)
         return cls(registry, config, await registry.secret())
 
-    async def read(self, reads: Sequence[Read], deadline_s: float) -> Receipt:
-        """Fill every read's array, together, before the deadline.
+    async def read(self, reads: Sequence[Read | SequenceRead], deadline_s: float) -> Receipt:
+        """Fill every read's arrays, together, before the deadline.
 
         Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutError, PeerLost, ReadTimeout,
         ChecksumMismatch, TransportUnavailable, BusUnavailable.
@@ -106,37 +94,35 @@ class Dispatcher:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(deadline_s):
-                batches = self._batches(reads, await self._describe(reads))
-                transports = [await self._transport(batch) for batch in batches]
-                await run_all(
-                    self._read_batch(batch, transport)
-                    for batch, transport in zip(batches, transports, strict=True)
-                )
+                batches = await self._batches(reads)
+                await run_all(self._read_batch(batch) for batch in batches)
         except TimeoutError:
-            size_bytes = sum(read.into.nbytes for read in reads)
             raise ReadTimeout(
-                f"{len(reads)} tensors, {size_bytes} bytes, were not read within {deadline_s} s",
+                f"{len(reads)} reads were not done within {deadline_s} s",
                 "is the owner frozen or the wire slow? data_plane.read_s bounds a read",
             ) from None
+        return self._receipt(batches, time.perf_counter() - started)
+
+    def _receipt(self, batches: Sequence[_Batch], seconds: float) -> Receipt:
         by_path: dict[str, int] = {}
-        for batch, transport in zip(batches, transports, strict=True):
-            size_bytes = sum(piece.size_bytes for piece in batch.pieces)
-            by_path[transport.path] = by_path.get(transport.path, 0) + size_bytes
-        seconds = time.perf_counter() - started
+        for batch in batches:
+            path = batch.transport.path
+            by_path[path] = by_path.get(path, 0) + batch.pieces.size_bytes
+            self.totals.setdefault(path, PathTotal()).retries += batch.retries
         for path, size_bytes in by_path.items():
-            total = self.totals.setdefault(path, PathTotal())
+            total = self.totals[path]
             total.size_bytes += size_bytes
             total.seconds += seconds
             total.transfers += 1
         verified = bool(batches) and all(
-            self._verifies(transport) and all(piece.region.checksums for piece in batch.pieces)
-            for batch, transport in zip(batches, transports, strict=True)
+            self._verifies(batch.transport) and bool(batch.pieces.regions.verifiable.all())
+            for batch in batches
         )
-        return Receipt(by_path, seconds, verified)
+        return Receipt(by_path, seconds, verified, sum(batch.retries for batch in batches))
 
     async def describe(self, keys: Sequence[str]) -> dict[str, Layout]:
         """The layouts of every tensor that these descriptors hold together, by name. Raises as `read`."""
-        tensors = _assemble(await self._registry.get(list(keys)))
+        tensors = assemble(await self._registry.get(list(keys)))
         return {name: tensor.layout for name, tensor in tensors.items()}
 
     async def close(self) -> None:
@@ -151,51 +137,49 @@ class Dispatcher:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _describe(self, reads: Sequence[Read]) -> dict[tuple[str, ...], dict[str, _Tensor]]:
-        keys = list(dict.fromkeys(key for read in reads for key in read.keys))
-        found = dict(zip(keys, await self._registry.get(keys), strict=True))
-        groups = dict.fromkeys(read.keys for read in reads)
-        return {group: _assemble([found[key] for key in group]) for group in groups}
+    async def _batches(self, reads: Sequence[Read | SequenceRead]) -> list[_Batch]:
+        boxes = [read for read in reads if isinstance(read, Read)]
+        sequences = [read for read in reads if isinstance(read, SequenceRead)]
+        keys = list(dict.fromkeys(key for read in boxes for key in read.keys))
+        # Records come in the order of one read's keys; further reads of sequences are rare.
+        first, *others = [one.by_owner() for one in sequences] or [{}]
+        found = await asyncio.gather(
+            self._registry.fetch(keys, first), *(self._registry.fetch([], owners) for owners in others)
+        )
+        descriptors, records = found[0][0], [one for _, one in found]
+        weights, samples = Copies(), Copies()
+        for of_weights, copies in ((True, weights), (False, samples)):
+            some = [read for read in boxes if _of_weights(read) is of_weights]
+            resolve_boxes(some, descriptors, copies)
+        for read, known in zip(sequences, records, strict=False):
+            resolve_sequences(read, known, samples)
+        return [
+            _Batch(arena, pieces, await self._transport(arena, of_weights), of_weights)
+            for of_weights, copies in ((True, weights), (False, samples))
+            for arena, pieces in copies.by_arena()
+        ]
 
-    def _batches(
-        self, reads: Sequence[Read], known: Mapping[tuple[str, ...], Mapping[str, _Tensor]]
-    ) -> list[_Batch]:
-        batches: dict[tuple[int, bool], _Batch] = {}
-        for read in reads:
-            tensor = known[read.keys].get(read.name)
-            if tensor is None:
-                raise LayoutGap(
-                    f"no tensor {read.name!r} under {', '.join(read.keys)}",
-                    f"published there: {', '.join(sorted(known[read.keys])[:8])}",
-                )
-            weights = any(key.startswith(WEIGHTS_PREFIX) for key in read.keys)
-            for piece in _pieces(read, tensor):
-                arena = piece.region.arena
-                batch = batches.setdefault((arena.nonce, weights), _Batch(arena, weights))
-                batch.pieces.append(piece)
-        return list(batches.values())
-
-    async def _read_batch(self, batch: _Batch, transport: Transport) -> None:
+    async def _read_batch(self, batch: _Batch) -> None:
+        verify = self._verifies(batch.transport)
         try:
-            await transport.read(batch.arena, batch.pieces, verify=self._verifies(transport))
+            batch.retries = await batch.transport.read(batch.arena, batch.pieces, verify=verify)
         except RegionGone as error:
-            raise _gone(batch, error) from error
+            raise _gone(batch.arena, batch.weights, error) from error
 
     def _verifies(self, transport: Transport) -> bool:
         if self._config.checksums == "wire":
             return transport is not self._shm
         return self._config.checksums == "always"
 
-    async def _transport(self, batch: _Batch) -> Transport:
+    async def _transport(self, arena: ArenaRef, weights: bool) -> Transport:
         """shm where this process can map the arena, otherwise the wire, within what is configured."""
-        arena = batch.arena
         if self._config.transport != "ucx":
             try:
                 await self._shm.open(arena)
                 return self._shm
             except (RegionGone, TransportUnavailable) as error:
                 if self._config.transport == "shm" or not arena.ucx_address:
-                    raise (_gone(batch, error) if isinstance(error, RegionGone) else error) from error
+                    raise _gone(arena, weights, error) from error
         if self._config.require == "shm":
             raise TransportUnavailable(
                 f"arena of {arena.owner} is not reachable by shared memory",
@@ -226,51 +210,11 @@ def refuse_unmet(config: DataPlaneConfig) -> None:
         )
 
 
-def _gone(batch: _Batch, error: Exception) -> Exception:
-    if not batch.weights or not isinstance(error, RegionGone):
+def _of_weights(read: Read) -> bool:
+    return any(key.startswith(WEIGHTS_PREFIX) for key in read.keys)
+
+
+def _gone(arena: ArenaRef, weights: bool, error: Exception) -> Exception:
+    if not weights or not isinstance(error, RegionGone):
         return error
-    return VersionGone(f"weights of {batch.arena.owner}: {error.message}", "take the newer version")
-
-
-def _assemble(descriptors: Sequence[Descriptor]) -> dict[str, _Tensor]:
-    """Tensors by name, with the shards of all descriptors. Raises LayoutError when they disagree."""
-    shards: dict[str, list[ShardRef]] = {}
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for descriptor in descriptors:
-        for tensor in descriptor.tensors:
-            said = (tensor.dtype, tensor.shape)
-            if shapes.setdefault(tensor.name, said) != said:
-                raise LayoutError(
-                    f"{tensor.name} is {said} under {descriptor.key} and {shapes[tensor.name]} elsewhere",
-                    "read keys of one version only",
-                )
-            shards.setdefault(tensor.name, []).extend(tensor.shards)
-    return {
-        name: _Tensor(
-            Layout(name, dtype, shape, tuple(ShardBox(s.region.arena.owner, s.box) for s in shards[name])),
-            tuple(shards[name]),
-        )
-        for name, (dtype, shape) in shapes.items()
-    }
-
-
-def _pieces(read: Read, tensor: _Tensor) -> list[Piece]:
-    layout = tensor.layout
-    box = read.box if read.box is not None else Box.whole(layout.shape)
-    dtype = numpy_dtype(layout.dtype)
-    if read.into.dtype != dtype or read.into.shape != box.shape or not read.into.flags.writeable:
-        raise LayoutError(
-            f"{read.name}: target {read.into.dtype} {read.into.shape}, box {layout.dtype} {box.shape}",
-            f"give a writable array of {dtype} {box.shape}",
-        )
-    cost = {s.region.arena.owner: float(s.region.arena.host != host_id()) for s in tensor.shards}
-    pieces: list[Piece] = []
-    for copy in plan(layout, box, cost):
-        shard = tensor.shards[copy.shard_index]
-        offset = shard.offset_bytes + sum(
-            i * stride for i, stride in zip(copy.source.start, shard.strides_bytes, strict=True)
-        )
-        pieces.append(
-            Piece(shard.region, offset, shard.strides_bytes, read.into[(..., *copy.target.slices())])
-        )
-    return pieces
+    return VersionGone(f"weights of {arena.owner}: {error.message}", "take the newer version")

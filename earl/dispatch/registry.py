@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from earl.dispatch import codec
-from earl.dispatch.descriptor import Descriptor
+from earl.dispatch.descriptor import Descriptor, SequenceRecords
 from earl.errors import BusUnavailable, DescriptorMissing, VersionGone
 
 WEIGHTS_PREFIX = "weights/"
+# The field of an owner's sequences that is none of them.
+_HEAD = ""
 _SECRET_BYTES = 32
 # Calls under way at once: each holds a connection of the client's pool.
 _MAX_CALLS = 16
@@ -49,15 +51,44 @@ class Registry:
         if not keys:
             return []
         found = await self._call(lambda: self._redis.mget([self._key(key) for key in keys]))
-        missing = [key for key, data in zip(keys, found, strict=True) if data is None]
-        if missing:
-            if missing[0].startswith(WEIGHTS_PREFIX):
-                raise VersionGone(f"{', '.join(missing)} is not published any more", "take the newer version")
-            raise DescriptorMissing(
-                f"no descriptor under {', '.join(missing)}",
-                "it was never published, was removed, or its owner stopped renewing it",
+        return _decoded(keys, found)
+
+    async def fetch(
+        self, keys: Sequence[str], sequences: Mapping[str, Sequence[str]]
+    ) -> tuple[dict[str, Descriptor], dict[str, SequenceRecords]]:
+        """The descriptors under these keys, and of each owner's key the records of these sequences.
+
+        One round trip. Raises DescriptorMissing, for weights VersionGone, LayoutError, BusUnavailable.
+        """
+        if not sequences:
+            return dict(zip(keys, await self.get(keys), strict=True)), {}
+        pipeline = self._redis.pipeline(transaction=False)
+        if keys:
+            pipeline.mget([self._key(key) for key in keys])
+        for owner, names in sequences.items():
+            pipeline.hmget(self._key(owner), [_HEAD, *names])
+        found = await self._call(pipeline.execute)
+        plain = _decoded(keys, found.pop(0)) if keys else []
+        records: dict[str, SequenceRecords] = {}
+        for (owner, names), (head, *rows) in zip(sequences.items(), found, strict=True):
+            _refuse_missing(
+                [f"{owner}#{name}" for name, row in zip(names, rows, strict=True) if row is None or not head]
             )
-        return [codec.decode(data) for data in found]
+            records[owner] = codec.decode_sequences(head, rows)
+        return dict(zip(keys, plain, strict=True)), records
+
+    async def publish_records(self, owner: str, head: bytes, records: Mapping[str, bytes]) -> int:
+        """Add these sequences to an owner's; returns how many it then has. Raises BusUnavailable."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.hset(self._key(owner), mapping={_HEAD: head, **records})
+        pipeline.hlen(self._key(owner))
+        pipeline.pexpire(self._key(owner), self._lease_ms)
+        return (await self._call(pipeline.execute))[1] - 1
+
+    async def remove_records(self, owner: str, sequences: Collection[str]) -> None:
+        """Forget these sequences; those that are not there are ignored."""
+        if sequences:
+            await self._call(lambda: self._redis.hdel(self._key(owner), *sequences))
 
     async def remove(self, keys: Iterable[str]) -> None:
         """Forget them; keys that are not there are ignored."""
@@ -105,3 +136,20 @@ class Registry:
             # deadline, say) that arrives just as the send is done.
             raise asyncio.CancelledError
         return answer
+
+
+def _decoded(keys: Sequence[str], found: Sequence[bytes | None]) -> list[Descriptor]:
+    _refuse_missing([key for key, data in zip(keys, found, strict=True) if data is None])
+    return [codec.decode(data) for data in found if data is not None]
+
+
+def _refuse_missing(missing: Sequence[str]) -> None:
+    if not missing:
+        return
+    some = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    if missing[0].startswith(WEIGHTS_PREFIX):
+        raise VersionGone(f"{some} is not published any more", "take the newer version")
+    raise DescriptorMissing(
+        f"no descriptor under {some}",
+        "it was never published, was removed, or its owner stopped renewing it",
+    )

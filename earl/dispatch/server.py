@@ -19,12 +19,13 @@ import secrets
 import numpy as np
 import xxhash
 
-from earl.dispatch.arena import MappedArena, block_checksums
-from earl.dispatch.descriptor import row_major
+from earl.dispatch.arena import MappedArena
+from earl.dispatch.pieces import Pieces, Regions
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.connection import read_message
+from earl.dispatch.transport.copying import gather
 from earl.dispatch.transport.ucx_node import Endpoint, Node
 from earl.errors import PeerLost, PortInUse, RegionGone
 
@@ -34,8 +35,9 @@ _HANDSHAKE_S = 5.0
 _MAX_CONNECTIONS = 1024
 # Buffers for gathered payloads, all connections together.
 _GATHERING = 64
-_BYTE = np.dtype(np.uint8)
 _NOTHING = np.empty(0, np.uint8)
+# The column of a request's pieces that counts runs.
+_ROWS = 2
 
 
 class ArenaServer:
@@ -143,74 +145,62 @@ class ArenaServer:
                 await settle(task)
 
     async def _answer(self, endpoint: Endpoint, connection: int, request: wire.Request) -> None:
-        gather = not (len(request.pieces) == 1 and all(map(_contiguous, request.pieces)))
-        async with self._gathering if gather else contextlib.nullcontext():
-            buffer = self._buffers.take() if gather else None
+        table = request.piece_table()
+        gathers = len(table) > 1 or int(table[0, _ROWS]) > 1
+        async with self._gathering if gathers else contextlib.nullcontext():
+            buffer = self._buffers.take() if gathers else None
             try:
                 try:
-                    payload, status = self._prepare(request, buffer)
+                    regions, payload, status = self._prepare(request, buffer)
                 except RegionGone as error:
-                    payload, status = _NOTHING, wire.failed(error)
+                    regions, payload, status = None, _NOTHING, wire.failed(error)
                 await endpoint.send(payload, wire.payload_tag(connection, request.seq))
-                if not status.error:
-                    status = self._recheck(request, status)
+                if regions is not None:
+                    status = self._recheck(regions, status)
                 await endpoint.send(wire.encode(status), wire.status_tag(connection, request.seq))
             finally:
                 if buffer is not None:
                     self._buffers.give(buffer)
 
-    def _prepare(self, request: wire.Request, buffer: np.ndarray | None) -> tuple[np.ndarray, wire.Status]:
-        """The payload, in the arena itself or gathered into `buffer`, and its digests."""
+    def _prepare(
+        self, request: wire.Request, buffer: np.ndarray | None
+    ) -> tuple[Regions, np.ndarray, wire.Status]:
+        """The regions, the payload, in the arena itself or gathered into `buffer`, and its digests."""
         arena = self._arena
         if request.arena_nonce != arena.nonce or arena.abandoned:
             raise RegionGone(f"{arena.path} is not arena {request.arena_nonce:x}", "read a newer descriptor")
-        extents: dict[int, tuple[int, int]] = {}
-        for piece in request.pieces:
-            extents[piece.slot] = offset, size = arena.extent(piece.slot, piece.generation)
-            if piece.stop_bytes > size:
-                raise RegionGone(
-                    f"region {piece.slot} of {arena.path}: {size} bytes, not {piece.stop_bytes}",
-                    "read a newer descriptor",
-                )
+        slots, generations = request.region_table().T
+        slots = slots.astype(np.int64)
+        none = np.zeros(len(slots) + 1, np.int64), np.zeros(0, np.uint64)
+        block_bytes = request.block_bytes
+        regions = Regions(slots, generations, *arena.extents(slots, generations), *none, block_bytes)
+        pieces = _pieces(regions, request.piece_table())
+        arena.check_extents(pieces)
         if buffer is None:
-            only = request.pieces[0]
-            payload = arena.view(_BYTE, extents[only.slot][0] + only.offset_bytes, (only.size_bytes,))
+            first = int(regions.offset_bytes[pieces.region[0]] + pieces.offset[0])
+            payload = arena.memory[first : first + int(pieces.run[0])]
         else:
-            payload = buffer[: sum(piece.size_bytes for piece in request.pieces)]
-            stop = 0
-            for piece in request.pieces:
-                start, stop = stop, stop + piece.size_bytes
-                dtype = np.dtype(f"u{piece.item_bytes}")
-                offset = extents[piece.slot][0] + piece.offset_bytes
-                source = arena.view(dtype, offset, piece.shape, piece.strides_bytes)
-                np.copyto(payload[start:stop].view(dtype).reshape(piece.shape), source)
-        return payload, self._digest(request, payload, extents)
+            payload = buffer[: pieces.size_bytes]
+            gather(arena.memory, pieces, payload)
+        if not block_bytes:
+            return regions, payload, wire.Status("", "", 0, ())
+        digests = arena.digests(regions, pieces.blocks().tolist())
+        sent = xxhash.xxh3_64_intdigest(payload.data)
+        return regions, payload, wire.Status("", "", sent, tuple(digests))
 
-    def _digest(
-        self, request: wire.Request, payload: np.ndarray, extents: dict[int, tuple[int, int]]
-    ) -> wire.Status:
-        if not request.block_bytes:
-            return wire.Status("", "", 0, ())
-        digests: list[int] = []
-        for slot, block in wire.blocks_of(request.pieces, request.block_bytes):
-            offset, size = extents[slot]
-            region = self._arena.view(_BYTE, offset, (size,))
-            stop = min((block + 1) * request.block_bytes, size)
-            digests.extend(block_checksums(region, block, stop, request.block_bytes))
-        return wire.Status("", "", xxhash.xxh3_64_intdigest(payload.data), tuple(digests))
-
-    def _recheck(self, request: wire.Request, status: wire.Status) -> wire.Status:
+    def _recheck(self, regions: Regions, status: wire.Status) -> wire.Status:
         try:
-            for piece in request.pieces:
-                self._arena.check(piece.slot, piece.generation)
+            self._arena.check(regions.slot, regions.generation)
         except RegionGone as error:
             return wire.failed(error)
         return status
 
 
-def _contiguous(piece: wire.WirePiece) -> bool:
-    expected = row_major(piece.shape, piece.item_bytes)
-    return all(n == 1 or s == e for n, s, e in zip(piece.shape, piece.strides_bytes, expected, strict=True))
+def _pieces(regions: Regions, table: np.ndarray) -> Pieces:
+    """What a request asks for, with nowhere to go."""
+    region, offset, rows, run, stride = table.T
+    nowhere = np.zeros(len(table), np.int64)
+    return Pieces(regions, region.astype(np.int32), offset, rows, run, stride, (), nowhere, nowhere, nowhere)
 
 
 async def _ended(reader: asyncio.StreamReader, endpoint: Endpoint) -> None:

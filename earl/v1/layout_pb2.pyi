@@ -113,3 +113,21 @@ class LayoutDescriptor(_message.Message):
     regions: _containers.RepeatedCompositeFieldContainer[Region]
     tensors: _containers.RepeatedCompositeFieldContainer[TensorLayout]
     def __init__(self, key: _Optional[str] = ..., version: _Optional[int] = ..., arenas: _Optional[_Iterable[_Union[ArenaRef, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[TensorLayout, _Mapping]]] = ...) -> None: ...
+
+class Column(_message.Message):
+    __slots__ = ("name", "dtype")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: Dtype
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[Dtype, str]] = ...) -> None: ...
+
+class SequenceHead(_message.Message):
+    __slots__ = ("arena", "columns", "checksum_block_bytes")
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    arena: ArenaRef
+    columns: _containers.RepeatedCompositeFieldContainer[Column]
+    checksum_block_bytes: int
+    def __init__(self, arena: _Optional[_Union[ArenaRef, _Mapping]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., checksum_block_bytes: _Optional[int] = ...) -> None: ...

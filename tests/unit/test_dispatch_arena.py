@@ -19,6 +19,7 @@ from earl.dispatch.arena import Arena, MappedArena
 from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef, ShardRef, TensorShards
 from earl.dispatch.dispatcher import refuse_unmet
 from earl.dispatch.layout import Box
+from earl.dispatch.pieces import Regions
 from earl.dispatch.serving import ServingProcess
 from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import (
@@ -61,6 +62,10 @@ def arena(tmp_path: Path):
     arena.close()
 
 
+def check(mapped: MappedArena, slot: int, generation: int) -> None:
+    mapped.check(np.array([slot]), np.array([generation], np.uint64))
+
+
 def test_a_full_arena_is_back_pressure(arena: Arena):
     whole = arena.allocate(arena.capacity_bytes)
     with pytest.raises(ArenaFull, match="no room for 1 bytes"):
@@ -76,20 +81,23 @@ def test_generations_follow_a_region(arena: Arena):
     region = arena.allocate(1000)
     region.array(np.uint8, (1000,))[:] = 7
     with pytest.raises(RegionGone):
-        mapped.check(0, 0)  # allocated, not sealed
+        check(mapped, 0, 0)  # allocated, not sealed
     ref = region.seal(checksum=True)
-    assert mapped.extent(ref.slot, ref.generation) == (ref.offset_bytes, 1000)
-    assert (mapped.view(np.dtype(np.uint8), ref.offset_bytes, (1000,)) == 7).all()
+    (offset,), (size,) = mapped.extents(np.array([ref.slot]), np.array([ref.generation], np.uint64))
+    assert (offset, size) == (ref.offset_bytes, 1000)
+    assert (mapped.memory[offset : offset + 1000] == 7).all()
     with pytest.raises(ValueError):
-        mapped.view(np.dtype(np.uint8), ref.offset_bytes, (1000,))[0] = 1  # readers map read-only
+        mapped.memory[ref.offset_bytes] = 1  # readers map read-only
+    regions = Regions.of([ref])
+    assert mapped.digests(regions, [(0, 0)]) == [regions.checksum(0, 0)]
     region.free()
     with pytest.raises(RegionGone):
-        mapped.check(ref.slot, ref.generation)
+        check(mapped, ref.slot, ref.generation)
     again = arena.allocate(1000).seal(checksum=False)
     assert again.slot == ref.slot and again.generation != ref.generation
     for slot in (-1, 1 << 40):
         with pytest.raises(RegionGone):
-            mapped.check(slot, 1)
+            check(mapped, slot, 1)
     mapped.close()
 
 
@@ -111,7 +119,7 @@ def test_closing_removes_file_and_directory(tmp_path: Path):
     one.close()
     assert mapped.abandoned
     with pytest.raises(RegionGone):
-        mapped.check(ref.slot, ref.generation)
+        check(mapped, ref.slot, ref.generation)
     assert directory.exists()
     two.close()
     assert not directory.exists()
@@ -127,7 +135,7 @@ def open_files(path: Path) -> list[str]:
 async def test_a_reader_lets_go_of_removed_arenas(tmp_path: Path):
     transport = SharedMemory()
     one, two = (Arena.create(tmp_path / "arenas", name, 1, 4096) for name in ("one", "two"))
-    held = (await transport.open(one.ref)).view(np.dtype(np.uint8), 0, (8,))
+    held = (await transport.open(one.ref)).memory[:8]
     one.close()
     path = Path(one.ref.path)
     del one

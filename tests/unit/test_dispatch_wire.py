@@ -7,39 +7,50 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earl.dispatch.descriptor import ArenaRef, RegionRef
 from earl.dispatch.transport import wire
-from earl.dispatch.transport.base import Piece
-from earl.dispatch.transport.wire import CHUNK_BYTES, MAX_BLOCKS, FrameError, Request, WirePiece
+from earl.dispatch.transport.wire import CHUNK_BYTES, MAX_BLOCKS, MAX_PIECES, FrameError, Request
 
 KEY = b"k" * 32
 
 
-def request(*pieces: WirePiece, block_bytes: int = 0) -> Request:
-    return Request(3, 4, block_bytes, pieces)
+def request(*pieces: tuple[int, ...], block_bytes: int = 0, regions: int = 1) -> Request:
+    named = np.array([[7, 3]] * regions, "<u8")
+    table = np.array(pieces, "<i8").reshape(-1, 5)
+    return Request(3, 4, block_bytes, named.tobytes(), table.tobytes())
 
 
-PIECE = WirePiece(1, 3, 64, (10, 4), (32, 4), 4)
+# Region, offset, rows, run, stride.
+PIECE = (0, 64, 10, 16, 32)
 
 
 def test_a_request_survives_its_frame():
-    frame = wire.encode_request(request(PIECE, PIECE, block_bytes=1 << 20), KEY)
-    padded = memoryview(frame + b"\0" * 100)
-    assert wire.decode_request(padded, KEY) == request(PIECE, PIECE, block_bytes=1 << 20)
-    assert (PIECE.size_bytes, PIECE.stop_bytes) == (160, 64 + 9 * 32 + 3 * 4 + 4)
+    sent = request(PIECE, PIECE, block_bytes=1 << 20)
+    frame = wire.encode_request(sent, KEY)
+    found = wire.decode_request(memoryview(frame + b"\0" * 100), KEY)
+    assert found == sent
+    assert found.piece_table().tolist() == [list(PIECE)] * 2
+    assert found.region_table().tolist() == [[7, 3]]
 
 
 @pytest.mark.parametrize(
     "bad, says",
     [
-        (request(WirePiece(1, 3, 0, (CHUNK_BYTES + 1,), (1,), 1)), "bytes"),
-        (request(WirePiece(1, 3, 0, (4, 4), (4,), 1)), "shape"),
-        (request(WirePiece(1, 3, 0, (4,), (4,), 3)), "shape"),
-        (request(WirePiece(1, 3, 0, (0,), (4,), 4)), "no Request"),
-        (request(WirePiece(1, 3, -1, (4,), (4,), 4)), "no Request"),
-        (request(), "no Request"),
-        (request(WirePiece(1, 3, 0, (2,), (MAX_BLOCKS << 20,), 1), block_bytes=1 << 20), "blocks"),
-        (request(WirePiece(1, 3, 0, (2,), (1 << 30,), 1), block_bytes=1), "blocks"),
+        (request((0, 0, 1, CHUNK_BYTES + 1, 0)), "out of bounds"),
+        (request((0, 0, 2, CHUNK_BYTES // 2 + 1, 0)), "bytes"),
+        (request((0, 0, CHUNK_BYTES, CHUNK_BYTES, 1)), "bytes"),
+        (request((1, 0, 1, 4, 0)), "out of bounds"),
+        (request((-1, 0, 1, 4, 0)), "out of bounds"),
+        (request((0, -1, 1, 4, 0)), "out of bounds"),
+        (request((0, 1 << 62, 2, 4, 1 << 62)), "out of bounds"),
+        (request((0, 0, 0, 4, 4)), "out of bounds"),
+        (request((0, 0, 4, 0, 4)), "out of bounds"),
+        (request((0, 0, 4, 4, -4)), "out of bounds"),
+        (request(), "0 pieces"),
+        (request(PIECE, regions=0), "of 0 regions"),
+        (request(*[PIECE] * (MAX_PIECES + 1)), "pieces"),
+        (Request(3, 4, 0, b"short", b""), "tables"),
+        (request((0, 0, 2, 1, MAX_BLOCKS << 20), block_bytes=1 << 20), "blocks"),
+        (request((0, 0, 2, 1, 1 << 30), block_bytes=1), "blocks"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused(bad: Request, says: str):
@@ -62,30 +73,3 @@ def test_any_change_of_a_frame_is_noticed(data):
 def test_another_key_is_refused():
     with pytest.raises(FrameError, match="MAC"):
         wire.decode_request(memoryview(wire.encode_request(request(PIECE), KEY)), b"other" * 6)
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple),
-    st.integers(1, 64),
-    st.booleans(),
-)
-def test_splitting_a_piece_copies_the_same_elements(shape: tuple[int, ...], limit: int, transposed: bool):
-    size = int(np.prod(shape))
-    memory = np.arange(2 * size, dtype=np.int16)
-    source = memory[: 2 * size : 2].reshape(shape)
-    source = source.T if transposed else source
-    expected = np.array(source)
-    strides = tuple(s * 2 for s in np.empty(shape, np.int16).strides)
-    strides = strides[::-1] if transposed else strides
-    into = np.full(expected.shape, -1, np.int16)
-    arena = ArenaRef("o", 1, "/x", 1, 1, "", "cpu", "h")
-    piece = Piece(RegionRef(arena, 0, 1, 0, memory.nbytes), 0, strides, into)
-    for part in piece.split(limit):
-        assert part.size_bytes <= max(limit, 2)
-        assert part.stop_bytes <= memory.nbytes
-        np.copyto(
-            part.target,
-            np.ndarray(part.target.shape, np.int16, memory, part.offset_bytes, part.strides_bytes),
-        )
-    np.testing.assert_array_equal(into, expected)

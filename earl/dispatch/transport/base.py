@@ -1,8 +1,8 @@
 """What every transport promises.
 
-`read` copies pieces of one arena into the caller's arrays. When it returns, the bytes are those
+`read` copies pieces of one arena into the caller's buffers. When it returns, the bytes are those
 that were published: generations were re-checked after copying, checksums where asked for. When it
-raises or is cancelled, nothing writes into the targets any more, whatever the peer does. A peer's
+raises or is cancelled, nothing writes into the buffers any more, whatever the peer does. A peer's
 death is PeerLost within 2 s; no failure of a peer harms reads from others.
 """
 
@@ -10,68 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Iterable
 from typing import Any, ClassVar
 
-import numpy as np
-
-from earl.dispatch.descriptor import ArenaRef, RegionRef, row_major
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One strided copy out of a region: element i of the source lies at offset + i·strides.
-
-    target: writable array whose shape and dtype are the source's too; strides in bytes.
-    """
-
-    region: RegionRef
-    offset_bytes: int
-    strides_bytes: tuple[int, ...]
-    target: np.ndarray
-
-    @property
-    def size_bytes(self) -> int:
-        return self.target.nbytes
-
-    @property
-    def stop_bytes(self) -> int:
-        """One past the last byte read, from the region's start."""
-        extent = sum((n - 1) * s for n, s in zip(self.target.shape, self.strides_bytes, strict=True))
-        return self.offset_bytes + extent + self.target.itemsize
-
-    @property
-    def contiguous(self) -> bool:
-        """True when both sides are one run of bytes in the same order."""
-        if not self.target.flags.c_contiguous:
-            return False
-        expected = row_major(self.target.shape, self.target.itemsize)
-        return all(
-            n == 1 or s == e for n, s, e in zip(self.target.shape, self.strides_bytes, expected, strict=True)
-        )
-
-    def blocks(self) -> range:
-        """The checksum blocks of the region that this piece touches."""
-        block_bytes = self.region.checksum_block_bytes
-        return range(self.offset_bytes // block_bytes, -(-self.stop_bytes // block_bytes))
-
-    def split(self, limit_bytes: int) -> Iterator[Piece]:
-        """The same copy in pieces of at most `limit_bytes` or one element, cut from the outside in."""
-        if self.size_bytes <= limit_bytes or self.target.size <= 1:
-            yield self
-            return
-        dim = next(i for i, n in enumerate(self.target.shape) if n > 1)
-        length = self.target.shape[dim]
-        rows = max(1, limit_bytes // (self.size_bytes // length))
-        for first in range(0, length, rows):
-            part = Piece(
-                self.region,
-                self.offset_bytes + first * self.strides_bytes[dim],
-                self.strides_bytes,
-                self.target[(slice(None),) * dim + (slice(first, first + rows),)],
-            )
-            yield from part.split(limit_bytes)
+from earl.dispatch.descriptor import ArenaRef
+from earl.dispatch.pieces import Pieces
+from earl.errors import ChecksumMismatch
 
 
 class Transport(ABC):
@@ -80,15 +24,25 @@ class Transport(ABC):
     path: ClassVar[str]
 
     @abstractmethod
-    async def read(self, arena: ArenaRef, pieces: Sequence[Piece], *, verify: bool) -> None:
-        """Fill every target from `arena`; verify: against the regions' checksums, where they have any.
+    async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
+        """Fill the buffers from `arena`; verify: against the regions' checksums, where they have any.
 
-        Raises RegionGone, PeerLost, ChecksumMismatch, TransportUnavailable.
+        Returns how many requests were sent again. Raises RegionGone, PeerLost, ChecksumMismatch,
+        TransportUnavailable.
         """
 
     @abstractmethod
     async def close(self) -> None:
         """Release mappings and connections; reads under way fail with PeerLost or end first."""
+
+
+def refuse_mismatch(expected: int, found: int, block: int, where: str) -> None:
+    """Raises ChecksumMismatch naming the block."""
+    if expected != found:
+        raise ChecksumMismatch(
+            f"block {block} of {where} has xxh3 {found:016x}, published was {expected:016x}",
+            "read again; if it stays, the owner's memory or the network is faulty",
+        )
 
 
 async def settle(*futures: asyncio.Future) -> None:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
-from earl.dispatch.arena import MappedArena, block_checksums
+from earl.dispatch.arena import MappedArena
 from earl.dispatch.descriptor import ArenaRef, host_id
-from earl.dispatch.transport.base import Piece, Transport, settle
-from earl.errors import ChecksumMismatch, RegionGone, TransportUnavailable
+from earl.dispatch.pieces import Pieces
+from earl.dispatch.transport.base import Transport, refuse_mismatch, settle
+from earl.dispatch.transport.copying import copy
+from earl.errors import RegionGone, TransportUnavailable
 
 # Below this a copy takes less time than handing it to a thread.
 INLINE_BYTES = 1 << 20
@@ -58,12 +57,12 @@ class SharedMemory(Transport):
             opening.add_done_callback(lambda done: self._opened(key, done))
         return await asyncio.shield(opening)
 
-    async def read(self, arena: ArenaRef, pieces: Sequence[Piece], *, verify: bool) -> None:
+    async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
         mapped = await self.open(arena)
         stop = threading.Event()
-        if sum(piece.size_bytes for piece in pieces) <= INLINE_BYTES:
+        if pieces.size_bytes <= INLINE_BYTES:
             _copy_all(mapped, pieces, verify, stop)
-            return
+            return 0
         work = asyncio.get_running_loop().run_in_executor(
             self._threads, _copy_all, mapped, pieces, verify, stop
         )
@@ -72,6 +71,7 @@ class SharedMemory(Transport):
         finally:
             stop.set()
             await settle(work)
+        return 0
 
     async def close(self) -> None:
         for opening in list(self._opening.values()):
@@ -92,48 +92,24 @@ class SharedMemory(Transport):
                 del self._mapped[key]  # closed once the last read that still copies lets go of it
 
 
-def _copy_all(mapped: MappedArena, pieces: Sequence[Piece], verify: bool, stop: threading.Event) -> None:
-    for piece in pieces:
-        _, region_bytes = mapped.extent(piece.region.slot, piece.region.generation)
-        if piece.stop_bytes > region_bytes:
-            raise RegionGone(
-                f"region {piece.region.slot} of {mapped.path}: {region_bytes} bytes, not {piece.stop_bytes}",
-                "read a newer descriptor",
-            )
-        for step in piece.split(STEP_BYTES):
-            if stop.is_set():
-                return
-            source = mapped.view(
-                step.target.dtype,
-                step.region.offset_bytes + step.offset_bytes,
-                step.target.shape,
-                step.strides_bytes,
-            )
-            np.copyto(step.target, source)
-        mapped.check(piece.region.slot, piece.region.generation)
+def _copy_all(mapped: MappedArena, pieces: Pieces, verify: bool, stop: threading.Event) -> None:
+    mapped.check_extents(pieces)
+    for step in pieces.split(STEP_BYTES):
+        if stop.is_set():
+            return
+        copy(mapped.memory, step)
     if verify:
         _verify(mapped, pieces)
+    mapped.check(pieces.regions.slot, pieces.regions.generation)
 
 
-def _verify(mapped: MappedArena, pieces: Sequence[Piece]) -> None:
-    touched: dict[int, tuple[Piece, set[int]]] = {}
-    for piece in pieces:
-        if piece.region.checksums:
-            touched.setdefault(piece.region.slot, (piece, set()))[1].update(piece.blocks())
-    for piece, blocks in touched.values():
-        region = piece.region
-        whole = mapped.view(np.dtype(np.uint8), region.offset_bytes, (region.size_bytes,))
-        for block in sorted(blocks):
-            stop = min((block + 1) * region.checksum_block_bytes, region.size_bytes)
-            found = block_checksums(whole, block, stop, region.checksum_block_bytes)
-            mapped.check(region.slot, region.generation)
-            refuse_mismatch(region.checksums[block], found[0], block, f"{mapped.path} region {region.slot}")
-
-
-def refuse_mismatch(expected: int, found: int, block: int, where: str) -> None:
-    """Raises ChecksumMismatch naming the block."""
-    if expected != found:
-        raise ChecksumMismatch(
-            f"block {block} of {where} has xxh3 {found:016x}, published was {expected:016x}",
-            "read again; if it stays, the owner's memory or the network is faulty",
-        )
+def _verify(mapped: MappedArena, pieces: Pieces) -> None:
+    regions = pieces.regions
+    verifiable = regions.verifiable
+    touched = [(region, block) for region, block in pieces.blocks().tolist() if verifiable[region]]
+    found = mapped.digests(regions, touched)
+    # First: bytes of a region that is gone say nothing.
+    mapped.check(regions.slot, regions.generation)
+    for (region, block), digest in zip(touched, found, strict=True):
+        where = f"{mapped.path} region {regions.slot[region]}"
+        refuse_mismatch(regions.checksum(region, block), digest, block, where)

@@ -12,23 +12,24 @@ checked end to end without reading more than the slice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.descriptor import ArenaRef, RegionRef
+from earl.dispatch.descriptor import ArenaRef
+from earl.dispatch.pieces import Pieces
 from earl.dispatch.transport import wire
-from earl.dispatch.transport.base import Piece, Transport, failure_of, run_all, settle
+from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.connection import Connection, is_loopback
-from earl.dispatch.transport.shm import refuse_mismatch
+from earl.dispatch.transport.copying import scatter
 from earl.dispatch.transport.ucx_node import Node
-from earl.errors import ChecksumMismatch, LayoutError, PeerLost, TransportUnavailable
+from earl.errors import ChecksumMismatch, PeerLost, TransportUnavailable
 
-# Below this a piece travels with others in one request.
+# Below this, what goes to one place in one buffer travels with others in one request.
 _DIRECT_BYTES = 64 << 10
 # How long a cancelled request may take to arrive before its connection is given up.
 _GRACE_S = 0.25
@@ -37,12 +38,12 @@ _CONNECT_S = 10.0
 _ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """The pieces of one request; `checked`: their regions' blocks are to be digested."""
+    """The pieces of one request. direct: they fill `buffers[0]` from at[0] on without a gap."""
 
-    pieces: list[Piece]
-    size_bytes: int
+    pieces: Pieces
+    direct: bool
     block_bytes: int
 
 
@@ -59,21 +60,19 @@ class UcxTcp(Transport):
         self._numbers = iter(range(1, 1 << 32))
         self._buffers = Buffers(wire.CHUNK_BYTES)
 
-    async def read(self, arena: ArenaRef, pieces: Sequence[Piece], *, verify: bool) -> None:
-        if any(piece.target.ndim > wire.MAX_DIMENSIONS for piece in pieces):
-            raise LayoutError("a tensor of too many dimensions", f"use at most {wire.MAX_DIMENSIONS}")
+    async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
         chunks = _chunks(pieces, verify)
-        first = next(chunks, None)
-        if first is None:
-            return
+        again = 0
 
         async def work(chunk: _Chunk | None) -> None:
+            nonlocal again
             while chunk is not None:
-                await self._fetch(arena, chunk)
+                again += await self._fetch(arena, chunk)
                 chunk = next(chunks, None)
 
-        firsts = [first, *(chunk for _, chunk in zip(range(wire.WINDOW - 1), chunks, strict=False))]
+        firsts = [chunk for _, chunk in zip(range(wire.WINDOW), chunks, strict=False)]
         await run_all(work(chunk) for chunk in firsts)
+        return again
 
     async def close(self) -> None:
         tasks = list(self._connections.values())
@@ -85,41 +84,43 @@ class UcxTcp(Transport):
                 await task.result().close()
         self._node.close()
 
-    async def _fetch(self, arena: ArenaRef, chunk: _Chunk) -> None:
+    async def _fetch(self, arena: ArenaRef, chunk: _Chunk) -> int:
+        """Returns how often the request was sent again."""
         for attempt in range(_ATTEMPTS):
             connection = await self._connection(arena)
             try:
                 async with connection.window:
                     await self._request(connection, arena, chunk)
-                return
+                return attempt
             except PeerLost:
                 if not connection.retired or attempt == _ATTEMPTS - 1:
                     raise
+        raise AssertionError("unreachable")
 
     async def _request(self, connection: Connection, arena: ArenaRef, chunk: _Chunk) -> None:
-        pieces = tuple(_wire_piece(piece) for piece in chunk.pieces)
-        request = wire.Request(connection.next_seq(), arena.nonce, chunk.block_bytes, pieces)
-        direct = len(chunk.pieces) == 1 and chunk.pieces[0].contiguous
-        pooled = None if direct else self._buffers.take()
+        pieces = chunk.pieces
+        request, blocks = _request(connection.next_seq(), arena, chunk)
+        pooled = None if chunk.direct else self._buffers.take()
         try:
-            payload = (
-                wire.flat_bytes(chunk.pieces[0].target) if pooled is None else pooled[: chunk.size_bytes]
-            )
-            status = await self._exchange(connection, request, payload)
+            if pooled is None:
+                first = int(pieces.at[0])
+                payload = pieces.buffers[pieces.buffer[0]][first : first + pieces.size_bytes]
+            else:
+                payload = pooled[: pieces.size_bytes]
+            status = await self._exchange(connection, request, payload, len(blocks))
             wire.raise_failure(status, connection.peer)
             if chunk.block_bytes:
-                _verify(chunk, request, payload, status)
+                _verify(pieces, blocks, payload, status)
             if pooled is not None:
-                _scatter(payload, chunk.pieces)
+                scatter(payload, pieces)
         finally:
             if pooled is not None:
                 self._buffers.give(pooled)
 
     async def _exchange(
-        self, connection: Connection, request: wire.Request, payload: np.ndarray
+        self, connection: Connection, request: wire.Request, payload: np.ndarray, blocks: int
     ) -> wire.Status:
         """One round trip. Returns or raises only when UCX is done with `payload`."""
-        blocks = wire.block_count(request.pieces, request.block_bytes) if request.block_bytes else 0
         frame = np.empty(wire.status_bytes(blocks), np.uint8)
         parts = connection.exchange(request, payload, frame)
         try:
@@ -177,68 +178,74 @@ class UcxTcp(Transport):
                 del self._connections[address]
 
 
-def _chunks(pieces: Sequence[Piece], verify: bool) -> Iterator[_Chunk]:
-    """Requests of at most CHUNK_BYTES: large contiguous pieces alone, small ones together."""
-    together: list[Piece] = []
-    size_bytes = blocks = block_bytes = 0
-    for whole in pieces:
-        own_block_bytes = whole.region.checksum_block_bytes if verify and whole.region.checksums else 0
-        for piece in whole.split(_limit(whole, own_block_bytes)):
-            own_blocks = len(piece.blocks()) if own_block_bytes else 0
-            if piece.size_bytes >= _DIRECT_BYTES and piece.contiguous:
-                yield _Chunk([piece], piece.size_bytes, own_block_bytes)
-                continue
-            full = size_bytes + piece.size_bytes > wire.CHUNK_BYTES or len(together) == wire.MAX_PIECES
-            if together and (full or own_block_bytes != block_bytes or blocks + own_blocks > wire.MAX_BLOCKS):
-                yield _Chunk(together, size_bytes, block_bytes)
-                together, size_bytes, blocks = [], 0, 0
-            together.append(piece)
-            size_bytes += piece.size_bytes
-            blocks += own_blocks
-            block_bytes = own_block_bytes
-    if together:
-        yield _Chunk(together, size_bytes, block_bytes)
+def _chunks(pieces: Pieces, verify: bool) -> Iterator[_Chunk]:
+    """Requests of at most CHUNK_BYTES, in order: what fills a long stretch of a buffer goes there directly,
+
+    short stretches travel together."""
+    if not len(pieces):
+        return
+    block_bytes = 0
+    if verify and pieces.regions.verifiable[pieces.region].any():
+        block_bytes = pieces.regions.block_bytes
+        # So sparse a piece that its blocks would not fit one request is cut by rows.
+        spread = -(-pieces.stop // block_bytes) - pieces.offset // block_bytes
+        if (spread > wire.MAX_BLOCKS).any():
+            pieces = pieces.cut(np.maximum(pieces.rows * wire.MAX_BLOCKS // (2 * spread), 1))
+    sizes = pieces.rows * pieces.run
+    solid = (pieces.rows == 1) | (pieces.target_stride == pieces.run)
+    goes_on = solid[1:] & solid[:-1] & (pieces.buffer[1:] == pieces.buffer[:-1])
+    goes_on &= pieces.at[1:] == (pieces.at + sizes)[:-1]
+    bounds = np.concatenate([[0], np.flatnonzero(~goes_on) + 1, [len(pieces)]])
+    # Stretches in a row that are too short to stand alone are one group.
+    long = solid[bounds[:-1]] & (np.add.reduceat(sizes, bounds[:-1]) >= _DIRECT_BYTES)
+    opens = np.ones(len(long), bool)
+    opens[1:] = long[1:] | long[:-1]
+    for at in np.flatnonzero(opens).tolist():
+        stop = at + 1
+        while stop < len(opens) and not opens[stop]:
+            stop += 1
+        group = pieces.take(slice(int(bounds[at]), int(bounds[stop])))
+        for part in group.split(wire.CHUNK_BYTES):
+            yield from _bounded(part, bool(long[at]), block_bytes)
 
 
-def _limit(piece: Piece, block_bytes: int) -> int:
-    """Bytes a request may carry of a piece so sparse that it would touch too many blocks otherwise."""
-    spread = len(piece.blocks()) if block_bytes else 0
-    if spread <= wire.MAX_BLOCKS:
-        return wire.CHUNK_BYTES
-    return max(
-        piece.target.itemsize, min(wire.CHUNK_BYTES, piece.size_bytes * wire.MAX_BLOCKS // (2 * spread))
-    )
+def _bounded(pieces: Pieces, direct: bool, block_bytes: int) -> Iterator[_Chunk]:
+    """At most MAX_PIECES, and blocks, a request."""
+    first = 0
+    blocks = np.zeros(len(pieces), np.int64)
+    if block_bytes:
+        blocks = np.cumsum(-(-pieces.stop // block_bytes) - pieces.offset // block_bytes)
+    while first < len(pieces):
+        before = int(blocks[first - 1]) if first else 0
+        stop = min(first + wire.MAX_PIECES, int(np.searchsorted(blocks, before + wire.MAX_BLOCKS, "right")))
+        stop = max(stop, first + 1)
+        yield _Chunk(pieces.take(slice(first, stop)), direct, block_bytes)
+        first = stop
 
 
-def _wire_piece(piece: Piece) -> wire.WirePiece:
-    region, target = piece.region, piece.target
-    return wire.WirePiece(
-        region.slot,
-        region.generation,
-        piece.offset_bytes,
-        target.shape,
-        piece.strides_bytes,
-        target.itemsize,
-    )
+def _request(seq: int, arena: ArenaRef, chunk: _Chunk) -> tuple[wire.Request, np.ndarray]:
+    """The request, and the blocks int64[B, 2] (region, block) that its answer digests."""
+    pieces = chunk.pieces
+    regions, local = np.unique(pieces.region, return_inverse=True)
+    slots = pieces.regions.slot[regions].astype("<u8")
+    named = np.stack([slots, pieces.regions.generation[regions].astype("<u8")], axis=1)
+    columns = [local.ravel(), pieces.offset, pieces.rows, pieces.run, pieces.stride]
+    table = np.stack(columns, axis=1).astype("<i8")
+    request = wire.Request(seq, arena.nonce, chunk.block_bytes, named.tobytes(), table.tobytes())
+    return request, pieces.blocks() if chunk.block_bytes else np.zeros((0, 2), np.int64)
 
 
-def _scatter(payload: np.ndarray, pieces: Sequence[Piece]) -> None:
-    offset = 0
-    for piece in pieces:
-        data = payload[offset : offset + piece.size_bytes]
-        np.copyto(piece.target, data.view(piece.target.dtype).reshape(piece.target.shape))
-        offset += piece.size_bytes
-
-
-def _verify(chunk: _Chunk, request: wire.Request, payload: np.ndarray, status: wire.Status) -> None:
-    regions: dict[int, RegionRef] = {piece.region.slot: piece.region for piece in chunk.pieces}
-    touched = wire.blocks_of(request.pieces, chunk.block_bytes)
-    if len(status.block_digests) != len(touched):
+def _verify(pieces: Pieces, blocks: np.ndarray, payload: np.ndarray, status: wire.Status) -> None:
+    regions = pieces.regions
+    if len(status.block_digests) != len(blocks):
         raise ChecksumMismatch(
-            f"{len(status.block_digests)} digests for {len(touched)} blocks", "the serving process is faulty"
+            f"{len(status.block_digests)} digests for {len(blocks)} blocks", "the serving process is faulty"
         )
-    for (slot, block), found in zip(touched, status.block_digests, strict=True):
-        refuse_mismatch(regions[slot].checksums[block], found, block, f"region {slot}")
+    verifiable = regions.verifiable
+    for (region, block), found in zip(blocks.tolist(), status.block_digests, strict=True):
+        if verifiable[region]:
+            expected = regions.checksum(region, block)
+            refuse_mismatch(expected, found, block, f"region {regions.slot[region]}")
     arrived = xxhash.xxh3_64_intdigest(payload.data)
     if arrived != status.payload_digest:
         raise ChecksumMismatch(

@@ -17,9 +17,7 @@ bounded before anything is allocated.
 from __future__ import annotations
 
 import hmac
-import math
 import struct
-from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -27,13 +25,12 @@ import numpy as np
 
 from earl.errors import EarlError, PeerLost, RegionGone
 
-MAGIC = "earl-read-1"
+MAGIC = "earl-read-2"
 # Payload of one request; large reads are many.
 CHUNK_BYTES = 4 << 20
 MAX_PIECES = 1024
 MAX_BLOCKS = 8192
-MAX_DIMENSIONS = 16
-REQUEST_FRAME_BYTES = 256 << 10
+REQUEST_FRAME_BYTES = 128 << 10
 HANDSHAKE_FRAME_BYTES = 8 << 10
 # Requests under way on one connection.
 WINDOW = 8
@@ -69,39 +66,31 @@ class Welcome(msgspec.Struct, frozen=True):
     mac: bytes
 
 
-class WirePiece(msgspec.Struct, frozen=True, array_like=True):
-    """Strided bytes of a region: offset and strides in bytes, `shape` elements of `item_bytes`."""
-
-    slot: Natural
-    generation: Natural
-    offset_bytes: Natural
-    shape: Annotated[tuple[Annotated[int, msgspec.Meta(gt=0)], ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
-    strides_bytes: Annotated[tuple[Natural, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
-    item_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * self.item_bytes
-
-    @property
-    def stop_bytes(self) -> int:
-        extent = sum((n - 1) * s for n, s in zip(self.shape, self.strides_bytes, strict=True))
-        return self.offset_bytes + extent + self.item_bytes
-
-
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """Send these pieces end to end. block_bytes: also digest the region blocks they touch; 0 for none."""
+    """Send these pieces end to end. block_bytes: also digest the region blocks they touch; 0 for none.
+
+    regions: little-endian uint64[N, 2], slot and generation; pieces: int64[P, 5], index of the region,
+    bytes from its start to the first run, rows, run and stride in bytes, as in `Pieces`.
+    """
 
     seq: Annotated[int, msgspec.Meta(ge=0, lt=1 << SEQ_BITS)]
     arena_nonce: Natural
     block_bytes: Natural
-    pieces: Annotated[tuple[WirePiece, ...], msgspec.Meta(min_length=1, max_length=MAX_PIECES)]
+    regions: bytes
+    pieces: bytes
+
+    def region_table(self) -> np.ndarray:
+        return np.frombuffer(self.regions, "<u8").reshape(-1, 2)
+
+    def piece_table(self) -> np.ndarray:
+        return np.frombuffer(self.pieces, "<i8").reshape(-1, 5)
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True):
     """What became of a request. error: "" or the name of an error; then message and remedy say more.
 
-    payload_digest: xxh3-64 of the payload; block_digests: in the order of `blocks_of`.
+    payload_digest: xxh3-64 of the payload; block_digests: of the blocks that the pieces
+    touch, sorted by region and block.
     """
 
     error: str
@@ -153,31 +142,36 @@ def decode_request(frame: memoryview, key: bytes) -> Request:
     if not hmac.compare_digest(mac(key, frame[:signed]), bytes(frame[signed : signed + MAC_BYTES])):
         raise FrameError("a request with a wrong MAC", "the peer does not hold this run's secret")
     request: Request = decode(body, Request)
-    size_bytes = 0
-    for piece in request.pieces:
-        if len(piece.shape) != len(piece.strides_bytes) or piece.item_bytes not in (1, 2, 4, 8):
-            raise FrameError(f"a piece of shape {piece.shape} and {piece.item_bytes} bytes an item", "")
-        size_bytes += piece.size_bytes
-    if size_bytes > CHUNK_BYTES:
-        raise FrameError(f"a request for {size_bytes} bytes", f"ask for at most {CHUNK_BYTES} at once")
-    if request.block_bytes and block_count(request.pieces, request.block_bytes) > MAX_BLOCKS:
-        raise FrameError("a request that touches too many blocks", f"touch at most {MAX_BLOCKS}")
+    _check(request)
     return request
 
 
-def blocks_of(pieces: Iterable[WirePiece], block_bytes: int) -> list[tuple[int, int]]:
-    """(slot, block) of every checksum block that the pieces touch, each once, in order."""
-    touched = {
-        (piece.slot, block)
-        for piece in pieces
-        for block in range(piece.offset_bytes // block_bytes, -(-piece.stop_bytes // block_bytes))
-    }
-    return sorted(touched)
-
-
-def block_count(pieces: Iterable[WirePiece], block_bytes: int) -> int:
-    """An upper bound of len(blocks_of(...)) that costs nothing."""
-    return sum(-(-p.stop_bytes // block_bytes) - p.offset_bytes // block_bytes for p in pieces)
+def _check(request: Request) -> None:
+    """Raises FrameError unless the tables are whole, and small enough that no sum of theirs overflows."""
+    if len(request.regions) % 16 or len(request.pieces) % 40:
+        raise FrameError(f"tables of {len(request.regions)} and {len(request.pieces)} bytes", "")
+    regions, table = request.region_table(), request.piece_table()
+    if not 1 <= len(table) <= MAX_PIECES or not 1 <= len(regions) <= MAX_PIECES:
+        raise FrameError(f"{len(table)} pieces of {len(regions)} regions", f"ask for 1 to {MAX_PIECES}")
+    region, offset, rows, run, stride = table.T
+    if (
+        (table < 0).any()
+        or (region >= len(regions)).any()
+        or (rows < 1).any()
+        or (run < 1).any()
+        or (np.maximum(offset, stride) >= 1 << 40).any()
+        or (np.maximum(rows, run) > CHUNK_BYTES).any()
+        or (regions[:, 0] >= 1 << 32).any()
+    ):
+        raise FrameError("a piece out of bounds", "the peer is not an EARL data plane")
+    size_bytes = int((rows * run).sum())
+    if size_bytes > CHUNK_BYTES:
+        raise FrameError(f"a request for {size_bytes} bytes", f"ask for at most {CHUNK_BYTES} at once")
+    if request.block_bytes:
+        first = offset // request.block_bytes
+        blocks = int((-(-(offset + (rows - 1) * stride + run) // request.block_bytes) - first).sum())
+        if blocks > MAX_BLOCKS:
+            raise FrameError(f"a request that touches {blocks} blocks", f"touch at most {MAX_BLOCKS}")
 
 
 def status_bytes(blocks: int) -> int:
@@ -232,8 +226,3 @@ def session_key(secret: bytes, challenge: Challenge, nonce: bytes) -> bytes:
     """Signs the requests of one connection, so that none can be replayed on another."""
     text = b"session" + challenge.nonce + nonce
     return hmac.digest(secret, text, "sha256")
-
-
-def flat_bytes(array: np.ndarray) -> np.ndarray:
-    """A contiguous array's bytes as a one-dimensional uint8 view."""
-    return array.reshape(-1).view(np.uint8)

@@ -1,0 +1,346 @@
+"""From what is wanted and what is published to pieces of each arena. Pure but for where this host is.
+
+    boxes      Read(keys, name, box)      ─ plan per tensor ──┐
+    sequences  SequenceRead(keys, columns) ─ plan_batch ──────┴─► copies ─ coalesce ─► Pieces, by arena
+
+Reads of many ranges of one column, or of many sequences, are planned together as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from earl.dispatch.descriptor import (
+    ArenaRef,
+    Descriptor,
+    RegionRef,
+    SequenceRecords,
+    ShardRef,
+    host_id,
+    numpy_dtype,
+)
+from earl.dispatch.layout import Box, Layout, ShardBox
+from earl.dispatch.pieces import Pieces, Regions, coalesce, flat_bytes, joined
+from earl.dispatch.placements import Cut
+from earl.dispatch.plan import plan
+from earl.dispatch.ragged import ContextSlice, RaggedIndex, plan_batch
+from earl.errors import LayoutError, LayoutGap
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One tensor, or `box` (global indices) of it, into an array of the box's shape.
+
+    keys: every descriptor that together holds it. into: dtype as published, uint16 for bfloat16.
+    """
+
+    keys: tuple[str, ...]
+    name: str
+    box: Box | None
+    into: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceRead:
+    """Columns of M sequences, end to end in the order of `keys`, "<owner's key>#<sequence>" each.
+
+    rows: int64[M], what each is known to have. into: by column, one-dimensional and contiguous, as long as
+    the rows, or this rank's `context` slices of them, are together. priority: int32[M], lower comes sooner.
+    """
+
+    keys: Sequence[str]
+    rows: np.ndarray
+    into: Mapping[str, np.ndarray]
+    context: ContextSlice | None = None
+    priority: np.ndarray | None = None
+
+    def by_owner(self) -> dict[str, list[str]]:
+        """The sequences under each owner's key, in order."""
+        found: dict[str, list[str]] = {}
+        for key in self.keys:
+            owner, _, sequence = key.partition("#")
+            found.setdefault(owner, []).append(sequence)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor as several descriptors together know it."""
+
+    layout: Layout
+    shards: tuple[ShardRef, ...]
+
+
+class Copies:
+    """What is to be read so far, by arena. `loads`: bytes from each owner, so that replicas share."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, ArenaRef] = {}
+        self._parts: dict[int, list[Pieces]] = {}
+        self.loads: dict[str, int] = {}
+
+    def add(self, arena: ArenaRef, pieces: Pieces) -> None:
+        if len(pieces):
+            self._arenas[arena.nonce] = arena
+            self._parts.setdefault(arena.nonce, []).append(pieces)
+            self.loads[arena.owner] = self.loads.get(arena.owner, 0) + pieces.size_bytes
+
+    def by_arena(self) -> list[tuple[ArenaRef, Pieces]]:
+        return [(self._arenas[nonce], joined(parts)) for nonce, parts in self._parts.items()]
+
+
+def assemble(descriptors: Sequence[Descriptor]) -> dict[str, Tensor]:
+    """Tensors by name, with the shards of all descriptors. Raises LayoutError when they disagree."""
+    shards: dict[str, list[ShardRef]] = {}
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for descriptor in descriptors:
+        for tensor in descriptor.tensors:
+            said = (tensor.dtype, tensor.shape)
+            if shapes.setdefault(tensor.name, said) != said:
+                raise LayoutError(
+                    f"{tensor.name} is {said} under {descriptor.key} and {shapes[tensor.name]} elsewhere",
+                    "read keys of one version only",
+                )
+            shards.setdefault(tensor.name, []).extend(tensor.shards)
+    return {
+        name: Tensor(
+            Layout(name, dtype, shape, tuple(ShardBox(s.region.arena.owner, s.box) for s in shards[name])),
+            tuple(shards[name]),
+        )
+        for name, (dtype, shape) in shapes.items()
+    }
+
+
+# --- boxes ------------------------------------------------------------------------------------
+
+
+def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copies) -> None:
+    """Add the pieces of these reads. Raises LayoutGap, LayoutError."""
+    assembled: dict[tuple[str, ...], dict[str, Tensor]] = {}
+    groups: dict[tuple[tuple[str, ...], str], list[Read]] = {}
+    for read in reads:
+        groups.setdefault((read.keys, read.name), []).append(read)
+    # Tensors of as many dimensions become pieces together.
+    tables: dict[int, _Table] = {}
+    for (keys, name), group in groups.items():
+        if keys not in assembled:
+            assembled[keys] = assemble([known[key] for key in keys])
+        tensor = assembled[keys].get(name)
+        if tensor is None:
+            raise LayoutGap(
+                f"no tensor {name!r} under {', '.join(keys)}",
+                f"published there: {', '.join(sorted(assembled[keys])[:8])}",
+            )
+        boxes = [_checked(read, tensor.layout) for read in group]
+        if len(group) > 1 and len(tensor.layout.shape) == 1 and _add_ranges(group, boxes, tensor, copies):
+            continue
+        cost = {s.region.arena.owner: float(s.region.arena.host != host_id()) for s in tensor.shards}
+        table = tables.setdefault(len(tensor.layout.shape), _Table())
+        for read, box in zip(group, boxes, strict=True):
+            into = flat_bytes(read.into)
+            for one in plan(tensor.layout, box, cost, copies.loads):
+                shard = tensor.shards[one.shard_index]
+                owner = shard.region.arena.owner
+                size_bytes = one.source.size * read.into.itemsize
+                copies.loads[owner] = copies.loads.get(owner, 0) + size_bytes
+                table.add(shard, one.source, one.target, read.into, into)
+    for table in tables.values():
+        for arena, pieces in table.pieces():
+            copies.loads[arena.owner] -= pieces.size_bytes  # counted while it was planned
+            copies.add(arena, pieces)
+
+
+def _checked(read: Read, layout: Layout) -> Box:
+    box = read.box if read.box is not None else Box.whole(layout.shape)
+    dtype = numpy_dtype(layout.dtype)
+    if read.into.dtype != dtype or read.into.shape != box.shape or not read.into.flags.writeable:
+        raise LayoutError(
+            f"{read.name}: target {read.into.dtype} {read.into.shape}, box {layout.dtype} {box.shape}",
+            f"give a writable array of {dtype} {box.shape}",
+        )
+    return box
+
+
+@dataclass(slots=True)
+class _Table:
+    """Copies of tensors with R dimensions, one row each, until they become pieces."""
+
+    shards: list[ShardRef] = field(default_factory=list)
+    buffer_of: list[int] = field(default_factory=list)
+    buffers: list[np.ndarray] = field(default_factory=list)
+    # Offset in the region, offset in the buffer, bytes of an element.
+    scalars: list[tuple[int, int, int]] = field(default_factory=list)
+    # Extents, the source's strides, the target's: R each.
+    vectors: list[tuple[int, ...]] = field(default_factory=list)
+
+    def add(self, shard: ShardRef, source: Box, target: Box, into: np.ndarray, flat: np.ndarray) -> None:
+        offset = shard.offset_bytes + _dot(source.start, shard.strides_bytes)
+        self.shards.append(shard)
+        if not self.buffers or self.buffers[-1] is not flat:
+            self.buffers.append(flat)
+        self.buffer_of.append(len(self.buffers) - 1)
+        self.scalars.append((offset, _dot(target.start, into.strides), into.itemsize))
+        self.vectors.append((*target.shape, *shard.strides_bytes, *into.strides))
+
+    def pieces(self) -> Iterable[tuple[ArenaRef, Pieces]]:
+        if not self.shards:
+            return
+        offset, at, item_bytes = np.array(self.scalars, np.int64).T
+        dimensions = len(self.vectors[0]) // 3
+        vectors = np.array(self.vectors, np.int64).reshape(len(self.shards), 3, dimensions)
+        strips = coalesce(offset, at, vectors[:, 0], vectors[:, 1], vectors[:, 2], item_bytes)
+        refs: dict[int, int] = {}
+        regions: list[RegionRef] = []
+        for shard in self.shards:
+            if id(shard.region) not in refs:
+                refs[id(shard.region)] = len(regions)
+                regions.append(shard.region)
+        region = np.array([refs[id(shard.region)] for shard in self.shards], np.int64)[strips.copy]
+        buffer = np.array(self.buffer_of, np.int32)[strips.copy]
+        nonces = np.array([ref.arena.nonce for ref in regions], np.uint64)
+        for nonce in np.unique(nonces):
+            held = np.flatnonzero(nonces == nonce)
+            local = np.full(len(regions), -1, np.int32)
+            local[held] = np.arange(len(held))
+            index = np.flatnonzero(local[region] >= 0)
+            yield (
+                regions[held[0]].arena,
+                Pieces(
+                    Regions.of([regions[i] for i in held]),
+                    local[region[index]],
+                    strips.offset[index],
+                    strips.rows[index],
+                    strips.run[index],
+                    strips.stride[index],
+                    tuple(self.buffers),
+                    buffer[index],
+                    strips.at[index],
+                    strips.target_stride[index],
+                ),
+            )
+
+
+def _dot(index: Sequence[int], strides: Sequence[int]) -> int:
+    return sum(i * stride for i, stride in zip(index, strides, strict=True))
+
+
+def _add_ranges(group: Sequence[Read], boxes: Sequence[Box], tensor: Tensor, copies: Copies) -> bool:
+    """Many ranges of one column at once; False where shards overlap or leave a gap: plan says what."""
+    item_bytes = group[0].into.itemsize
+    start = np.array([shard.box.start[0] for shard in tensor.shards], np.int64)
+    stop = np.array([shard.box.stop[0] for shard in tensor.shards], np.int64)
+    plain = all(shard.strides_bytes == (item_bytes,) for shard in tensor.shards)
+    plain &= all(read.into.flags.c_contiguous for read in group)
+    order = np.argsort(start, kind="stable")
+    order = order[stop[order] > start[order]]
+    if not plain or (start[order][1:] < stop[order][:-1]).any():
+        return False
+    ranges = tuple((box.start[0], box.stop[0]) for box in boxes)
+    cut = Cut(len(start), start[order], stop[order], order.astype(np.int32), np.zeros(len(order), np.int64))
+    met = cut.meet(ranges)
+    bounds = np.cumsum([0, *(last - first for first, last in ranges)])
+    if int(met.extent.sum()) != bounds[-1]:
+        return False
+    read = np.searchsorted(bounds, met.target, "right") - 1
+    buffers = tuple(flat_bytes(each.into) for each in group)
+    offsets = np.array([shard.offset_bytes for shard in tensor.shards], np.int64)
+    zeros = np.zeros(len(met.extent), np.int64)
+    for number, shard in enumerate(tensor.shards):
+        index = np.flatnonzero(met.part == number)
+        if len(index):
+            pieces = Pieces(
+                Regions.of([shard.region]),
+                np.zeros(len(index), np.int32),
+                offsets[number] + met.source[index] * item_bytes,
+                zeros[index] + 1,
+                met.extent[index] * item_bytes,
+                zeros[index],
+                buffers,
+                read[index].astype(np.int32),
+                (met.target[index] - bounds[read[index]]) * item_bytes,
+                zeros[index],
+            )
+            copies.add(shard.region.arena, pieces)
+    return True
+
+
+# --- sequences --------------------------------------------------------------------------------
+
+
+def resolve_sequences(read: SequenceRead, known: Mapping[str, SequenceRecords], copies: Copies) -> None:
+    """Add the pieces of this read. Raises LayoutGap, LayoutError."""
+    owners = read.by_owner()
+    records = [known[owner] for owner in owners]
+    peer, nth = _places(read, owners)
+    first = np.cumsum([0, *(len(one) for one in records)])
+    entry = first[peer] + nth
+    rows = np.concatenate([np.zeros(0, np.int64), *(one.rows for one in records)])[entry]
+    other = np.flatnonzero(rows != read.rows)
+    if len(other):
+        at = int(other[0])
+        raise LayoutError(
+            f"{read.keys[at]} has {rows[at]} rows, not {read.rows[at]}", "it was published by another attempt"
+        )
+    # Rows are numbered through all sequences, with a gap after each, so that no copy spans two.
+    start = np.cumsum(rows + 1) - (rows + 1)
+    names = list(read.into)
+    wide = [read.into[name].itemsize for name in names]
+    index = RaggedIndex(tuple(owners), np.arange(len(rows)), peer.astype(np.int32), start, rows)
+    cost = np.array([float(one.arena.host != host_id()) for one in records])
+    batch = plan_batch(index, index.sequence, wide, read.context, priority=read.priority, cost=cost)
+    for name in names:
+        _check_column(name, read.into[name], int(batch.offsets[-1]))
+    (block,) = batch.reads.blocks
+    source, target, extent = (each[:, 0] for each in (block.source, block.target, block.extent))
+    priority, from_peer = block.priority, block.peer
+    sequence = np.searchsorted(start, source, "right") - 1
+    within = source - start[sequence]
+    buffers = tuple(flat_bytes(read.into[name]) for name in names)
+    for number, one in enumerate(records):
+        index_ = np.flatnonzero(from_peer == number)
+        if not len(index_):
+            continue
+        region = nth[sequence[index_]]
+        columns = one.column_offsets(names, [read.into[name].dtype for name in names])
+        # Column by column, so that what goes to one place of a buffer is asked for at once; sooner first.
+        count, each = len(index_), len(names)
+        buffer = np.repeat(np.arange(each, dtype=np.int32), count)
+        order = np.argsort(np.tile(priority[index_], each), kind="stable")
+        buffer, at, region = buffer[order], np.tile(index_, each)[order], np.tile(region, each)[order]
+        items = np.array(wide, np.int64)[buffer]
+        zeros = np.zeros(count * each, np.int64)
+        pieces = Pieces(
+            one.regions,
+            region.astype(np.int32),
+            columns[region, buffer] + within[at] * items,
+            zeros + 1,
+            extent[at] * items,
+            zeros,
+            buffers,
+            buffer,
+            target[at] * items,
+            zeros,
+        )
+        copies.add(one.arena, pieces)
+
+
+def _places(read: SequenceRead, owners: Mapping[str, Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
+    """(owner's number, place among that owner's), int64[M] each, of every sequence."""
+    number = {owner: i for i, owner in enumerate(owners)}
+    peer = np.array([number[key.partition("#")[0]] for key in read.keys], np.int64)
+    nth = np.zeros(len(peer), np.int64)
+    for i in range(len(owners)):
+        held = peer == i
+        nth[held] = np.arange(int(held.sum()))
+    return peer, nth
+
+
+def _check_column(name: str, into: np.ndarray, rows: int) -> None:
+    if into.ndim != 1 or len(into) != rows or not into.flags.c_contiguous:
+        raise LayoutError(
+            f"column {name}: target {into.dtype} {into.shape} for {rows} rows",
+            f"give a contiguous array of {rows} elements",
+        )
