@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from earl.config.run import RunConfig
+from earl.dispatch.allocator import GRAIN_BYTES
 from earl.errors import ConfigError
 
-# A region's alignment, and the file's share of its table: an arena has a slot per this many bytes.
-LEAST_REGION_BYTES = 4096
 LOGPROB_BYTES = 4
 
 
@@ -15,11 +14,13 @@ def reference_bytes(config: RunConfig) -> int:
 
     Those of staleness + 1 batches are outstanding, and one batch was just trained and not freed yet; a
     lease's log-probs lie together until the last of them may go: twice that. A rank may get them all,
-    whatever dp and tp are: sequences are dealt out as they come.
+    whatever dp and tp are: sequences are dealt out as they come. In whole grains each: so much bounds what
+    they occupy however they lie together, and an arena's table has a slot for every grain.
     """
     scheduler = config.scheduler
     sequences = 2 * (scheduler.staleness + 2) * scheduler.batch_groups * scheduler.group_size
-    return sequences * max(LEAST_REGION_BYTES, LOGPROB_BYTES * config.rollout.max_context_tokens)
+    grains = -(-LOGPROB_BYTES * config.rollout.max_context_tokens // GRAIN_BYTES)
+    return sequences * grains * GRAIN_BYTES
 
 
 def check_reference(config: RunConfig) -> None:

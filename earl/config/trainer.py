@@ -70,7 +70,7 @@ class TrainerConfig(Section):
     # Steps between checkpoints; 0: only at the end.
     checkpoint_every: int = Field(default=20, ge=0)
     keep_checkpoints: int = Field(default=2, ge=1)
-    arena_bytes: int = Field(default=0, ge=0)  # 0: two slots of this rank's shards, and a margin
+    arena_bytes: int = Field(default=0, ge=0)  # 0: two slots of this rank's shards
     bind: str = "127.0.0.1:0"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from earl.dispatch import arena_file
-from earl.dispatch.allocator import FirstFit
+from earl.dispatch.allocator import Slabs
 from earl.dispatch.arena_file import SLOT_WORDS, Header
 from earl.dispatch.descriptor import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, host_id
 from earl.dispatch.pieces import Pieces, Regions
@@ -75,7 +75,7 @@ class Arena:
         self._map[: len(header.pack())] = header.pack()
         self.memory = np.frombuffer(self._map, np.uint8)
         self._table = _table(self._map, header)
-        self._space = FirstFit(header.data_offset, header.size_bytes)
+        self._space = Slabs(header.data_offset, header.size_bytes)
         self._free_slots = list(range(header.slots - 1, -1, -1))
         self._live: dict[int, Region] = {}
         self._lock = threading.Lock()
@@ -102,6 +102,12 @@ class Arena:
             return self._space.free_bytes
 
     @property
+    def largest_bytes(self) -> int:
+        """The largest region that there is room for now."""
+        with self._lock:
+            return self._space.largest_bytes if self._free_slots else 0
+
+    @property
     def capacity_bytes(self) -> int:
         """What `free_bytes` is when nothing is allocated."""
         return self._header.size_bytes - self._header.data_offset
@@ -115,11 +121,19 @@ class Arena:
         if size_bytes < 0:
             raise LayoutError(f"a region of {size_bytes} bytes", "ask for 0 or more")
         with self._lock:
-            offset = self._space.take(size_bytes) if self._free_slots and not self._closed else None
+            if self._closed:
+                raise ArenaFull(f"{self.ref.owner}: the arena is closed", "make a new one")
+            if not self._free_slots:
+                raise ArenaFull(
+                    f"{self.ref.owner}: all {self._header.slots} regions of the arena are in use, with "
+                    f"{self._space.free_bytes} of {self.capacity_bytes} bytes free",
+                    "wait until readers have consumed regions, or put more into each",
+                )
+            offset = self._space.take(size_bytes)
             if offset is None:
                 raise ArenaFull(
-                    f"{self.ref.owner}: no room for {size_bytes} bytes in {len(self._live)} regions; free "
-                    f"{self._space.free_bytes}, at most {self._space.largest_bytes} in one piece",
+                    f"{self.ref.owner}: no room for {size_bytes} bytes beside {len(self._live)} regions; "
+                    f"{self._space.free_bytes} free, at most {self._space.largest_bytes} in one piece",
                     "wait until readers have consumed regions, or make the arena larger",
                 )
             slot = self._free_slots.pop()
@@ -153,7 +167,7 @@ class Arena:
                 return
             self._retire(slot)
             del self._live[slot]
-            self._space.give(region.offset_bytes, region.size_bytes)
+            self._space.give(region.offset_bytes)
             self._free_slots.append(slot)
 
     def _retire(self, slot: int) -> None:

@@ -24,12 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.allocator import GRAIN_BYTES
 from earl.errors import ConfigError, RegionGone
 
 MAGIC = b"EARLARN1"
 PAGE_BYTES = mmap.PAGESIZE
 SLOT_WORDS = 4
 SLOT_BYTES = 8 * SLOT_WORDS
+MIN_SLOTS = 1 << 10
 MAX_SLOTS = 1 << 16
 _HEADER = struct.Struct("<8s6Q")
 _CREATE_ATTEMPTS = 16
@@ -76,8 +78,11 @@ class Header:
 
 
 def header_for(size_bytes: int, nonce: int, incarnation: int) -> Header:
-    """The header of an arena whose data area holds `size_bytes`, rounded up to whole pages."""
-    slots = min(MAX_SLOTS, max(1024, size_bytes // 4096))
+    """The header of an arena whose data area holds `size_bytes`, rounded up to whole pages.
+
+    A region for every GRAIN_BYTES, at least MIN_SLOTS, at most MAX_SLOTS.
+    """
+    slots = min(MAX_SLOTS, max(MIN_SLOTS, size_bytes // GRAIN_BYTES))
     data_offset = _pages(PAGE_BYTES + slots * SLOT_BYTES)
     return Header(nonce, incarnation, data_offset + _pages(size_bytes), slots, PAGE_BYTES, data_offset)
 

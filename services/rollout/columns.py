@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from earl.config.run import RunConfig
+from earl.dispatch.allocator import GRAIN_BYTES, occupied, rounded
 
 # The trainer reads the columns by these names.
 DTYPES = {
@@ -21,8 +22,6 @@ DTYPES = {
     "versions": "int32",
     "turns": "int32",
 }
-# A region's alignment, and its share of the arena's table.
-LEAST_REGION_BYTES = 4096
 LEAST_ARENA_BYTES = 64 << 20
 
 
@@ -35,9 +34,10 @@ def arena_bytes(config: RunConfig) -> int:
     scheduler = config.scheduler
     outstanding = (scheduler.staleness + 2) * scheduler.batch_groups * scheduler.group_size
     sequences = max(outstanding, 2 * config.warmup.batch_episodes)
-    token_bytes = sum(np.dtype(dtype).itemsize for dtype in DTYPES.values())
-    longest = token_bytes * config.rollout.max_context_tokens + LEAST_REGION_BYTES
-    return max(LEAST_ARENA_BYTES, sequences * longest)
+    tokens = config.rollout.max_context_tokens
+    longest = occupied(sum(rounded(np.dtype(dtype).itemsize * tokens) for dtype in DTYPES.values()))
+    # A grain each: an arena's table has a slot for every grain.
+    return max(LEAST_ARENA_BYTES, sequences * max(GRAIN_BYTES, longest))
 
 
 def key(ticket_id: int, attempt: int) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from earl.bus import Bus, redis_errors
-from earl.dispatch.allocator import rounded
+from earl.dispatch.allocator import occupied, rounded
 from earl.dispatch.descriptor import numpy_dtype
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorSpec, TensorStore
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 SLOTS = 2
 POLL_S = 0.005
 LONGEST_POLL_S = 0.1
-# What an arena needs beside its slots: alignment is counted, this is for the rest.
-MARGIN_BYTES = 1 << 16
 CALL_S = 30.0
 
 
@@ -50,7 +48,7 @@ def slot_bytes(shards: Sequence[Shard], dtype: str) -> int:
 
 def arena_bytes(shards: Sequence[Shard], dtype: str) -> int:
     """What an arena for the slots of these shards must hold."""
-    return SLOTS * rounded(slot_bytes(shards, dtype)) + MARGIN_BYTES
+    return SLOTS * occupied(slot_bytes(shards, dtype))
 
 
 class WeightSlots:

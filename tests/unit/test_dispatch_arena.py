@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch import arena_file, codec
-from earl.dispatch.allocator import ALIGNMENT_BYTES, FirstFit, rounded
 from earl.dispatch.arena import Arena, MappedArena
 from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef, ShardRef, TensorShards
 from earl.dispatch.dispatcher import refuse_unmet
@@ -30,29 +29,6 @@ from earl.errors import (
     RegionGone,
     TransportUnavailable,
 )
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=80))
-def test_first_fit_never_overlaps_and_coalesces(steps):
-    space, taken = FirstFit(64, 64 + 4096), {}
-    for take, number in steps:
-        if take:
-            offset = space.take(number)
-            if offset is None:
-                assert space.largest_bytes < rounded(number)
-                continue
-            assert offset % ALIGNMENT_BYTES == 0 and offset >= 64 and offset + number <= 64 + 4096
-            for other, size in taken.items():
-                assert offset + rounded(number) <= other or other + rounded(size) <= offset
-            taken[offset] = number
-        elif taken:
-            offset = list(taken)[number % len(taken)]
-            space.give(offset, taken.pop(offset))
-        assert space.free_bytes == 4096 - sum(map(rounded, taken.values()))
-    for offset, size in taken.items():
-        space.give(offset, size)
-    assert space.largest_bytes == space.free_bytes == 4096
 
 
 @pytest.fixture
@@ -74,6 +50,16 @@ def test_a_full_arena_is_back_pressure(arena: Arena):
     whole.free()
     assert arena.free_bytes == arena.capacity_bytes
     arena.allocate(arena.capacity_bytes)
+
+
+def test_a_full_slot_table_is_back_pressure_that_says_so(arena: Arena):
+    regions = [arena.allocate(0) for _ in range(arena_file.MIN_SLOTS)]
+    assert arena.largest_bytes == 0 < arena.free_bytes
+    with pytest.raises(ArenaFull, match="all 1024 regions of the arena are in use, with 983040 of 1048576"):
+        arena.allocate(1)
+    regions[0].free()
+    assert arena.largest_bytes > 0
+    arena.allocate(1)
 
 
 def test_generations_follow_a_region(arena: Arena):

@@ -40,8 +40,9 @@ class Shelf:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that surely fit now: half of what is free, for alignment and pieces."""
-        return self._store.arena.free_bytes // (2 * np.dtype(np.float32).itemsize)
+        """Tokens that surely fit now, and leave half of what is free to the lease after them."""
+        arena = self._store.arena
+        return min(arena.largest_bytes, arena.free_bytes // 2) // np.dtype(np.float32).itemsize
 
     @property
     def used_fraction(self) -> float:
