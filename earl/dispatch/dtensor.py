@@ -101,6 +101,22 @@ def local_boxes(tensor: DTensor) -> tuple[Box, ...]:
     return boxes
 
 
+def local_box(tensor: DTensor) -> Box:
+    """The one box of this rank's local tensor, of its shape; at the origin if it is empty.
+
+    Raises LayoutError where it is several.
+    """
+    boxes = local_boxes(tensor)
+    shape = tuple(tensor.to_local().shape)
+    box = boxes[0] if boxes else Box.whole(shape)
+    if len(boxes) > 1 or box.shape != shape:
+        raise LayoutError(
+            f"a local tensor of shape {shape}, {tensor.placements}, is the boxes {[str(b) for b in boxes]}",
+            "keep matrices apart instead of stacking them, or publish each box by itself",
+        )
+    return box
+
+
 def _written(tensor: DTensor) -> tuple[Placement, ...]:
     """The placements as tuples; an order of shards that the spec says beside them becomes strided shards."""
     spec = tensor._spec

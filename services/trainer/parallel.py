@@ -1,4 +1,4 @@
-"""The policy, cut over the ranks: FSDP2 on a one-dimensional mesh, and where each shard's box lies.
+"""The policy, cut over the ranks by FSDP2, and where each shard's box lies: what its DTensors say.
 
     meta device ─ fully_shard(block) … fully_shard(root) ─ to_empty ─ fill shard by shard
 
@@ -22,7 +22,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from earl.config.run import RunConfig
-from earl.dispatch.layout import Box, shard_box
+from earl.dispatch.dtensor import local_box
+from earl.dispatch.layout import Box
 from earl.models.lora import Lora, adapt, adapters, initial, merged
 from earl.models.module import Decoder
 from earl.models.spec import ModelSpec
@@ -52,7 +53,7 @@ class Shard:
     def gradient(self) -> torch.Tensor | None:
         """float32, shaped as local; summed over ranks and micro-batches."""
         grad = self.parameter.grad
-        return None if grad is None else cast(DTensor, grad).to_local()
+        return grad.to_local() if isinstance(grad, DTensor) else grad
 
 
 def lora_of(config: RunConfig) -> Lora | None:
@@ -103,7 +104,7 @@ class Policy:
         self.lora = lora
         # What a checkpoint says of it; known once the model was read.
         self.adapter: AdapterEntry | None = None
-        found = tuple(_shards(self.decoder, group))
+        found = tuple(shards_of(self.decoder))
         by_name = {shard.name: shard for shard in found}
         self.shards = tuple(shard for shard in found if shard.parameter.requires_grad)
         self.model_shards = tuple(by_name[name] for name in spec.shapes())
@@ -204,11 +205,14 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
     return cast(DTensor, parameter.detach()).full_tensor()
 
 
-def _shards(decoder: Decoder, group: Group) -> Iterator[Shard]:
-    for name, parameter in decoder.named_parameters():
-        shape = tuple(parameter.shape)
-        box = shard_box(shape, 0, group.rank, group.size)
-        local = cast(DTensor, parameter.detach()).to_local()
-        if tuple(local.shape) != box.shape and local.numel() != box.size:
-            raise AssertionError(f"{name}: FSDP2 holds {tuple(local.shape)}, the box is {box}")
-        yield Shard(name, shape, box, local, parameter)
+def shards_of(module: nn.Module) -> Iterator[Shard]:
+    """This rank's shard of each parameter, on whatever mesh it lies; all of one that is no DTensor.
+
+    Raises LayoutError where a rank's part is not one box.
+    """
+    for name, parameter in module.named_parameters():
+        local = parameter.detach()
+        box = Box.whole(tuple(parameter.shape))
+        if isinstance(local, DTensor):
+            box, local = local_box(local), local.to_local()
+        yield Shard(name, tuple(parameter.shape), box, local, parameter)

@@ -17,7 +17,8 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorSpec, TensorStore
 from services.trainer.codec import weights_published
 from services.trainer.group import Group
-from services.trainer.parallel import Policy, Shard
+from services.trainer.parallel import Shard
 from services.trainer.side import Side
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,18 @@ def arena_bytes(shards: Sequence[Shard], dtype: str) -> int:
     return SLOTS * occupied(slot_bytes(shards, dtype))
 
 
+class Weights(Protocol):
+    """What is published: a Policy, or the shards of any module (`shards_of`).
+
+    model_shards: this rank's. weights: each of them and its values, shaped as its box; a collective.
+    """
+
+    @property
+    def model_shards(self) -> Sequence[Shard]: ...
+
+    def weights(self) -> Iterator[tuple[Shard, torch.Tensor]]: ...
+
+
 class WeightSlots:
     """One rank's slots. Calls come from the computing thread, in the same order on every rank.
 
@@ -66,7 +79,7 @@ class WeightSlots:
         registry: Registry,
         bus: Bus,
         group: Group,
-        policy: Policy,
+        policy: Weights,
         *,
         name: str,
         dtype: str,
@@ -168,7 +181,7 @@ class WeightSlots:
 
 
 @torch.no_grad()
-def _copy(policy: Policy, arrays: dict[str, np.ndarray], dtype: str) -> None:
+def _copy(policy: Weights, arrays: dict[str, np.ndarray], dtype: str) -> None:
     """Shards into the arena, cast to the model's dtype on the way. A collective."""
     for shard, values in policy.weights():
         if not shard.box.size:

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from earl.dispatch.dtensor import local_boxes, mesh_layout
+from earl.dispatch.dtensor import local_box, local_boxes, mesh_layout
 from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
 from earl.errors import LayoutError
@@ -80,7 +80,7 @@ def test_fsdp2_over_tensor_parallel(mesh_shape: tuple[int, ...], rows: int, styl
         parallelize_module(layer, mesh[tensor], style(), src_data_rank=None)
         fully_shard(layer, mesh=mesh[tuple(data)] if len(data) > 1 else mesh[data[0]])
         weight = cast(DTensor, layer.weight.detach())
-        assert len(local_boxes(weight)) <= 1
+        assert local_box(weight).shape == weight.to_local().shape
         return weight
 
     layout = check_every_rank(mesh_shape, whole, make)
@@ -105,6 +105,8 @@ def test_fsdp2_over_a_fused_matrix(rows: int):
         shape = {"shape": whole.shape, "stride": whole.stride()}
         layer.weight = nn.Parameter(DTensor.from_local(local, tensor, [each], run_check=False, **shape))
         fully_shard(layer, mesh=mesh[f"d0-{rank}"])
+        with pytest.raises(LayoutError, match="keep matrices apart"):
+            local_box(cast(DTensor, layer.weight.detach()))
         return cast(DTensor, layer.weight.detach())
 
     layout = check_every_rank((2, 2), whole, make)

@@ -1,0 +1,98 @@
+"""From a trainer's two-dimensional mesh (FSDP2 over TP, uneven lengths) to engines of any tp and dtype."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+from earl.bus import EmbeddedValkey
+from earl.config.data_plane import DataPlaneConfig
+from earl.models.parallel import TensorParallel
+from services.rollout.engines.base import EngineSpec, LoadReport
+from services.rollout.engines.ranks import Rank
+from services.rollout.engines.runner import Runner
+from services.rollout.engines.staging import Stager
+from services.trainer.side import Side
+from tests.support.mesh_trainer import MESH, PUBLISHED, SPEC, decoder
+
+CALL_S = 60.0
+RANKS = prod(MESH)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Iterator[tuple[str, str]]:
+    """(redis url, arenas' directory) of a trainer whose four ranks have published."""
+    directory: Path = tmp_path_factory.mktemp("mesh")
+    side, valkey = Side(), EmbeddedValkey()
+    url = side.run(valkey.start(directory / "bus"), CALL_S)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    role = json.dumps({"redis": url, "arenas": str(directory)})
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.mesh_trainer", role],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **where, "RANK": str(rank)},
+        )
+        for rank in range(RANKS)
+    ]
+    for rank in ranks:
+        assert rank.stdout is not None
+        ready, _, _ = select.select([rank.stdout], [], [], CALL_S)
+        assert ready and rank.stdout.readline() == b"published\n"
+    yield url, str(directory)
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.close()
+    codes = [rank.wait(CALL_S) for rank in ranks]
+    side.run(valkey.stop(), CALL_S)
+    side.close()
+    assert codes == [0] * RANKS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trainer", PUBLISHED)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_every_rank_gets_its_slices_bit_for_bit(
+    published: tuple[str, str], tp: int, trainer: str, dtype: torch.dtype
+):
+    """The dtypes of publication and engine may differ, either way."""
+    url, arenas = published
+    through = getattr(torch, PUBLISHED[trainer])
+    whole = {name: p.detach().to(through).to(dtype) for name, p in decoder().named_parameters()}
+    config = DataPlaneConfig(arena_dir=arenas)
+    spec = EngineSpec(
+        name="mesh", model_dir="", tp=tp, redis_url=url, run="mesh", data_plane=config.model_dump_json()
+    )
+    keys = [f"weights/1/{trainer}-{rank}" for rank in range(RANKS)]
+    for place in range(tp):
+        rank = Rank.__new__(Rank)  # without its process group: nothing is computed here
+        rank.runner = Runner(SPEC, TensorParallel(place, tp), slots=1, context=8, dtype=dtype)
+        rank.stager = Stager(spec, rank.runner.own, SPEC.shapes())
+        try:
+            rank.stager.begin(0, 1, keys, CALL_S)
+            assert select.select([rank.stager.wake], [], [], CALL_S)[0]
+            ((_, report),) = rank.stager.take()
+            assert isinstance(report, LoadReport), report
+            rank.apply(1)
+        finally:
+            rank.stager.close()
+        own = rank.runner.own
+        wanted = sum(part.box.size for one in own.values() for part in one.parts if not one.same_as)
+        assert report.size_bytes == wanted * through.itemsize
+        for name, one in own.items():
+            expected = torch.cat([whole[part.source][part.box.slices()] for part in one.parts])
+            assert torch.equal(rank.runner.weights[name], expected), name
