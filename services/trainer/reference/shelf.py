@@ -1,13 +1,16 @@
 """A rank's reference log-probs in its arena, kept as long as their trajectories' own columns.
 
-    lease ─► reserve ─► (the rank writes in place) ─► publish ─► readers ─► free, when BatchCommitted
-                                                        names the trajectories, be they trained or dropped
+    reserve ─► (the rank writes in place) ─► publish ─► readers ─► free, when BatchCommitted names the
+                                                                   trajectories, be they trained or dropped
 A lease's sequences lie end to end in one tensor, so that a lease costs one descriptor a rank; it goes
-when the last of its trajectories does. Used from the rank's loop; arrays may be filled on any thread.
+when the last of its trajectories does. What may go is said once, and perhaps before it was published, or
+even before its lease reached this rank: so it is remembered. Used from the rank's loop; arrays may be
+filled on any thread.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,6 +19,8 @@ from earl.dispatch.layout import Box
 from earl.dispatch.store import TensorSpec, TensorStore
 from earl.errors import ArenaFull
 
+# Trajectories whose end is remembered: many more than are on their way at once.
+REMEMBERED = 1 << 16
 TENSOR = "reference"
 
 
@@ -32,11 +37,10 @@ class Shelf:
         # Trajectory's key -> key of the tensor that its log-probs lie in; how many lie in each.
         self._held: dict[str, str] = {}
         self._counts: dict[str, int] = {}
-        # What is reserved and not yet published; the trajectories of the lease that is worked on; which of
-        # them nobody wants any more.
+        # What is reserved and not yet published.
         self._coming: dict[str, list[str]] = {}
-        self._leased: frozenset[str] = frozenset()
-        self._unwanted: set[str] = set()
+        # Trajectories that nobody will read any more, newest last.
+        self._gone: OrderedDict[str, None] = OrderedDict()
 
     @property
     def free_tokens(self) -> int:
@@ -48,10 +52,6 @@ class Shelf:
     def used_fraction(self) -> float:
         arena = self._store.arena
         return 1.0 - arena.free_bytes / arena.capacity_bytes
-
-    async def lease(self, trajectories: Iterable[str]) -> None:
-        """Work on these begins: what is freed of them from now on goes as soon as it is published."""
-        self._leased = frozenset(trajectories)
 
     async def reserve(
         self, key: str, trajectories: Iterable[str], total_tokens: int, box: Box
@@ -74,21 +74,23 @@ class Shelf:
         """
         await self._store.publish(list(self._coming))
         coming, self._coming = self._coming, {}
-        self._leased = frozenset()
-        unwanted, self._unwanted = self._unwanted, set()
         for key, trajectories in coming.items():
-            await self.free(trajectories)
+            await self._drop(trajectories)
             self._held |= dict.fromkeys(trajectories, key)
             self._counts[key] = len(trajectories)
-        await self.free(unwanted)
+            await self._drop([one for one in trajectories if one in self._gone])
 
     async def free(self, trajectories: Iterable[str]) -> None:
-        """These trajectories are trained or dropped: nobody reads what lies here for them."""
+        """These trajectories are trained or dropped: nobody reads what lies here for them, or ever will."""
+        trajectories = list(trajectories)
+        self._gone.update(dict.fromkeys(trajectories))
+        while len(self._gone) > REMEMBERED:
+            self._gone.popitem(last=False)
+        await self._drop(trajectories)
+
+    async def _drop(self, trajectories: Iterable[str]) -> None:
         empty = []
         for trajectory in trajectories:
-            # What is on its way goes once it is published.
-            if trajectory in self._leased:
-                self._unwanted.add(trajectory)
             held = self._held.pop(trajectory, None)
             if held is not None:
                 self._counts[held] -= 1

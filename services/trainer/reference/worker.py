@@ -143,7 +143,6 @@ class ReferenceStage:
         lease = decode_lease(body)
         self._leases += 1
         items = lease.ranks[self._place.replica]
-        self._side.run(self._shelf.lease([item.key for item in items]), CALL_S)
         with self._activity.phase(READING):
             found = self._read(items)
             # Ranks of one replica must leave out the same.
