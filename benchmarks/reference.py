@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
-import sys
 import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -15,16 +13,15 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.machine import ROOT
 from benchmarks.output import RESULTS, AsJson, Results, publish
 from benchmarks.reference_roles import Deal
+from benchmarks.role import Role
 from earl.bus import EmbeddedValkey
 
 app = typer.Typer(add_completion=False)
 
 RANKS = 2
 WARM_UP = 3
-ANSWER_S = 120.0
 COMPARES = (
     "Time from the end of the last stage rank's compute until the last trainer rank's column is filled, "
     f"{RANKS} stage ranks to {RANKS} trainer ranks, each trainer rank wanting sequences of every stage rank; "
@@ -80,43 +77,6 @@ def deal(sequences: int, tokens: int) -> Deal:
     return Deal(tokens, cut(), cut())
 
 
-class Role:
-    """One process of the benchmark."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    @classmethod
-    async def start(cls, **role: Any) -> tuple[Role, dict[str, Any]]:
-        """The role, and what it says once it is ready."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.reference_roles", cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        made = cls(process)
-        return made, await made.ask(**role)
-
-    async def ask(self, **work: Any) -> dict[str, Any]:
-        """One line there, one line back."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(work).encode() + b"\n")
-        async with asyncio.timeout(ANSWER_S):
-            line = await self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a process of the benchmark ended with {await self.process.wait()}")
-        return json.loads(line)
-
-    async def stop(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            async with asyncio.timeout(10):
-                await self.process.wait()
-        except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
-
-
 async def measure(deals: list[Deal], rounds: int, transport: str) -> list[dict[str, Any]]:
     """Every batch both ways; milliseconds are medians over the rounds."""
     async with AsyncExitStack() as stack:
@@ -127,7 +87,7 @@ async def measure(deals: list[Deal], rounds: int, transport: str) -> list[dict[s
         url = await valkey.start(directory)
 
         async def start(**role: Any) -> tuple[Role, dict[str, Any]]:
-            made, said = await Role.start(**role)
+            made, said = await Role.start("benchmarks.reference_roles", **role)
             stack.push_async_callback(made.stop)
             return made, said
 

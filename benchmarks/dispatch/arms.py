@@ -1,0 +1,24 @@
+"""The arms by name. Another transport of the data plane is one line in `member.TRANSPORTS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.dispatch.arm import Arm
+from benchmarks.dispatch.central_grpc import CentralGrpcAsyncio, CentralGrpcThreads
+from benchmarks.dispatch.direct import CentralSameTransport, Direct
+from benchmarks.dispatch.floor import MemcpyFloor
+from benchmarks.dispatch.member import TRANSPORTS
+from benchmarks.dispatch.sockets import Sockets
+
+GRPC = ("central_grpc_threads", "central_grpc_asyncio")
+
+ARMS: dict[str, Callable[[], Arm]] = {
+    **{name: partial(Direct, name) for name in TRANSPORTS},
+    "memcpy_floor": MemcpyFloor,
+    "socket": Sockets,
+    **{f"central_{name}": partial(CentralSameTransport, name) for name in TRANSPORTS},
+    "central_grpc_threads": CentralGrpcThreads,
+    "central_grpc_asyncio": CentralGrpcAsyncio,
+}

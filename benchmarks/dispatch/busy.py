@@ -1,0 +1,107 @@
+"""Reads served while their producer computes: how long they take, and what they cost the producer."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dispatch.busy_roles import PIECES
+from benchmarks.role import Role
+from earl.bus import EmbeddedValkey
+
+MODULE = "benchmarks.dispatch.busy_roles"
+COMPARES = (
+    "busy: one producer that computes in pure Python and holds the GIL 90 % of the time, one consumer in "
+    "another process that reads pieces of the producer's arena at a steady pace, by Dispatcher.read (the "
+    "registry's answer included), into the same buffer. Intervals of computing alone and of computing while "
+    "read from take turns; loss_percent is the median over pairs of how much fewer iterations the second "
+    "had: less_cpu_percent (the computing thread had less of a core) and slower_percent (fewer iterations a "
+    "second of CPU time: caches and memory shared), multiplied. waiting_for_a_core_percent of the time it "
+    "was ready and the kernel had no core free, more than alone: reader, serving process and producer share "
+    "this machine's cores, where a fleet's readers have their own. What less_cpu_percent exceeds that by "
+    "would be the GIL's."
+)
+
+
+async def measure(transports: Sequence[str], rounds: int, interval_s: float) -> dict[str, Any]:
+    """By transport and piece: latency of reads, and the producer's loss."""
+    async with AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-"))
+        arenas = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir="/dev/shm"))
+        valkey = EmbeddedValkey()
+        stack.push_async_callback(valkey.stop)
+        url = await valkey.start(Path(directory))
+
+        async def start(role: str) -> Role:
+            made, _ = await Role.start(
+                MODULE, role=role, redis=url, arenas=arenas, directory=directory, known={}, rows=0,
+                transports=list(transports),
+            )  # fmt: skip
+            stack.push_async_callback(made.stop)
+            return made
+
+        producer, consumer = await start("producer"), await start("consumer")
+        return {
+            transport: {
+                piece: await pairs(producer, consumer, transport, piece, rounds, interval_s)
+                for piece in PIECES
+            }
+            for transport in transports
+        }
+
+
+async def pairs(
+    producer: Role, consumer: Role, transport: str, piece: str, rounds: int, interval_s: float
+) -> dict[str, Any]:
+    """Intervals in turn, alone first in every other pair."""
+    work = {"transport": transport, "piece": piece, "interval_s": interval_s}
+    latencies_us: list[float] = []
+    losses: list[dict[str, float]] = []
+    await consumer.ask(**{**work, "interval_s": 0.1})
+    for number in range(rounds):
+        found: dict[bool, dict[str, Any]] = {}
+        for reading in (number % 2 == 0, number % 2 == 1):
+            if reading:
+                found[True], read = await asyncio.gather(producer.ask(**work), consumer.ask(**work))
+                latencies_us += read["latencies_us"]
+            else:
+                found[False] = await producer.ask(**work)
+        losses.append(loss(found[False], found[True]))
+    ordered = sorted(latencies_us)
+    result = {
+        "reads": len(ordered),
+        "p50_us": round(statistics.median(ordered), 1),
+        "p99_us": round(ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))], 1),
+        **{name: round(statistics.median(one[name] for one in losses), 2) for name in losses[0]},
+    }
+    sys.stderr.write(f"busy, {transport} {piece}: {result}\n")
+    return result
+
+
+def loss(alone: dict[str, float], read: dict[str, float]) -> dict[str, float]:
+    """Percent of the iterations a second that the producer lost, and what the loss is made of."""
+
+    def rate(one: dict[str, float]) -> float:
+        return one["iterations"] / one["wall_s"]
+
+    def core(one: dict[str, float]) -> float:
+        return one["cpu_s"] / one["wall_s"]
+
+    def waiting(one: dict[str, float]) -> float:
+        return one["waited_s"] / one["wall_s"]
+
+    def speed(one: dict[str, float]) -> float:
+        return one["iterations"] / one["cpu_s"]
+
+    return {
+        "loss_percent": 100 * (1 - rate(read) / rate(alone)),
+        "less_cpu_percent": 100 * (1 - core(read) / core(alone)),
+        "waiting_for_a_core_percent": 100 * (waiting(read) - waiting(alone)),
+        "slower_percent": 100 * (1 - speed(read) / speed(alone)),
+    }

@@ -1,0 +1,148 @@
+"""Hosts behind capped network cards: EARL's direct reads against one controller, over 2, 4, 8, 16 hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dispatch.hosts import Plan
+from benchmarks.dispatch.nic import Nics, bytes_per_second, central_seconds, direct_seconds
+from benchmarks.dispatch.pattern import MIB, ROW_BYTES
+from benchmarks.role import Role
+from earl.bus import EmbeddedValkey
+
+MODULE = "benchmarks.dispatch.hosts"
+WAYS = ("direct", "central")
+WARM_UP = 1
+COMPARES = (
+    "capped: hosts, a process each, every one with one full-duplex network card of the rate named, all of "
+    "them both producers and consumers, as the paper's workers are: each holds rows of a tensor and wants "
+    "its slice of the columns of all rows, all to all. A card is two token buckets, egress and ingress, "
+    "shared by whatever the host sends and receives; bytes really move, over sockets on loopback. UCX's own "
+    "sockets cannot be put behind a proxy, so the buckets stand around the application's transport: in "
+    "direct, bytes of a slab pass every producer's egress and the reader's ingress before Dispatcher.read "
+    "asks for that slab over UCX; in central, a frame passes the sender's egress, the controller's ingress, "
+    "the controller's egress and the receiver's ingress, at each before it goes on. The controller stands "
+    "on one of the hosts and uses its card, which favours it: what that host holds or wants passes once or "
+    "not at all, and nothing that its owner keeps is sent. It forwards frame by frame, in and out at once. "
+    "limit: what such cards allow at best, (hosts - 1) times. Payload is counted, not headers; descriptors "
+    "are published before the clock starts. cores_busy: the fraction of all cores' time that was used, "
+    "preparation included; where it nears 1 the machine, not the cards, sets the time."
+)
+
+
+def curve(most: int) -> list[int]:
+    """2, 4, 8 ... up to `most`."""
+    return [hosts for hosts in (2, 4, 8, 16, 32) if hosts < most] + [most]
+
+
+def figures(hosts: int, host_bytes: int, rate: float, seconds: dict[str, float]) -> dict[str, Any]:
+    """Of one number of hosts: seconds as measured and as the cards allow, and how they compare."""
+    direct_limit = direct_seconds(hosts, host_bytes, rate)
+    central_limit = central_seconds(hosts, host_bytes, rate)
+    speedup, limit = seconds["central"] / seconds["direct"], central_limit / direct_limit
+    return {
+        "hosts": hosts,
+        "direct_s": round(seconds["direct"], 4),
+        "central_s": round(seconds["central"], 4),
+        "direct_limit_s": round(direct_limit, 4),
+        "central_limit_s": round(central_limit, 4),
+        "speedup": round(speedup, 3),
+        "limit": round(limit, 3),
+        "within_limit_fraction": round(speedup / limit, 3),
+    }
+
+
+def processor_clock() -> tuple[int, int]:
+    """Ticks that this machine's cores were busy, and all ticks."""
+    ticks = [int(one) for one in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, sum(ticks)
+
+
+def busy_since(before: tuple[int, int]) -> float:
+    """What fraction of all cores' time since `before` was used, by whomever."""
+    busy, ticks = (now - then for now, then in zip(processor_clock(), before, strict=True))
+    return busy / max(1, ticks)
+
+
+async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[str, Any]:
+    """The curve up to `most` hosts; both ways in turn, medians over the rounds."""
+    rate, rows = bytes_per_second(gbps), int(host_mib * MIB) // ROW_BYTES
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-")))
+        arenas = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir="/dev/shm"))
+        valkey = EmbeddedValkey()
+        stack.push_async_callback(valkey.stop)
+        url = await valkey.start(directory / "valkey")
+        gate_in, gate = os.pipe()
+        stack.callback(os.close, gate_in)
+        stack.callback(os.close, gate)
+        path = directory / "nics"
+        Nics.create(path, most)
+        nics = Nics(path, rate)
+        stack.callback(nics.close)
+        cards: dict[str, Any] = {"nics": str(path), "rate": rate}
+        controller, said = await Role.start(MODULE, role="controller", **cards)
+        stack.push_async_callback(controller.stop)
+
+        async def start(rank: int) -> Role:
+            made, _ = await Role.start(
+                MODULE, pass_fds=[gate_in], role="host", rank=rank, gate=gate_in, redis=url, arenas=arenas,
+                directory=str(directory), known={}, rows=rows, controller=said["address"], **cards,
+            )  # fmt: skip
+            stack.push_async_callback(made.stop)
+            return made
+
+        everybody = [await start(rank) for rank in range(most)]
+        numbers = count(1)
+        found: list[dict[str, Any]] = []
+        for hosts in curve(most):
+            fleet, plan = everybody[:hosts], Plan(hosts, rows)
+            seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+            carried: dict[str, list[int]] = {}
+            load: dict[str, list[float]] = {way: [] for way in WAYS}
+            for turn in range(rounds + WARM_UP):
+                for way in WAYS:
+                    clock = processor_clock()
+                    took = await one_round(fleet, plan, way, next(numbers), gate, nics)
+                    if turn >= WARM_UP:
+                        seconds[way].append(took)
+                        load[way].append(busy_since(clock))
+                        carried[f"{way}_busiest_card_bytes"] = nics.carried()
+            one = figures(
+                hosts, rows * ROW_BYTES, rate, {way: statistics.median(seconds[way]) for way in WAYS}
+            )
+            loads = {f"{way}_cores_busy": round(statistics.median(load[way]), 2) for way in WAYS}
+            found.append({**one, **carried, **loads})
+            sys.stderr.write(f"{hosts} hosts: {found[-1]}\n")
+    return {
+        "nic_gbps": gbps,
+        "host_mib": host_mib,
+        f"capped_speedup_{most}_hosts": found[-1]["speedup"],
+        "within_limit_fraction": found[-1]["within_limit_fraction"],
+        "curve": found,
+    }
+
+
+async def one_round(fleet: list[Role], plan: Plan, way: str, number: int, gate: int, nics: Nics) -> float:
+    """Seconds from the gate to the last host. Raises RuntimeError when a byte is wrong."""
+    work = {"hosts": plan.hosts, "rows": plan.rows, "number": number, "way": way}
+    await asyncio.gather(*(role.ask(do="prepare", **work) for role in fleet))
+    await asyncio.gather(*(role.ask(do="run", **work) for role in fleet))
+    nics.start()
+    opened_ns = time.monotonic_ns()
+    os.write(gate, bytes(plan.hosts))
+    said = await asyncio.gather(*(role.answer() for role in fleet))
+    checked = await asyncio.gather(*(role.ask(do="check", **work) for role in fleet))
+    if not all(one["right"] for one in checked):
+        raise RuntimeError(f"{way}: a host's buffer is not what the others hold")
+    return (max(one["at_ns"] for one in said) - opened_ns) / 1e9

@@ -1,0 +1,230 @@
+"""The best single controller over gRPC that could be written, once with grpc's threads and once with asyncio.
+
+    producer ─ 1 MiB messages ─► Put ─► a queue for each reader ─► Get ─ half rows of a message ─► consumer
+
+Pipelined: a message's halves leave for the consumers while its producer still sends. Nothing is gathered
+in the controller: of each message both halves are cut once, straight into what gRPC sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+
+from benchmarks.dispatch.arm import Arm
+from benchmarks.dispatch.member import WAIT_S, Done, Member, Round
+from benchmarks.dispatch.pattern import COLUMNS, DTYPE, PRODUCERS, half, readers, sources
+
+SERVICE = "bench.Rows"
+CHUNK_BYTES = 1 << 20
+OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.optimization_target", "throughput"),
+    ("grpc.so_reuseport", 0),
+]
+_THREADS = 16
+
+
+def messages(rows: np.ndarray) -> Iterator[bytes]:
+    """Contiguous rows in messages of CHUNK_BYTES: what gRPC carries fastest."""
+    flat = rows.reshape(-1).view(np.uint8)
+    for at in range(0, len(flat), CHUNK_BYTES):
+        yield flat[at : at + CHUNK_BYTES].tobytes()
+
+
+def halves(message: bytes, consumer: int) -> bytes:
+    """What a consumer wants of a message of whole rows."""
+    return np.frombuffer(message, DTYPE).reshape(-1, COLUMNS)[:, half(consumer)].tobytes()
+
+
+class Filling:
+    """Writes messages into a contiguous target, one after another."""
+
+    def __init__(self, target: np.ndarray) -> None:
+        self._flat = target.reshape(-1).view(np.uint8)
+        self.size_bytes = 0
+
+    def add(self, message: bytes) -> None:
+        stop = self.size_bytes + len(message)
+        self._flat[self.size_bytes : stop] = np.frombuffer(message, np.uint8)
+        self.size_bytes = stop
+
+
+class CentralGrpc(Arm):
+    """What both have in common: names, and who gets which stream. queue: of messages to forward."""
+
+    queue: Callable[[], Any]
+
+    def __init__(self) -> None:
+        self._passed: asyncio.Queue[None] = asyncio.Queue()
+        self._threads = ThreadPoolExecutor(_THREADS, "bench-grpc")
+        self._server: Any = None
+        self._channel: Any = None
+        self._queues: dict[tuple[int, int], Any] = {}
+        self._received_bytes = 0
+
+    def _handlers(self, put: Callable, get: Callable) -> tuple[grpc.GenericRpcHandler]:
+        handlers = {
+            "Put": grpc.stream_unary_rpc_method_handler(put),
+            "Get": grpc.unary_stream_rpc_method_handler(get),
+        }
+        return (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+
+    async def prepare(self, me: Member, round_: Round) -> None:
+        if me.role == "controller":
+            self._queues = {(p, c): self.queue() for p in range(PRODUCERS) for c in readers(p)}
+            self._received_bytes = 0
+
+    @staticmethod
+    def _producer_of(context: Any) -> int:
+        return int(dict(context.invocation_metadata())["producer"])
+
+    @staticmethod
+    def _stream_of(request: bytes) -> tuple[int, int]:
+        producer, consumer = request
+        return producer, consumer
+
+    async def control(self, me: Member, round_: Round) -> Done:
+        """The server's handlers do all of it: wait until what was asked for has passed."""
+        for _ in range(len(self._queues)):
+            await asyncio.wait_for(self._passed.get(), WAIT_S)
+        return Done(self._received_bytes)
+
+
+class CentralGrpcThreads(CentralGrpc):
+    """grpc's server of threads; a consumer has a thread for each of its two streams."""
+
+    queue = queue.SimpleQueue
+
+    async def open_controller(self, me: Member) -> str:
+        self._loop = asyncio.get_running_loop()
+        self._server = grpc.server(self._threads, options=OPTIONS)
+        self._server.add_generic_rpc_handlers(self._handlers(self._put, self._get))
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        return f"127.0.0.1:{port}"
+
+    async def open_producer(self, me: Member) -> None:
+        self._channel = grpc.insecure_channel(me.known["controller"], options=OPTIONS)
+        grpc.channel_ready_future(self._channel).result(WAIT_S)
+
+    open_consumer = open_producer
+
+    async def produce(self, me: Member, round_: Round) -> Done:
+        put = self._channel.stream_unary(f"/{SERVICE}/Put")
+        put(messages(me.array), timeout=WAIT_S, metadata=(("producer", str(me.rank)),))
+        return Done()
+
+    async def consume(self, me: Member, round_: Round) -> Done:
+        began_ns = time.monotonic_ns()
+        get = self._channel.unary_stream(f"/{SERVICE}/Get")
+
+        def fill(producer: int) -> int:
+            filling = Filling(me.array[round_.pattern.part(me.rank, producer)])
+            for message in get(bytes((producer, me.rank)), timeout=WAIT_S):
+                filling.add(message)
+            return filling.size_bytes
+
+        loop = asyncio.get_running_loop()
+        filled = [loop.run_in_executor(self._threads, fill, producer) for producer in sources(me.rank)]
+        return Done(sum(await asyncio.gather(*filled)), time.monotonic_ns() - began_ns)
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        if self._server is not None:
+            self._server.stop(None).wait(WAIT_S)
+        self._threads.shutdown()
+
+    def _put(self, chunks: Iterator[bytes], context: Any) -> bytes:
+        producer = self._producer_of(context)
+        queues = [self._queues[producer, consumer] for consumer in readers(producer)]
+        received = 0
+        for chunk in chunks:
+            received += len(chunk)
+            for one in queues:
+                one.put(chunk)
+        for one in queues:
+            one.put(b"")
+        self._loop.call_soon_threadsafe(self._count, received)
+        return b""
+
+    def _get(self, request: bytes, context: Any) -> Iterator[bytes]:
+        stream = self._stream_of(request)
+        waiting = self._queues[stream]
+        while chunk := waiting.get(timeout=WAIT_S):
+            yield halves(chunk, stream[1])
+        self._loop.call_soon_threadsafe(self._passed.put_nowait, None)
+
+    def _count(self, received: int) -> None:
+        self._received_bytes += received
+
+
+class CentralGrpcAsyncio(CentralGrpc):
+    """grpc.aio on uvloop; a consumer has a task for each of its two streams."""
+
+    queue = asyncio.Queue
+
+    async def open_controller(self, me: Member) -> str:
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._server.add_generic_rpc_handlers(self._handlers(self._put, self._get))
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return f"127.0.0.1:{port}"
+
+    async def open_producer(self, me: Member) -> None:
+        self._channel = grpc.aio.insecure_channel(me.known["controller"], options=OPTIONS)
+        await asyncio.wait_for(self._channel.channel_ready(), WAIT_S)
+
+    open_consumer = open_producer
+
+    async def produce(self, me: Member, round_: Round) -> Done:
+        put = self._channel.stream_unary(f"/{SERVICE}/Put")
+        await put(messages(me.array), timeout=WAIT_S, metadata=(("producer", str(me.rank)),))
+        return Done()
+
+    async def consume(self, me: Member, round_: Round) -> Done:
+        began_ns = time.monotonic_ns()
+        get = self._channel.unary_stream(f"/{SERVICE}/Get")
+
+        async def fill(producer: int) -> int:
+            filling = Filling(me.array[round_.pattern.part(me.rank, producer)])
+            async for message in get(bytes((producer, me.rank)), timeout=WAIT_S):
+                filling.add(message)
+            return filling.size_bytes
+
+        filled = await asyncio.gather(*(fill(producer) for producer in sources(me.rank)))
+        return Done(sum(filled), time.monotonic_ns() - began_ns)
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+        if self._server is not None:
+            await self._server.stop(None)
+        self._threads.shutdown()
+
+    async def _put(self, chunks: AsyncIterator[bytes], context: Any) -> bytes:
+        producer = self._producer_of(context)
+        queues = [self._queues[producer, consumer] for consumer in readers(producer)]
+        async for chunk in chunks:
+            self._received_bytes += len(chunk)
+            for one in queues:
+                one.put_nowait(chunk)
+        for one in queues:
+            one.put_nowait(b"")
+        return b""
+
+    async def _get(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        stream = self._stream_of(request)
+        waiting = self._queues[stream]
+        while chunk := await waiting.get():
+            yield halves(chunk, stream[1])
+        self._passed.put_nowait(None)

@@ -1,0 +1,126 @@
+"""The data plane against one controller, plain sockets and memcpy: time until consumers own what they want.
+
+Three parts, each with its own processes: 4 producers to 4 consumers on this host (`measure`), hosts
+behind capped network cards (`caps`), reads served while their producer computes (`busy`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.dispatch import busy, caps
+from benchmarks.dispatch.arms import ARMS, GRPC
+from benchmarks.dispatch.measure import measure
+from benchmarks.dispatch.member import TRANSPORTS
+from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
+from benchmarks.output import RESULTS, AsJson, Results, publish
+
+app = typer.Typer(add_completion=False)
+
+# The size, in MiB a worker, that the headline figures are of: the paper's largest.
+HEADLINE_MIB = 187.0
+DEFAULT_SIZES = "16,46,93,187,256"
+PARTS = ("capped", "busy")
+COMPARES = (
+    f"Time from the moment when {PRODUCERS} producers are let go until the last of {CONSUMERS} consumers "
+    "owns what it wants in a contiguous buffer touched before, data parallel 2 x context parallel 2: each "
+    "consumer wants half of every row of two producers. The rows lie in the producers' memory, written "
+    "there in place before the clock starts. The same processes run all arms, in turn within every round, "
+    "each with other values, every element checked after every round; medians over the rounds. No arm "
+    "checks sums on the way. Consumers learn that a producer is ready by one byte through a pipe, in arms "
+    "that need to. shm, ucx: EARL's Dispatcher; descriptors are published to the registry and fetched from "
+    "it within the time (an embedded Valkey, which answers once it is on disk: publish_ms); ucx is served "
+    "by a process beside every producer. central_shm, central_ucx: a controller reads whole producers over "
+    "that same transport and consumers read its copy: what is left is topology. central_grpc: a controller "
+    "to which producers stream 1 MiB messages and which forwards the halves of each at once, with grpc's "
+    "threads and with grpc.aio, the faster of the two at each size (frame sizes, Unix sockets, larger "
+    "messages and flow-control windows made no difference beyond noise). socket: TCP straight from "
+    "producers to consumers, sendmsg of rows where they lie, recv_into the target. memcpy_floor: np.copyto "
+    "of the same slices from mapped, touched memory, one thread a consumer. moved_bytes: what arrived at "
+    "every hop, as counted there. A size is MiB a worker; a consumer reads as much in one go. Everything on "
+    "one host; a network would punish a controller further (capped)."
+)
+
+
+@app.command()
+def dispatch(
+    sizes: Annotated[str, typer.Option(help="MiB a worker, separated by commas.")] = DEFAULT_SIZES,
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of every arm and size.")] = 7,
+    arms: Annotated[
+        str, typer.Option(help=f"Of {', '.join(ARMS)}, {', '.join(PARTS)}; separated by commas, or all.")
+    ] = "all",
+    hosts: Annotated[int, typer.Option(min=2, max=64, help="Hosts behind capped network cards.")] = 16,
+    nic_gbps: Annotated[float, typer.Option(min=0.001, help="Of each card, Gbit/s each way.")] = 1.0,
+    host_mib: Annotated[float, typer.Option(min=1, help="MiB that each such host holds.")] = 128.0,
+    interval_s: Annotated[float, typer.Option(min=0.01, help="Of computing alone or while read.")] = 1.5,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """The data plane against one controller, plain sockets and memcpy."""
+    named = [*ARMS, *PARTS] if arms == "all" else arms.split(",")
+    unknown = [name for name in named if name not in ARMS and name not in PARTS]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join([*ARMS, *PARTS])}", param_hint="arms")
+    try:
+        sizes_mib = [float(size) for size in sizes.split(",")]
+        for size in sizes_mib:
+            Pattern.of(size)
+    except ValueError as error:
+        raise typer.BadParameter(f"{sizes!r}: {error}", param_hint="sizes") from None
+    result: dict[str, Any] = {"compares": COMPARES, "cores": len(os.sched_getaffinity(0)), "rounds": rounds}
+    chosen = [name for name in ARMS if name in named]
+    if chosen:
+        result.update(summary(asyncio.run(measure(chosen, sizes_mib, rounds))))
+    if "capped" in named:
+        result["compares"] += f" {caps.COMPARES}"
+        found = asyncio.run(caps.measure(hosts, nic_gbps, host_mib, rounds=max(1, rounds // 2)))
+        result.update(capped=found, **{name: found[name] for name in found if name.startswith("capped_")})
+        result["within_limit_fraction"] = found["within_limit_fraction"]
+    if "busy" in named:
+        result["compares"] += f" {busy.COMPARES}"
+        result["busy"] = asyncio.run(busy.measure(list(TRANSPORTS), rounds, interval_s))
+    publish("dispatch", result, results, as_json=as_json)
+
+
+def summary(by_size: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Every size with its ratios, and the headline's at the top."""
+    found: dict[str, Any] = {}
+    for size, by_arm in by_size.items():
+        found[size] = {**ratios(by_arm), "arms": by_arm}
+    headline = min(found, key=lambda size: abs(float(size) - HEADLINE_MIB))
+    top = {name: value for name, value in found[headline].items() if name != "arms"}
+    against_sockets = [one["ucx_vs_socket"] for one in found.values() if "ucx_vs_socket" in one]
+    if against_sockets:
+        top["ucx_vs_socket"] = min(against_sockets)
+    return {"headline_mib": float(headline), **top, "sizes_mib": found}
+
+
+def ratios(by_arm: dict[str, Any]) -> dict[str, Any]:
+    """Of those arms that ran: times faster than each baseline, times slower than the floor."""
+    ms = {arm: one["ms"] for arm, one in by_arm.items()}
+    grpc = {arm: ms[arm] for arm in GRPC if arm in ms}
+    ratio: dict[str, Any] = {}
+    if grpc:
+        ratio["central_grpc"] = min(grpc, key=grpc.__getitem__)
+        ms["central_grpc"] = grpc[ratio["central_grpc"]]
+
+    def divide(name: str, over: str, under: str) -> None:
+        if over in ms and under in ms:
+            ratio[name] = round(ms[over] / ms[under], 3)
+
+    divide("speedup_vs_central_grpc", "central_grpc", "shm")
+    divide("speedup_vs_central_same_transport", "central_shm", "shm")
+    divide("times_memcpy_floor", "shm", "memcpy_floor")
+    for wire in TRANSPORTS.keys() - {"shm"}:
+        divide(f"{wire}_speedup_vs_central_grpc", "central_grpc", wire)
+        divide(f"{wire}_speedup_vs_central_same_transport", f"central_{wire}", wire)
+        divide(f"{wire}_vs_socket", "socket", wire)
+    return ratio
+
+
+if __name__ == "__main__":
+    app()

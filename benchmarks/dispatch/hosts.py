@@ -1,0 +1,249 @@
+"""Hosts behind capped network cards: the processes of the benchmark's second part.
+
+Every host has produced rows of a tensor and wants a slice of the columns of all rows, as workers do when
+one stage's layout becomes the next one's: all to all.
+
+    direct    slabs of rows, a few under way: bytes pass the cards (egress of each producer, ingress of
+              the reader), then Dispatcher.read over UCX fetches the slab from all of them
+    central   a socket from every host to the controller and back; a frame passes the sender's egress, the
+              controller's ingress and egress, the receiver's ingress, each as soon as it is there
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.dispatch.lines import answer, commands, main
+from benchmarks.dispatch.member import WAIT_S, Member
+from benchmarks.dispatch.nic import EGRESS, INGRESS, Nics
+from benchmarks.dispatch.pattern import COLUMNS, DTYPE, ROW_BYTES, TENSOR, fill, key, right
+from earl.dispatch.dispatcher import Read
+from earl.dispatch.layout import Box
+from earl.dispatch.store import TensorSpec
+
+TRANSPORT = "ucx"
+# The host whose card the controller uses.
+CONTROLLER_HOST = 0
+SLABS = 8
+UNDER_WAY = 4
+FRAME_BYTES = 256 << 10
+STREAM_BYTES = 4 << 20
+# receiver, sender, first row, bytes
+_HEADER = struct.Struct("<4I")
+
+
+class Plan:
+    """Who holds and wants what among the first `hosts` hosts, `rows` rows each."""
+
+    def __init__(self, hosts: int, rows: int) -> None:
+        self.hosts = hosts
+        self.rows = rows
+        self.columns = COLUMNS // hosts
+        self.shape = (hosts * rows, COLUMNS)
+
+    def held(self, host: int) -> Box:
+        return Box((host * self.rows, 0), ((host + 1) * self.rows, COLUMNS))
+
+    def wanted(self, host: int) -> Box:
+        return Box((0, host * self.columns), (self.shape[0], (host + 1) * self.columns))
+
+    def slabs(self) -> list[tuple[int, int]]:
+        """Ranges of a host's rows, read together from everybody."""
+        step = -(-self.rows // SLABS)
+        return [(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
+
+    def frames(self) -> list[tuple[int, int]]:
+        """Ranges of a host's rows that go through the controller together: small, to be under way early."""
+        step = max(1, FRAME_BYTES // (self.columns * DTYPE.itemsize))
+        return [(first, min(first + step, self.rows)) for first in range(0, self.rows, step)]
+
+    def others(self, host: int) -> list[int]:
+        """Everybody else, from the next one on, so that not all begin with the same."""
+        return [(host + step) % self.hosts for step in range(1, self.hosts)]
+
+
+class Host:
+    """One host: its rows in an arena served over the wire, its target, its card."""
+
+    def __init__(self, me: Member, role: dict[str, Any]) -> None:
+        self.me = me
+        self.rank = me.rank
+        self.nics = Nics(Path(role["nics"]), role["rate"])
+        self.memory = np.ones(me.rows * ROW_BYTES // DTYPE.itemsize, DTYPE)
+        self.target = self.memory
+        self._reader: Any = None
+        self._writer: Any = None
+        self.address = role["controller"]
+
+    async def prepare(self, plan: Plan, number: int) -> None:
+        """Produce and publish; a target as long as what is wanted."""
+        store, name, box = await self.me.store(TRANSPORT), key(self.rank, number), plan.held(self.rank)
+        await store.remove(store.keys)
+        self.me.array = store.reserve(name, {TENSOR: TensorSpec("int32", plan.shape, box)})[TENSOR]
+        fill(self.me.array, box, number)
+        await store.publish(name)
+        self.target = self.memory[: plan.shape[0] * plan.columns].reshape(plan.shape[0], plan.columns)
+
+    def keep_own(self, plan: Plan) -> None:
+        """What needs no network."""
+        held, wanted = plan.held(self.rank), plan.wanted(self.rank)
+        own = self.me.array[:, wanted.start[1] : wanted.stop[1]]
+        np.copyto(self.target[held.start[0] : held.stop[0]], own)
+
+    async def direct(self, plan: Plan, number: int) -> int:
+        """Returns the bytes read."""
+        dispatcher = await self.me.dispatcher(TRANSPORT)
+        slabs = iter(plan.slabs())
+        others, wanted = plan.others(self.rank), plan.wanted(self.rank)
+
+        async def work() -> int:
+            read_bytes = 0
+            for first, stop in slabs:
+                size = (stop - first) * plan.columns * DTYPE.itemsize
+                sizes = {(host, EGRESS): size for host in others}
+                await self.nics.carry({**sizes, (self.rank, INGRESS): size * len(others)})
+                reads: list[Read] = []
+                for host in others:
+                    rows = host * plan.rows + first, host * plan.rows + stop
+                    box = Box((rows[0], wanted.start[1]), (rows[1], wanted.stop[1]))
+                    reads.append(Read((key(host, number),), TENSOR, box, self.target[rows[0] : rows[1]]))
+                read_bytes += (await dispatcher.read(reads, WAIT_S)).size_bytes
+            return read_bytes
+
+        self.keep_own(plan)
+        return sum(await asyncio.gather(*(work() for _ in range(UNDER_WAY))))
+
+    async def central(self, plan: Plan) -> int:
+        """Returns the bytes received."""
+        if self._writer is None:
+            host, port = self.address.split(":")
+            self._reader, self._writer = await asyncio.open_connection(host, int(port), limit=STREAM_BYTES)
+            self._writer.write(struct.pack("<I", self.rank))
+        self.keep_own(plan)
+        _, received = await asyncio.gather(self._send(plan), self._receive(plan))
+        return received
+
+    async def _send(self, plan: Plan) -> None:
+        for first, stop in plan.frames():
+            for other in plan.others(self.rank):
+                columns = plan.wanted(other)
+                piece = self.me.array[first:stop, columns.start[1] : columns.stop[1]].tobytes()
+                if self.rank != CONTROLLER_HOST:
+                    await self.nics.carry({(self.rank, EGRESS): len(piece)})
+                self._writer.write(_HEADER.pack(other, self.rank, first, len(piece)))
+                self._writer.write(piece)
+                await self._writer.drain()
+
+    async def _receive(self, plan: Plan) -> int:
+        due = self.target.nbytes * (plan.hosts - 1) // plan.hosts
+        received = 0
+        while received < due:
+            _, sender, first, size = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+            piece = np.frombuffer(await self._reader.readexactly(size), DTYPE).reshape(-1, plan.columns)
+            if self.rank != CONTROLLER_HOST:
+                await self.nics.carry({(self.rank, INGRESS): size})
+            row = sender * plan.rows + first
+            self.target[row : row + len(piece)] = piece
+            received += size
+        return received
+
+    async def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self.nics.close()
+
+
+class Controller:
+    """Forwards frames between hosts, each through its own host's card, in and out at once."""
+
+    def __init__(self, role: dict[str, Any]) -> None:
+        self.nics = Nics(Path(role["nics"]), role["rate"])
+        self._queues: dict[int, asyncio.Queue[tuple[bytes, bytes]]] = {}
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=STREAM_BYTES)
+        host, port = self._server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    def queue(self, host: int) -> asyncio.Queue[tuple[bytes, bytes]]:
+        return self._queues.setdefault(host, asyncio.Queue())
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host = struct.unpack("<I", await reader.readexactly(4))[0]
+        sending = asyncio.create_task(self._send(host, writer))
+        self._tasks.add(sending)
+        try:
+            while True:
+                header = await reader.readexactly(_HEADER.size)
+                receiver, _, _, size = _HEADER.unpack(header)
+                piece = await reader.readexactly(size)
+                if host != CONTROLLER_HOST:
+                    await self.nics.carry({(CONTROLLER_HOST, INGRESS): size})
+                self.queue(receiver).put_nowait((header, piece))
+        except asyncio.IncompleteReadError:
+            sending.cancel()
+            writer.close()
+
+    async def _send(self, host: int, writer: asyncio.StreamWriter) -> None:
+        while True:
+            header, piece = await self.queue(host).get()
+            if host != CONTROLLER_HOST:
+                await self.nics.carry({(CONTROLLER_HOST, EGRESS): len(piece)})
+            writer.write(header)
+            writer.write(piece)
+            await writer.drain()
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        self.nics.close()
+
+
+async def run_host(role: dict[str, Any]) -> None:
+    """Answers when it was done; a host that stands aside in a round is told nothing."""
+    me = Member(role)
+    host = Host(me, role)
+    await me.store(TRANSPORT)
+    await me.dispatcher(TRANSPORT)
+    answer()
+    try:
+        async for said in commands():
+            plan, number = Plan(said["hosts"], said["rows"]), said["number"]
+            if said["do"] == "prepare":
+                await host.prepare(plan, number)
+                answer()
+            elif said["do"] == "run":
+                answer(armed=True)
+                me.pass_gate()
+                moved = await (host.direct(plan, number) if said["way"] == "direct" else host.central(plan))
+                answer(at_ns=time.monotonic_ns(), moved_bytes=moved)
+            else:
+                answer(right=right(host.target, plan.wanted(host.rank), number))
+    finally:
+        await host.close()
+        await me.close()
+
+
+async def run_controller(role: dict[str, Any]) -> None:
+    controller = Controller(role)
+    answer(address=await controller.start())
+    async for _ in commands():
+        answer()
+    await controller.close()
+
+
+ROLES = {"host": run_host, "controller": run_controller}
+
+
+if __name__ == "__main__":
+    main(ROLES)

@@ -1,0 +1,154 @@
+"""Starts the processes and runs the arms in turn.
+
+all arms ─► prepare everywhere ─► run: everybody armed ─► the gate opens: the clock starts
+         ─► the last consumer is done: the clock stops ─► every element checked ─► the next arm
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dispatch.member import Round
+from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
+from benchmarks.role import Role
+from earl.bus import EmbeddedValkey
+
+MODULE = "benchmarks.dispatch.roles"
+WARM_UP = 1
+
+
+@dataclass(slots=True)
+class Samples:
+    """Of one arm at one size, a value a round: milliseconds, and bytes counted by whom they reached."""
+
+    total_ms: list[float] = field(default_factory=list)
+    publish_ms: list[float] = field(default_factory=list)
+    read_ms: list[float] = field(default_factory=list)
+    moved_bytes: set[int] = field(default_factory=set)
+
+    def figures(self) -> dict[str, Any]:
+        """Medians, the range, and the bytes; a count that varied between rounds is an error."""
+        if len(self.moved_bytes) != 1:
+            raise RuntimeError(f"rounds of one arm moved different amounts: {sorted(self.moved_bytes)}")
+        figures: dict[str, Any] = {
+            "ms": round(statistics.median(self.total_ms), 3),
+            "ms_min": round(min(self.total_ms), 3),
+            "ms_max": round(max(self.total_ms), 3),
+            "read_ms": round(statistics.median(self.read_ms), 3),
+            "moved_bytes": next(iter(self.moved_bytes)),
+        }
+        if any(self.publish_ms):
+            figures["publish_ms"] = round(statistics.median(self.publish_ms), 3)
+        return figures
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The processes of a run."""
+
+    controller: Role
+    producers: list[Role]
+    consumers: list[Role]
+    gate: int
+
+    @property
+    def all(self) -> list[Role]:
+        return [self.controller, *self.producers, *self.consumers]
+
+
+@asynccontextmanager
+async def started(arms: Sequence[str], rows: int) -> AsyncIterator[Fleet]:
+    """Every process with its side of every arm open; `rows` is the most a producer will hold."""
+    async with AsyncExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-"))
+        arenas = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir="/dev/shm"))
+        valkey = EmbeddedValkey()
+        stack.push_async_callback(valkey.stop)
+        url = await valkey.start(Path(directory))
+
+        def pipe() -> tuple[int, int]:
+            ends = os.pipe()
+            for end in ends:
+                stack.callback(os.close, end)
+            return ends
+
+        known: dict[str, dict[str, Any]] = {name: {} for name in arms}
+
+        async def start(role: str, rank: int = 0, **fds: Any) -> Role:
+            open_fds = [
+                *fds.get("words_out", {}).values(),
+                *(fds[one] for one in ("gate", "words_in") if one in fds),
+            ]
+            made, said = await Role.start(
+                MODULE, pass_fds=open_fds, role=role, rank=rank, redis=url, arenas=arenas,
+                directory=directory, arms=list(arms), rows=rows, known=known, **fds,
+            )  # fmt: skip
+            stack.push_async_callback(made.stop)
+            for name, what in said["known"].items():
+                known[name].update(what)
+            return made
+
+        gate_in, gate = pipe()
+        words = {one: pipe() for one in ["controller", *map(str, range(CONSUMERS))]}
+        words_out = {one: ends[1] for one, ends in words.items()}
+        controller = await start("controller", words_in=words["controller"][0], words_out=words_out)
+        producers = [
+            await start("producer", rank, gate=gate_in, words_out=words_out) for rank in range(PRODUCERS)
+        ]
+        consumers = [await start("consumer", rank, words_in=words[str(rank)][0]) for rank in range(CONSUMERS)]
+        yield Fleet(controller, producers, consumers, gate)
+
+
+async def one_round(fleet: Fleet, round_: Round) -> tuple[float, dict[str, Any]]:
+    """Milliseconds from the gate to the last consumer, and what the sides counted. Raises when wrong."""
+    work = asdict(round_)
+    await asyncio.gather(*(role.ask(do="prepare", **work) for role in fleet.producers))
+    await asyncio.gather(*(role.ask(do="prepare", **work) for role in (fleet.controller, *fleet.consumers)))
+    await asyncio.gather(*(role.ask(do="run", **work) for role in fleet.all))
+    opened_ns = time.monotonic_ns()
+    os.write(fleet.gate, bytes(PRODUCERS))
+    said = await asyncio.gather(*(role.answer() for role in fleet.all))
+    produced, consumed = said[1 : 1 + PRODUCERS], said[1 + PRODUCERS :]
+    checked = await asyncio.gather(*(role.ask(do="check", **work) for role in fleet.consumers))
+    if not all(one["right"] for one in checked):
+        raise RuntimeError(f"{round_.arm}: a consumer's buffer is not what the producers hold")
+    parts = {
+        "publish_ms": max(one["part_ns"] for one in produced) / 1e6,
+        "read_ms": max(one["part_ns"] for one in consumed) / 1e6,
+        "moved_bytes": sum(one["moved_bytes"] for one in said),
+    }
+    return (max(one["at_ns"] for one in consumed) - opened_ns) / 1e6, parts
+
+
+async def measure(arms: Sequence[str], sizes_mib: Sequence[float], rounds: int) -> dict[str, dict[str, Any]]:
+    """Figures by size (MiB a worker) and arm. Within a round of a size every arm has its turn."""
+    numbers = count(1)
+    found: dict[str, dict[str, Any]] = {}
+    async with started(arms, max(Pattern.of(size).rows for size in sizes_mib)) as fleet:
+        for size in sizes_mib:
+            samples = {arm: Samples() for arm in arms}
+            for turn in range(rounds + WARM_UP):
+                for arm in arms:
+                    round_ = Round(arm, Pattern.of(size).rows, next(numbers))
+                    milliseconds, parts = await one_round(fleet, round_)
+                    if turn >= WARM_UP:
+                        one = samples[arm]
+                        one.total_ms.append(milliseconds)
+                        one.publish_ms.append(parts["publish_ms"])
+                        one.read_ms.append(parts["read_ms"])
+                        one.moved_bytes.add(parts["moved_bytes"])
+            found[f"{size:g}"] = {arm: one.figures() for arm, one in samples.items()}
+            medians = ", ".join(f"{arm} {one['ms']}" for arm, one in found[f"{size:g}"].items())
+            sys.stderr.write(f"{size:g} MiB a worker, ms: {medians}\n")
+    return found

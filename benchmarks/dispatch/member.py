@@ -1,0 +1,130 @@
+"""What every process of the benchmark has: its rank, its end of the data plane, and words from the others.
+
+A word is one byte through a pipe: that a producer (or a controller) is ready for whoever reads it. It is
+the same for every arm, and waiting for one blocks in the kernel: no event loop has to wake up for it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.dispatch.pattern import PRODUCERS, Pattern
+from earl.bus.connection import open_redis
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.dispatcher import Dispatcher
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+
+WAIT_S = 60.0
+# The data plane's ways, each an arm of its own and one through a controller. None checks sums, for no
+# other arm does.
+TRANSPORTS = {
+    "shm": DataPlaneConfig(transport="shm", checksums="off"),
+    "ucx": DataPlaneConfig(transport="ucx", checksums="off"),
+}
+# Beside the tensors: alignment.
+_SPARE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One measurement of one arm. number: unlike any other round's of the run."""
+
+    arm: str
+    rows: int
+    number: int
+
+    @property
+    def pattern(self) -> Pattern:
+        return Pattern(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What one side did: bytes that reached it over the arm's way, and what part of the time took."""
+
+    moved_bytes: int = 0
+    part_ns: int = 0
+
+
+class Member:
+    """One process. known: what the arms' other sides said when they opened, by arm."""
+
+    def __init__(self, role: dict[str, Any]) -> None:
+        self.role: str = role["role"]
+        self.rank: int = role.get("rank", 0)
+        self.known: dict[str, Any] = role["known"]
+        self.rows: int = role["rows"]
+        self.directory = Path(role["directory"])
+        self._arenas = Path(role["arenas"])
+        self._gate: int = role.get("gate", -1)
+        self._words_in: int = role.get("words_in", -1)
+        self._words_out: dict[str, int] = role.get("words_out", {})
+        self._stack = AsyncExitStack()
+        self._redis = open_redis(role["redis"])
+        self._stack.push_async_callback(self._redis.aclose)
+        self.registry = Registry(self._redis, "{earl:bench}:", 60.0)
+        self._stores: dict[str, TensorStore] = {}
+        self._dispatchers: dict[str, Dispatcher] = {}
+        # Of a producer, what it produced this round; of a consumer, what it fills.
+        self.array = np.empty((0, 0), np.int32)
+
+    async def store(self, transport: str) -> TensorStore:
+        """Its arena for a transport, opened on first use; a controller's holds all producers' rows."""
+        if transport not in self._stores:
+            workers = PRODUCERS if self.role == "controller" else 1
+            self._stores[transport] = await TensorStore.open(
+                self.registry,
+                TRANSPORTS[transport],
+                self._arenas,
+                f"{self.role}-{self.rank}-{transport}",
+                incarnation=1,
+                size_bytes=workers * (Pattern(self.rows).worker_bytes + _SPARE_BYTES),
+            )
+            self._stack.push_async_callback(self._stores[transport].close)
+        return self._stores[transport]
+
+    async def dispatcher(self, transport: str) -> Dispatcher:
+        """Its reader over a transport, made on first use."""
+        if transport not in self._dispatchers:
+            made = await Dispatcher.create(self.registry, TRANSPORTS[transport])
+            self._dispatchers[transport] = made
+            self._stack.push_async_callback(made.close)
+        return self._dispatchers[transport]
+
+    async def forget(self) -> None:
+        """Free what the round before left in the arenas."""
+        for store in self._stores.values():
+            await store.remove(store.keys)
+
+    def pass_gate(self) -> None:
+        """Return once all producers are let go. Raises RuntimeError when they are not."""
+        self._receive(self._gate, 1)
+
+    def words(self, count: int) -> list[int]:
+        """Wait for so many words; who sent them. Raises RuntimeError when they do not come."""
+        return list(self._receive(self._words_in, count))
+
+    def word(self, to: Iterable[int | str]) -> None:
+        """Say to consumers (by rank) or the "controller" that this one is ready."""
+        for one in to:
+            os.write(self._words_out[str(one)], bytes([self.rank]))
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    def _receive(self, pipe: int, count: int) -> bytes:
+        received = b""
+        while len(received) < count:
+            if not select.select([pipe], [], [], WAIT_S)[0]:
+                raise RuntimeError(f"{self.role} {self.rank} waited {WAIT_S} s for a word: did another fail?")
+            received += os.read(pipe, count - len(received))
+        return received

@@ -1,0 +1,59 @@
+"""A process of a benchmark, told its work as JSON lines on stdin, answering with one each on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.machine import ROOT
+
+ANSWER_S = 120.0
+STOP_S = 10.0
+
+
+class Role:
+    """One process of the benchmark."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(
+        cls, module: str, *, python: str = sys.executable, pass_fds: Sequence[int] = (), **role: Any
+    ) -> tuple[Role, dict[str, Any]]:
+        """`python -m module`, and what it says once it is ready."""
+        process = await asyncio.create_subprocess_exec(
+            python, "-m", module, cwd=ROOT, pass_fds=pass_fds,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        made = cls(process)
+        return made, await made.ask(**role)
+
+    async def ask(self, **work: Any) -> dict[str, Any]:
+        """One line there, one line back."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(work).encode() + b"\n")
+        return await self.answer()
+
+    async def answer(self) -> dict[str, Any]:
+        """The next line. Raises RuntimeError when the process ended, TimeoutError after ANSWER_S."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(ANSWER_S):
+            line = await self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a process of the benchmark ended with {await self.process.wait()}")
+        return json.loads(line)
+
+    async def stop(self) -> None:
+        """End its input and wait; kill it when it stays."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
