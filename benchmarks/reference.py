@@ -65,7 +65,7 @@ def reference(
 
 
 def deal(sequences: int, tokens: int) -> Deal:
-    """Sequences dealt out twice, independently, as the desk and the batch plan do."""
+    """Sequences dealt out twice, independently, as the dock and the batch plan do."""
     if sequences < RANKS or tokens < 1:
         raise ValueError(f"{sequences} x {tokens}")
     generator = np.random.default_rng(sequences * tokens)

@@ -59,6 +59,7 @@ class Book:
         self.member_until: dict[str, float] = {}
         self._dirty: dict[tuple[str, str], str | None] = {}
         self._facts: list[Fact] = []
+        self._moved: set[int] = set()
 
     # --- writing ----------------------------------------------------------------------------
 
@@ -85,6 +86,7 @@ class Book:
         """Turns a closed ticket's record into one number of its bucket's set; see `close_ranges`."""
         self.touch(ticket)
         self._unindex(ticket)
+        self._moved.add(ticket.id)
         del self.tickets[ticket.id]
 
     def close_ranges(self, closed: dict[str, RangeSet]) -> None:
@@ -112,6 +114,11 @@ class Book:
         self._dirty.clear()
         self._facts.clear()
         return changes
+
+    def take_moved(self) -> set[int]:
+        """Tickets that came, went or changed their state since this was asked last; at first, all."""
+        moved, self._moved = self._moved, set()
+        return moved
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -197,6 +204,7 @@ class Book:
         }[field]
 
     def _index(self, ticket: Ticket) -> None:
+        self._moved.add(ticket.id)
         self.buckets[ticket.bucket] += 1
         if ticket.state not in LIVE:
             self._leave_group(ticket)

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
-from earl.errors import EpisodesFailing
-from services.scheduler import evaluation, plans, program, reference
+from earl.errors import EpisodesFailing, LedgerError
+from services.scheduler import evaluation, plans, program, roles
 from services.scheduler.bell import Bell
 from services.scheduler.codec import rules_of
+from services.scheduler.dock import Lease, Location
 from services.scheduler.fleet import Fleet, Report
 from services.scheduler.journal import Journal
 from services.scheduler.ledger import Ledger
@@ -28,7 +29,6 @@ from services.scheduler.monitor import LengthMonitor
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
 from services.scheduler.records import Attempt, Batch, Member, Result, State, Ticket, Verdict
-from services.scheduler.reference import Column, ReferenceDesk, Want
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
 from services.scheduler.store import LedgerStore
@@ -56,14 +56,13 @@ class Scheduler:
         self.stop_reason: str | None = None
         self._bus = bus
         self._journal = Journal(ledger.book, store)
-        # Empty unless the loss wants the KL to the reference policy.
-        self.references = ReferenceDesk()
-        self._wants_references = config.trainer.kl_coefficient > 0.0
+        self.dock = roles.dock_of([roles.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
+        ledger.held_back = self.dock.held_back
         # The batch that this process handed out last.
         self._handed_out = 0
         self._tickets = Bell()
         self._batches = Bell()
-        self._references = Bell()
+        self._columns = Bell()
         self._began_s = time.monotonic() - ledger.book.run.elapsed_s
         self._clock_s = 0.0
         self._draining = False
@@ -129,14 +128,14 @@ class Scheduler:
             self.stop_reason = reason or "stopped"
         self._tickets.ring()
         self._batches.ring()
-        self._references.ring()
+        self._columns.ring()
 
     def drain(self) -> None:
         """This process is about to end: whoever waits is answered now, with nothing."""
         self._draining = True
         self._tickets.ring()
         self._batches.ring()
-        self._references.ring()
+        self._columns.ring()
 
     # --- operations -------------------------------------------------------------------------
 
@@ -215,15 +214,15 @@ class Scheduler:
     ) -> tuple[plans.Plan | None, bool]:
         """The next batch cut over `ranks`, waiting for it, and whether the run is over.
 
-        Asked again for a batch that was handed out, its reference log-probs are computed anew first: they
-        may be what the trainer could not read.
+        Asked again for a batch that was handed out, what stages made of it is made anew first: that may be
+        what the trainer could not read.
         """
         until = time.monotonic() + min(wait_s, WAIT_S)
         planned = self.ledger.book.batch
         if planned is not None and planned.id == self._handed_out:
-            self.references.recall(planned.tickets)
+            self.dock.recall(planned.tickets)
             self._handed_out = 0
-            self._references.ring()
+            self._columns.ring()
         while True:
             now = time.monotonic()
             self.ledger.seen(name, incarnation, now)
@@ -238,7 +237,7 @@ class Scheduler:
                     self.ledger.book.tickets,
                     max(1, ranks),
                     self.config.scheduler.advantage,
-                    self.references.columns(batch.tickets),
+                    self.dock.locations("reference", batch.tickets),
                 )
                 await self._journal.durable()
                 return plan, False
@@ -280,36 +279,37 @@ class Scheduler:
             self.lengths.step()
         await self._journal.durable()
 
-    async def lease_reference(
-        self, name: str, incarnation: int, credit_tokens: int, wait_s: float
-    ) -> tuple[list[Want], bool]:
-        """Trajectories whose reference log-probs are wanted, waiting for the first, and whether to leave."""
+    async def lease_columns(
+        self, role: str, name: str, incarnation: int, credit_tokens: int, wait_s: float
+    ) -> tuple[Lease, int, bool]:
+        """What a stage is to make its role's columns of, waiting for the first; the tokens of what waits
+        beside, and whether to leave. Raises LedgerError if the run has no such role."""
+        self._refuse_foreign(role)
         until = time.monotonic() + min(wait_s, WAIT_S)
         while True:
             now = time.monotonic()
             self.ledger.seen(name, incarnation, now)
             if self.may_leave:
-                return [], True
-            if self._wants_references:
-                reference.follow(self.references, self.ledger)
-            batch = self.ledger.book.batch
-            wants = self.references.take((name, incarnation), credit_tokens, batch.tickets if batch else ())
-            if wants:
+                return Lease(), 0, True
+            lease = roles.lease(self.dock, self.ledger, role, (name, incarnation), credit_tokens)
+            waiting_tokens = self.dock.waiting_tokens(role)
+            if lease.trajectories:
                 await self._journal.durable()
-                return wants, False
+                return lease, waiting_tokens, False
             if now >= until or self._draining:
-                return [], False
-            await self._references.wait(until - now)
+                return lease, waiting_tokens, False
+            await self._columns.wait(until - now)
 
-    async def complete_reference(
-        self, name: str, incarnation: int, fence: int,
-        results: Mapping[tuple[int, int], Column], lost: Sequence[tuple[int, int]],
+    async def complete_columns(
+        self, role: str, name: str, incarnation: int, fence: int,
+        results: Mapping[tuple[int, int], Location], lost: Sequence[tuple[int, int]],
     ) -> int:  # fmt: skip
-        """Takes where reference log-probs lie, and whose columns are lost; the number of results refused."""
+        """Takes where a role's columns lie, and what could not be read; the number of results refused."""
+        self._refuse_foreign(role)
         self.ledger.seen(name, incarnation, time.monotonic())
-        reference.follow(self.references, self.ledger)
-        refused, gone = self.references.complete((name, incarnation), fence, results, lost)
-        reference.lose(self.ledger, gone)
+        roles.follow(self.dock, self.ledger)
+        refused, gone = self.dock.complete(role, (name, incarnation), fence, results, lost)
+        roles.lose(self.ledger, gone)
         self._settle()
         await self._journal.durable()
         return refused
@@ -337,19 +337,25 @@ class Scheduler:
         """The program follows what changed, and whoever waits looks again."""
         if not self.over:
             program.advance(self.ledger, self.elapsed_s)
+        roles.follow(self.dock, self.ledger)
         if self.ledger.book.pending or self.over:
             self._tickets.ring()
         self._batches.ring()
-        self._references.ring()
+        self._columns.ring()
 
     def _next_batch(self) -> Batch | None:
         """The batch to hand out now; None while it must be waited for."""
-        if self._wants_references:
-            reference.follow(self.references, self.ledger)
-            if reference.must_wait(self.references, self.ledger):
-                return None
-            self.ledger.held_back = reference.held_back(self.references, self.ledger)
+        roles.follow(self.dock, self.ledger)
+        if roles.must_wait(self.dock, self.ledger):
+            return None
         return program.next_batch(self.ledger, self.elapsed_s)
+
+    def _refuse_foreign(self, role: str) -> None:
+        if role not in self.dock.stages:
+            raise LedgerError(
+                f"nothing in this run needs what a {role} stage makes",
+                "trainer.kl_coefficient > 0 asks for a reference stage; without it start none",
+            )
 
     def _store_clock(self) -> None:
         self._clock_s = self.elapsed_s

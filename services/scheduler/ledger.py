@@ -13,7 +13,7 @@ raises LedgerError (or UnknownWorker) and has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from earl.errors import LedgerError
 from services.scheduler.admission import Candidate, choose, places
@@ -37,8 +37,8 @@ HANDOUTS = 5
 class Ledger(Tickets):
     """Tickets, and the batches made of them."""
 
-    # Groups of training that no batch may take yet, though all their members are ready.
-    held_back: frozenset[int] = frozenset()
+    # Groups of training that no batch may take yet, though all their members are ready; may be a view.
+    held_back: Collection[int] = ()
 
     @classmethod
     def restored(cls, rules: Rules, records: Iterable[tuple[str, str, bytes]], now: float) -> Ledger:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from services.scheduler.advantages import group_advantages
 from services.scheduler.assign import balance
+from services.scheduler.dock import NOWHERE, Location
 from services.scheduler.records import Batch, Purpose, Result, Ticket
-from services.scheduler.reference import Column
 
-NO_REFERENCE = Column(())
 # Numbers of an environment's last result that are 0 or 1: their means are rates.
 INDICATORS = frozenset({"win", "draw", "loss", "illegal"})
 
@@ -27,7 +26,7 @@ class Item:
     advantage: float
     reward: float
     total_tokens: int
-    reference: Column = NO_REFERENCE
+    reference: Location = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +44,14 @@ def cut(
     tickets: Mapping[int, Ticket],
     ranks: int,
     advantage: str,
-    references: Mapping[int, Column] | None = None,
+    references: Mapping[int, Location] | None = None,
 ) -> Plan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
     advantage: "grpo" or "mean", within each group; sequences of a warm-up batch all weigh 1.
     references: where tickets' reference log-probs lie, if the run has a reference stage.
     """
-    columns = references or {}
+    references = references or {}
     members = [tickets[number] for number in batch.tickets]
     results = [ticket.result or Result() for ticket in members]
     advantages = _advantages(batch, members, results, advantage)
@@ -66,7 +65,7 @@ def cut(
             advantage=value,
             reward=result.reward,
             total_tokens=result.total_tokens,
-            reference=columns.get(ticket.id, NO_REFERENCE),
+            reference=references.get(ticket.id, NOWHERE),
         )
         for position, (ticket, result, value) in enumerate(zip(members, results, advantages, strict=True))
     ]

@@ -10,6 +10,7 @@ from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler import codec, codec_evaluation, codec_reference, evaluation, program
 from services.scheduler.control import Scheduler
 from services.scheduler.fleet import Moved, Report
+from services.scheduler.roles import REFERENCE
 
 SERVICE = "earl.v1.SchedulerService"
 CREDIT = 4096
@@ -106,17 +107,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def LeaseReference(self, request, context):
         worker = request.worker
-        wants, stop = await self._scheduler.lease_reference(
-            worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
+        lease, waiting_tokens, stop = await self._scheduler.lease_columns(
+            REFERENCE.name, worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
         )
-        desk = self._scheduler.references
-        return codec_reference.encode_lease(desk.fence, wants, request.ranks, desk.waiting_tokens, stop)
+        return codec_reference.encode_lease(lease, request.ranks, waiting_tokens, stop)
 
     async def CompleteReference(self, request, context):
         worker = request.worker
         results, lost = codec_reference.decode_results(request)
-        refused = await self._scheduler.complete_reference(
-            worker.name, worker.incarnation, request.fence, results, lost
+        refused = await self._scheduler.complete_columns(
+            REFERENCE.name, worker.name, worker.incarnation, request.fence, results, lost
         )
         return scheduler_pb2.CompleteReferenceResponse(refused=refused)
 

@@ -1,4 +1,4 @@
-"""The scheduler's reference desk as values, for the rank that speaks for the stage."""
+"""The scheduler's dock as values, for the rank that speaks for the stage."""
 
 from __future__ import annotations
 

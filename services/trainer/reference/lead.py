@@ -1,7 +1,7 @@
-"""What only rank 0 of the stage does: its server, its membership, its word with the reference desk.
+"""What only rank 0 of the stage does: its server, its membership, its word with the scheduler's dock.
 
 WeightsPublished ─► void? load? ─┐
-desk ─ lease within the room ────┴─► one command for all ranks ─► outcome ─► desk
+dock ─ lease within the room ────┴─► one command for all ranks ─► outcome ─► dock
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Lead:
             waited_s += NOTICE_S
 
     def _offer(self, credit_tokens: int) -> Offer | None:
-        """What the desk offers, or None while it has not answered; asks it if it was not asked."""
+        """What the dock offers, or None while it has not answered; asks it if it was not asked."""
         if self._asked is None:
             self._asked = self._side.submit(self._link.lease(min(credit_tokens, self._most_tokens), WAIT_S))
         done, _ = concurrent.futures.wait([self._asked], timeout=NOTICE_S)
@@ -140,7 +140,7 @@ class Lead:
         return offer
 
     def complete(self, fence: int, results: Mapping[Item, Column], lost: Sequence[Item]) -> None:
-        """Tell the desk what became of a lease."""
+        """Tell the dock what became of a lease."""
         refused = self._side.run(self._link.complete(fence, results, lost), 2 * PATIENCE_S + SLACK_S)
         if refused:
             log.info("%d of %d results came too late", refused, len(results))

@@ -1,7 +1,7 @@
 """One rank's loop, the same on every rank of the stage; rank 0 decides, its commands are broadcast.
 
     lease ─► each replica reads its trajectories' tokens and masks from the rollout arenas
-          ─► log-probs, each rank of its slice, in place in its own arena ─► descriptors ─► the desk
+          ─► log-probs, each rank of its slice, in place in its own arena ─► descriptors ─► the dock
     and the trainer's ranks read the slices straight from these arenas.
 
 Promise: what cannot be read is reported lost, what finds no room waits; nothing of a rank that died

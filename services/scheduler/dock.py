@@ -1,0 +1,337 @@
+"""The dock: which columns of every trajectory are ready, where they lie, and how far each role is with it.
+
+    rollout ──► tokens, loss_mask, logprobs, versions, turns
+                  │ all that a stage's role needs is ready
+                  ▼
+               waiting ─lease─► leased ─complete─► done: what the role makes is ready
+                  ▲               │ the stage left, leased anew, or left it out
+                  ├───────────────┘
+                  └── the stage left, or whoever needs the column could not read it
+    all that the trainer needs is ready, of all members of a group ──► a batch may take the group, whole
+
+The idea is the transfer dock of MindSpeed RL (arXiv 2507.19017): what is known of samples apart from where
+their bytes lie, a state of consumption for each consumer, groups never torn apart.
+
+Promise: for each stage's role every trajectory is waiting, leased or done, exactly one of them; a result
+counts once, under the fence of the lease that asked for it; what is forgotten is forgotten for all roles.
+Pure. It is derived data: a restarted scheduler has an empty dock, and what stages make is made again. The
+trainer's own consumption is the ledger's, which outlives a crash.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+# What a rollout worker writes; ready together, under the trajectory's own key.
+SAMPLED = frozenset({"tokens", "loss_mask", "logprobs", "versions", "turns"})
+
+# One life of the worker that serves a role: name, incarnation.
+Stage = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A consumer of trajectories: the columns that it needs, and those that it makes of them.
+
+    masked: it makes something of loss-masked tokens only, so there is nothing to do for a trajectory
+    without one. Example: Role("values", frozenset({"tokens"}), frozenset({"values"})).
+    """
+
+    name: str
+    needs: frozenset[str]
+    makes: frozenset[str] = frozenset()
+    masked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One attempt's outcome: its group, the registry key of its sampled columns, its lengths in tokens."""
+
+    ticket_id: int
+    attempt: int
+    group: int
+    descriptor_key: str
+    total_tokens: int
+    trained_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where columns lie: from element `offset` on in what these registry keys hold together."""
+
+    keys: tuple[str, ...]
+    offset: int = 0
+
+
+# Of columns that have no element.
+NOWHERE = Location(())
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Trajectories that a stage works on; `complete` names the fence. Empty: there was nothing to lease."""
+
+    fence: int = 0
+    trajectories: tuple[Trajectory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Trajectories by what a role has done with them."""
+
+    waiting: int = 0
+    leased: int = 0
+    done: int = 0
+
+
+class _Work:
+    """One stage's role: its lease, what is done, and what may be leased now (`able`, with its tokens)."""
+
+    def __init__(self, role: Role, sources: tuple[_Work, ...]) -> None:
+        self.role = role
+        # Who makes what this role needs beside the sampled columns.
+        self.sources = sources
+        self.stage: Stage | None = None
+        self.fence = 0
+        self.leased: dict[int, Trajectory] = {}
+        self.done: dict[int, Location] = {}
+        self.able: dict[int, Trajectory] = {}
+        self.able_tokens = 0
+        # A heap with an entry for each that is able, and for some that no longer are.
+        self._order: list[int] = []
+        self._queued: set[int] = set()
+
+    def look(self, number: int, trajectory: Trajectory | None) -> None:
+        """Whether this trajectory may be leased has to be judged anew. None: it is forgotten."""
+        held = number in self.leased or number in self.done
+        able = trajectory is not None and not held and has_all(self.sources, number)
+        former = self.able.pop(number, None)
+        if former is not None:
+            self.able_tokens -= former.total_tokens
+        if able and trajectory is not None:
+            self.able[number] = trajectory
+            self.able_tokens += trajectory.total_tokens
+            if number not in self._queued:
+                self._queued.add(number)
+                heapq.heappush(self._order, number)
+
+    def pick(self, credit_tokens: int, first: Iterable[int]) -> None:
+        """Leases the oldest that are able, `first` before all others, of `credit_tokens` at most."""
+        for number in sorted(self.able.keys() & set(first)):
+            if self.able[number].total_tokens > credit_tokens:
+                return  # not passed over, here and below: what is oldest must not starve
+            credit_tokens -= self._hold(number)
+        while self._order:
+            number = self._order[0]
+            if number in self.able:
+                if self.able[number].total_tokens > credit_tokens:
+                    return
+                credit_tokens -= self._hold(number)
+            heapq.heappop(self._order)
+            self._queued.remove(number)
+
+    def _hold(self, number: int) -> int:
+        self.leased[number] = trajectory = self.able.pop(number)
+        self.able_tokens -= trajectory.total_tokens
+        return trajectory.total_tokens
+
+
+def has_all(sources: Sequence[_Work], number: int) -> bool:
+    """Whether all that these roles make of a trajectory is ready."""
+    return all(number in source.done for source in sources)
+
+
+class Dock:
+    """Trajectories by their tickets; at most one of a ticket's attempts is there at a time."""
+
+    def __init__(self, trainer: Role, stages: Sequence[Role] = ()) -> None:
+        """stages: each after those whose columns it needs. Raises ValueError if a need is never met."""
+        self._trajectories: dict[int, Trajectory] = {}
+        self._works: dict[str, _Work] = {}
+        makers: dict[str, _Work] = {}
+        for role in stages:
+            work = self._works[role.name] = _Work(role, _sources(role, makers))
+            makers |= dict.fromkeys(role.makes, work)
+        self._makers = makers
+        self._trainer_sources = _sources(trainer, makers)
+        # Trajectories that lack a column which the trainer needs, and how many of each group do.
+        self._lacking: set[int] = set()
+        self._held_back: Counter[int] = Counter()
+
+    # --- what there is ----------------------------------------------------------------------
+
+    def put(self, trajectory: Trajectory) -> None:
+        """Its sampled columns are ready. Another one of the same ticket is forgotten."""
+        number = trajectory.ticket_id
+        if self._trajectories.get(number) == trajectory:
+            return
+        self.forget(number)
+        self._trajectories[number] = trajectory
+        for work in self._works.values():
+            if work.role.masked and not trajectory.trained_tokens:
+                work.done[number] = NOWHERE
+        self._look(number)
+
+    def forget(self, number: int) -> None:
+        """The trajectory is trained, dropped or played again: no role has anything to do with it any more."""
+        trajectory = self._trajectories.get(number)
+        if trajectory is None:
+            return
+        self._count(trajectory, lacks=False)
+        del self._trajectories[number]
+        for work in self._works.values():
+            work.leased.pop(number, None)
+            work.done.pop(number, None)
+            work.look(number, None)
+
+    # --- stages -----------------------------------------------------------------------------
+
+    @property
+    def stages(self) -> dict[str, Stage | None]:
+        """Who serves each stage's role, None if nobody does."""
+        return {name: work.stage for name, work in self._works.items()}
+
+    def left(self, role: str) -> None:
+        """The role's stage is gone, and with it the columns that it made."""
+        self._replace(self._works[role], None)
+
+    def lease(
+        self, role: str, stage: Stage, fence: int, credit_tokens: int, first: Iterable[int] = ()
+    ) -> Lease:
+        """The oldest that wait and have what the role needs, of `credit_tokens` at most.
+
+        first: tickets that go before all others. fence: greater than any before. The role's former lease
+        ends: what it held waits again. Another stage than the last one takes the role over.
+        """
+        work = self._works[role]
+        if stage != work.stage:
+            self._replace(work, stage)
+        self._return(work)
+        work.pick(credit_tokens, first)
+        if not work.leased:
+            return Lease()
+        work.fence = fence
+        return Lease(fence, tuple(work.leased.values()))
+
+    def complete(
+        self,
+        role: str,
+        stage: Stage,
+        fence: int,
+        results: Mapping[tuple[int, int], Location],
+        lost: Iterable[tuple[int, int]] = (),
+    ) -> tuple[int, list[Trajectory]]:
+        """(results refused, leased trajectories whose sampled columns are lost). Keys: (ticket, attempt).
+
+        A result says where all that the role makes lies. What was leased and is in neither waits again; so
+        does what is lost where other stages make some of what the role needs: that is made again, and
+        whoever makes it finds out whether the sampled columns are there. Repeating a call refuses nothing.
+        """
+        work = self._works[role]
+        refused = 0
+        current = stage == work.stage and fence == work.fence
+        for (number, attempt), location in results.items():
+            held = work.leased.get(number)
+            if current and held is not None and held.attempt == attempt and location.keys:
+                del work.leased[number]
+                work.done[number] = location
+                self._look(number)
+                continue
+            known = self._trajectories.get(number)
+            repeated = known is not None and known.attempt == attempt and work.done.get(number) == location
+            refused += not (current and repeated)
+        if not current:
+            return refused, []
+        names = set(lost)
+        gone = [held for held in work.leased.values() if (held.ticket_id, held.attempt) in names]
+        self._return(work)
+        self._recall(work.sources, [held.ticket_id for held in gone])
+        return refused, [held for held in gone if has_all(work.sources, held.ticket_id)]
+
+    def recall(self, numbers: Iterable[int]) -> None:
+        """The trainer could not read these trajectories: what stages made of them for it is made again."""
+        self._recall(self._trainer_sources, numbers)
+
+    # --- questions --------------------------------------------------------------------------
+
+    def locations(self, column: str, numbers: Iterable[int]) -> dict[int, Location]:
+        """Where a column lies, of those tickets' trajectories that have it ready."""
+        if column in SAMPLED:
+            found = ((number, self._trajectories.get(number)) for number in numbers)
+            return {number: Location((one.descriptor_key,)) for number, one in found if one is not None}
+        maker = self._makers.get(column)
+        done = maker.done if maker else {}
+        return {number: done[number] for number in numbers if number in done}
+
+    def lacks(self, number: int) -> bool:
+        """Whether a column that the trainer needs of this trajectory has yet to be made."""
+        return number in self._lacking
+
+    @property
+    def held_back(self) -> Collection[int]:
+        """Groups that no batch may take: a member lacks a column. A view, always of now."""
+        return self._held_back.keys()
+
+    def waiting_tokens(self, role: str) -> int:
+        """Of what may be leased now."""
+        return self._works[role].able_tokens
+
+    def progress(self) -> dict[str, Progress]:
+        """How far each stage's role is with all trajectories that are there."""
+        total = len(self._trajectories)
+        return {
+            name: Progress(total - len(work.leased) - len(work.done), len(work.leased), len(work.done))
+            for name, work in self._works.items()
+        }
+
+    # --- within -----------------------------------------------------------------------------
+
+    def _look(self, number: int) -> None:
+        """A column of this trajectory has come or gone, or a lease on it."""
+        trajectory = self._trajectories[number]
+        for work in self._works.values():
+            work.look(number, trajectory)
+        self._count(trajectory, lacks=not has_all(self._trainer_sources, number))
+
+    def _count(self, trajectory: Trajectory, *, lacks: bool) -> None:
+        number, group = trajectory.ticket_id, trajectory.group
+        if lacks and number not in self._lacking:
+            self._lacking.add(number)
+            self._held_back[group] += 1
+        elif not lacks and number in self._lacking:
+            self._lacking.remove(number)
+            self._held_back[group] -= 1
+            if not self._held_back[group]:
+                del self._held_back[group]
+
+    def _replace(self, work: _Work, stage: Stage | None) -> None:
+        work.stage = stage
+        self._return(work)
+        self._recall((work,), list(work.done))
+
+    def _return(self, work: _Work) -> None:
+        """Ends the lease: what is held waits again."""
+        numbers = list(work.leased)
+        work.leased.clear()
+        for number in numbers:
+            self._look(number)
+
+    def _recall(self, sources: Sequence[_Work], numbers: Iterable[int]) -> None:
+        """What these roles made is not there any more; what is empty cannot be lost."""
+        for number in numbers:
+            made = [source for source in sources if source.done.get(number, NOWHERE).keys]
+            for source in made:
+                del source.done[number]
+            if made:
+                self._look(number)
+
+
+def _sources(role: Role, makers: Mapping[str, _Work]) -> tuple[_Work, ...]:
+    """The makers of what a role needs, each once. Raises ValueError if there is none for a column."""
+    unmet = role.needs - SAMPLED - makers.keys()
+    if unmet:
+        raise ValueError(f"role {role.name} needs {', '.join(sorted(unmet))}, which no stage before it makes")
+    return tuple({id(work): work for column in sorted(role.needs) if (work := makers.get(column))}.values())
