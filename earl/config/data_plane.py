@@ -12,9 +12,10 @@ from earl.config.base import Section
 class DataPlaneConfig(Section):
     # A tmpfs; arenas are files in a directory of the run's own below it.
     arena_dir: str = "/dev/shm"
-    # "auto": shared memory where the reader can open the arena, otherwise the wire.
-    transport: Literal["auto", "shm", "ucx"] = "auto"
-    # Refuse to start on anything less.
+    # "auto": shared memory where the reader can open the arena, otherwise the wire (UCX). "nixl": NIXL (extra
+    # `nixl`), over RDMA where a port of the machine is up.
+    transport: Literal["auto", "shm", "ucx", "nixl"] = "auto"
+    # Refuse to start, and to read a single arena, over anything else. "rdma": NIXL over an RDMA port.
     require: Literal["", "shm", "rdma"] = ""
     # Off loopback the wire carries no TLS: say that the network is trusted, or stay on loopback.
     trusted_network: bool = False
@@ -30,9 +31,21 @@ class DataPlaneConfig(Section):
         return self.bind == "localhost" or self.bind == "::1" or self.bind.startswith("127.")
 
     @property
+    def wire(self) -> Literal["ucx", "nixl"]:
+        """What serves and reads arenas where shared memory does not."""
+        return "nixl" if self.transport == "nixl" or self.require == "rdma" else "ucx"
+
+    @property
+    def mapped(self) -> bool:
+        """True when arenas are read through shared memory where that can be."""
+        return self.transport in ("auto", "shm") and self.require != "rdma"
+
+    @property
     def wired(self) -> bool:
         """True when owners serve their arenas over the wire too."""
-        return self.transport == "ucx" or (self.transport == "auto" and not self.loopback)
+        if self.transport == "auto":
+            return not self.loopback or self.require == "rdma"
+        return self.transport != "shm"
 
 
 class BusConfig(Section):

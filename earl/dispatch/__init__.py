@@ -4,7 +4,7 @@
  owner                                                reader
  TensorStore ─ region of an Arena ◄── shm: mapped ─── Dispatcher.read(keys, name, box, into)
       │              ▲                                     │  plan(layout, box) → copies
-      │              └── serving process ◄── ucx wire ─────┤
+      │              └── serving process ◄── ucx, nixl ────┤
       └── descriptor ──► Registry (Redis, lease) ──────────┘
 ```
 What is pure: `layout` (boxes) and `plan` (any boxes, one tensor); for what is large, `placements` and

@@ -112,9 +112,9 @@ class Arena:
         """What `free_bytes` is when nothing is allocated."""
         return self._header.size_bytes - self._header.data_offset
 
-    def served_at(self, ucx_address: str) -> None:
+    def served_at(self, *, ucx_address: str = "", nixl_address: str = "") -> None:
         """Name the serving process's address in what is published from now on."""
-        self.ref = replace(self.ref, ucx_address=ucx_address)
+        self.ref = replace(self.ref, ucx_address=ucx_address, nixl_address=nixl_address)
 
     def allocate(self, size_bytes: int) -> Region:
         """A region of this size, its bytes undefined. Raises ArenaFull when there is no room now."""

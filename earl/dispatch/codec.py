@@ -137,7 +137,17 @@ def _dtype(number: int) -> str:
 
 
 def _arena_of(a: pb.ArenaRef) -> ArenaRef:
-    return ArenaRef(a.owner, a.incarnation, a.path, a.nonce, a.size_bytes, a.ucx_address, a.device, a.host)
+    return ArenaRef(
+        a.owner,
+        a.incarnation,
+        a.path,
+        a.nonce,
+        a.size_bytes,
+        a.ucx_address,
+        a.device,
+        a.host,
+        a.nixl_address,
+    )
 
 
 def _tensor(layout: pb.TensorLayout, regions: list[RegionRef]) -> TensorShards:
@@ -170,6 +180,7 @@ def _arena(arena: ArenaRef) -> pb.ArenaRef:
         nonce=arena.nonce,
         size_bytes=arena.size_bytes,
         ucx_address=arena.ucx_address,
+        nixl_address=arena.nixl_address,
         device=arena.device,
         host=arena.host,
     )

@@ -61,7 +61,7 @@ def host_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ArenaRef:
-    """A worker's memory and every way to reach it. ucx_address: host:port, empty if not served."""
+    """A worker's memory and every way to reach it. ucx_address, nixl_address: host:port, empty if none."""
 
     owner: str
     incarnation: int
@@ -71,6 +71,7 @@ class ArenaRef:
     ucx_address: str
     device: str
     host: str
+    nixl_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

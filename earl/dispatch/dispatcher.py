@@ -19,6 +19,7 @@ from earl.dispatch.descriptor import ArenaRef
 from earl.dispatch.layout import Layout
 from earl.dispatch.pieces import Pieces
 from earl.dispatch.registry import WEIGHTS_PREFIX, Registry
+from earl.dispatch.requirement import refuse_unmet
 from earl.dispatch.resolve import Copies, Read, SequenceRead, assemble, resolve_boxes, resolve_sequences
 from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
@@ -29,9 +30,9 @@ __all__ = ["Dispatcher", "PathTotal", "Read", "Receipt", "SequenceRead", "refuse
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a transfer did: bytes by the path really used ("shm", "ucx-tcp"), seconds, checksums verified,
+    """What a transfer did: bytes by the path really used ("shm", "ucx-tcp", "nixl-tcp", "nixl-rdma"),
 
-    requests that were sent again."""
+    seconds, checksums verified, requests that were sent again."""
 
     size_bytes_by_path: Mapping[str, int]
     seconds: float
@@ -173,41 +174,33 @@ class Dispatcher:
 
     async def _transport(self, arena: ArenaRef, weights: bool) -> Transport:
         """shm where this process can map the arena, otherwise the wire, within what is configured."""
-        if self._config.transport != "ucx":
+        wire = self._config.wire
+        address = arena.nixl_address if wire == "nixl" else arena.ucx_address
+        if self._config.mapped:
             try:
                 await self._shm.open(arena)
                 return self._shm
             except (RegionGone, TransportUnavailable) as error:
-                if self._config.transport == "shm" or not arena.ucx_address:
+                if self._config.transport == "shm" or not address:
                     raise _gone(arena, weights, error) from error
         if self._config.require == "shm":
             raise TransportUnavailable(
                 f"arena of {arena.owner} is not reachable by shared memory",
                 'put reader and owner on one machine, or drop data_plane.require = "shm"',
             )
-        if not arena.ucx_address:
+        if not address:
             raise TransportUnavailable(
-                f"{arena.owner} does not serve its arena over the wire", 'set data_plane.transport = "ucx"'
+                f"{arena.owner} does not serve its arena over {wire}",
+                "give owner and reader the same data_plane.transport and require",
             )
         if self._wire is None:
-            from earl.dispatch.transport.ucx import UcxTcp  # heavy: loads UCX
-
-            self._wire = UcxTcp(self._config, self._secret)
+            # Heavy: each loads a UCX of its own.
+            if wire == "nixl":
+                from earl.dispatch.transport.nixl import Nixl as Wire
+            else:
+                from earl.dispatch.transport.ucx import UcxTcp as Wire
+            self._wire = Wire(self._config, self._secret)
         return self._wire
-
-
-def refuse_unmet(config: DataPlaneConfig) -> None:
-    """Raises TransportUnavailable when `require` names what this build or configuration cannot give."""
-    if config.require == "rdma":
-        raise TransportUnavailable(
-            'data_plane.require = "rdma", and the wire here is UCX over TCP: this build of UCX has no verbs',
-            "drop the requirement, or install a system UCX with verbs",
-        )
-    if config.require == "shm" and config.transport == "ucx":
-        raise TransportUnavailable(
-            'data_plane.require = "shm" with transport = "ucx"',
-            'set transport = "shm" or drop the requirement',
-        )
 
 
 def _of_weights(read: Read) -> bool:

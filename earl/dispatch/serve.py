@@ -1,4 +1,4 @@
-"""The serving process: `python -m earl.dispatch.serve --bind HOST --port PORT`, started by the owner.
+"""The serving process: `python -m earl.dispatch.serve --wire ucx --bind HOST`, started by the owner.
 
 Its first line of stdin is JSON {"secret", "path", "nonce", "incarnation"}; it ends when its stdin
 does, so it never outlives its owner.
@@ -14,15 +14,13 @@ import signal
 import sys
 
 from earl.dispatch.arena import MappedArena
-from earl.dispatch.server import ArenaServer
-from earl.dispatch.transport.connection import is_loopback
 from earl.obs import log
 from earl.rpc.main import announce, run
 
 NAME = "data-plane"
 
 
-async def serve(stop: asyncio.Event, host: str, port: int) -> None:
+async def serve(stop: asyncio.Event, wire: str, host: str, port: int) -> None:
     """Serve until stdin ends or SIGTERM. Raises RegionGone, PortInUse, TransportUnavailable."""
     # A Ctrl-C meant for the owner reaches its children too: the owner decides when this one ends.
     asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
@@ -33,9 +31,13 @@ async def serve(stop: asyncio.Event, host: str, port: int) -> None:
     )
     orders = json.loads(await stdin.readline())
     arena = MappedArena(orders["path"], orders["nonce"], orders["incarnation"])
-    server = ArenaServer(arena, bytes.fromhex(orders["secret"]))
-    devices = "lo" if is_loopback(f"{host}:{port}") else "all"
-    announce(NAME, await server.start(host, port, devices=devices))
+    # Each brings a UCX of its own: load the one that is asked for.
+    if wire == "nixl":
+        from earl.dispatch.nixl_server import NixlServer as Server
+    else:
+        from earl.dispatch.server import ArenaServer as Server
+    server = Server(arena, bytes.fromhex(orders["secret"]))
+    announce(NAME, await server.start(host, port))
     ends = [asyncio.create_task(stdin.read()), asyncio.create_task(stop.wait())]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for end in ends:
@@ -47,11 +49,12 @@ async def serve(stop: asyncio.Event, host: str, port: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="earl.dispatch.serve", description=__doc__)
+    parser.add_argument("--wire", choices=("ucx", "nixl"), required=True)
     parser.add_argument("--bind", required=True)
     parser.add_argument("--port", type=int, default=0)
     arguments = parser.parse_args()
     log.setup(NAME)
-    run(lambda stop: serve(stop, arguments.bind, arguments.port))
+    run(lambda stop: serve(stop, arguments.wire, arguments.bind, arguments.port))
 
 
 if __name__ == "__main__":

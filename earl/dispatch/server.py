@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
-import secrets
 
 import numpy as np
 import xxhash
@@ -24,8 +22,8 @@ from earl.dispatch.pieces import Pieces, Regions
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.buffers import Buffers
-from earl.dispatch.transport.connection import read_message
 from earl.dispatch.transport.copying import gather
+from earl.dispatch.transport.handshake import hear, is_loopback, welcome
 from earl.dispatch.transport.ucx_node import Endpoint, Node
 from earl.errors import PeerLost, PortInUse, RegionGone
 
@@ -53,9 +51,9 @@ class ArenaServer:
         self._buffers = Buffers(wire.CHUNK_BYTES)
         self._gathering = asyncio.Semaphore(_GATHERING)
 
-    async def start(self, host: str, port: int, *, devices: str) -> str:
+    async def start(self, host: str, port: int) -> str:
         """Listen; returns host:port. Raises PortInUse, TransportUnavailable."""
-        self._node = Node(devices)
+        self._node = Node("lo" if is_loopback(f"{host}:{port}") else "all")
         try:
             self._server = await asyncio.start_server(self._accept, host, port)
         except OSError as error:
@@ -106,18 +104,10 @@ class ArenaServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
     ) -> tuple[Endpoint, wire.Hello, int, bytes]:
         assert self._node is not None
-        challenge = wire.Challenge(wire.MAGIC, secrets.token_bytes(wire.NONCE_BYTES))
-        writer.write(wire.encode(challenge))
-        hello: wire.Hello = await read_message(reader, wire.Hello)
-        proof = wire.hello_mac(self._secret, challenge, hello.nonce, hello.ucx_address, hello.connection)
-        if not hmac.compare_digest(proof, hello.mac):
-            raise wire.FrameError("a hello with a wrong MAC")
+        hello, challenge = await hear(reader, writer, self._secret)
         number = next(self._numbers)
         endpoint = self._node.connect(hello.ucx_address, peer)
-        own = self._node.address
-        proof = wire.welcome_mac(self._secret, challenge, hello.nonce, own, number)
-        writer.write(wire.encode(wire.Welcome(own, number, proof)))
-        await writer.drain()
+        await welcome(writer, self._secret, challenge, hello, self._node.address, number)
         return endpoint, hello, number, wire.session_key(self._secret, challenge, hello.nonce)
 
     async def _answer_all(self, endpoint: Endpoint, connection: int, number: int, key: bytes) -> None:

@@ -14,6 +14,7 @@ import sys
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
+from earl.dispatch.requirement import refuse_unmet
 from earl.errors import ConfigError, InsecureBind, TransportUnavailable
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class ServingProcess:
     def __init__(self, arena: ArenaRef, config: DataPlaneConfig, secret: bytes) -> None:
         self._arena = arena
         self._host = config.bind
+        self._wire = config.wire
         self._secret = secret
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -37,6 +39,7 @@ class ServingProcess:
     @classmethod
     async def start(cls, arena: ArenaRef, config: DataPlaneConfig, secret: bytes) -> ServingProcess:
         """Raises InsecureBind off loopback unless the network is trusted, TransportUnavailable."""
+        refuse_unmet(config)
         if not config.loopback and not config.trusted_network:
             raise InsecureBind(
                 f"data_plane.bind = {config.bind!r} is off loopback and the wire carries no TLS",
@@ -80,6 +83,8 @@ class ServingProcess:
             sys.executable,
             "-m",
             "earl.dispatch.serve",
+            "--wire",
+            self._wire,
             "--bind",
             self._host,
             "--port",
@@ -107,7 +112,7 @@ class ServingProcess:
             await process.wait()
             raise TransportUnavailable(
                 f"the serving process of {self._arena.owner} did not start on {self._host}:{port}",
-                "see its message above; is ucxx installed (extra `stack`)?",
+                f"see its message above; is extra `{'nixl' if self._wire == 'nixl' else 'stack'}` installed?",
             ) from error
 
     async def _watch(self) -> None:

@@ -115,7 +115,7 @@ class TensorStore:
             except BaseException:
                 arena.close()
                 raise
-            arena.served_at(store._serving.address)
+            arena.served_at(**{f"{config.wire}_address": store._serving.address})
             store._checksum = config.checksums != "off"
         return store
 

@@ -39,7 +39,7 @@ class Box(_message.Message):
     def __init__(self, start: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ArenaRef(_message.Message):
-    __slots__ = ("owner", "incarnation", "path", "nonce", "size_bytes", "ucx_address", "device", "host")
+    __slots__ = ("owner", "incarnation", "path", "nonce", "size_bytes", "ucx_address", "device", "host", "nixl_address")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class ArenaRef(_message.Message):
     UCX_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    NIXL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     owner: str
     incarnation: int
     path: str
@@ -56,7 +57,8 @@ class ArenaRef(_message.Message):
     ucx_address: str
     device: str
     host: str
-    def __init__(self, owner: _Optional[str] = ..., incarnation: _Optional[int] = ..., path: _Optional[str] = ..., nonce: _Optional[int] = ..., size_bytes: _Optional[int] = ..., ucx_address: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+    nixl_address: str
+    def __init__(self, owner: _Optional[str] = ..., incarnation: _Optional[int] = ..., path: _Optional[str] = ..., nonce: _Optional[int] = ..., size_bytes: _Optional[int] = ..., ucx_address: _Optional[str] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., nixl_address: _Optional[str] = ...) -> None: ...
 
 class Region(_message.Message):
     __slots__ = ("arena", "offset_bytes", "size_bytes", "generation", "slot", "checksums", "checksum_block_bytes")

@@ -47,7 +47,7 @@ PLAN, IDLE, SAVE, LEAVE, OVER = b"P", b"I", b"S", b"L", b"O"
 # Plans in a row that could not be trained before the trainer gives up, and the longest pause in between.
 ABANDONED_PLANS = 20
 PAUSE_S = 2.0
-PATHS = ("shm", "ucx-tcp", "ucx-rdma")
+PATHS = ("shm", "ucx-tcp", "nixl-tcp", "nixl-rdma")
 READ_SLACK_S = 10.0
 
 

@@ -18,7 +18,16 @@ import pytest_asyncio
 
 from earl.dispatch.dispatcher import Dispatcher
 from earl.errors import PeerLost, ReadTimeout, RegionGone, TransportUnavailable
-from tests.support.dispatch import MIB, PREFIX, READ_S, OwnerProcess, Plane, open_plane, random_bytes
+from tests.support.dispatch import (
+    MIB,
+    PREFIX,
+    READ_S,
+    TRANSPORTS,
+    OwnerProcess,
+    Plane,
+    open_plane,
+    random_bytes,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,7 +35,7 @@ LOST_S = 2.0
 SIZE = 12 * MIB + 345
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["shm", "ucx"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
 async def plane(request, tmp_path_factory) -> AsyncIterator[Plane]:
     async with open_plane(request.param, tmp_path_factory.mktemp(request.param), 64 * MIB) as opened:
         yield opened
@@ -90,7 +99,7 @@ async def test_killed_at_any_moment_of_reads(plane: Plane, tmp_path: Path):
             await survivor_is_well(plane)
         finally:
             await owner.close()
-    if plane.kind == "ucx":
+    if plane.kind != "shm":
         assert "PeerLost" in endings
     else:
         assert set(endings) == {"read"}
@@ -149,7 +158,7 @@ async def test_a_reader_without_the_secret_is_refused(plane: Plane):
 async def test_junk_at_the_door_harms_nobody(plane: Plane, junk: bytes):
     if plane.kind == "shm":
         pytest.skip("shared memory has no door")
-    host, _, port = plane.store.arena.ref.ucx_address.rpartition(":")
+    host, _, port = (plane.store.arena.ref.ucx_address or plane.store.arena.ref.nixl_address).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(junk)
     writer.write_eof()

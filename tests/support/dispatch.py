@@ -9,9 +9,11 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from earl.bus.connection import open_redis
 from earl.bus.embedded import EmbeddedValkey
@@ -26,7 +28,16 @@ from earl.dispatch.store import TensorStore
 READ_S = 30.0
 MIB = 1 << 20
 PREFIX = "{earl:contract}:"
-PATHS = {"shm": "shm", "ucx": "ucx-tcp"}
+PATHS = {"shm": "shm", "ucx": "ucx-tcp", "nixl": "nixl-tcp"}
+# Parameters of a fixture that opens a plane: every transport, one that is not installed skipped by name.
+TRANSPORTS = [
+    "shm",
+    "ucx",
+    pytest.param(
+        "nixl",
+        marks=pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="install earl[nixl]"),
+    ),
+]
 
 
 @dataclass

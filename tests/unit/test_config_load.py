@@ -149,6 +149,7 @@ def test_a_checkpoint_is_judged_by_its_configuration(tmp_path: Path):
         ({"data_plane.bind": "0.0.0.0"}, ConfigError),
         ({"data_plane.require": "shm", "data_plane.transport": "ucx"}, TransportUnavailable),
         ({"data_plane.require": "rdma", "data_plane.transport": "shm"}, TransportUnavailable),
+        ({"data_plane.require": "rdma", "data_plane.transport": "ucx"}, TransportUnavailable),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else value.__name__,
 )

@@ -211,8 +211,11 @@ def test_a_shard_past_its_region_is_refused():
 def test_requirements_that_cannot_be_met_are_refused():
     with pytest.raises(TransportUnavailable, match="no verbs"):
         refuse_unmet(DataPlaneConfig(require="rdma", transport="ucx"))
-    with pytest.raises(TransportUnavailable):
-        refuse_unmet(DataPlaneConfig(require="shm", transport="ucx"))
+    with pytest.raises(TransportUnavailable, match="memory"):
+        refuse_unmet(DataPlaneConfig(require="rdma", transport="shm"))
+    for transport in ("ucx", "nixl"):
+        with pytest.raises(TransportUnavailable):
+            refuse_unmet(DataPlaneConfig(require="shm", transport=transport))
     refuse_unmet(DataPlaneConfig(require="shm"))
 
 

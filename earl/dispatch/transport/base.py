@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from earl.dispatch.descriptor import ArenaRef
 from earl.dispatch.pieces import Pieces
@@ -21,7 +21,7 @@ from earl.errors import ChecksumMismatch
 class Transport(ABC):
     """One way to read arenas. `path` is what receipts say was used."""
 
-    path: ClassVar[str]
+    path: str
 
     @abstractmethod
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:

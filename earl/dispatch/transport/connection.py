@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-import secrets
-from typing import Any
 
 import numpy as np
 
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
+from earl.dispatch.transport.handshake import greet
 from earl.dispatch.transport.ucx_node import Endpoint, Node
-from earl.errors import PeerLost, TransportUnavailable
 
 
 class Connection:
@@ -38,34 +35,8 @@ class Connection:
 
         Raises PeerLost, OSError or EOFError when nobody answers, TransportUnavailable for another run's.
         """
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        try:
-            challenge = await read_message(reader, wire.Challenge)
-            if challenge.magic != wire.MAGIC:
-                raise wire.FrameError(f"protocol {challenge.magic!r}, not {wire.MAGIC!r}")
-            nonce = secrets.token_bytes(wire.NONCE_BYTES)
-            proof = wire.hello_mac(secret, challenge, nonce, node.address, number)
-            writer.write(wire.encode(wire.Hello(nonce, node.address, number, proof)))
-            try:
-                welcome = await read_message(reader, wire.Welcome)
-            except EOFError:
-                raise PeerLost(
-                    f"{peer} closed the connection during the handshake", "it died, or serves another run"
-                ) from None
-            expected = wire.welcome_mac(secret, challenge, nonce, welcome.ucx_address, welcome.connection)
-            if expected != welcome.mac:
-                raise wire.FrameError("a welcome with a wrong MAC")
-        except wire.FrameError as error:
-            writer.close()
-            raise TransportUnavailable(
-                f"{peer} is not this run's: {error.message}", "read a newer descriptor"
-            ) from error
-        except BaseException:
-            writer.close()
-            raise
+        reader, writer, welcome, key = await greet(address, peer, secret, node.address, number)
         endpoint = node.connect(welcome.ucx_address, peer)
-        key = wire.session_key(secret, challenge, nonce)
         connection = cls(endpoint, number, welcome.connection, key, writer)
         connection._watching = asyncio.create_task(connection._watch(reader), name=f"watch {peer}")
         return connection
@@ -110,21 +81,3 @@ class Connection:
         with contextlib.suppress(OSError):
             await reader.read(1)  # nothing is ever sent here: whatever ends it ends the connection
         self.lose()
-
-
-async def read_message(reader: asyncio.StreamReader, kind: type) -> Any:
-    """One handshake message. Raises FrameError, and EOFError when the peer closes."""
-    head = await reader.readexactly(4)
-    length = int.from_bytes(head, "little")
-    if length > wire.HANDSHAKE_FRAME_BYTES:
-        raise wire.FrameError(f"a handshake frame of {length} bytes")
-    return wire.decode(await reader.readexactly(length), kind)
-
-
-def is_loopback(address: str) -> bool:
-    """True for host:port on this machine's loopback."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -24,8 +24,9 @@ from earl.dispatch.pieces import Pieces
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.buffers import Buffers
-from earl.dispatch.transport.connection import Connection, is_loopback
+from earl.dispatch.transport.connection import Connection
 from earl.dispatch.transport.copying import scatter
+from earl.dispatch.transport.handshake import is_loopback
 from earl.dispatch.transport.ucx_node import Node
 from earl.errors import ChecksumMismatch, PeerLost, TransportUnavailable
 

@@ -1,0 +1,111 @@
+"""One reader's connection to one serving process that offers its arena to NIXL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+import numpy as np
+
+from earl.dispatch.arena_file import SLOT_BYTES, Header
+from earl.dispatch.transport import wire
+from earl.dispatch.transport.base import settle
+from earl.dispatch.transport.handshake import greet
+from earl.dispatch.transport.nixl_agent import Wire
+from earl.dispatch.transport.nixl_node import NixlNode
+from earl.errors import PeerLost, TransportUnavailable
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What a serving process tells an authenticated reader, in the handshake's Welcome.
+
+    wire: what its agent uses. agent, metadata: its name, and NIXL's description of it and its memory.
+    base: where the arena's file is mapped there; header: the file's first bytes.
+    """
+
+    wire: Wire
+    agent: str
+    metadata: bytes
+    base: int
+    size_bytes: int
+    header: bytes
+
+
+# Fetches under way on one link, one on the wire, one being copied out, one asked for; and small ones.
+CONCURRENCY = 3
+_SMALL_CONCURRENCY = 32
+
+
+class NixlLink:
+    """`ended` is done when either side ended it."""
+
+    def __init__(self, node: NixlNode, offer: Offer, peer: str, writer: asyncio.StreamWriter) -> None:
+        self._node = node
+        self._writer = writer
+        self._watching: asyncio.Task[None] | None = None
+        self._base = np.uint64(offer.base)
+        self.agent = offer.agent
+        self.header = Header.unpack(offer.header, peer, offer.size_bytes)
+        self.peer = peer
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.window = asyncio.Semaphore(CONCURRENCY)
+        self.small_window = asyncio.Semaphore(_SMALL_CONCURRENCY)
+
+    @classmethod
+    async def open(
+        cls, node: NixlNode, wire_here: Wire, address: str, peer: str, number: int, secret: bytes
+    ) -> NixlLink:
+        """Raises PeerLost, OSError or EOFError when nobody answers, RegionGone, TransportUnavailable."""
+        reader, writer, welcome, _ = await greet(address, peer, secret, b"", number)
+        try:
+            offer: Offer = wire.decode(welcome.ucx_address, Offer)
+            if offer.wire != wire_here:
+                raise TransportUnavailable(
+                    f"{peer} serves NIXL over {offer.wire}, this machine has {wire_here}",
+                    'read it with data_plane.transport = "ucx", or give both machines the same wire',
+                )
+            await node.add_peer(offer.metadata, offer.agent)
+            link = cls(node, offer, peer, writer)
+        except wire.FrameError as error:
+            writer.close()
+            raise TransportUnavailable(f"{peer} offers no NIXL: {error.message}", error.remedy) from error
+        except BaseException:
+            writer.close()
+            raise
+        link._watching = asyncio.create_task(link._watch(reader), name=f"watch {peer}")
+        return link
+
+    @property
+    def alive(self) -> bool:
+        return not self.ended.done()
+
+    def addresses(self, offset_bytes: np.ndarray) -> np.ndarray:
+        """uint64: where these bytes of the arena's file lie in the serving process."""
+        return self._base + offset_bytes.astype(np.uint64)
+
+    def slots(self, slot: np.ndarray) -> np.ndarray:
+        """int64: where these slots' entries begin in the arena's file."""
+        return self.header.table_offset + slot.astype(np.int64) * SLOT_BYTES
+
+    def lost(self) -> PeerLost:
+        return PeerLost(f"{self.peer} ended the connection", "its owner died, restarted or closed its arena")
+
+    def lose(self) -> None:
+        """End it now; who waits for its transfers need not any longer."""
+        if self.alive:
+            self.ended.set_result(None)
+            self._writer.close()
+            self._node.remove_peer(self.agent)
+
+    async def close(self) -> None:
+        """End it and wait for its watcher."""
+        self.lose()
+        if self._watching is not None:
+            self._watching.cancel()
+            await settle(self._watching)
+
+    async def _watch(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            await reader.read(1)  # nothing is ever sent here: whatever ends it ends the link
+        self.lose()
