@@ -175,7 +175,7 @@ async def run_stage(role: dict[str, Any]) -> None:
         deal, number = deal_of(work), work["number"]
         mine = deal.computes[end.rank]
         if work["way"] == "direct":
-            held = [f"trajectory/{sequence}/{number}" for sequence in mine]
+            held = [f"sequence/{sequence}/{number}" for sequence in mine]
             total = len(mine) * deal.tokens
             array = await shelf.reserve(key("bench", number, end.rank), held, total, Box((0,), (total,)))
             assert array is not None, "the arena is too small"

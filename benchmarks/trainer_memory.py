@@ -176,12 +176,10 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
     mask = np.arange(tokens) % 64 >= 32
     plan = Plan(1, 1, "policy_gradient", ((Item(1, 1, "m", 1.0, tokens),),), False, False, 0.0, False)
     columns = Columns()
-    for _, name, into in columns.take(plan.ranks[0]):
-        into[:] = {
-            "tokens": rng.integers(0, vocabulary, tokens),
-            "loss_mask": mask,
-            "logprobs": -np.log(vocabulary) * mask,
-        }[name]
+    columns.take(plan.ranks[0])
+    columns.sampled["tokens"][:] = rng.integers(0, vocabulary, tokens)
+    columns.sampled["loss_mask"][:] = mask
+    columns.sampled["logprobs"][:] = -np.log(vocabulary) * mask
     return lambda: stepper.train(plan, columns)["loss"]
 
 

@@ -96,6 +96,11 @@ class Pieces:
         return int((self.rows * self.run).sum())
 
     @property
+    def verifiable(self) -> bool:
+        """Whether all that is read has checksums."""
+        return bool(self.regions.verifiable[self.region].all())
+
+    @property
     def stop(self) -> np.ndarray:
         """int64[P]: one past the last byte read, from the region's start."""
         return self.offset + (self.rows - 1) * self.stride + self.run

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from earl.dispatch.descriptor import (
 )
 from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
+from earl.dispatch.sequences import SequenceStore
 from earl.dispatch.serving import ServingProcess
 from earl.errors import BusUnavailable, LayoutError
 
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 # Renewals per lease: two may fail before a descriptor lapses.
 _RENEWALS_PER_LEASE = 3
+_LONGEST_RENEWAL_S = 2.0
 # Below this a copy or checksum takes less time than handing it to a thread.
 _INLINE_BYTES = 1 << 20
 
@@ -89,6 +91,7 @@ class TensorStore:
         self._registry = registry
         self._checksum = checksum
         self._entries: dict[str, _Entry] = {}
+        self._sequences: list[SequenceStore] = []
         self._renewing: asyncio.Task[None] | None = None
         self._serving: ServingProcess | None = None
 
@@ -161,6 +164,13 @@ class TensorStore:
             for name, spec in specs.items()
         }
 
+    def sequences(self, key: str, columns: Sequence[tuple[str, str]]) -> SequenceStore:
+        """Room for ragged sequences under a key of this owner's life; columns: (name, dtype's name)."""
+        made = SequenceStore(self.arena, self._registry, key, columns, checksum=self._checksum)
+        self._sequences.append(made)
+        self._keep_renewing()
+        return made
+
     async def publish(self, keys: str | Iterable[str]) -> list[Descriptor]:
         """Seal what was reserved under these keys and make it known, in one round trip.
 
@@ -180,8 +190,7 @@ class TensorStore:
             entry.encoded = encoded[key] = codec.encode(descriptor)
             descriptors.append(descriptor)
         await self._registry.publish_encoded(encoded)
-        if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew(), name="renew descriptors")
+        self._keep_renewing()
         return descriptors
 
     async def withhold(self, keys: str | Iterable[str]) -> None:
@@ -220,8 +229,10 @@ class TensorStore:
             self._renewing = None
         keys = self.keys
         self._free(keys)
+        for sequences in self._sequences:
+            sequences.free()
         try:
-            await self._registry.remove(keys)
+            await self._registry.remove([*keys, *(sequences.key for sequences in self._sequences)])
         except BusUnavailable as error:
             log.warning("descriptors of %s lapse by themselves: %s", self.arena.ref.owner, error)
         finally:
@@ -235,6 +246,10 @@ class TensorStore:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def _keep_renewing(self) -> None:
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(), name="renew descriptors")
+
     def _free(self, keys: Iterable[str]) -> None:
         for key in keys:
             entry = self._entries.pop(key, None)
@@ -246,16 +261,20 @@ class TensorStore:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._registry.lease_s / _RENEWALS_PER_LEASE)
+            # Often: a Redis that restarted empty must soon know everything again.
+            await asyncio.sleep(min(self._registry.lease_s / _RENEWALS_PER_LEASE, _LONGEST_RENEWAL_S))
             try:
                 lapsed = await self._registry.renew(list(self._published()))
                 published = self._published()
                 again = {key: published[key] for key in lapsed if key in published}
                 if again:
-                    log.warning("published %d descriptors again that had lapsed", len(again))
                     await self._registry.publish_encoded(again)
                     # Those removed or withheld meanwhile must not have come back.
                     await self._registry.remove(again.keys() - self._published().keys())
+                kept = [await sequences.renew() for sequences in self._sequences]
+                if again or not all(kept):
+                    count = len(again) + kept.count(False)
+                    log.warning("published %d descriptors again that were lost", count)
             except BusUnavailable as error:
                 log.warning("leases of %s not renewed: %s", self.arena.ref.owner, error)
 

@@ -40,9 +40,14 @@ def arena_bytes(config: RunConfig) -> int:
     return max(LEAST_ARENA_BYTES, sequences * max(GRAIN_BYTES, longest))
 
 
-def key(ticket_id: int, attempt: int) -> str:
-    """Registry key of an attempt's columns."""
-    return f"trajectory/{ticket_id}/{attempt}"
+def shelf(name: str, incarnation: int) -> str:
+    """Registry key of what a worker's life publishes."""
+    return f"trajectories/{name}/{incarnation:x}"
+
+
+def name(ticket_id: int, attempt: int) -> str:
+    """Of an attempt's columns among those of its worker."""
+    return f"{ticket_id}/{attempt}"
 
 
 class TokenColumns:

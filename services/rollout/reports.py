@@ -18,8 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from earl.dispatch.layout import Box
-from earl.dispatch.store import TensorSpec, TensorStore
+from earl.dispatch.sequences import SequenceStore
 from earl.env.base import Ending
 from earl.errors import ArenaFull
 from services.rollout import columns
@@ -39,7 +38,7 @@ class Reporter:
     """reported: called with each ticket once the scheduler has answered for it."""
 
     def __init__(
-        self, store: TensorStore, scheduler: SchedulerLink, reported: Callable[[Ticket], None]
+        self, store: SequenceStore, scheduler: SchedulerLink, reported: Callable[[Ticket], None]
     ) -> None:
         self._store = store
         self._scheduler = scheduler
@@ -49,7 +48,7 @@ class Reporter:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        # Keys that readers may know: from just before their report until they are freed.
+        # Names of what readers may know: from just before their report until it is freed.
         self.published: set[str] = set()
         # The arena had no room for what is queued.
         self.blocked = False
@@ -66,10 +65,16 @@ class Reporter:
 
     async def free(self, keys: Iterable[str]) -> None:
         """These trajectories were consumed: their regions are free. Keys of other workers are ignored."""
-        mine = [key for key in keys if key in self.published]
-        if mine:
-            self.published.difference_update(mine)
-            await self._store.remove(mine)
+        await self._free([name for key in keys if (name := self._store.name_of(key)) in self.published])
+
+    async def free_all(self) -> None:
+        """Nobody reads what this worker published any more."""
+        await self._free(list(self.published))
+
+    async def _free(self, names: list[str]) -> None:
+        if names:
+            self.published.difference_update(names)
+            await self._store.remove(names)
             self._wake.set()
 
     async def flushed(self) -> None:
@@ -113,57 +118,57 @@ class Reporter:
         await self._wake.wait()
 
     async def _report(self, now_s: float) -> None:
-        reports, keys = self._stage(now_s)
+        reports, names = self._stage(now_s)
         if not reports:
             return
-        await self._store.publish(keys)
+        await self._store.publish(names)
         # Before the call: a batch may be committed, or the worker forgotten, before its answer is here.
         # If the call fails, the scheduler may have accepted them all the same, so they stay.
-        self.published.update(keys)
+        self.published.update(names)
         gone = []
         for ticket, reason in await self._scheduler.complete(reports):
             log.info("attempt %d of ticket %d was not accepted: %s", ticket.attempt, ticket.ticket_id, reason)
-            gone.append(columns.key(ticket.ticket_id, ticket.attempt))
-        await self.free(gone)
+            gone.append(columns.name(ticket.ticket_id, ticket.attempt))
+        await self._free([name for name in gone if name in self.published])
         for report in reports:
             self._reported(report.ticket)
 
     def _stage(self, now_s: float) -> tuple[list[Report], list[str]]:
-        """Takes up to MOST attempts off the queue, their columns written; those without room stay."""
+        """Takes up to MOST attempts off the queue, their columns written; those without room stay.
+
+        Returns the reports, and the names of what is to be published.
+        """
         reports: list[Report] = []
-        keys: list[str] = []
+        names: list[str] = []
         waiting: list[tuple[Ticket, Outcome, float]] = []
         self.blocked = False
         while self._queue and len(reports) < MOST:
             ticket, outcome, gives_up_s = self._queue.popleft()
-            key = ""
+            name = ""
             if _wants_room(ticket, outcome):
                 if not self.blocked:
-                    key = self._write(ticket, outcome)
-                    self.blocked = not key
-                if not key:
+                    name = self._write(ticket, outcome)
+                    self.blocked = not name
+                if not name:
                     if now_s < gives_up_s:
                         waiting.append((ticket, outcome, gives_up_s))
                         continue
                     outcome.ending = Ending.INFRA_ERROR
                     outcome.message = "arena full; raise rollout.arena_bytes or train sooner"
-            if key:
-                keys.append(key)
-            reports.append(Report(ticket, outcome, key))
+            if name:
+                names.append(name)
+            reports.append(Report(ticket, outcome, self._store.key_of(name) if name else ""))
         self._queue.extendleft(reversed(waiting))
-        return reports, keys
+        return reports, names
 
     def _write(self, ticket: Ticket, outcome: Outcome) -> str:
-        """Columns into the arena; "" if there is no room."""
-        key = columns.key(ticket.ticket_id, ticket.attempt)
-        shape = (len(outcome.columns),)
-        whole = Box.whole(shape)
-        specs = {name: TensorSpec(dtype, shape, whole) for name, dtype in columns.DTYPES.items()}
+        """Columns into the arena; their name, or "" if there is no room."""
+        name = columns.name(ticket.ticket_id, ticket.attempt)
         try:
-            outcome.columns.write(self._store.reserve(key, specs))
+            outcome.columns.write(self._store.reserve(name, len(outcome.columns)))
         except ArenaFull:
             return ""
-        return key
+        return name
 
 
 def _wants_room(ticket: Ticket, outcome: Outcome) -> bool:

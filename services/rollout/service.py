@@ -19,6 +19,7 @@ from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.dispatch.arena_file import arena_directory
 from earl.dispatch.registry import Registry
+from earl.dispatch.sequences import SequenceStore
 from earl.dispatch.store import TensorStore
 from earl.env.base import Limits
 from earl.env.session import GatewayClient
@@ -145,8 +146,8 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
 
 async def _open_store(
     stack: AsyncExitStack, bus: Bus, config: RunConfig, run_dir: Path, name: str, incarnation: int
-) -> TensorStore:
-    """The worker's arena, closed with the stack."""
+) -> SequenceStore:
+    """The worker's trajectories, in an arena that is closed with the stack."""
     store = await TensorStore.open(
         Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s),
         config.data_plane,
@@ -156,4 +157,4 @@ async def _open_store(
         size_bytes=config.rollout.arena_bytes or columns.arena_bytes(config),
     )
     stack.push_async_callback(store.close)
-    return store
+    return store.sequences(columns.shelf(name, incarnation), list(columns.DTYPES.items()))

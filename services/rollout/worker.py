@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from earl.bus import Bus
 from earl.bus.published import last_published
 from earl.config.run import RunConfig
-from earl.dispatch.store import TensorStore
+from earl.dispatch.sequences import SequenceStore
 from earl.env.base import Ending
 from earl.errors import EarlError
 from services.rollout.agent import Agent, Outcome, Ticket
@@ -48,7 +48,7 @@ class Parts:
 
     scheduler: SchedulerLink
     bus: Bus
-    store: TensorStore
+    store: SequenceStore
     pool: EnginePool
     agent: Agent
     gauges: Gauges
@@ -240,7 +240,7 @@ class RolloutWorker:
         while True:
             await self._forgotten.wait()
             self._forgotten.clear()
-            await self.reporter.free(list(self.reporter.published))
+            await self.reporter.free_all()
             self._credit.set()
 
     async def _heartbeat(self, membership_s: float) -> None:

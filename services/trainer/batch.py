@@ -36,10 +36,10 @@ class Columns:
         self.items: tuple[Item, ...] = ()
         self.offsets = np.zeros(1, np.int64)
 
-    def take(self, items: Sequence[Item]) -> list[tuple[Item, str, np.ndarray]]:
-        """Make room for these sequences: (item, column name, array[total_tokens] to fill) for each.
+    def take(self, items: Sequence[Item]) -> None:
+        """Make room for these sequences; then fill `sampled` and each `of`.
 
-        A sequence whose reference log-probs are not wanted has zeros for them, and nothing to fill.
+        A sequence whose reference log-probs are not wanted has zeros for them.
         """
         self.items = tuple(items)
         self.offsets = np.concatenate(([0], np.cumsum([item.total_tokens for item in items], dtype=np.int64)))
@@ -48,12 +48,18 @@ class Columns:
             if len(self._arrays[name]) < total:
                 self._arrays[name] = np.zeros(total + total // 4, dtype)
         self._arrays["reference"][:total] = 0.0
-        return [
-            (item, name, self._arrays[name][self.offsets[i] : self.offsets[i + 1]])
-            for i, item in enumerate(self.items)
-            for name, _ in COLUMNS
-            if name != "reference" or item.reference_keys
-        ]
+
+    @property
+    def sampled(self) -> dict[str, np.ndarray]:
+        """The columns that rollout workers publish, each [total tokens], to be filled."""
+        total = self.offsets[-1]
+        return {name: self._arrays[name][:total] for name, _ in COLUMNS if name != "reference"}
+
+    def of(self, index: int) -> dict[str, np.ndarray]:
+        """The columns of one sequence, each [length], to be filled; `reference` only where it is wanted."""
+        span = slice(self.offsets[index], self.offsets[index + 1])
+        wanted = bool(self.items[index].reference_keys)
+        return {name: self._arrays[name][span] for name, _ in COLUMNS if name != "reference" or wanted}
 
     @property
     def tokens(self) -> np.ndarray:

@@ -6,27 +6,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.dispatcher import Dispatcher, Read, SequenceRead
 from earl.dispatch.layout import Box
 from services.trainer.activity import Transfer
 from services.trainer.batch import Columns
 from services.trainer.plan import Item
+from services.trainer.reference.shelf import TENSOR
 
 
 async def read_columns(
     dispatcher: Dispatcher, columns: Columns, items: Sequence[Item], deadline_s: float
 ) -> None:
     """Fill the columns with these sequences, together. Raises as Dispatcher.read."""
-    reads = [_read(item, name, into) for item, name, into in columns.take(items)]
-    if reads:
-        await dispatcher.read(reads, deadline_s)
+    columns.take(items)
+    if not items:
+        return
+    sampled = SequenceRead([item.key for item in items], np.diff(columns.offsets), columns.sampled)
+    reference = [
+        Read(item.reference_keys, TENSOR, _span(item), columns.of(i)["reference"])
+        for i, item in enumerate(items)
+        if item.reference_keys
+    ]
+    await dispatcher.read([sampled, *reference], deadline_s)
 
 
-def _read(item: Item, name: str, into: np.ndarray) -> Read:
-    if name != "reference":
-        return Read((item.key,), name, None, into)
-    start = item.reference_offset
-    return Read(item.reference_keys, name, Box((start,), (start + item.total_tokens,)), into)
+def _span(item: Item) -> Box:
+    return Box((item.reference_offset,), (item.reference_offset + item.total_tokens,))
 
 
 def transfers(dispatcher: Dispatcher) -> list[Transfer]:

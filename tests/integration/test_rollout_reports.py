@@ -13,18 +13,21 @@ import pytest
 
 from earl.bus import Bus, EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.dispatcher import Dispatcher, SequenceRead
 from earl.dispatch.registry import Registry
+from earl.dispatch.sequences import SequenceStore
 from earl.dispatch.store import TensorStore
 from earl.env.base import Ending
 from earl.errors import DescriptorMissing
 from earl.rpc.server import Server
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
+from services.rollout import columns
 from services.rollout.agent import Outcome, Ticket
 from services.rollout.codec_scheduler import SchedulerLink
 from services.rollout.reports import Reporter
 
+KEY = "trajectories/rollout-0/1#{}/1"
 TICKET = Ticket(
     ticket_id=1,
     attempt=1,
@@ -78,7 +81,7 @@ class Judge(SchedulerServiceServicer):
 class Bench:
     """A reporter with everything that it stands on, and a reader of what it publishes."""
 
-    def __init__(self, judge: Judge, store: TensorStore, link: SchedulerLink, reader: Dispatcher) -> None:
+    def __init__(self, judge: Judge, store: SequenceStore, link: SchedulerLink, reader: Dispatcher) -> None:
         self.judge = judge
         self.store = store
         self.reporter = Reporter(store, link, lambda ticket: self.answered.put_nowait(ticket))
@@ -106,7 +109,8 @@ async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Be
     link = SchedulerLink(
         address, "", name="rollout-0", incarnation=1, capacity=8, dp=1, tp=1, patience_s=10.0
     )
-    made = Bench(judge, store, link, reader)
+    sequences = store.sequences(columns.shelf("rollout-0", 1), list(columns.DTYPES.items()))
+    made = Bench(judge, sequences, link, reader)
     task = asyncio.create_task(made.reporter.run())
     try:
         yield made
@@ -131,7 +135,8 @@ def played(tokens: int = 3, ending: Ending = Ending.OK) -> Outcome:
 
 async def read(bench: Bench, key: str, name: str, dtype: type, length: int) -> list:
     into = np.zeros(length, dtype)
-    await bench.reader.read([Read((key,), name, None, into)], deadline_s=10.0)
+    read = SequenceRead([key], np.array([length]), {name: into})
+    await bench.reader.read([read], deadline_s=10.0)
     return into.tolist()
 
 
@@ -146,16 +151,16 @@ async def test_what_finishes_together_is_reported_together_and_can_be_read(tmp_p
         results = {result.attempt.ticket_id: result for result in it.judge.calls[0].results}
         assert len(results) == it.answered.qsize() == 22
         first = results[1]
-        assert first.descriptor_key == "trajectory/1/1"
+        assert first.descriptor_key == KEY.format(1)
         assert (first.prompt_tokens, first.total_tokens, first.trained_tokens, first.turns) == (3, 5, 2, 1)
         assert (first.oldest_version, first.newest_version, list(first.turn_tokens)) == (2, 3, [5])
         assert (first.ending, first.reward, dict(first.metrics)) == (common_pb2.ENDING_OK, 1.0, {"win": 1.0})
         assert (results[21].descriptor_key, results[22].descriptor_key) == ("", "")
         assert (results[22].ending, results[22].message) == (common_pb2.ENDING_INFRA_ERROR, "lost host")
-        assert await read(it, "trajectory/20/1", "tokens", np.int32, 5) == [0, 1, 2, 7, 8]
-        assert await read(it, "trajectory/20/1", "loss_mask", np.uint8, 5) == [0, 0, 0, 1, 1]
-        assert await read(it, "trajectory/20/1", "logprobs", np.float32, 5) == [0, 0, 0, -0.5, -0.25]
-        assert await read(it, "trajectory/20/1", "versions", np.int32, 5) == [2, 2, 2, 2, 3]
+        assert await read(it, KEY.format(20), "tokens", np.int32, 5) == [0, 1, 2, 7, 8]
+        assert await read(it, KEY.format(20), "loss_mask", np.uint8, 5) == [0, 0, 0, 1, 1]
+        assert await read(it, KEY.format(20), "logprobs", np.float32, 5) == [0, 0, 0, -0.5, -0.25]
+        assert await read(it, KEY.format(20), "versions", np.int32, 5) == [2, 2, 2, 2, 3]
 
 
 async def test_trajectories_that_were_committed_or_not_accepted_leave_the_arena(tmp_path):
@@ -164,11 +169,11 @@ async def test_trajectories_that_were_committed_or_not_accepted_leave_the_arena(
         for number in (1, 2, 3, 4):
             it.reporter.add(replace(TICKET, ticket_id=number), played())
         await it.reporter.flushed()
-        assert sorted(it.store.keys) == ["trajectory/1/1", "trajectory/3/1"]
+        assert sorted(it.store.names) == ["1/1", "3/1"]
         with pytest.raises(DescriptorMissing):
-            await read(it, "trajectory/2/1", "tokens", np.int32, 5)
-        await it.reporter.free(["trajectory/1/1", "trajectory/3/1", "trajectory/99/1"])
-        assert it.store.keys == []
+            await read(it, KEY.format(2), "tokens", np.int32, 5)
+        await it.reporter.free([KEY.format(1), KEY.format(3), "trajectories/rollout-0/1#99/1"])
+        assert it.store.names == []
         assert it.store.arena.free_bytes == it.store.arena.capacity_bytes
 
 
@@ -178,10 +183,10 @@ async def test_a_batch_that_is_committed_before_the_answer_arrives_leaves_the_ar
         it.reporter.add(TICKET, played())
         async with asyncio.timeout(10):
             await it.judge.called.wait()
-        await it.reporter.free(["trajectory/1/1"])
+        await it.reporter.free([KEY.format(1)])
         it.judge.answers.set()
         assert await it.reported(1) == {1}
-        assert (it.store.keys, it.reporter.published) == ([], set())
+        assert (it.store.names, it.reporter.published) == ([], set())
 
 
 async def test_a_full_arena_holds_reports_back_until_a_batch_is_committed(tmp_path):
@@ -192,7 +197,7 @@ async def test_a_full_arena_holds_reports_back_until_a_batch_is_committed(tmp_pa
         # What needs no room is not held up.
         assert await it.reported(3) == {1, 2, 9}
         assert it.reporter.blocked and len(it.reporter) == 2
-        await it.reporter.free(["trajectory/1/1", "trajectory/2/1"])
+        await it.reporter.free([KEY.format(1), KEY.format(2)])
         await it.reporter.flushed()
         assert not it.reporter.blocked
         assert await it.reported(2) == {3, 4}

@@ -194,12 +194,13 @@ async def test_columns_that_cannot_be_trained_on_are_played_again(tmp_path: Path
         await stack.up("valkey", "model", "scheduler")
         async with PlayedRollout(stack) as rollout:
             await rollout.play(lambda status: status.ledger.ready >= 8)
-            key = rollout.store.keys[0]
-            layouts = await rollout.reader.describe((key,))
-            columns = {name: np.zeros(one.shape, one.dtype) for name, one in layouts.items()}
-            columns["tokens"][-1] = 10**6
-            await rollout.store.remove(key)
-            await rollout.store.put(key, columns)
+            name = rollout.sequences.names[0]
+            key = rollout.sequences.key_of(name)
+            rows = rollout.sequences.rows(name)
+            await rollout.sequences.remove([name])
+            for column in rollout.sequences.reserve(name, rows).values():
+                column[:] = 10**6 if column.dtype == np.int32 else 0
+            await rollout.sequences.publish([name])
             starting = asyncio.create_task(stack.start("trainer"))
             status = await rollout.play(done)
             await starting

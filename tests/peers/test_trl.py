@@ -144,12 +144,14 @@ def _batch(
         first_of_phase=True,
     )
     columns = Columns()
-    for item, name, into in columns.take(items):
+    columns.take(items)
+    for i, item in enumerate(items):
         prompt, completion, mask = rows[item.ticket_id]
         given = {"logprobs": engine, "reference": reference or engine}
-        if name in given:
-            kept = np.asarray(mask) * given[name][item.ticket_id][: len(mask)]
-            into[:] = [*[0.0] * len(prompt), *kept]
-        else:
-            into[:] = [*prompt, *completion] if name == "tokens" else [*[0] * len(prompt), *mask]
+        for name, into in columns.of(i).items():
+            if name in given:
+                kept = np.asarray(mask) * given[name][item.ticket_id][: len(mask)]
+                into[:] = [*[0.0] * len(prompt), *kept]
+            else:
+                into[:] = [*prompt, *completion] if name == "tokens" else [*[0] * len(prompt), *mask]
     return plan, columns

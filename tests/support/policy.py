@@ -95,8 +95,10 @@ def plan_of(items: list[Item], ranks: int, batch_id: int = 1, **changes: Any) ->
 
 def columns_of(plan: Plan, rank: int = 0) -> Columns:
     columns = Columns()
-    for item, name, into in columns.take(plan.ranks[rank]):
-        into[:] = sequence(item.ticket_id, item.total_tokens)[name]
+    columns.take(plan.ranks[rank])
+    for i, item in enumerate(plan.ranks[rank]):
+        for name, into in columns.of(i).items():
+            into[:] = sequence(item.ticket_id, item.total_tokens)[name]
     return columns
 
 

@@ -18,6 +18,7 @@ from earl.dispatch.store import TensorStore
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from services.rollout.columns import DTYPES, shelf
 from tests.support.stack import Stack
 
 NAME = "rollout-0"
@@ -48,6 +49,7 @@ class PlayedRollout:
         self.store = await TensorStore.open(
             registry, config, stack.arenas, NAME, incarnation=self.worker.incarnation, size_bytes=8 << 20
         )
+        self.sequences = self.store.sequences(shelf(NAME, self.worker.incarnation), list(DTYPES.items()))
         self.reader = await Dispatcher.create(registry, config)
         one = common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1)
         request = scheduler_pb2.JoinRequest(worker=self.worker, capacity=CAPACITY, parallelism=one)
@@ -101,22 +103,22 @@ class PlayedRollout:
 
     async def _complete(self, tickets: list[scheduler_pb2.Ticket]) -> None:
         request = scheduler_pb2.CompleteTicketsRequest(worker=self.worker)
-        columns: dict[str, dict[str, np.ndarray]] = {}
+        published: list[str] = []
         for ticket in tickets:
             rng = np.random.default_rng(ticket.ticket_id)
             length = int(rng.integers(6, 30))
-            key = f"trajectory/{ticket.ticket_id}/{ticket.attempt}"
+            name = f"{ticket.ticket_id}/{ticket.attempt}"
             mask = np.zeros(length, np.uint8)
             mask[length // 2 :] = 1
             trains = ticket.purpose != common_pb2.PURPOSE_EVALUATE
             if trains:
-                columns[key] = {
-                    "tokens": rng.integers(0, self._vocabulary, length).astype(np.int32),
-                    "loss_mask": mask,
-                    "logprobs": (-1.4 * mask).astype(np.float32),
-                    "versions": np.full(length, self.version, np.int32),
-                    "turns": np.zeros(length, np.int32),
-                }
+                published.append(name)
+                columns = self.sequences.reserve(name, length)
+                columns["tokens"][:] = rng.integers(0, self._vocabulary, length)
+                columns["loss_mask"][:] = mask
+                columns["logprobs"][:] = -1.4 * mask
+                columns["versions"][:] = self.version
+                columns["turns"][:] = 0
             request.results.add(
                 attempt=scheduler_pb2.AttemptRef(
                     ticket_id=ticket.ticket_id, attempt=ticket.attempt, fence=ticket.fence
@@ -129,11 +131,11 @@ class PlayedRollout:
                 turns=1,
                 oldest_version=self.version,
                 newest_version=self.version,
-                descriptor_key=key if trains else "",
+                descriptor_key=self.sequences.key_of(name) if trains else "",
                 metrics={"win": 1.0},
                 turn_tokens=[length],
             )
-        await self.store.put_many(columns)
+        await self.sequences.publish(published)
         await self.call("CompleteTickets", request)
 
     async def _follow(self, after: str) -> None:
@@ -145,4 +147,5 @@ class PlayedRollout:
                 self.version = said.version
             elif fact == "batch_committed":
                 self.trained.append(event.batch_committed.version)
-                await self.store.remove(event.batch_committed.descriptor_keys)
+                keys = event.batch_committed.descriptor_keys
+                await self.sequences.remove([name for key in keys if (name := self.sequences.name_of(key))])

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import safe_open
 
 from earl.bus import Bus
-from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.dispatcher import Dispatcher, SequenceRead
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.errors import UnknownWorker
@@ -145,9 +145,8 @@ class PlayedTrainer:
             for item in rank.items
         ]
         reads = [
-            Read((one.item.descriptor_key,), name, None, array)
+            SequenceRead([one.item.descriptor_key], np.array([one.item.total_tokens]), one.columns)
             for one in sequences
-            for name, array in one.columns.items()
         ]
         await self.reader.read(reads, deadline_s=CALL_S)
         return sequences

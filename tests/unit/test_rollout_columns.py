@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout.columns import DTYPES, TokenColumns, key
+from services.rollout.columns import DTYPES, TokenColumns, name, shelf
 
 _IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
 
@@ -63,5 +63,5 @@ def test_columns_stay_equally_long(turns):
         assert (columns.oldest_version, columns.newest_version) == (versions.min(), versions.max())
 
 
-def test_key_names_ticket_and_attempt():
-    assert key(412, 1) == "trajectory/412/1"
+def test_names_tell_attempts_and_a_workers_lives_apart():
+    assert (name(412, 1), shelf("rollout-0", 255)) == ("412/1", "trajectories/rollout-0/ff")

@@ -159,9 +159,11 @@ def test_the_kl_is_measured_against_the_columns_of_the_reference_stage(group: Gr
     items = [replace(item, reference_keys=("reference/1",)) for item in items_of(1, 8)]
     plan = plan_of(items, 1)
     columns = Columns()
-    for item, name, into in columns.take(plan.ranks[0]):
-        if name != "reference":
-            into[:] = sequence(item.ticket_id, item.total_tokens)[name]
+    columns.take(plan.ranks[0])
+    for i, item in enumerate(plan.ranks[0]):
+        for name, column in columns.of(i).items():
+            if name != "reference":
+                column[:] = sequence(item.ticket_id, item.total_tokens)[name]
     assert columns.reference is not None
     columns.reference[:] = stepper._start(columns, plan)
     assert stepper.train(plan, columns)["kl_reference"] == pytest.approx(0.0, abs=1e-6)

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from earl.config.run import RunConfig
-from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.dispatcher import Dispatcher, SequenceRead
 from earl.errors import DataPlaneError
 from services.trainer.activity import READING, Activity, Transfer
 from services.trainer.reader import transfers
@@ -193,27 +193,37 @@ class ReferenceStage:
     def _read(self, items: Sequence[Item]) -> list[Trajectory | None]:
         """Each trajectory's tokens and mask; None for one that cannot be read, or is no trajectory."""
         deadline_s = self._config.data_plane.read_s
+        bounds = np.cumsum([0, *(item.total_tokens for item in items)])
+        tokens, loss_mask = np.empty(bounds[-1], np.int32), np.empty(bounds[-1], np.uint8)
         found = [
-            Trajectory(item.key, np.empty(item.total_tokens, np.int32), np.empty(item.total_tokens, np.uint8))
-            for item in items
+            Trajectory(item.key, tokens[start:stop], loss_mask[start:stop])
+            for item, start, stop in zip(items, bounds[:-1], bounds[1:], strict=True)
         ]
-        readable = self._side.run(self._read_all(found, deadline_s), 2 * deadline_s + READ_SLACK_S)
+        whole = _read_of([item.key for item in items], tokens, loss_mask, np.diff(bounds))
+        readable = self._side.run(self._read_all(whole, found, deadline_s), 2 * deadline_s + READ_SLACK_S)
         vocabulary = self._policy.spec.vocab
         usable = [
             ok and trainable(one, vocabulary) for one, ok in zip(found, readable, strict=True)
         ]  # fmt: skip
         return [one if ok else None for one, ok in zip(found, usable, strict=True)]
 
-    async def _read_all(self, found: Sequence[Trajectory], deadline_s: float) -> list[bool]:
+    async def _read_all(
+        self, whole: SequenceRead, found: Sequence[Trajectory], deadline_s: float
+    ) -> list[bool]:
         """All in one read; if that fails, one by one, to learn which cannot be read."""
         if not found:
             return []
         try:
-            await self._dispatcher.read([read for one in found for read in _reads(one)], deadline_s)
+            await self._dispatcher.read([whole], deadline_s)
             return [True] * len(found)
         except DataPlaneError:
             pass
-        each = (self._dispatcher.read(_reads(one), deadline_s) for one in found)
+        each = (
+            self._dispatcher.read(
+                [_read_of([one.key], one.tokens, one.loss_mask, np.array([len(one.tokens)]))], deadline_s
+            )
+            for one in found
+        )
         outcomes = await asyncio.gather(*each, return_exceptions=True)
         for one, outcome in zip(found, outcomes, strict=True):
             if isinstance(outcome, DataPlaneError):
@@ -250,5 +260,5 @@ class ReferenceStage:
         self._activity.transfers = tuple(totals.values())
 
 
-def _reads(one: Trajectory) -> list[Read]:
-    return [Read((one.key,), "tokens", None, one.tokens), Read((one.key,), "loss_mask", None, one.loss_mask)]
+def _read_of(keys: list[str], tokens: np.ndarray, loss_mask: np.ndarray, rows: np.ndarray) -> SequenceRead:
+    return SequenceRead(keys, rows, {"tokens": tokens, "loss_mask": loss_mask})
