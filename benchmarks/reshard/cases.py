@@ -1,0 +1,115 @@
+"""Who holds and who needs which box of which tensor, in each case of `earl bench reshard`. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from earl.dispatch.layout import Box, shard_box
+from earl.dispatch.placements import Placement, placement_boxes
+from earl.models.slices import FAMILIES, Own, Part, own_parameters
+from earl.models.spec import ModelSpec
+
+# SmolLM2-135M, but for heads that two and four ranks can share out.
+SMOLLM2 = ModelSpec("llama", 576, 30, 8, 4, 64, 1536, 49152, tied=True)
+DTYPE = "bfloat16"
+CARRIER = np.dtype(np.uint16)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """tp x dp trainer ranks, TP cutting first, to `readers`: an engine of that tp, or as many FSDP2 ranks."""
+
+    name: str
+    tp: int
+    dp: int
+    readers: int
+    engine: bool
+
+    @property
+    def trainers(self) -> int:
+        return self.tp * self.dp
+
+
+CASES = (
+    Case("dp4 -> tp2", 1, 4, 2, engine=True),
+    Case("tp2 x dp2 -> tp1", 2, 2, 1, engine=True),
+    Case("dp4 -> dp3", 1, 4, 3, engine=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`box` of a trainer rank's local array of tensor `source` goes to `at` of a reader's own parameter."""
+
+    own: str
+    at: Box
+    trainer: int
+    source: str
+    box: Box
+
+
+def held(spec: ModelSpec, case: Case, rank: int) -> dict[str, Box]:
+    """The boxes of trainer rank `rank`, tp rank first; tensors of which it has none are left out."""
+    found: dict[str, Box] = {}
+    for name, shape in spec.shapes().items():
+        cut = FAMILIES[spec.family].cuts.get(".".join(name.split(".")[-2:]))
+        over_tp: Placement = ("replicate",) if cut is None else ("shard", cut[0])
+        at = divmod(rank, case.dp)
+        boxes = placement_boxes(shape, (case.tp, case.dp), (over_tp, ("shard", 0)), at)
+        if boxes:
+            found[name] = boxes[0]
+    return found
+
+
+def first_held(spec: ModelSpec, case: Case) -> dict[str, list[tuple[int, Box]]]:
+    """By tensor, (trainer rank, box) of each box once: of replicas the first."""
+    found: dict[str, dict[Box, int]] = {}
+    for rank in range(case.trainers):
+        for name, box in held(spec, case, rank).items():
+            found.setdefault(name, {}).setdefault(box, rank)
+    return {name: [(rank, box) for box, rank in boxes.items()] for name, boxes in found.items()}
+
+
+def owned(spec: ModelSpec, case: Case, rank: int) -> dict[str, Own]:
+    """What reader `rank` ends with, each in an array of its own."""
+    if case.engine:
+        own = own_parameters(spec, rank, case.readers, fused=True)
+        return {name: one for name, one in own.items() if not one.same_as}
+    boxes = {name: shard_box(shape, 0, rank, case.readers) for name, shape in spec.shapes().items()}
+    return {
+        name: Own(box.shape, (Part(name, box, Box.whole(box.shape)),))
+        for name, box in boxes.items()
+        if box.size
+    }
+
+
+def needed_bytes(spec: ModelSpec, case: Case) -> int:
+    """What all readers' arrays hold together."""
+    sizes = (
+        int(np.prod(one.shape)) for rank in range(case.readers) for one in owned(spec, case, rank).values()
+    )
+    return CARRIER.itemsize * sum(sizes)
+
+
+def slices(spec: ModelSpec, case: Case, rank: int) -> Iterator[Slice]:
+    """The copies that fill reader `rank`, found by meeting every box with every other."""
+    sources = first_held(spec, case)
+    for name, one in owned(spec, case, rank).items():
+        for part in one.parts:
+            for trainer, box in sources[part.source]:
+                common = part.box.intersect(box)
+                if common is not None:
+                    # Where the tensor's first element would lie in the reader's own.
+                    origin = [a - b for a, b in zip(part.box.start, part.at.start, strict=True)]
+                    at = common.relative_to(origin)
+                    yield Slice(name, at, trainer, part.source, common.relative_to(box.start))
+
+
+def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The tensor's random bits, the same wherever they are made: uint16 [shape]."""
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    return generator.integers(0, 1 << 16, shape, np.uint16)

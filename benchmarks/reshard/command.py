@@ -1,0 +1,132 @@
+"""Weights from a trainer's ranks to an engine's, or to a trainer of another size: three ways in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.reshard.cases import CARRIER, CASES, SMOLLM2, Case, needed_bytes
+from benchmarks.reshard.gather import Buckets
+from benchmarks.role import Role
+from earl.bus import EmbeddedValkey
+from earl.models.spec import ModelSpec
+
+app = typer.Typer(add_completion=False)
+
+WAYS = ("earl", "memcpy", "gather_broadcast")
+WARM_UP = 2
+# Until everybody has heard when a round begins.
+AHEAD_NS = 20_000_000
+COMPARES = (
+    "Time from one moment for all processes until the last reader's arrays are full: owned, contiguous, "
+    "touched before. A model of SmolLM2-135M's sizes but 8 heads and 4 key-value heads, bfloat16, random "
+    "bits; each trainer rank and each reader a process of its own on one host; ways in turn within a round, "
+    "medians over the rounds; every element compared after each way of each round. "
+    "earl: each reader asks the registry, plans, and copies just its slices out of the trainer ranks' slots "
+    "(no checksums, shared memory). memcpy: the same slices, known beforehand, copied by the same "
+    "processes with as many threads (two each) from memory mapped and touched before. gather_broadcast: over "
+    "gloo on loopback, trainer rank 0 gathers full tensors in buckets of 64 MiB and broadcasts them to the "
+    "readers, which copy their slices; buffers are made and packed beforehand, replicas sent once. "
+    "peak_extra_bytes: the most that any reader's memory grew by during a read, beside its arrays and the "
+    "files that it maps; slot_bytes: what one version takes in the trainer ranks' arenas."
+)
+
+
+@app.command()
+def reshard(
+    rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each way and case.")] = 11,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the model.")] = SMOLLM2.layers,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """Weights from one layout to another: directly, as memcpy, and by gather and broadcast."""
+    spec = replace(SMOLLM2, layers=layers)
+    found = {case.name: asyncio.run(measure(spec, case, rounds)) for case in CASES}
+    result = {
+        "compares": COMPARES,
+        "rounds": rounds,
+        "parameters": spec.parameters,
+        "model_bytes": CARRIER.itemsize * spec.parameters,
+        "bytes_moved": sum(one["bytes_moved"] for one in found.values()),
+        "bytes_needed": sum(one["bytes_needed"] for one in found.values()),
+        "peak_extra_bytes": max(one["peak_extra_bytes"] for one in found.values()),
+        "times_memcpy_floor": max(one["times_memcpy_floor"] for one in found.values()),
+        "speedup_vs_gather_broadcast": min(one["speedup_vs_gather_broadcast"] for one in found.values()),
+        "cases": found,
+    }
+    publish("reshard", result, results, as_json=as_json)
+
+
+async def measure(spec: ModelSpec, case: Case, rounds: int, arenas: str = "/dev/shm") -> dict[str, Any]:
+    """The figures of one case. Raises RuntimeError when a reader ends with anything wrong."""
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-")))
+        shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir=arenas))
+        valkey = EmbeddedValkey()
+        stack.push_async_callback(valkey.stop)
+        url = await valkey.start(directory / "bus")
+
+        async def start(role: str, rank: int) -> tuple[Role, dict[str, Any]]:
+            fields = asdict(spec)
+            del fields["rope"]
+            made, said = await Role.start(
+                "benchmarks.reshard.roles", role=role, rank=rank, case=asdict(case), model=fields,
+                redis=url, arenas=shared, meeting=str(directory / "meeting"),
+            )  # fmt: skip
+            stack.push_async_callback(made.stop)
+            return made, said
+
+        started = await asyncio.gather(*(start("trainer", rank) for rank in range(case.trainers)))
+        trainers, slots = [role for role, _ in started], [said for _, said in started]
+        joining = await asyncio.gather(*(start("reader", rank) for rank in range(case.readers)))
+        readers = [role for role, _ in joining]
+        await asyncio.gather(*(role.ask(do="join", trainers=slots) for role in (*trainers, *readers)))
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        read: list[list[dict[str, Any]]] = []
+        for turn in range(rounds + WARM_UP):
+            for way in WAYS:
+                senders = trainers if way == "gather_broadcast" else []
+                milliseconds, said = await one_round(senders, readers, way)
+                if way == "earl":
+                    read.append(said)
+                if turn >= WARM_UP:
+                    times[way].append(milliseconds)
+    earl, memcpy, gather = (statistics.median(times[way]) for way in WAYS)
+    figures = {
+        "path": "+".join(sorted({one["path"] for one in read[-1]})),
+        "bytes_moved": sum(one["moved_bytes"] for one in read[-1]),
+        "bytes_needed": needed_bytes(spec, case),
+        "gather_broadcast_bytes_moved": Buckets(spec, case).moved_bytes,
+        "peak_extra_bytes": max(one["extra_bytes"] for said in read for one in said),
+        "slot_bytes": sum(said["slot_bytes"] for said in slots),
+        **{f"{way}_ms": round(statistics.median(times[way]), 3) for way in WAYS},
+        **{f"{way}_ms_range": [round(end(times[way]), 3) for end in (min, max)] for way in WAYS},
+        "times_memcpy_floor": round(earl / memcpy, 3),
+        "speedup_vs_gather_broadcast": round(gather / earl, 2),
+    }
+    sys.stderr.write(f"{case.name}: earl {earl:.1f} ms, memcpy {memcpy:.1f}, gather_broadcast {gather:.1f}\n")
+    return figures
+
+
+async def one_round(
+    senders: Sequence[Role], readers: Sequence[Role], way: str
+) -> tuple[float, list[dict[str, Any]]]:
+    """Milliseconds until the last reader was done, and what each said. Raises RuntimeError."""
+    at_ns = time.monotonic_ns() + AHEAD_NS
+    said = await asyncio.gather(*(role.ask(do=way, at_ns=at_ns) for role in (*senders, *readers)))
+    mine = list(said[len(senders) :])
+    checked = await asyncio.gather(*(role.ask(do="check") for role in readers))
+    if not all(one["right"] for one in checked):
+        raise RuntimeError(f"{way}: a reader's arrays are not what the trainer ranks hold")
+    return (max(one["ended_ns"] for one in mine) - at_ns) / 1e6, mine

@@ -1,0 +1,225 @@
+"""The processes of `earl bench reshard`: trainer ranks with a published version, and readers.
+
+A role is told its work as JSON lines on stdin and answers each on stdout. Times are nanoseconds of the
+machine's monotonic clock; a round begins at one that the benchmark names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import mmap
+import os
+import re
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import uvloop
+
+from benchmarks.reshard.cases import CARRIER, DTYPE, Case, held, owned, slices, values
+from benchmarks.reshard.gather import GatherBroadcast
+from earl.bus.connection import open_redis
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.allocator import occupied
+from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorSpec, TensorStore
+from earl.models.spec import ModelSpec
+
+LEASE_S = 3600.0
+WAIT_S = 60.0
+MARGIN_BYTES = 1 << 20
+# As many as a reader copies with: earl.dispatch.transport.shm.
+COPY_THREADS = 2
+
+
+def key(trainer: int) -> str:
+    return f"weights/1/trainer-{trainer}"
+
+
+class Process:
+    """What both have: the case, the data plane, and a loop that runs while something is asked."""
+
+    def __init__(self, role: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self.spec, self.case, self.rank = ModelSpec(**role["model"]), Case(**role["case"]), int(role["rank"])
+        self.arenas, self.meeting = role["arenas"], role["meeting"]
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self.config = DataPlaneConfig(arena_dir=self.arenas)
+        self.redis = self.runner.run(_opened(role["redis"]))
+        self.registry = Registry(self.redis, "{earl:bench}:", LEASE_S)
+
+
+class Trainer(Process):
+    """One version in its slot, and the same shards packed for gloo."""
+
+    def start(self) -> dict[str, Any]:
+        boxes = held(self.spec, self.case, self.rank)
+        shapes = self.spec.shapes()
+        slot_bytes = sum(occupied(CARRIER.itemsize * box.size) for box in boxes.values())
+        opening = TensorStore.open(
+            self.registry, self.config, Path(self.arenas), f"trainer-{self.rank}",
+            incarnation=self.rank + 1, size_bytes=occupied(slot_bytes) + MARGIN_BYTES,
+        )  # fmt: skip
+        self.store = self.runner.run(opening)
+        specs = {name: TensorSpec(DTYPE, shapes[name], box) for name, box in boxes.items()}
+        self.arrays = self.store.reserve(key(self.rank), specs, 1)
+        for name, box in boxes.items():
+            self.arrays[name][:] = values(name, shapes[name])[box.slices()]
+        self.runner.run(self.store.publish(key(self.rank)))
+        first = self.store.arena.memory.__array_interface__["data"][0]
+        return {
+            "path": self.store.arena.ref.path,
+            "offsets": {n: a.__array_interface__["data"][0] - first for n, a in self.arrays.items()},
+            "slot_bytes": slot_bytes,
+        }
+
+    def join(self, work: dict[str, Any]) -> dict[str, Any]:
+        self.gloo = GatherBroadcast(self.spec, self.case, self.rank, self.meeting)
+        self.gloo.pack(self.arrays)
+        return {}
+
+    def gather_broadcast(self) -> dict[str, Any]:
+        self.gloo.send()
+        return {}
+
+    def close(self) -> None:
+        self.runner.run(self.store.close())
+
+
+class Reader(Process):
+    """Arrays of its own, filled one way or another."""
+
+    def start(self) -> dict[str, Any]:
+        self.own = owned(self.spec, self.case, self.rank)
+        shapes = self.spec.shapes()
+        self.targets = {name: np.zeros(one.shape, CARRIER) for name, one in self.own.items()}
+        self.expected = {name: np.empty(one.shape, CARRIER) for name, one in self.own.items()}
+        for name, one in self.own.items():
+            self.targets[name].fill(1)
+            for part in one.parts:
+                whole = values(part.source, shapes[part.source])
+                self.expected[name][part.at.slices()] = whole[part.box.slices()]
+        self.dispatcher = self.runner.run(Dispatcher.create(self.registry, self.config))
+        self.keys = tuple(key(rank) for rank in range(self.case.trainers))
+        self.threads = ThreadPoolExecutor(COPY_THREADS)
+        return {}
+
+    def join(self, work: dict[str, Any]) -> dict[str, Any]:
+        """Meet the others, and map the slots for the floor."""
+        place = self.case.trainers + self.rank
+        self.gloo = GatherBroadcast(self.spec, self.case, place, self.meeting)
+        sources = [
+            {name: (_mapped(said["path"]), offset) for name, offset in said["offsets"].items()}
+            for said in work["trainers"]
+        ]
+        boxes = [held(self.spec, self.case, rank) for rank in range(self.case.trainers)]
+        self.copies: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in sources]
+        for one in slices(self.spec, self.case, self.rank):
+            memory, offset = sources[one.trainer][one.source]
+            whole = np.ndarray(boxes[one.trainer][one.source].shape, CARRIER, memory, offset)
+            pair = self.targets[one.own][one.at.slices()], whole[one.box.slices()]
+            self.copies[one.trainer].append(pair)
+        return {}
+
+    def earl(self) -> dict[str, Any]:
+        reads = [
+            Read(self.keys, part.source, part.box, self.targets[name][part.at.slices()])
+            for name, one in self.own.items()
+            for part in one.parts
+        ]
+        receipt = self.runner.run(self.dispatcher.read(reads, WAIT_S))
+        return {"moved_bytes": receipt.size_bytes, "path": receipt.path}
+
+    def memcpy(self) -> dict[str, Any]:
+        list(self.threads.map(_copy, self.copies))
+        return {}
+
+    def gather_broadcast(self) -> dict[str, Any]:
+        self.gloo.receive(self.targets, self.spec)
+        return {}
+
+    def check(self, work: dict[str, Any]) -> dict[str, Any]:
+        """Whether every element is right; then they are wrong again."""
+        right = all(np.array_equal(self.targets[name], one) for name, one in self.expected.items())
+        for name, one in self.expected.items():
+            np.bitwise_not(one, out=self.targets[name])
+        return {"right": right}
+
+    def close(self) -> None:
+        self.runner.run(self.dispatcher.close())
+
+
+class Peak:
+    """The most memory of a span that the process did not have before, without files that it mapped."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        self._before = resident()
+
+    def extra_bytes(self) -> int:
+        before, after = self._before, resident()
+        mapped = sum(after[field] - before[field] for field in ("RssFile", "RssShmem"))
+        return max(0, after["VmHWM"] - before["VmRSS"] - mapped)
+
+
+def resident() -> dict[str, int]:
+    """Bytes by field of this process's status."""
+    found = re.findall(r"^(VmHWM|VmRSS|RssFile|RssShmem):\s+(\d+) kB$", _status(), re.MULTILINE)
+    return {field: 1024 * int(kib) for field, kib in found}
+
+
+def _status() -> str:
+    return Path("/proc/self/status").read_text()
+
+
+def _copy(copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    for target, source in copies:
+        np.copyto(target, source)
+
+
+def _mapped(path: str) -> mmap.mmap:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return mmap.mmap(fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+async def _opened(url: str) -> Any:
+    return open_redis(url)
+
+
+def timed(process: Process, work: dict[str, Any]) -> dict[str, Any]:
+    """A round of one way: when it ended, and what it took beside the arrays."""
+    peak = Peak()
+    time.sleep(max(0.0, (work["at_ns"] - time.monotonic_ns()) / 1e9))
+    said = getattr(process, work["do"])()
+    return {**said, "ended_ns": time.monotonic_ns(), "extra_bytes": peak.extra_bytes()}
+
+
+def main() -> None:
+    role = json.loads(sys.stdin.readline())
+    process = {"trainer": Trainer, "reader": Reader}[role["role"]](role)
+    said = process.start()
+    while True:
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
+        line = sys.stdin.readline()
+        if not line:
+            break
+        work = json.loads(line)
+        said = timed(process, work) if "at_ns" in work else getattr(process, work["do"])(work)
+    process.close()
+    process.runner.run(process.redis.aclose())
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an orderly exit
+
+
+if __name__ == "__main__":
+    main()
