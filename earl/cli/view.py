@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from earl.cli.figures import interval
-from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus, WorkerState
+from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus, Transfers, WorkerState
 
 REFRESH_PER_S = 4
 PLAIN_EVERY_S = 2.0
@@ -270,10 +270,16 @@ def worker_rates(worker: WorkerState) -> str:
     rate = worker.gauges.get("generated_tokens_per_s")
     if rate:
         parts.append(f"{rate:,.0f} tokens/s")
-    parts += [f"{path} {size(total)}" for path, (total, _) in worker.transfers.items()]
+    parts += [transfer(path, moved) for path, moved in worker.transfers.items()]
     if worker.silent_s > 5:
         parts.append(f"silent for {worker.silent_s:.0f} s")
     return " · ".join(parts)
+
+
+def transfer(path: str, moved: Transfers) -> str:
+    """For example "shm 1.2 GiB at 3.4 GB/s"; requests that were sent again are named."""
+    retries = f", {moved.retries} retries" if moved.retries else ""
+    return f"{path} {size(moved.size_bytes)} at {moved.gb_per_s:.2f} GB/s{retries}"
 
 
 def sparkline(values: Sequence[float] | deque[float]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from earl.rpc.client import Client
-from earl.stack.status import Bounds, Evaluation, Gain, Ledger, Lengths, RunStatus, WorkerState
+from earl.stack.status import Bounds, Evaluation, Gain, Ledger, Lengths, RunStatus, Transfers, WorkerState
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 
@@ -93,7 +93,9 @@ def decode_worker(worker: scheduler_pb2.WorkerStatus) -> WorkerState:
         version=worker.version,
         silent_s=worker.silent_s,
         gauges=dict(worker.gauges),
-        transfers={item.path: (item.size_bytes, item.seconds) for item in worker.transfers},
+        transfers={
+            item.path: Transfers(item.size_bytes, item.seconds, item.retries) for item in worker.transfers
+        },
     )
 
 

@@ -39,8 +39,22 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfers:
+    """What one worker read over one path. retries: requests that were sent again."""
+
+    size_bytes: int
+    seconds: float
+    retries: int
+
+    @property
+    def gb_per_s(self) -> float:
+        """10^9 bytes a second of reading; 0 while nothing was read."""
+        return self.size_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One worker as the scheduler sees it. transfers: path → (bytes, seconds)."""
+    """One worker as the scheduler sees it. transfers: by path."""
 
     name: str
     stage: str
@@ -50,7 +64,7 @@ class WorkerState:
     version: int
     silent_s: float
     gauges: Mapping[str, float]
-    transfers: Mapping[str, tuple[int, float]]
+    transfers: Mapping[str, Transfers]
 
 
 @dataclass(frozen=True, slots=True)

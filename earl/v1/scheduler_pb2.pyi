@@ -84,16 +84,18 @@ class BusySpan(_message.Message):
     def __init__(self, what: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ...) -> None: ...
 
 class TransferTotals(_message.Message):
-    __slots__ = ("path", "size_bytes", "seconds", "transfers")
+    __slots__ = ("path", "size_bytes", "seconds", "transfers", "retries")
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
     path: str
     size_bytes: int
     seconds: float
     transfers: int
-    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., transfers: _Optional[int] = ...) -> None: ...
+    retries: int
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., transfers: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("stop", "epoch")

@@ -123,7 +123,11 @@ class SchedulerLink:
             request.spans.add(what=span.what, start_ns=span.start_ns, end_ns=span.end_ns)
         for one in transfers:
             request.transfers.add(
-                path=one.path, size_bytes=one.size_bytes, seconds=one.seconds, transfers=one.transfers
+                path=one.path,
+                size_bytes=one.size_bytes,
+                seconds=one.seconds,
+                transfers=one.transfers,
+                retries=one.retries,
             )
         answer = await self._call("Heartbeat", request, self._patience_s)
         return answer.stop, answer.epoch

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.rollout.agent import Agent, Outcome
 from services.rollout.engines.base import EngineStats, Transfer
+from services.rollout.engines.figures import totals
 from services.rollout.pool import EnginePool
 from services.rollout.telemetry import BusySpans, Rate, Span, union
 
@@ -91,14 +92,7 @@ class Gauges:
 
     def transfers(self) -> list[Transfer]:
         """Totals of the engines' reads, by path."""
-        totals: dict[str, Transfer] = {}
-        for one in self.engines:
-            for part in one.transfers:
-                total = totals.setdefault(part.path, Transfer(path=part.path))
-                total.size_bytes += part.size_bytes
-                total.seconds += part.seconds
-                total.transfers += part.transfers
-        return list(totals.values())
+        return totals(part for one in self.engines for part in one.transfers)
 
     async def close(self) -> None:
         if self._poll is not None:

@@ -272,7 +272,7 @@ class Scheduler:
                 trainer=metrics,
                 lengths=self.lengths,
                 length_tokens=[one.result.total_tokens for one in committed[1] if one.result is not None],
-                bytes_by_path=self.fleet.bytes_by_path(),
+                transfers=self.fleet.moved(),
                 ledger={"issued": self.ledger.book.run.next_ticket - 1, **self.ledger.book.counts()},
             )
             self.samples.trained(step, committed[1])

@@ -11,11 +11,29 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one life of a worker moved over one path since it began."""
+    """What was moved over one path since counting began.
+
+    seconds: of all reads together, so that bytes a second are what one read gets, not what the run moves.
+    retries: requests that were sent again after a connection was lost.
+    """
 
     size_bytes: int = 0
     seconds: float = 0.0
     transfers: int = 0
+    retries: int = 0
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(
+            self.size_bytes + other.size_bytes,
+            self.seconds + other.seconds,
+            self.transfers + other.transfers,
+            self.retries + other.retries,
+        )
+
+    @property
+    def gb_per_s(self) -> float:
+        """10^9 bytes a second; 0 while nothing was read."""
+        return self.size_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -35,20 +53,23 @@ class Fleet:
 
     def __init__(self) -> None:
         self.reports: dict[str, Report] = {}
-        self._former_bytes: dict[str, int] = {}
+        self._former: dict[str, Moved] = {}
 
     def heard(self, name: str, report: Report) -> None:
         """Takes a heartbeat."""
         before = self.reports.get(name)
         if before is not None and before.incarnation != report.incarnation:
-            for path, moved in before.transfers.items():
-                self._former_bytes[path] = self._former_bytes.get(path, 0) + moved.size_bytes
+            _add(self._former, before.transfers)
         self.reports[name] = report
 
-    def bytes_by_path(self) -> dict[str, int]:
-        """Bytes moved by all workers of the run, as far as heard."""
-        totals = dict(self._former_bytes)
+    def moved(self) -> dict[str, Moved]:
+        """What all workers of the run moved, by path, as far as heard."""
+        totals = dict(self._former)
         for report in self.reports.values():
-            for path, moved in report.transfers.items():
-                totals[path] = totals.get(path, 0) + moved.size_bytes
+            _add(totals, report.transfers)
         return totals
+
+
+def _add(totals: dict[str, Moved], transfers: Mapping[str, Moved]) -> None:
+    for path, moved in transfers.items():
+        totals[path] = totals.get(path, Moved()) + moved

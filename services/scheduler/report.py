@@ -14,6 +14,7 @@ from typing import Any
 
 from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.evaluation import Judgement, judged, rewards, wins
+from services.scheduler.fleet import Moved
 from services.scheduler.monitor import LengthMonitor, histogram
 from services.scheduler.records import Evaluation
 
@@ -41,12 +42,13 @@ class RunReport:
         trainer: Mapping[str, float],
         lengths: LengthMonitor,
         length_tokens: Sequence[int],
-        bytes_by_path: Mapping[str, int],
+        transfers: Mapping[str, Moved],
         ledger: Mapping[str, int],
     ) -> None:
         """One committed batch. version: after it. time_s: since the run began.
 
         length_tokens: of its trajectories; `lengths` is about everything that was played of late.
+        transfers: of the whole run so far, by path.
         """
         numbers = {**trainer, **trajectories}
         if self._last_step_s is not None and time_s > self._last_step_s:
@@ -62,7 +64,10 @@ class RunReport:
             "episode_tokens": asdict(lengths.episodes.summary()),
             "turn_tokens": asdict(lengths.turns.summary()),
             "length_histogram": asdict(histogram(length_tokens)),
-            "bytes_by_path": dict(bytes_by_path),
+            "transfers": {
+                path: {**asdict(moved), "gb_per_s": round(moved.gb_per_s, 6)}
+                for path, moved in transfers.items()
+            },
             "ledger": dict(ledger),
         }
         self._metrics.write(line)

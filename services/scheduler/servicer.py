@@ -39,7 +39,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             version=request.version,
             gauges=_finite(request.gauges),
             transfers={
-                one.path: Moved(one.size_bytes, one.seconds, one.transfers) for one in request.transfers
+                one.path: Moved(one.size_bytes, one.seconds, one.transfers, one.retries)
+                for one in request.transfers
             },
         )
         spans = [(span.what, span.start_ns, span.end_ns) for span in request.spans]
@@ -170,7 +171,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
             for path, moved in report.transfers.items():
                 status.transfers.add(
-                    path=path, size_bytes=moved.size_bytes, seconds=moved.seconds, transfers=moved.transfers
+                    path=path,
+                    size_bytes=moved.size_bytes,
+                    seconds=moved.seconds,
+                    transfers=moved.transfers,
+                    retries=moved.retries,
                 )
             found.append(status)
         return found

@@ -5,11 +5,14 @@ Written by the computing thread, read by the asyncio side: single attributes and
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+
+from services.trainer.group import Group
 
 WAITING = "waiting"
 READING = "reading"
@@ -30,12 +33,30 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """All transfers over one path so far, of all ranks."""
+    """All transfers over one path so far. retries: requests that were sent again."""
 
     path: str
-    size_bytes: int
-    seconds: float
-    transfers: int
+    size_bytes: int = 0
+    seconds: float = 0.0
+    transfers: int = 0
+    retries: int = 0
+
+
+def gathered(group: Group, mine: Iterable[Transfer]) -> tuple[Transfer, ...]:
+    """The totals of all ranks, by path, on every rank. A collective."""
+    totals: dict[str, Transfer] = {}
+    for data in group.gather(json.dumps([asdict(one) for one in mine]).encode()):
+        for row in json.loads(data):
+            one = Transfer(**row)
+            sofar = totals.get(one.path, Transfer(one.path))
+            totals[one.path] = Transfer(
+                one.path,
+                sofar.size_bytes + one.size_bytes,
+                sofar.seconds + one.seconds,
+                sofar.transfers + one.transfers,
+                sofar.retries + one.retries,
+            )
+    return tuple(totals[path] for path in sorted(totals))
 
 
 @dataclass(slots=True)

@@ -69,7 +69,11 @@ class Membership:
             request.spans.add(what=span.what, start_ns=span.start_ns, end_ns=span.end_ns)
         for one in transfers:
             request.transfers.add(
-                path=one.path, size_bytes=one.size_bytes, seconds=one.seconds, transfers=one.transfers
+                path=one.path,
+                size_bytes=one.size_bytes,
+                seconds=one.seconds,
+                transfers=one.transfers,
+                retries=one.retries,
             )
         return (await self._call("Heartbeat", request, PATIENCE_S)).stop
 

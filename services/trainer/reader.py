@@ -37,6 +37,6 @@ def _span(item: Item) -> Box:
 def transfers(dispatcher: Dispatcher) -> list[Transfer]:
     """What this rank has read so far, by path."""
     return [
-        Transfer(path, total.size_bytes, total.seconds, total.transfers)
+        Transfer(path, total.size_bytes, total.seconds, total.transfers, total.retries)
         for path, total in dispatcher.totals.items()
     ]

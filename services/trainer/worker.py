@@ -25,7 +25,7 @@ from earl.dispatch.dispatcher import Dispatcher
 from earl.errors import DataPlaneError, TrainerError
 from earl.models.weights import save_checkpoint
 from services.trainer import checkpoint
-from services.trainer.activity import PUBLISHING, READING, SAVING, TRAINING, Activity, Transfer
+from services.trainer.activity import PUBLISHING, READING, SAVING, TRAINING, Activity, gathered
 from services.trainer.batch import Columns
 from services.trainer.codec import decode_plan
 from services.trainer.digest import batch_digests, weights_digest
@@ -47,7 +47,6 @@ PLAN, IDLE, SAVE, LEAVE, OVER = b"P", b"I", b"S", b"L", b"O"
 # Plans in a row that could not be trained before the trainer gives up, and the longest pause in between.
 ABANDONED_PLANS = 20
 PAUSE_S = 2.0
-PATHS = ("shm", "ucx-tcp", "nixl-tcp", "nixl-rdma")
 READ_SLACK_S = 10.0
 
 
@@ -219,23 +218,9 @@ class Trainer:
             "train_tokens_per_s": counts[0] / max(seconds[TRAINING], 1e-9),
         }
         self._activity.gauges = {"train_s": seconds[TRAINING], "read_s": seconds[READING]}
-        self._activity.transfers = self._all_transfers()
+        self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
         if self._lead is not None:
             self._lead.commit(plan.batch_id, self.progress.version, metrics)
-
-    def _all_transfers(self) -> tuple[Transfer, ...]:
-        mine = {one.path: one for one in transfers(self._dispatcher)}
-        totals = torch.zeros(len(PATHS), 3, dtype=torch.float64)
-        for row, path in enumerate(PATHS):
-            if path in mine:
-                one = mine[path]
-                totals[row] = torch.tensor([one.size_bytes, one.seconds, one.transfers], dtype=torch.float64)
-        rows = self._group.sum(totals).tolist()
-        return tuple(
-            Transfer(path, int(size_bytes), seconds, int(count))
-            for path, (size_bytes, seconds, count) in zip(PATHS, rows, strict=True)
-            if count
-        )
 
     # --- what lasts ---------------------------------------------------------------------------
 

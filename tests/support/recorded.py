@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from earl.config.load import load_run
+from services.scheduler.fleet import Moved
 from services.scheduler.monitor import LengthMonitor
 from services.scheduler.records import Evaluation, Purpose, Result, Ticket
 from services.scheduler.report import RunReport
@@ -74,7 +75,7 @@ def recorded(
             },
             trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
                      "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5},
-            lengths=lengths, length_tokens=tokens, bytes_by_path={"shm": 1 << 20},
+            lengths=lengths, length_tokens=tokens, transfers={"shm": Moved(1 << 20, 0.001, 64, 1)},
             ledger={"issued": 64 * step},
         )  # fmt: skip
         report.spans("trainer", [("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])

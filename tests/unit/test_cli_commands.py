@@ -13,9 +13,19 @@ from rich.console import Console
 
 from earl.cli.figures import closing_lines
 from earl.cli.main import report_error
-from earl.cli.view import LiveView, PlainView, progress_of, sparkline, status_line
+from earl.cli.view import LiveView, PlainView, progress_of, sparkline, status_line, worker_rates
 from earl.errors import EarlError, PortInUse
-from earl.stack.status import Bounds, Evaluation, Gain, Ledger, Lengths, ProcessState, RunStatus
+from earl.stack.status import (
+    Bounds,
+    Evaluation,
+    Gain,
+    Ledger,
+    Lengths,
+    ProcessState,
+    RunStatus,
+    Transfers,
+    WorkerState,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TICTACTOE = str(ROOT / "examples" / "tictactoe.toml")
@@ -122,7 +132,13 @@ STATUS = RunStatus(
     best_version=61,
     metrics={"reward_mean": 0.25, "logprob_mismatch": 0.0025, "staleness_max": 2.0},
     episode_tokens=Lengths(44.5, 40.0, 53.0, 66.0),
-)
+    workers=(
+        WorkerState(
+            "trainer", "trainer", "1", 1, 1, 261, 0.1, {},
+            {"shm": Transfers(3 << 20, 0.001, 0), "ucx-tcp": Transfers(5 << 30, 2.0, 7)},
+        ),
+    ),
+)  # fmt: skip
 
 
 def test_an_evaluation_is_counted_in_episodes_and_training_in_steps():
@@ -143,8 +159,21 @@ def test_the_live_view_shows_intervals_lengths_and_mismatch():
     view.update([ProcessState("gateway", "ready", 1.0, 0)], STATUS)
     console.print(view._render())
     text = console.export_text()
-    for shown in ("0.94 [0.88, 0.97]", "61 (best)", "+0.41", "0.0025 nats", "max 66", "2 versions"):
+    for shown in (
+        "0.94 [0.88, 0.97]",
+        "61 (best)",
+        "+0.41",
+        "0.0025 nats",
+        "max 66",
+        "2 versions",
+        "shm 3.0 MiB at 3.15 GB/s",
+    ):
         assert shown in text
+
+
+def test_a_worker_says_what_it_read_by_which_path():
+    shown = worker_rates(STATUS.workers[0])
+    assert shown == "v261 · shm 3.0 MiB at 3.15 GB/s · ucx-tcp 5.0 GiB at 2.68 GB/s, 7 retries"
 
 
 def test_the_closing_lines_are_the_first_and_the_last_evaluation_with_intervals():

@@ -10,10 +10,11 @@ import pytest
 
 from earl.cli.report.charts import Series, line_chart, merged, nice_ticks, smooth, timeline
 from earl.cli.report.data import flat, read_run
-from earl.cli.report.page import write_report
+from earl.cli.report.page import transfers, write_report
 from earl.config.load import load_run
 from earl.errors import ConfigError
 from earl.obs.metrics import LineFile, read_lines
+from tests.support.recorded import recorded
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
 
@@ -83,3 +84,12 @@ def test_a_page_fetches_nothing(tmp_path: Path):
     assert "2 min 05 s" in text
     for forbidden in ("http://", "https://", "<script", "<link", "@import", "url("):
         assert forbidden not in text
+
+
+def test_what_moved_by_which_path_is_shown_with_its_rate_and_retries(tmp_path: Path):
+    recorded(tmp_path)
+    *_, line = read_lines(tmp_path / "metrics.jsonl")
+    shm = {"size_bytes": 1 << 20, "seconds": 0.001, "transfers": 64, "retries": 1, "gb_per_s": 1.048576}
+    assert line["transfers"] == {"shm": shm}
+    assert transfers(flat(line)) == [["shm", "1.0 MiB", "64", "1.049", "1"]]
+    assert "<td>1.049</td>" in write_report(tmp_path).read_text()

@@ -67,11 +67,14 @@ def test_idle_sessions_are_those_that_began_and_run_nothing(events: list[tuple[s
 
 
 def test_transfers_of_ranks_add_up_by_path():
-    parts = [Transfer(path="shm", size_bytes=3, transfers=1), Transfer(path="ucx-tcp", size_bytes=5)]
-    found = totals([*parts, Transfer(path="shm", size_bytes=4, transfers=2)])
-    assert [(each.path, each.size_bytes, each.transfers) for each in found] == [
-        ("shm", 7, 3),
-        ("ucx-tcp", 5, 0),
+    parts = [
+        Transfer(path="shm", size_bytes=3, seconds=0.5, transfers=1, retries=1),
+        Transfer(path="ucx-tcp", size_bytes=5),
+        Transfer(path="shm", size_bytes=4, seconds=1.5, transfers=2, retries=2),
+    ]
+    assert totals(parts) == [
+        Transfer(path="shm", size_bytes=7, seconds=2.0, transfers=3, retries=3),
+        Transfer(path="ucx-tcp", size_bytes=5),
     ]
 
 

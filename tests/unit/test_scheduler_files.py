@@ -6,6 +6,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.fleet import Fleet, Moved, Report
 from services.scheduler.records import Evaluation, Result
@@ -64,8 +66,10 @@ def test_an_evaluation_that_was_rolled_back_is_written_again(tmp_path: Path) -> 
 
 def test_transfers_of_former_lives_stay_counted() -> None:
     fleet = Fleet()
-    fleet.heard("w", Report(1, 0.0, transfers={"shm": Moved(100)}))
-    fleet.heard("w", Report(1, 1.0, transfers={"shm": Moved(150)}))
-    fleet.heard("w", Report(2, 2.0, transfers={"shm": Moved(7)}))
+    fleet.heard("w", Report(1, 0.0, transfers={"shm": Moved(100, 1.0, 1)}))
+    fleet.heard("w", Report(1, 1.0, transfers={"shm": Moved(150, 1.5, 2, retries=1)}))
+    fleet.heard("w", Report(2, 2.0, transfers={"shm": Moved(7, 0.5, 1, retries=2)}))
     fleet.heard("v", Report(5, 2.0, transfers={"ucx-tcp": Moved(1)}))
-    assert fleet.bytes_by_path() == {"shm": 157, "ucx-tcp": 1}
+    assert fleet.moved() == {"shm": Moved(157, 2.0, 3, retries=3), "ucx-tcp": Moved(1)}
+    assert fleet.moved()["shm"].gb_per_s == pytest.approx(157 / 2 / 1e9)
+    assert fleet.moved()["ucx-tcp"].gb_per_s == 0.0

@@ -135,8 +135,12 @@ def tables(run: RunRecord) -> Iterable[str]:
         yield card("Ledger", table(list(ledger), [[count(value) for value in ledger.values()]]), note=note)
     moved = transfers(run.metrics[-1] if run.metrics else {})
     if moved:
-        note = "Tensors that readers pulled from where they were computed, by the path that was used."
-        yield card("Data plane", table(["path", "bytes"], moved), note=note)
+        note = (
+            "Tensors that readers pulled from where they were computed, by the path that was used. "
+            "GB/s: bytes over the seconds that reads took, so what one read gets while others run; "
+            "retries: requests that were sent again after a connection was lost."
+        )
+        yield card("Data plane", table(["path", "bytes", "reads", "GB/s", "retries"], moved), note=note)
 
 
 def evaluation_table(run: RunRecord) -> str:
@@ -165,12 +169,17 @@ LEDGER = ("issued", "trained", "evaluated", "dropped", "live")
 
 
 def transfers(last: Mapping[str, object]) -> list[list[str]]:
-    """Rows of (path, bytes) from the last step's totals."""
+    """Rows of (path, bytes, reads, GB/s, retries) from the last step's totals."""
     found = []
     for key, value in last.items():
-        if key.startswith("bytes_by_path.") and isinstance(value, (int, float)):
-            found.append([key.removeprefix("bytes_by_path."), f"{value / (1 << 20):,.1f} MiB"])
+        path = key.removeprefix("transfers.").removesuffix(".size_bytes")
+        if key == f"transfers.{path}.size_bytes" and isinstance(value, (int, float)):
+            reads, rate, retries = (last.get(f"transfers.{path}.{name}") for name in FIGURES)
+            found.append([path, f"{value / (1 << 20):,.1f} MiB", count(reads), number(rate), count(retries)])
     return found
+
+
+FIGURES = ("transfers", "gb_per_s", "retries")
 
 
 def number(value: object, *, signed: bool = False) -> str:

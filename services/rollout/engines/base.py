@@ -141,12 +141,13 @@ class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Transfer(msgspec.Struct, kw_only=True):
-    """Totals of one path of the data plane since the engine started."""
+    """Totals of one path of the data plane since the engine started. retries: requests sent again."""
 
     path: str
     size_bytes: int = 0
     seconds: float = 0.0
     transfers: int = 0
+    retries: int = 0
 
 
 class BusyPeriod(msgspec.Struct, array_like=True):

@@ -41,11 +41,12 @@ class Busy:
 
 
 def totals(transfers: Iterable[Transfer]) -> list[Transfer]:
-    """One Transfer for each path: the sum over ranks."""
+    """One Transfer for each path: the sum over ranks, or engines."""
     by_path: dict[str, Transfer] = {}
     for transfer in transfers:
         total = by_path.setdefault(transfer.path, Transfer(path=transfer.path))
         total.size_bytes += transfer.size_bytes
         total.seconds += transfer.seconds
         total.transfers += transfer.transfers
+        total.retries += transfer.retries
     return list(by_path.values())

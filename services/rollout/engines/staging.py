@@ -151,7 +151,13 @@ class Stager:
         ]
         receipt = await dispatcher.read(reads, deadline_s)
         self.transfers = [
-            Transfer(path=path, size_bytes=t.size_bytes, seconds=t.seconds, transfers=t.transfers)
+            Transfer(
+                path=path,
+                size_bytes=t.size_bytes,
+                seconds=t.seconds,
+                transfers=t.transfers,
+                retries=t.retries,
+            )
             for path, t in dispatcher.totals.items()
         ]
         return LoadReport(version=version, size_bytes=receipt.size_bytes, read_s=receipt.seconds)

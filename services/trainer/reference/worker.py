@@ -16,7 +16,6 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy as np
 from earl.config.run import RunConfig
 from earl.dispatch.dispatcher import Dispatcher, SequenceRead
 from earl.errors import DataPlaneError
-from services.trainer.activity import READING, Activity, Transfer
+from services.trainer.activity import READING, Activity, gathered
 from services.trainer.reader import transfers
 from services.trainer.reference.codec_scheduler import Column, Item, decode_lease
 from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, VOID, Lead
@@ -158,7 +157,7 @@ class ReferenceStage:
         seconds = time.perf_counter() - started
         self._side.run(self._shelf.publish(), CALL_S)
         full = self._gathered([] if placed else [0])
-        self._report_transfers()
+        self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
         if self._lead is None:
             return
         results: dict[Item, Column] = {}
@@ -243,21 +242,6 @@ class ReferenceStage:
         # Ranks of a replica compute together: one without room goes along.
         self._policy.logprobs(found, box, np.empty(box.size, np.float32) if array is None else array)
         return array is not None
-
-    def _report_transfers(self) -> None:
-        """What all ranks read so far, by path. A collective."""
-        mine = json.dumps([asdict(one) for one in transfers(self._dispatcher)]).encode()
-        totals: dict[str, Transfer] = {}
-        for data in self._group.gather(mine):
-            for row in json.loads(data):
-                one, before = Transfer(**row), totals.get(row["path"], Transfer(row["path"], 0, 0.0, 0))
-                totals[one.path] = Transfer(
-                    one.path,
-                    before.size_bytes + one.size_bytes,
-                    before.seconds + one.seconds,
-                    before.transfers + one.transfers,
-                )
-        self._activity.transfers = tuple(totals.values())
 
 
 def _read_of(keys: list[str], tokens: np.ndarray, loss_mask: np.ndarray, rows: np.ndarray) -> SequenceRead:
