@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from earl.cli.figures import interval
-from earl.stack.status import Evaluation, Ledger, ProcessState, RunStatus, Transfers, WorkerState
+from earl.stack.status import Evaluation, Ledger, ProcessState, RoleState, RunStatus, Transfers, WorkerState
 
 REFRESH_PER_S = 4
 PLAIN_EVERY_S = 2.0
@@ -121,6 +121,8 @@ class LiveView:
             )
             parts.append(middle)
             trajectories = ledger_table(self._status.ledger)
+            if self._status.roles:
+                trajectories = Group(trajectories, Text(), roles_table(self._status.roles))
             parts.append(
                 Panel(
                     trajectories, title="where each trajectory is", title_align="left", border_style="grey50"
@@ -230,6 +232,22 @@ def ledger_table(ledger: Ledger) -> RenderableType:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(ledger.dropped.items()))
         return Group(table, Text(f"dropped: {reasons}", style="red"))
     return table
+
+
+def roles_table(roles: Sequence[RoleState]) -> RenderableType:
+    """How far each consumer of trajectories is."""
+    table = Table.grid(padding=(0, 3))
+    for role in roles:
+        table.add_row(
+            role.name, *(Text(f"{count:,} {word}", style=style) for word, count, style in role_figures(role))
+        )
+    return table
+
+
+def role_figures(role: RoleState) -> list[tuple[str, int, str]]:
+    """(word, trajectories, colour)"""
+    colours = (("waiting", "yellow"), ("leased", "cyan"), ("done", "green"))
+    return [(word, getattr(role, word), colour) for word, colour in colours]
 
 
 def evaluation_table(evaluations: Sequence[Evaluation], best_version: int) -> RenderableType:
@@ -355,6 +373,12 @@ def status_line(status: RunStatus) -> str:
         parts.append(
             f"{last.name} evaluation {interval(last.win_rate, last.win_bounds)} of {last.done}{gained}"
         )
+    # What the trainer has done is part of the ledger's line.
+    parts += [
+        f"{role.name} " + " ".join(f"{count} {word}" for word, count, _ in role_figures(role))
+        for role in status.roles
+        if role.name != "trainer"
+    ]
     parts.append(
         f"issued {ledger.issued} = trained {ledger.trained} + evaluated {ledger.evaluated}"
         f" + dropped {ledger.dropped_total} + live {ledger.live}"

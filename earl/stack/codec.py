@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from earl.rpc.client import Client
-from earl.stack.status import Bounds, Evaluation, Gain, Ledger, Lengths, RunStatus, Transfers, WorkerState
+from earl.stack.status import (
+    Bounds,
+    Evaluation,
+    Gain,
+    Ledger,
+    Lengths,
+    RoleState,
+    RunStatus,
+    Transfers,
+    WorkerState,
+)
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 
@@ -54,6 +64,7 @@ def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:
         done=answer.done,
         message=answer.message,
         best_version=answer.best_version,
+        roles=tuple(RoleState(one.role, one.waiting, one.leased, one.done) for one in answer.roles),
     )
 
 

@@ -53,6 +53,16 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleState:
+    """Trajectories by what a consumer (the reference stage, the trainer) has done with them."""
+
+    name: str
+    waiting: int
+    leased: int
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerState:
     """One worker as the scheduler sees it. transfers: by path."""
 
@@ -124,6 +134,8 @@ class RunStatus:
     message: str = ""
     # The version with the best evaluation so far, 0 if none.
     best_version: int = 0
+    # Stages that make columns, then the trainer; empty in a run without such a stage.
+    roles: tuple[RoleState, ...] = ()
 
     def evaluation(self, name: str) -> Evaluation | None:
         """The latest evaluation of that name, for example "final"."""

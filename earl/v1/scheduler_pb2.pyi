@@ -503,6 +503,18 @@ class LedgerCounts(_message.Message):
     planned: int
     def __init__(self, issued: _Optional[int] = ..., trained: _Optional[int] = ..., evaluated: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., pending: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., planned: _Optional[int] = ...) -> None: ...
 
+class RoleProgress(_message.Message):
+    __slots__ = ("role", "waiting", "leased", "done")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    waiting: int
+    leased: int
+    done: int
+    def __init__(self, role: _Optional[str] = ..., waiting: _Optional[int] = ..., leased: _Optional[int] = ..., done: _Optional[int] = ...) -> None: ...
+
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "parallelism", "capacity", "running", "version", "silent_s", "gauges", "transfers")
     class GaugesEntry(_message.Message):
@@ -590,7 +602,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message", "best_version")
+    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message", "best_version", "roles")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -613,6 +625,7 @@ class GetStatusResponse(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     BEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
     run: str
     phase: str
     step: int
@@ -628,7 +641,8 @@ class GetStatusResponse(_message.Message):
     done: bool
     message: str
     best_version: int
-    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ...) -> None: ...
+    roles: _containers.RepeatedCompositeFieldContainer[RoleProgress]
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleProgress, _Mapping]]] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
     __slots__ = ("reason",)

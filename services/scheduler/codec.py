@@ -11,6 +11,7 @@ from earl.config.run import RunConfig
 from earl.errors import LedgerError
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
 from services.scheduler import codec_evaluation
+from services.scheduler.dock import Progress
 from services.scheduler.monitor import Quantiles
 from services.scheduler.plans import Plan
 from services.scheduler.ranges import RangeSet
@@ -244,6 +245,13 @@ def encode_counts(counts: Mapping[str, int], issued: int) -> scheduler_pb2.Ledge
         ready=counts.get(State.READY, 0),
         planned=counts.get(State.PLANNED, 0),
     )
+
+
+def encode_progress(roles: Mapping[str, Progress]) -> list[scheduler_pb2.RoleProgress]:
+    return [
+        scheduler_pb2.RoleProgress(role=name, waiting=one.waiting, leased=one.leased, done=one.done)
+        for name, one in roles.items()
+    ]
 
 
 def encode_quantiles(quantiles: Quantiles) -> scheduler_pb2.LengthQuantiles:

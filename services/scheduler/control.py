@@ -274,6 +274,7 @@ class Scheduler:
                 length_tokens=[one.result.total_tokens for one in committed[1] if one.result is not None],
                 transfers=self.fleet.moved(),
                 ledger={"issued": self.ledger.book.run.next_ticket - 1, **self.ledger.book.counts()},
+                stages=self.dock.progress(),
             )
             self.samples.trained(step, committed[1])
             self.lengths.step()

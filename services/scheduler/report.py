@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from earl.obs.metrics import LineFile, read_lines
+from services.scheduler.dock import Progress
 from services.scheduler.evaluation import Judgement, judged, rewards, wins
 from services.scheduler.fleet import Moved
 from services.scheduler.monitor import LengthMonitor, histogram
@@ -44,11 +45,13 @@ class RunReport:
         length_tokens: Sequence[int],
         transfers: Mapping[str, Moved],
         ledger: Mapping[str, int],
+        stages: Mapping[str, Progress],
     ) -> None:
         """One committed batch. version: after it. time_s: since the run began.
 
         length_tokens: of its trajectories; `lengths` is about everything that was played of late.
         transfers: of the whole run so far, by path.
+        stages: how far they are, by role, with what is to be trained next.
         """
         numbers = {**trainer, **trajectories}
         if self._last_step_s is not None and time_s > self._last_step_s:
@@ -70,6 +73,8 @@ class RunReport:
             },
             "ledger": dict(ledger),
         }
+        if stages:
+            line["stages"] = {role: asdict(progress) for role, progress in stages.items()}
         self._metrics.write(line)
 
     def spans(self, who: str, spans: Iterable[tuple[str, int, int]]) -> None:

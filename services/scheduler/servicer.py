@@ -7,14 +7,14 @@ import time
 
 from earl.errors import LedgerError
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler import codec, codec_evaluation, codec_reference, evaluation, program
+from services.scheduler import codec, codec_evaluation, codec_reference, evaluation, program, roles
 from services.scheduler.control import Scheduler
 from services.scheduler.fleet import Moved, Report
-from services.scheduler.roles import REFERENCE
 
 SERVICE = "earl.v1.SchedulerService"
 CREDIT = 4096
 GAUGES = 256
+REFERENCE_ROLE = roles.REFERENCE.name
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -109,7 +109,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def LeaseReference(self, request, context):
         worker = request.worker
         lease, waiting_tokens, stop = await self._scheduler.lease_columns(
-            REFERENCE.name, worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
+            REFERENCE_ROLE, worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
         )
         return codec_reference.encode_lease(lease, request.ranks, waiting_tokens, stop)
 
@@ -117,7 +117,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         worker = request.worker
         results, lost = codec_reference.decode_results(request)
         refused = await self._scheduler.complete_columns(
-            REFERENCE.name, worker.name, worker.incarnation, request.fence, results, lost
+            REFERENCE_ROLE, worker.name, worker.incarnation, request.fence, results, lost
         )
         return scheduler_pb2.CompleteReferenceResponse(refused=refused)
 
@@ -140,6 +140,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             elapsed_s=scheduler.elapsed_s,
             done=scheduler.over,
             message=scheduler.message,
+            roles=codec.encode_progress(roles.progress(scheduler.dock, scheduler.ledger)),
         )
 
     async def StopRun(self, request, context):

@@ -112,6 +112,8 @@ async def test_ranks_give_the_decoders_log_probs_straight_to_the_trainers_reader
                 await asyncio.sleep(0.02)
             else:
                 raise AssertionError(f"still there: {names}")
+            roles = {one.role: one for one in (await trainer.status()).roles}
+            assert list(roles) == ["reference", "trainer"] and roles["trainer"].done == 16
             status = await worker(trainer)
             assert (status.parallelism.dp, status.parallelism.tp) == (dp, tp)
             assert await stack.terminate("reference") == 0, stack.log("reference")
@@ -183,5 +185,8 @@ async def test_a_whole_run_survives_the_stages_death(tmp_path: Path) -> None:
         assert trained[0]["kl_reference"] == pytest.approx(0.0, abs=1e-6)
         assert all(step["kl_reference"] > 1e-5 for step in trained[1:])
         assert all(step["staleness_max"] <= 1 for step in trained)
+        # What is left for later batches (at most one beside that of this step); at the end, nothing is.
+        assert all(sum(step["stages"]["reference"].values()) <= 2 * 16 for step in steps)
+        assert steps[-1]["stages"] == {"reference": {"waiting": 0, "leased": 0, "done": 0}}
         spans = [json.loads(line) for line in (stack.directory / "timeline.jsonl").open()]
         assert "computing" in {span["what"] for span in spans if span["who"] == "reference"}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from earl.config.load import load_run
+from services.scheduler.dock import Progress
 from services.scheduler.fleet import Moved
 from services.scheduler.monitor import LengthMonitor
 from services.scheduler.records import Evaluation, Purpose, Result, Ticket
@@ -58,6 +59,7 @@ def recorded(
     evaluations = [judged("start", 0)]
     report.evaluations(evaluations, 5.0)
     lengths = LengthMonitor()
+    stages = {"reference": Progress(12, 4, 48)} if config.trainer.kl_coefficient > 0 else {}
     for step in range(1, steps + 1):
         tokens = [max(4, round(draw.lognormvariate(4 + 0.1 * step, 0.4))) for _ in range(64)]
         for count in tokens:
@@ -76,7 +78,7 @@ def recorded(
             trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
                      "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5},
             lengths=lengths, length_tokens=tokens, transfers={"shm": Moved(1 << 20, 0.001, 64, 1)},
-            ledger={"issued": 64 * step},
+            ledger={"issued": 64 * step}, stages=stages,
         )  # fmt: skip
         report.spans("trainer", [("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])
         lengths.step()

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from earl.stack.status import (
     Ledger,
     Lengths,
     ProcessState,
+    RoleState,
     RunStatus,
     Transfers,
     WorkerState,
@@ -138,6 +140,7 @@ STATUS = RunStatus(
             {"shm": Transfers(3 << 20, 0.001, 0), "ucx-tcp": Transfers(5 << 30, 2.0, 7)},
         ),
     ),
+    roles=(RoleState("reference", 1234, 16, 48), RoleState("trainer", 40, 8, 60)),
 )  # fmt: skip
 
 
@@ -151,6 +154,8 @@ def test_a_plain_line_says_where_every_trajectory_is():
     assert "evaluate:final 128/512" in line
     assert "issued 100 = trained 60 + evaluated 30 + dropped 2 + live 8" in line
     assert "final evaluation 0.94 [0.88, 0.97] of 128, gain +0.41" in line
+    assert ", reference 1234 waiting 16 leased 48 done, issued" in line
+    assert "reference" not in status_line(replace(STATUS, roles=()))
 
 
 def test_the_live_view_shows_intervals_lengths_and_mismatch():
@@ -169,6 +174,9 @@ def test_the_live_view_shows_intervals_lengths_and_mismatch():
         "shm 3.0 MiB at 3.15 GB/s",
     ):
         assert shown in text
+    rows = [line.strip("│ ").split() for line in text.splitlines()]
+    assert ["reference", "1,234", "waiting", "16", "leased", "48", "done"] in rows
+    assert ["trainer", "40", "waiting", "8", "leased", "60", "done"] in rows
 
 
 def test_a_worker_says_what_it_read_by_which_path():

@@ -68,6 +68,7 @@ def test_a_recorded_run_becomes_a_whole_page(tmp_path: Path):
     names = [dict(attributes).get("class") for _, attributes in page.tags]
     assert names.count("line bar c2") == 2 + 2 + 1  # win rate, reward, gain
     assert {"h8", "line mean"} <= set(names)
+    assert "Reference log-probs" not in shown
     for forbidden in ("http://", "https://", "<script", "<link", "@import", "url("):
         assert forbidden not in text
 
@@ -114,6 +115,7 @@ def test_the_reference_is_drawn_where_there_is_one(tmp_path: Path):
     recorded(tmp_path, overrides=[("trainer.kl_coefficient", "0.01")])
     text = write_report(tmp_path).read_text()
     assert "<h2>KL to the reference</h2>" in text and "Not measured" not in text
+    assert "<h2>Reference log-probs</h2>" in text
 
 
 def test_a_run_of_another_version_is_refused(tmp_path: Path):

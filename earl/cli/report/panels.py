@@ -53,6 +53,13 @@ def charts(run: RunRecord) -> Iterable[str | Absent]:
             note="Tokens whose weight, trainer over engine, was cut at trainer.importance_cap.",
         )
     yield reference(run)
+    if done := run.points("stages.reference.done", phase=TRAIN):
+        waiting = run.points("stages.reference.waiting", phase=TRAIN)
+        yield card(
+            "Reference log-probs",
+            line_chart([Series("waiting", waiting, 3), Series("done", done, 0)], x_label=STEP, zero=True),
+            note="Trajectories left for later batches, after each step. Where many wait, so do batches.",
+        )
     yield card(
         "Throughput",
         line_chart(
