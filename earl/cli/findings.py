@@ -1,0 +1,127 @@
+"""What the probes' facts mean for a data plane, in words, each with what to do. Pure.
+
+facts: by probe name, what `earl.dispatch.probe` printed: {"facts": {…}, "error": null or {message, remedy}}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from earl.config.data_plane import DataPlaneConfig
+
+IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that works here or does not. needed: the data plane that was asked about uses it.
+
+    remedy: what to do about it, "" if nothing; also of what works, where it could do better.
+    """
+
+    name: str
+    works: bool
+    needed: bool
+    said: str
+    remedy: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fatal(self) -> bool:
+        return self.needed and not self.works
+
+
+def data_plane(config: DataPlaneConfig, probed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Arena directory, shared memory, UCX, NIXL and RDMA, in this order."""
+    wire = config.wire if config.wired else ""
+    return [
+        _arena_dir(probed["memory"]),
+        _shared_memory(probed["memory"], config.mapped),
+        _wire("ucx", probed["ucx"], _ucx_offers, wire == "ucx"),
+        _wire("nixl", probed["nixl"], _nixl_offers, wire == "nixl"),
+        _rdma(probed, config),
+    ]
+
+
+def _arena_dir(memory: Mapping[str, Any]) -> Finding:
+    facts, error = memory["facts"], memory["error"]
+    shown = {name: facts[name] for name in _FILE_SYSTEM if name in facts}
+    if error is not None and "path" not in facts:
+        return Finding("arena directory", False, True, error["message"], error["remedy"], shown)
+    kind = facts["file_system"]
+    said = f"{facts['directory']} is a {kind} with {facts['free_bytes'] / (1 << 30):.1f} GiB free"
+    remedy = "" if kind in IN_MEMORY else "name a tmpfs in data_plane.arena_dir: this is written to disk"
+    return Finding("arena directory", True, True, said, remedy, shown)
+
+
+_FILE_SYSTEM = ("directory", "file_system", "size_bytes", "free_bytes")
+
+
+def _shared_memory(memory: Mapping[str, Any], needed: bool) -> Finding:
+    facts, error = memory["facts"], memory["error"]
+    shown = {name: value for name, value in facts.items() if name not in _FILE_SYSTEM}
+    if error is not None:
+        said = error["message"] if "path" in facts else "not tried: no arena could be made"
+        return Finding("shared memory", False, needed, said, error["remedy"], shown)
+    return Finding("shared memory", True, needed, _moved(facts), "", shown)
+
+
+def _wire(name: str, probed: Mapping[str, Any], offers: Any, needed: bool) -> Finding:
+    facts, error = probed["facts"], probed["error"]
+    if error is not None:
+        return Finding(name, False, needed, error["message"], error["remedy"], facts)
+    return Finding(name, True, needed, f"{offers(facts)}; {_moved(facts)}", "", facts)
+
+
+def _ucx_offers(facts: Mapping[str, Any]) -> str:
+    transports = ", ".join(f"{name} ({', '.join(on)})" for name, on in facts["transports"].items())
+    return f"UCX {facts['version']} {'with' if facts['verbs'] else 'without'} verbs: {transports}"
+
+
+def _nixl_offers(facts: Mapping[str, Any]) -> str:
+    return f"NIXL {facts['version']}: {', '.join(facts['plugins'])}"
+
+
+def _moved(facts: Mapping[str, Any]) -> str:
+    return f"{facts['moved_bytes'] >> 20} MiB over {facts['path']} at {facts['gb_per_s']:.1f} GB/s"
+
+
+def _rdma(probed: Mapping[str, Mapping[str, Any]], config: DataPlaneConfig) -> Finding:
+    """Here means: a port is up, and NIXL moved bytes over it."""
+    facts, error = probed["rdma"]["facts"], probed["rdma"]["error"]
+    nixl = probed["nixl"]
+    needed = config.require == "rdma"
+    if error is not None:
+        return Finding("rdma", False, needed, error["message"], error["remedy"], facts)
+    devices, ports = ", ".join(facts["devices"]), ", ".join(facts["ports_up"])
+    without = ""
+    if probed["ucx"]["facts"].get("verbs") is False:
+        without = "; the UCX of ucxx's wheels is built without verbs"
+    if not devices:
+        return Finding(
+            "rdma",
+            False,
+            needed,
+            f"not there: no device in /sys/class/infiniband{without}. Other machines are read over TCP",
+            "where there is such a card: load its driver, and give containers /dev/infiniband",
+            facts,
+        )
+    if not ports:
+        return Finding(
+            "rdma",
+            False,
+            needed,
+            f"not there: no port of {devices} is up{without}",
+            "look at /sys/class/infiniband/*/ports/*/state: cable, switch, subnet manager?",
+            facts,
+        )
+    if nixl["error"] is not None or nixl["facts"].get("path") != "nixl-rdma":
+        why = nixl["error"]["message"] if nixl["error"] is not None else "NIXL moved bytes over TCP"
+        remedy = nixl["error"]["remedy"] if nixl["error"] is not None else "unset what forces NIXL's wire"
+        return Finding("rdma", False, needed, f"not usable: {ports} is up, but {why}{without}", remedy, facts)
+    remedy = "" if config.wire == "nixl" else 'set data_plane.transport = "nixl" to use it'
+    return Finding(
+        "rdma", True, needed, f"there: {ports} is up, and NIXL read over it{without}", remedy, facts
+    )
