@@ -3,6 +3,7 @@
 #   make test    the default test suite          make test-slow   the rest, minutes
 #   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
+#   make setup-queue                        Ray and TransferQueue, in an environment of their own, for earl bench dispatch
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
 
 PYTHON ?= python3
@@ -12,6 +13,9 @@ STAMP := $(VENV)/.installed
 # TRL, which `earl bench e2e` and tests/peers compare EARL with.
 TRL := .venv-trl
 TRL_STAMP := $(TRL)/.installed
+# Ray and TransferQueue, which `earl bench dispatch` sets beside the data plane.
+QUEUE := .venv-queue
+QUEUE_STAMP := $(QUEUE)/.installed
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 VLLM_TESTS := tests/contract/test_engine.py tests/contract/test_engine_life.py tests/contract/test_engine_vllm.py \
@@ -20,7 +24,7 @@ SGLANG := .venv-sglang
 SGLANG_STAMP := $(SGLANG)/.installed
 SEED ?= 0
 
-.PHONY: setup setup-peers setup-vllm setup-sglang demo test test-slow test-peers test-vllm test-sglang check proto clean
+.PHONY: setup setup-peers setup-queue setup-vllm setup-sglang demo test test-slow test-peers test-vllm test-sglang check proto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,8 +39,14 @@ $(STAMP): pyproject.toml tools/install.py
 setup-peers: $(TRL_STAMP)
 
 $(TRL_STAMP): pyproject.toml tools/install.py tools/install_peers.py
-	@$(PYTHON) tools/install_peers.py $(TRL)
+	@$(PYTHON) tools/install_peers.py trl $(TRL)
 	@touch $(TRL_STAMP)
+
+setup-queue: $(QUEUE_STAMP)
+
+$(QUEUE_STAMP): pyproject.toml tools/install.py tools/install_peers.py
+	@$(PYTHON) tools/install_peers.py queue $(QUEUE)
+	@touch $(QUEUE_STAMP)
 
 setup-vllm: $(VLLM_STAMP)
 
@@ -82,4 +92,4 @@ proto: $(STAMP)
 	@$(BIN)/python tools/check_proto.py --write
 
 clean:
-	rm -rf $(VENV) $(TRL) $(VLLM) $(SGLANG) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TRL) $(QUEUE) $(VLLM) $(SGLANG) .pytest_cache .ruff_cache .import_linter_cache .hypothesis

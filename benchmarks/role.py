@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.machine import ROOT
@@ -22,15 +22,25 @@ class Role:
 
     @classmethod
     async def start(
-        cls, module: str, *, python: str = sys.executable, pass_fds: Sequence[int] = (), **role: Any
+        cls,
+        module: str,
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        **role: Any,
     ) -> tuple[Role, dict[str, Any]]:
-        """`python -m module`, and what it says once it is ready."""
+        """`python -m module`, and what it says once it is ready. Raises as `answer`, the process ended."""
         process = await asyncio.create_subprocess_exec(
-            python, "-m", module, cwd=ROOT, pass_fds=pass_fds,
+            python, "-m", module, cwd=ROOT, env=environment, pass_fds=pass_fds,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         made = cls(process)
-        return made, await made.ask(**role)
+        try:
+            return made, await made.ask(**role)
+        except BaseException:
+            await made.stop()
+            raise
 
     async def ask(self, **work: Any) -> dict[str, Any]:
         """One line there, one line back."""

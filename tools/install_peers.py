@@ -1,7 +1,7 @@
-"""Makes the environment of a peer that EARL is measured against: `python tools/install_peers.py .venv-trl`.
+"""Makes environments of peers that EARL is measured against: `python tools/install_peers.py trl .venv-trl`.
 
-TRL lives in an environment of its own, so that its pins never decide EARL's; torch and transformers are
-EARL's own versions in both, so that a comparison is one of the trainers and not of their torch.
+Peers live in environments of their own, so that their pins never decide EARL's; torch (and transformers) are
+EARL's own versions in all, so that a comparison is one of the peers and not of their torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from pathlib import Path
 
 from install import ROOT, pip, torch_arguments, torch_pin
 
-# The release whose numbers tests/unit/data/trl_parity.json holds.
-TRL = "trl==1.16.0"
+# By name: what is measured, and what of EARL's pins must be the same there.
+PEERS: dict[str, tuple[list[str], list[str]]] = {
+    # The release whose numbers tests/peers/recorded.json holds.
+    "trl": (["trl==1.16.0"], ["transformers", "safetensors"]),
+    # What `earl bench dispatch` sets beside the data plane.
+    "queue": (["TransferQueue==0.1.11", "ray==2.60.0"], []),
+}
 
 
 def pinned(package: str) -> str:
@@ -26,25 +31,26 @@ def pinned(package: str) -> str:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python tools/install_peers.py DIRECTORY")
+    if len(sys.argv) != 3 or sys.argv[1] not in PEERS:
+        print(f"usage: python tools/install_peers.py {'|'.join(PEERS)} DIRECTORY")
         return 2
-    target = Path(sys.argv[1])
+    peers, same = PEERS[sys.argv[1]]
+    target = Path(sys.argv[2])
     python = target / "bin" / "python"
     if not python.exists():
         print(f"install: creating {target}", flush=True)
         venv.create(target, with_pip=True)
     version = torch_pin()
-    print(f"install: torch {version} and {TRL} into {target}", flush=True)
+    print(f"install: torch {version} and {', '.join(peers)} into {target}", flush=True)
     if not pip(python, "install", "--quiet", *torch_arguments(python, version)):
         print(f"install: no build of torch {version} could be installed; see pip's message above")
         return 1
     # torch is named again so that nothing replaces the build that is in place.
-    wanted = [TRL, f"torch=={version}", *map(pinned, ("transformers", "safetensors"))]
+    wanted = [*peers, f"torch=={version}", *map(pinned, same)]
     if not pip(python, "install", "--quiet", *wanted):
-        print("install: pip could not install TRL; see its message above")
+        print("install: pip could not install them; see its message above")
         return 1
-    print(f"install: done, {target} holds {TRL}", flush=True)
+    print(f"install: done, {target} holds {', '.join(peers)}", flush=True)
     return 0
 
 

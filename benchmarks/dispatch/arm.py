@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.dispatch.member import Done, Member, Round
 from benchmarks.dispatch.pattern import TENSOR, fill, key
+from earl.dispatch.store import TensorSpec
 
 
 class Arm:
@@ -30,9 +31,9 @@ class Arm:
     async def prepare_producer(self, me: Member, round_: Round) -> None:
         """The rows come to be in the arena, written in place."""
         store, name = await me.store(self.transport), key(me.rank, round_.number)
-        spec = round_.pattern.held(me.rank)
-        me.array = store.reserve(name, {TENSOR: spec})[TENSOR]
-        fill(me.array, spec.held, round_.number)
+        box = round_.pattern.held(me.rank)
+        me.array = store.reserve(name, {TENSOR: TensorSpec("int32", round_.pattern.shape, box)})[TENSOR]
+        fill(me.array, box, round_.number)
 
     async def prepare(self, me: Member, round_: Round) -> None:
         """Of a controller or consumer."""

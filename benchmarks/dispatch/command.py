@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.dispatch import busy, caps
+from benchmarks.dispatch import busy, caps, peers
 from benchmarks.dispatch.arms import ARMS, GRPC
 from benchmarks.dispatch.measure import measure
 from benchmarks.dispatch.member import TRANSPORTS
@@ -24,7 +25,9 @@ app = typer.Typer(add_completion=False)
 # The size, in MiB a worker, that the headline figures are of: the paper's largest.
 HEADLINE_MIB = 187.0
 DEFAULT_SIZES = "16,46,93,187,256"
-PARTS = ("capped", "busy")
+PARTS = ("peers", "capped", "busy")
+# The peers take seconds a round.
+PEER_ROUNDS = 3
 COMPARES = (
     f"Time from the moment when {PRODUCERS} producers are let go until the last of {CONSUMERS} consumers "
     "owns what it wants in a contiguous buffer touched before, data parallel 2 x context parallel 2: each "
@@ -75,6 +78,9 @@ def dispatch(
     chosen = [name for name in ARMS if name in named]
     if chosen:
         result.update(summary(asyncio.run(measure(chosen, sizes_mib, rounds))))
+    if "peers" in named:
+        result["compares"] += f" {peers.COMPARES}"
+        result["peers"] = beside(headline_of(sizes_mib), min(rounds, PEER_ROUNDS))
     if "capped" in named:
         result["compares"] += f" {caps.COMPARES}"
         found = asyncio.run(caps.measure(hosts, nic_gbps, host_mib, rounds=max(1, rounds // 2)))
@@ -86,12 +92,26 @@ def dispatch(
     publish("dispatch", result, results, as_json=as_json)
 
 
+def headline_of(sizes_mib: Iterable[float]) -> float:
+    return min(sizes_mib, key=lambda size: abs(size - HEADLINE_MIB))
+
+
+def beside(size_mib: float, rounds: int) -> dict[str, Any]:
+    """The peers' figures with shm's in turn with them, and how many times longer each takes; or why not."""
+    try:
+        found = asyncio.run(measure(["shm", *peers.PEERS], [size_mib], rounds))[f"{size_mib:g}"]
+    except peers.PeersAbsent as absent:
+        return dict.fromkeys(peers.PEERS, str(absent))
+    times = {f"speedup_vs_{name}": round(found[name]["ms"] / found["shm"]["ms"], 3) for name in peers.PEERS}
+    return {"mib": size_mib, **times, **found}
+
+
 def summary(by_size: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Every size with its ratios, and the headline's at the top."""
     found: dict[str, Any] = {}
     for size, by_arm in by_size.items():
         found[size] = {**ratios(by_arm), "arms": by_arm}
-    headline = min(found, key=lambda size: abs(float(size) - HEADLINE_MIB))
+    headline = f"{headline_of(map(float, found)):g}"
     top = {name: value for name, value in found[headline].items() if name != "arms"}
     against_sockets = [one["ucx_vs_socket"] for one in found.values() if "ucx_vs_socket" in one]
     if against_sockets:

@@ -9,6 +9,7 @@ from benchmarks.dispatch.arm import Arm
 from benchmarks.dispatch.member import WAIT_S, Done, Member, Round
 from benchmarks.dispatch.pattern import PRODUCERS, TENSOR, central_key, key, readers, sources
 from earl.dispatch.dispatcher import Read
+from earl.dispatch.store import TensorSpec
 
 
 class Direct(Arm):
@@ -58,9 +59,9 @@ class CentralSameTransport(Direct):
         store, dispatcher = await me.store(self.transport), await me.dispatcher(self.transport)
 
         async def forward(producer: int) -> int:
-            spec, name = round_.pattern.held(producer), central_key(producer, round_.number)
-            target = store.reserve(name, {TENSOR: spec})[TENSOR]
-            read = Read((key(producer, round_.number),), TENSOR, spec.held, target)
+            box, name = round_.pattern.held(producer), central_key(producer, round_.number)
+            target = store.reserve(name, {TENSOR: TensorSpec("int32", round_.pattern.shape, box)})[TENSOR]
+            read = Read((key(producer, round_.number),), TENSOR, box, target)
             receipt = await dispatcher.read([read], WAIT_S)
             await store.publish(name)
             me.word(readers(producer))

@@ -19,6 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from benchmarks.dispatch import peers
+from benchmarks.dispatch.arms import ARMS
 from benchmarks.dispatch.member import Round
 from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
 from benchmarks.role import Role
@@ -33,24 +35,28 @@ class Samples:
     """Of one arm at one size, a value a round: milliseconds, and bytes counted by whom they reached."""
 
     total_ms: list[float] = field(default_factory=list)
-    publish_ms: list[float] = field(default_factory=list)
-    read_ms: list[float] = field(default_factory=list)
+    parts_ms: dict[str, list[float]] = field(default_factory=lambda: {"publish_ms": [], "read_ms": []})
     moved_bytes: set[int] = field(default_factory=set)
+
+    def add(self, one: dict[str, Any]) -> None:
+        """Of one round; parts only where the arm has them."""
+        self.total_ms.append(one["total_ms"])
+        self.moved_bytes.add(one["moved_bytes"])
+        for name in self.parts_ms:
+            if one.get(name):
+                self.parts_ms[name].append(one[name])
 
     def figures(self) -> dict[str, Any]:
         """Medians, the range, and the bytes; a count that varied between rounds is an error."""
         if len(self.moved_bytes) != 1:
             raise RuntimeError(f"rounds of one arm moved different amounts: {sorted(self.moved_bytes)}")
-        figures: dict[str, Any] = {
+        return {
             "ms": round(statistics.median(self.total_ms), 3),
             "ms_min": round(min(self.total_ms), 3),
             "ms_max": round(max(self.total_ms), 3),
-            "read_ms": round(statistics.median(self.read_ms), 3),
+            **{name: round(statistics.median(part), 3) for name, part in self.parts_ms.items() if part},
             "moved_bytes": next(iter(self.moved_bytes)),
         }
-        if any(self.publish_ms):
-            figures["publish_ms"] = round(statistics.median(self.publish_ms), 3)
-        return figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class Fleet:
     producers: list[Role]
     consumers: list[Role]
     gate: int
+    peers: Role | None
 
     @property
     def all(self) -> list[Role]:
@@ -69,7 +76,12 @@ class Fleet:
 
 @asynccontextmanager
 async def started(arms: Sequence[str], rows: int) -> AsyncIterator[Fleet]:
-    """Every process with its side of every arm open; `rows` is the most a producer will hold."""
+    """Every process with its side of every arm open; `rows` is the most a producer will hold.
+
+    Raises PeersAbsent when arms are asked for that are not EARL's to run and cannot run here.
+    """
+    others = [name for name in arms if name in peers.PEERS]
+    arms = [name for name in arms if name in ARMS]
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-"))
         arenas = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir="/dev/shm"))
@@ -107,12 +119,18 @@ async def started(arms: Sequence[str], rows: int) -> AsyncIterator[Fleet]:
             await start("producer", rank, gate=gate_in, words_out=words_out) for rank in range(PRODUCERS)
         ]
         consumers = [await start("consumer", rank, words_in=words[str(rank)][0]) for rank in range(CONSUMERS)]
-        yield Fleet(controller, producers, consumers, gate)
+        beside = await peers.start(others, rows, directory) if others else None
+        if beside is not None:
+            stack.push_async_callback(beside.stop)
+        yield Fleet(controller, producers, consumers, gate, beside)
 
 
-async def one_round(fleet: Fleet, round_: Round) -> tuple[float, dict[str, Any]]:
+async def one_round(fleet: Fleet, round_: Round) -> dict[str, Any]:
     """Milliseconds from the gate to the last consumer, and what the sides counted. Raises when wrong."""
     work = asdict(round_)
+    if round_.arm not in ARMS:
+        assert fleet.peers is not None
+        return told(round_, await fleet.peers.ask(**work))
     await asyncio.gather(*(role.ask(do="prepare", **work) for role in fleet.producers))
     await asyncio.gather(*(role.ask(do="prepare", **work) for role in (fleet.controller, *fleet.consumers)))
     await asyncio.gather(*(role.ask(do="run", **work) for role in fleet.all))
@@ -121,14 +139,21 @@ async def one_round(fleet: Fleet, round_: Round) -> tuple[float, dict[str, Any]]
     said = await asyncio.gather(*(role.answer() for role in fleet.all))
     produced, consumed = said[1 : 1 + PRODUCERS], said[1 + PRODUCERS :]
     checked = await asyncio.gather(*(role.ask(do="check", **work) for role in fleet.consumers))
-    if not all(one["right"] for one in checked):
-        raise RuntimeError(f"{round_.arm}: a consumer's buffer is not what the producers hold")
-    parts = {
+    found = {
+        "total_ms": (max(one["at_ns"] for one in consumed) - opened_ns) / 1e6,
         "publish_ms": max(one["part_ns"] for one in produced) / 1e6,
         "read_ms": max(one["part_ns"] for one in consumed) / 1e6,
         "moved_bytes": sum(one["moved_bytes"] for one in said),
+        "right": all(one["right"] for one in checked),
     }
-    return (max(one["at_ns"] for one in consumed) - opened_ns) / 1e6, parts
+    return told(round_, found)
+
+
+def told(round_: Round, found: dict[str, Any]) -> dict[str, Any]:
+    """What was found, unless it is wrong."""
+    if not found["right"]:
+        raise RuntimeError(f"{round_.arm}: a consumer's buffer is not what the producers hold")
+    return found
 
 
 async def measure(arms: Sequence[str], sizes_mib: Sequence[float], rounds: int) -> dict[str, dict[str, Any]]:
@@ -141,13 +166,9 @@ async def measure(arms: Sequence[str], sizes_mib: Sequence[float], rounds: int) 
             for turn in range(rounds + WARM_UP):
                 for arm in arms:
                     round_ = Round(arm, Pattern.of(size).rows, next(numbers))
-                    milliseconds, parts = await one_round(fleet, round_)
+                    one = await one_round(fleet, round_)
                     if turn >= WARM_UP:
-                        one = samples[arm]
-                        one.total_ms.append(milliseconds)
-                        one.publish_ms.append(parts["publish_ms"])
-                        one.read_ms.append(parts["read_ms"])
-                        one.moved_bytes.add(parts["moved_bytes"])
+                        samples[arm].add(one)
             found[f"{size:g}"] = {arm: one.figures() for arm, one in samples.items()}
             medians = ", ".join(f"{arm} {one['ms']}" for arm, one in found[f"{size:g}"].items())
             sys.stderr.write(f"{size:g} MiB a worker, ms: {medians}\n")

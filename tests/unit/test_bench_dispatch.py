@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from benchmarks.dispatch import busy, caps, command, nic
+from benchmarks.dispatch import busy, caps, command, nic, peers
 from benchmarks.dispatch.hosts import Plan
 from benchmarks.dispatch.measure import Samples
 from benchmarks.dispatch.pattern import (
@@ -35,13 +35,13 @@ def test_consumers_want_every_element_once_and_half_of_every_row_of_two_producer
     pattern = Pattern.of(2)
     assert pattern.worker_bytes == 2 * MIB
     wanted = [ShardBox(str(one), pattern.wanted(one)) for one in range(CONSUMERS)]
-    held = [ShardBox(str(one), pattern.held(one).held) for one in range(PRODUCERS)]
+    held = [ShardBox(str(one), pattern.held(one)) for one in range(PRODUCERS)]
     for shards in (wanted, held):
         Layout("rows", "int32", pattern.shape, tuple(shards)).validate()
         assert {shard.box.size * DTYPE.itemsize for shard in shards} == {pattern.worker_bytes}
     for consumer in range(CONSUMERS):
         for producer in range(PRODUCERS):
-            common = pattern.wanted(consumer).intersect(pattern.held(producer).held)
+            common = pattern.wanted(consumer).intersect(pattern.held(producer))
             assert (common is not None) == (producer in sources(consumer)) == (consumer in readers(producer))
             if common is not None:
                 assert common.shape == (pattern.rows, HALF)
@@ -59,7 +59,7 @@ def test_what_a_producer_fills_is_what_a_consumer_checks() -> None:
     pattern = Pattern(70)
     whole = np.empty(pattern.shape, DTYPE)
     for producer in range(PRODUCERS):
-        box = pattern.held(producer).held
+        box = pattern.held(producer)
         fill(whole[box.slices()], box, 9)
     box = pattern.wanted(3)
     target = whole[box.slices()].copy()
@@ -157,11 +157,21 @@ def test_ratios_are_of_the_arms_that_ran() -> None:
 
 
 def test_figures_are_medians_and_bytes_must_agree() -> None:
-    samples = Samples([3.0, 1.0, 2.0], [0.0] * 3, [1.0, 1.0, 4.0], {64})
+    samples = Samples()
+    for total_ms, read_ms in ((3.0, 1.0), (1.0, 1.0), (2.0, 4.0)):
+        samples.add({"total_ms": total_ms, "publish_ms": 0.0, "read_ms": read_ms, "moved_bytes": 64})
     assert samples.figures() == {"ms": 2.0, "ms_min": 1.0, "ms_max": 3.0, "read_ms": 1.0, "moved_bytes": 64}
     samples.moved_bytes.add(65)
     with pytest.raises(RuntimeError, match="64, 65"):
         samples.figures()
+
+
+def test_peers_that_are_not_installed_are_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers, "PYTHON", tmp_path / "python")
+    with pytest.raises(peers.PeersAbsent, match=r"^absent: .*/python is not there.* make setup-queue"):
+        asyncio.run(peers.start(peers.PEERS, 1, str(tmp_path)))
 
 
 def test_a_producers_loss_is_less_of_a_core_times_slower() -> None:

@@ -1,0 +1,40 @@
+"""What a user might take instead: the Ray object store and TransferQueue, in an environment of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from benchmarks.machine import ROOT
+from benchmarks.role import Role
+
+PEERS = ("ray", "transferqueue")
+PYTHON = ROOT / ".venv-queue" / "bin" / "python"
+COMPARES = (
+    "peers: the same pattern and the same owned buffers at the headline's size, shm again in turn with "
+    "them, in processes started after all else, for Ray's own take a share of the cores. Producers and "
+    "consumers are Ray actors; a consumer's call depends on its producers' calls. ray: a producer returns "
+    "its rows (one copy into the object store), a consumer maps them and copies its half rows out. "
+    "transferqueue: put and get of its key-value interface, SimpleStorage with as many storage units as "
+    "producers, the two halves as two fields, 1 MiB of rows a sample, so that no consumer gets what it does "
+    "not want. Both pay for putting, as data does not lie in their memory when it is produced."
+)
+
+
+class PeersAbsent(Exception):
+    """Why they cannot be measured here, and what to do."""
+
+
+async def start(arms: Sequence[str], rows: int, directory: str) -> Role:
+    """Their process, its actors ready. Raises PeersAbsent."""
+    if not PYTHON.exists():
+        raise PeersAbsent(f"absent: {PYTHON} is not there; make it with: make setup-queue")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    try:
+        role, _ = await Role.start(
+            "benchmarks.dispatch.peer_side", python=str(PYTHON), environment=environment,
+            arms=list(arms), rows=rows, directory=directory,
+        )  # fmt: skip
+    except (RuntimeError, TimeoutError) as error:
+        raise PeersAbsent(f"absent: Ray did not start ({error!r}); see its message above") from error
+    return role
