@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from importlib.util import find_spec
 
 from benchmarks.dispatch.arm import Arm
 from benchmarks.dispatch.central_grpc import CentralGrpcAsyncio, CentralGrpcThreads
@@ -11,6 +12,7 @@ from benchmarks.dispatch.direct import CentralSameTransport, Direct
 from benchmarks.dispatch.floor import MemcpyFloor
 from benchmarks.dispatch.member import TRANSPORTS
 from benchmarks.dispatch.sockets import Sockets
+from earl.dispatch.transport.nixl_agent import PACKAGE as NIXL
 
 GRPC = ("central_grpc_threads", "central_grpc_asyncio")
 
@@ -22,3 +24,11 @@ ARMS: dict[str, Callable[[], Arm]] = {
     "central_grpc_threads": CentralGrpcThreads,
     "central_grpc_asyncio": CentralGrpcAsyncio,
 }
+
+
+def absent(names: Iterable[str]) -> dict[str, str]:
+    """Of these arms or transports, those that cannot run here, and what to do about it."""
+    if find_spec(NIXL) is not None:
+        return {}
+    remedy = f'absent: {NIXL} is not installed; pip install "earl[nixl]"'
+    return {name: remedy for name in names if name in ("nixl", "central_nixl")}

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.dispatch import busy, caps, peers
-from benchmarks.dispatch.arms import ARMS, GRPC
+from benchmarks.dispatch.arms import ARMS, GRPC, absent
 from benchmarks.dispatch.measure import measure
 from benchmarks.dispatch.member import TRANSPORTS
 from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
@@ -35,17 +35,18 @@ COMPARES = (
     "there in place before the clock starts. The same processes run all arms, in turn within every round, "
     "each with other values, every element checked after every round; medians over the rounds. No arm "
     "checks sums on the way. Consumers learn that a producer is ready by one byte through a pipe, in arms "
-    "that need to. shm, ucx: EARL's Dispatcher; descriptors are published to the registry and fetched from "
-    "it within the time (an embedded Valkey, which answers once it is on disk: publish_ms); ucx is served "
-    "by a process beside every producer. central_shm, central_ucx: a controller reads whole producers over "
-    "that same transport and consumers read its copy: what is left is topology. central_grpc: a controller "
-    "to which producers stream 1 MiB messages and which forwards the halves of each at once, with grpc's "
-    "threads and with grpc.aio, the faster of the two at each size (frame sizes, Unix sockets, larger "
-    "messages and flow-control windows made no difference beyond noise). socket: TCP straight from "
-    "producers to consumers, sendmsg of rows where they lie, recv_into the target. memcpy_floor: np.copyto "
-    "of the same slices from mapped, touched memory, one thread a consumer. moved_bytes: what arrived at "
-    "every hop, as counted there. A size is MiB a worker; a consumer reads as much in one go. Everything on "
-    "one host; a network would punish a controller further (capped)."
+    "that need to. shm, ucx, nixl: EARL's Dispatcher; descriptors are published to the registry and fetched "
+    "from it within the time (an embedded Valkey, which answers once it is on disk: publish_ms); ucx and "
+    "nixl (on a CPU over TCP) are served by a process beside every producer. central_shm, central_ucx, "
+    "central_nixl: a controller reads whole producers over that same transport and consumers read its copy: "
+    "what is left is topology. central_grpc: a controller to which producers stream 1 MiB messages and "
+    "which forwards the halves of each at once, with grpc's threads and with grpc.aio, the faster of the "
+    "two at each size (frame sizes, Unix sockets, larger messages and flow-control windows made no "
+    "difference beyond noise). socket: TCP straight from producers to consumers, sendmsg of rows where they "
+    "lie, recv_into the target. memcpy_floor: np.copyto of the same slices from mapped, touched memory, one "
+    "thread a consumer. moved_bytes: what arrived at every hop, as counted there. A size is MiB a worker; a "
+    "consumer reads as much in one go. Everything on one host; a network would punish a controller further "
+    "(capped)."
 )
 
 
@@ -75,7 +76,9 @@ def dispatch(
     except ValueError as error:
         raise typer.BadParameter(f"{sizes!r}: {error}", param_hint="sizes") from None
     result: dict[str, Any] = {"compares": COMPARES, "cores": len(os.sched_getaffinity(0)), "rounds": rounds}
-    chosen = [name for name in ARMS if name in named]
+    if missing := absent(named):
+        result["absent"] = missing
+    chosen = [name for name in ARMS if name in named and name not in missing]
     if chosen:
         result.update(summary(asyncio.run(measure(chosen, sizes_mib, rounds))))
     if "peers" in named:
@@ -88,7 +91,9 @@ def dispatch(
         result["within_limit_fraction"] = found["within_limit_fraction"]
     if "busy" in named:
         result["compares"] += f" {busy.COMPARES}"
-        result["busy"] = asyncio.run(busy.measure(list(TRANSPORTS), rounds, interval_s))
+        result["busy"] = asyncio.run(
+            busy.measure([one for one in TRANSPORTS if one not in absent(TRANSPORTS)], rounds, interval_s)
+        )
     publish("dispatch", result, results, as_json=as_json)
 
 

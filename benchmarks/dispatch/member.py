@@ -29,6 +29,7 @@ WAIT_S = 60.0
 TRANSPORTS = {
     "shm": DataPlaneConfig(transport="shm", checksums="off"),
     "ucx": DataPlaneConfig(transport="ucx", checksums="off"),
+    "nixl": DataPlaneConfig(transport="nixl", checksums="off"),
 }
 # Beside the tensors: alignment.
 _SPARE_BYTES = 4 << 20

@@ -5,8 +5,8 @@ other arm. A consumer's call depends on its producers' calls, so Ray itself says
 
     ray            a producer returns its rows: one copy into the object store; a consumer maps them there
                    and copies its half rows into its buffer
-    transferqueue  a producer puts both halves as two fields, 1 MiB of rows a sample; a consumer gets the
-                   one field that it wants and copies it into its buffer
+    transferqueue  a producer puts both halves as two fields of one sample; a consumer gets the one field
+                   that it wants, of two samples, and copies it into its buffer
 """
 
 # pyright: reportMissingImports=false
@@ -14,7 +14,6 @@ other arm. A consumer's call depends on its producers' calls, so Ray itself says
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
@@ -41,14 +40,7 @@ from benchmarks.dispatch.pattern import (
 
 FIELDS = ("left", "right")
 PARTITION = "bench"
-# Of one sample, where the rows divide into such.
-SAMPLE_ROWS = MIB // ROW_BYTES
 ROUND_S = 100.0
-
-
-def samples(producer: int, number: int, rows: int) -> list[str]:
-    """TransferQueue's keys of a producer's rows."""
-    return [f"{key(producer, number)}/{one}" for one in range(rows // math.gcd(rows, SAMPLE_ROWS))]
 
 
 @ray.remote(num_cpus=0)
@@ -77,10 +69,9 @@ class Producer:
         import transfer_queue
         from tensordict import TensorDict
 
-        keys = samples(self.rank, number, rows)
-        whole = torch.from_numpy(self.array).view(len(keys), -1, self.array.shape[1])
-        fields = {FIELDS[i % 2]: whole[:, :, half(i)] for i in readers(self.rank)}
-        transfer_queue.kv_batch_put(keys, PARTITION, TensorDict(fields, batch_size=len(keys)))
+        sample = torch.from_numpy(self.array).unsqueeze(0)
+        fields = {FIELDS[i % 2]: sample[:, :, half(i)] for i in readers(self.rank)}
+        transfer_queue.kv_batch_put([key(self.rank, number)], PARTITION, TensorDict(fields, batch_size=1))
 
 
 @ray.remote(num_cpus=0)
@@ -105,11 +96,11 @@ class Consumer:
     def transferqueue(self, rows: int, number: int, *produced: None) -> tuple[int, int]:
         import transfer_queue
 
-        target, first, field = self.memory[: 2 * rows], 0, FIELDS[self.rank % 2]
-        keys = [one for producer in sources(self.rank) for one in samples(producer, number, rows)]
-        for tensor in transfer_queue.kv_batch_get(keys, PARTITION, field)[field].unbind(0):
-            np.copyto(target[first : first + len(tensor)], tensor.numpy())
-            first += len(tensor)
+        pattern, target, field = Pattern(rows), self.memory[: 2 * rows], FIELDS[self.rank % 2]
+        keys = [key(producer, number) for producer in sources(self.rank)]
+        got = transfer_queue.kv_batch_get(keys, PARTITION, field)[field].unbind(0)
+        for producer, tensor in zip(sources(self.rank), got, strict=True):
+            np.copyto(target[pattern.part(self.rank, producer)], tensor.numpy())
         return time.monotonic_ns(), target.nbytes
 
     def right(self, rows: int, number: int) -> bool:
@@ -154,8 +145,7 @@ class Peers:
         if arm == "transferqueue":
             import transfer_queue
 
-            for producer in range(PRODUCERS):
-                transfer_queue.kv_clear(samples(producer, number, rows), PARTITION)
+            transfer_queue.kv_clear([key(producer, number) for producer in range(PRODUCERS)], PARTITION)
         return {
             "total_ms": (max(at_ns for at_ns, _ in done) - began_ns) / 1e6,
             "moved_bytes": sum(size for _, size in done) + PRODUCERS * rows * ROW_BYTES,

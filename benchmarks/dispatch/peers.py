@@ -16,8 +16,9 @@ COMPARES = (
     "consumers are Ray actors; a consumer's call depends on its producers' calls. ray: a producer returns "
     "its rows (one copy into the object store), a consumer maps them and copies its half rows out. "
     "transferqueue: put and get of its key-value interface, SimpleStorage with as many storage units as "
-    "producers, the two halves as two fields, 1 MiB of rows a sample, so that no consumer gets what it does "
-    "not want. Both pay for putting, as data does not lie in their memory when it is produced."
+    "producers; a producer's rows are one sample, the fewest there can be, their halves its two fields, so "
+    "that no consumer gets what it does not want. Both pay for putting, as data does not lie in their "
+    "memory when it is produced."
 )
 
 
