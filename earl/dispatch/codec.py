@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from earl.dispatch.classes import ClassShard, TensorClass
 from earl.dispatch.descriptor import (
     CHECKSUM_BLOCK_BYTES,
     ArenaRef,
@@ -20,11 +22,16 @@ from earl.dispatch.descriptor import (
     row_major,
 )
 from earl.dispatch.layout import Box
+from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.pieces import Regions
+from earl.dispatch.placements import Placement
 from earl.errors import LayoutError
 from earl.v1 import layout_pb2 as pb
 
 _PREFIX = "DTYPE_"
+_KIND = "PLACEMENT_KIND_"
+# A mesh of more owners than this is no mesh.
+_MOST_RANKS = 1 << 20
 # Words of a sequence's record before its digests.
 _WORDS = 4
 
@@ -34,23 +41,28 @@ def encode(descriptor: Descriptor) -> bytes:
     message = pb.LayoutDescriptor(key=descriptor.key, version=descriptor.version)
     arenas: dict[ArenaRef, int] = {}
     regions: dict[int, int] = {}  # by identity: hashing a region hashes all its checksums
+
+    def number(region: RegionRef) -> int:
+        if id(region) not in regions:
+            if region.arena not in arenas:
+                arenas[region.arena] = len(arenas)
+                message.arenas.append(_arena(region.arena))
+            regions[id(region)] = len(regions)
+            message.regions.append(_region(region, arenas[region.arena]))
+        return regions[id(region)]
+
     for tensor in descriptor.tensors:
         dtype = pb.Dtype.Value(_PREFIX + tensor.dtype.upper())
         layout = message.tensors.add(name=tensor.name, dtype=dtype, shape=tensor.shape)
         item_bytes = numpy_dtype(tensor.dtype).itemsize
         for shard in tensor.shards:
-            region = shard.region
-            if id(region) not in regions:
-                if region.arena not in arenas:
-                    arenas[region.arena] = len(arenas)
-                    message.arenas.append(_arena(region.arena))
-                regions[id(region)] = len(regions)
-                message.regions.append(_region(region, arenas[region.arena]))
-            entry = layout.shards.add(region=regions[id(region)], offset_bytes=shard.offset_bytes)
+            entry = layout.shards.add(region=number(shard.region), offset_bytes=shard.offset_bytes)
             entry.box.start.extend(shard.box.start)
             entry.box.stop.extend(shard.box.stop)
             if shard.strides_bytes != row_major(shard.box.shape, item_bytes):
                 entry.strides_bytes.extend(shard.strides_bytes)
+    for shard in descriptor.classes:
+        _add_class(message, shard, number(shard.region))
     return message.SerializeToString()
 
 
@@ -73,9 +85,10 @@ def decode(data: bytes) -> Descriptor:
             for r in message.regions
         ]
         tensors = tuple(_tensor(layout, regions) for layout in message.tensors)
+        classes = tuple(_class(one, regions) for one in message.classes)
     except (DecodeError, IndexError, ValueError) as error:
         raise LayoutError(f"damaged descriptor of {len(data)} bytes: {error}", "publish it again") from error
-    return Descriptor(message.key, message.version, tensors)
+    return Descriptor(message.key, message.version, tensors, classes)
 
 
 def encode_head(arena: ArenaRef, columns: Sequence[tuple[str, str]]) -> bytes:
@@ -170,6 +183,52 @@ def _tensor(layout: pb.TensorLayout, regions: list[RegionRef]) -> TensorShards:
             )
         shards.append(ShardRef(box, region, entry.offset_bytes, strides))
     return TensorShards(layout.name, dtype, shape, tuple(shards))
+
+
+def _add_class(message: pb.LayoutDescriptor, shard: ClassShard, region: int) -> None:
+    one, layout = shard.tensors, shard.tensors.layout
+    entry = message.classes.add(
+        template=one.template,
+        dtype=pb.Dtype.Value(_PREFIX + one.dtype.upper()),
+        shape=layout.shape,
+        stack=layout.stack,
+        mesh_shape=layout.mesh_shape,
+        rank=shard.rank,
+        region=region,
+        offset_bytes=shard.offset_bytes,
+        tensor_bytes=shard.tensor_bytes,
+    )
+    for kind, *numbers in layout.placements:
+        values = dict(zip(("dim", "split"), numbers, strict=False))
+        entry.placements.add(kind=pb.PlacementKind.Value(_KIND + str(kind).upper()), **values)
+
+
+def _class(entry: pb.TensorClass, regions: list[RegionRef]) -> ClassShard:
+    placements: list[Placement] = []
+    for one in entry.placements:
+        kind = pb.PlacementKind.Name(one.kind).removeprefix(_KIND).lower()
+        match kind:
+            case "replicate":
+                placements.append((kind,))
+            case "strided_shard":
+                placements.append((kind, one.dim, one.split))
+            case _:
+                placements.append((kind, one.dim))
+    ranks = prod(entry.mesh_shape)
+    if ranks > _MOST_RANKS or not entry.rank < ranks:
+        raise LayoutError(f"{entry.template}: rank {entry.rank} of {ranks}", "publish it again")
+    owners = tuple(map(str, range(ranks)))
+    layout = MeshLayout(tuple(entry.shape), tuple(entry.mesh_shape), tuple(placements), owners, entry.stack)
+    one = TensorClass(entry.template, _dtype(entry.dtype), layout)
+    shard = ClassShard(one, entry.rank, regions[entry.region], entry.offset_bytes, entry.tensor_bytes)
+    count, size_bytes = one.extent(entry.rank)
+    if count and entry.offset_bytes + (count - 1) * entry.tensor_bytes + size_bytes > shard.region.size_bytes:
+        raise LayoutError(
+            f"{entry.template}: {count} tensors of {size_bytes} bytes in a region of "
+            f"{shard.region.size_bytes}",
+            "publish it again",
+        )
+    return shard
 
 
 def _arena(arena: ArenaRef) -> pb.ArenaRef:

@@ -17,6 +17,7 @@ from earl.dispatch.layout import Box
 from earl.errors import LayoutError, LayoutGap
 
 if TYPE_CHECKING:
+    from earl.dispatch.classes import ClassShard
     from earl.dispatch.pieces import Regions
 
 CHECKSUM_BLOCK_BYTES = 1 << 20
@@ -117,6 +118,7 @@ class Descriptor:
     key: str
     version: int
     tensors: tuple[TensorShards, ...]
+    classes: tuple[ClassShard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

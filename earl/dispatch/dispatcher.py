@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
-from earl.dispatch.layout import Layout
 from earl.dispatch.pieces import Pieces
 from earl.dispatch.registry import WEIGHTS_PREFIX, Registry
 from earl.dispatch.requirement import refuse_unmet
-from earl.dispatch.resolve import Copies, Read, SequenceRead, assemble, resolve_boxes, resolve_sequences
+from earl.dispatch.resolve import Copies, Form, Read, SequenceRead, assemble, resolve_sequences
+from earl.dispatch.resolve_classes import PublishedClasses, resolve
 from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import ReadTimeout, RegionGone, TransportUnavailable, VersionGone
@@ -120,10 +120,13 @@ class Dispatcher:
         )
         return Receipt(by_path, seconds, verified, sum(batch.retries for batch in batches))
 
-    async def describe(self, keys: Sequence[str]) -> dict[str, Layout]:
-        """The layouts of every tensor that these descriptors hold together, by name. Raises as `read`."""
-        tensors = assemble(await self._registry.get(list(keys)))
-        return {name: tensor.layout for name, tensor in tensors.items()}
+    async def describe(self, keys: Sequence[str]) -> dict[str, Form]:
+        """Dtype and shape of every tensor that these descriptors hold together, by name. Raises as `read`."""
+        descriptors = await self._registry.get(list(keys))
+        forms = {name: Form(t.layout.dtype, t.layout.shape) for name, t in assemble(descriptors).items()}
+        for one in PublishedClasses(descriptors).classes():
+            forms |= dict.fromkeys(one.names(), Form(one.dtype, one.shape))
+        return forms
 
     async def close(self) -> None:
         """Release mappings and connections."""
@@ -150,7 +153,7 @@ class Dispatcher:
         weights, samples = Copies(), Copies()
         for of_weights, copies in ((True, weights), (False, samples)):
             some = [read for read in boxes if _of_weights(read) is of_weights]
-            resolve_boxes(some, descriptors, copies)
+            resolve(some, descriptors, copies)
         for read, known in zip(sequences, records, strict=False):
             resolve_sequences(read, known, samples)
         return [

@@ -67,6 +67,14 @@ class SequenceRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """What a tensor is, wherever it lies."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor as several descriptors together know it."""
 
@@ -134,7 +142,7 @@ def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies
                 f"no tensor {name!r} under {', '.join(keys)}",
                 f"published there: {', '.join(sorted(assembled[keys])[:8])}",
             )
-        boxes = [_checked(read, tensor.layout) for read in group]
+        boxes = [checked(read, tensor.layout.dtype, tensor.layout.shape) for read in group]
         if len(group) > 1 and len(tensor.layout.shape) == 1 and _add_ranges(group, boxes, tensor, copies):
             continue
         cost = {s.region.arena.owner: float(s.region.arena.host != host_id()) for s in tensor.shards}
@@ -153,13 +161,16 @@ def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies
             copies.add(arena, pieces)
 
 
-def _checked(read: Read, layout: Layout) -> Box:
-    box = read.box if read.box is not None else Box.whole(layout.shape)
-    dtype = numpy_dtype(layout.dtype)
-    if read.into.dtype != dtype or read.into.shape != box.shape or not read.into.flags.writeable:
+def checked(read: Read, dtype: str, shape: tuple[int, ...]) -> Box:
+    """The box that a read is of. Raises LayoutError unless its target fits it."""
+    box = read.box if read.box is not None else Box.whole(shape)
+    wanted = numpy_dtype(dtype)
+    if len(box.start) != len(shape) or not Box.whole(shape).contains(box):
+        raise LayoutError(f"{read.name}: box {box} lies outside shape {shape}", "ask in global indices")
+    if read.into.dtype != wanted or read.into.shape != box.shape or not read.into.flags.writeable:
         raise LayoutError(
-            f"{read.name}: target {read.into.dtype} {read.into.shape}, box {layout.dtype} {box.shape}",
-            f"give a writable array of {dtype} {box.shape}",
+            f"{read.name}: target {read.into.dtype} {read.into.shape}, box {dtype} {box.shape}",
+            f"give a writable array of {wanted} {box.shape}",
         )
     return box
 

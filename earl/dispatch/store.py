@@ -22,6 +22,7 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch import codec
 from earl.dispatch.allocator import rounded
 from earl.dispatch.arena import Arena, Region
+from earl.dispatch.classes import ClassShard, TensorClass, spaced
 from earl.dispatch.descriptor import (
     Descriptor,
     RegionRef,
@@ -79,6 +80,8 @@ class _Entry:
     region: Region
     specs: dict[str, TensorSpec]
     offsets: dict[str, int]
+    # (class, rank on its mesh, offset of its first tensor, bytes from each to the next)
+    classes: tuple[tuple[TensorClass, int, int, int], ...] = ()
     # Of the published descriptor; empty before publish and once withheld.
     encoded: bytes = b""
 
@@ -164,6 +167,31 @@ class TensorStore:
             for name, spec in specs.items()
         }
 
+    def reserve_classes(
+        self, key: str, classes: Sequence[tuple[TensorClass, int]], version: int = 0
+    ) -> dict[str, np.ndarray]:
+        """`reserve` for the part that this owner holds of whole classes, each with its rank on their mesh.
+
+        Writable arrays by tensor, each shaped as the part of it; tensors of which it holds nothing are left
+        out. Raises ArenaFull, and LayoutError when the key is taken.
+        """
+        if key in self._entries:
+            raise LayoutError(f"{key} is held already", "remove it first, or publish under another key")
+        placed: list[tuple[TensorClass, int, int, int]] = []
+        size_bytes = 0
+        for one, rank in classes:
+            count, part_bytes = one.extent(rank)
+            placed.append((one, rank, size_bytes, spaced(part_bytes)))
+            size_bytes += count * spaced(part_bytes)
+        region = self.arena.allocate(size_bytes)
+        self._entries[key] = _Entry(version, region, {}, {}, tuple(placed))
+        arrays: dict[str, np.ndarray] = {}
+        for one, rank, offset, step in placed:
+            names, shape = one.held(rank)
+            for i, name in enumerate(names):
+                arrays[name] = region.array(numpy_dtype(one.dtype), shape, offset + i * step)
+        return arrays
+
     def sequences(self, key: str, columns: Sequence[tuple[str, str]]) -> SequenceStore:
         """Room for ragged sequences under a key of this owner's life; columns: (name, dtype's name)."""
         made = SequenceStore(self.arena, self._registry, key, columns, checksum=self._checksum)
@@ -186,7 +214,10 @@ class TensorStore:
             ref = await _off_loop(
                 entry.region.size_bytes if self._checksum else 0, entry.region.seal, self._checksum
             )
-            descriptor = Descriptor(key, entry.version, _tensors(entry, ref))
+            classes = tuple(
+                ClassShard(one, rank, ref, offset, step) for one, rank, offset, step in entry.classes
+            )
+            descriptor = Descriptor(key, entry.version, _tensors(entry, ref), classes)
             entry.encoded = encoded[key] = codec.encode(descriptor)
             descriptors.append(descriptor)
         await self._registry.publish_encoded(encoded)

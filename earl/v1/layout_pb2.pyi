@@ -19,6 +19,14 @@ class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_INT8: _ClassVar[Dtype]
     DTYPE_BOOL: _ClassVar[Dtype]
     DTYPE_FLOAT64: _ClassVar[Dtype]
+
+class PlacementKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLACEMENT_KIND_UNSPECIFIED: _ClassVar[PlacementKind]
+    PLACEMENT_KIND_REPLICATE: _ClassVar[PlacementKind]
+    PLACEMENT_KIND_SHARD: _ClassVar[PlacementKind]
+    PLACEMENT_KIND_STRIDED_SHARD: _ClassVar[PlacementKind]
+    PLACEMENT_KIND_ZIGZAG: _ClassVar[PlacementKind]
 DTYPE_UNSPECIFIED: Dtype
 DTYPE_UINT8: Dtype
 DTYPE_INT32: Dtype
@@ -29,6 +37,11 @@ DTYPE_BFLOAT16: Dtype
 DTYPE_INT8: Dtype
 DTYPE_BOOL: Dtype
 DTYPE_FLOAT64: Dtype
+PLACEMENT_KIND_UNSPECIFIED: PlacementKind
+PLACEMENT_KIND_REPLICATE: PlacementKind
+PLACEMENT_KIND_SHARD: PlacementKind
+PLACEMENT_KIND_STRIDED_SHARD: PlacementKind
+PLACEMENT_KIND_ZIGZAG: PlacementKind
 
 class Box(_message.Message):
     __slots__ = ("start", "stop")
@@ -102,19 +115,55 @@ class TensorLayout(_message.Message):
     shards: _containers.RepeatedCompositeFieldContainer[Shard]
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., shape: _Optional[_Iterable[int]] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ...) -> None: ...
 
+class Placement(_message.Message):
+    __slots__ = ("kind", "dim", "split")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    kind: PlacementKind
+    dim: int
+    split: int
+    def __init__(self, kind: _Optional[_Union[PlacementKind, str]] = ..., dim: _Optional[int] = ..., split: _Optional[int] = ...) -> None: ...
+
+class TensorClass(_message.Message):
+    __slots__ = ("template", "dtype", "shape", "stack", "mesh_shape", "placements", "rank", "region", "offset_bytes", "tensor_bytes")
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    MESH_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    template: str
+    dtype: Dtype
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    stack: int
+    mesh_shape: _containers.RepeatedScalarFieldContainer[int]
+    placements: _containers.RepeatedCompositeFieldContainer[Placement]
+    rank: int
+    region: int
+    offset_bytes: int
+    tensor_bytes: int
+    def __init__(self, template: _Optional[str] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., shape: _Optional[_Iterable[int]] = ..., stack: _Optional[int] = ..., mesh_shape: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., rank: _Optional[int] = ..., region: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., tensor_bytes: _Optional[int] = ...) -> None: ...
+
 class LayoutDescriptor(_message.Message):
-    __slots__ = ("key", "version", "arenas", "regions", "tensors")
+    __slots__ = ("key", "version", "arenas", "regions", "tensors", "classes")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ARENAS_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
     key: str
     version: int
     arenas: _containers.RepeatedCompositeFieldContainer[ArenaRef]
     regions: _containers.RepeatedCompositeFieldContainer[Region]
     tensors: _containers.RepeatedCompositeFieldContainer[TensorLayout]
-    def __init__(self, key: _Optional[str] = ..., version: _Optional[int] = ..., arenas: _Optional[_Iterable[_Union[ArenaRef, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[TensorLayout, _Mapping]]] = ...) -> None: ...
+    classes: _containers.RepeatedCompositeFieldContainer[TensorClass]
+    def __init__(self, key: _Optional[str] = ..., version: _Optional[int] = ..., arenas: _Optional[_Iterable[_Union[ArenaRef, _Mapping]]] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., tensors: _Optional[_Iterable[_Union[TensorLayout, _Mapping]]] = ..., classes: _Optional[_Iterable[_Union[TensorClass, _Mapping]]] = ...) -> None: ...
 
 class Column(_message.Message):
     __slots__ = ("name", "dtype")

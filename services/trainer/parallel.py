@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -22,8 +22,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from earl.config.run import RunConfig
-from earl.dispatch.dtensor import local_box
+from earl.dispatch.dtensor import local_box, mesh_layout
 from earl.dispatch.layout import Box
+from earl.dispatch.mesh import MeshLayout
 from earl.models.lora import Lora, adapt, adapters, initial, merged
 from earl.models.module import Decoder
 from earl.models.spec import ModelSpec
@@ -40,7 +41,8 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 class Shard:
     """This rank's part of one parameter: `local` is `box` of a tensor of `shape`.
 
-    local shares memory with the module's parameter; it is empty where the cut leaves nothing.
+    local shares memory with the module's parameter; it is empty where the cut leaves nothing. layout: of the
+    parameter over the ranks of its mesh, on which this one stands at `place`, row-major.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Shard:
     box: Box
     local: torch.Tensor
     parameter: nn.Parameter
+    layout: MeshLayout
+    place: int
 
     @property
     def gradient(self) -> torch.Tensor | None:
@@ -212,7 +216,13 @@ def shards_of(module: nn.Module) -> Iterator[Shard]:
     """
     for name, parameter in module.named_parameters():
         local = parameter.detach()
-        box = Box.whole(tuple(parameter.shape))
+        shape = tuple(parameter.shape)
+        box, layout, place = Box.whole(shape), MeshLayout(shape, (1,), (("replicate",),), ("0",)), 0
         if isinstance(local, DTensor):
+            mesh = local.device_mesh
+            layout = mesh_layout(local, [str(rank) for rank in mesh.mesh.flatten().tolist()])
+            place = layout.owners.index(str(mesh.get_rank()))
+            # Where a rank stands says who it is: layouts that differ in that alone are one class.
+            layout = replace(layout, owners=tuple(map(str, range(len(layout.owners)))))
             box, local = local_box(local), local.to_local()
-        yield Shard(name, tuple(parameter.shape), box, local, parameter)
+        yield Shard(name, shape, box, local, parameter, layout, place)

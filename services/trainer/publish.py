@@ -25,9 +25,10 @@ import torch
 
 from earl.bus import Bus, redis_errors
 from earl.dispatch.allocator import occupied, rounded
+from earl.dispatch.classes import TensorClass, classes_of
 from earl.dispatch.descriptor import numpy_dtype
 from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorSpec, TensorStore
+from earl.dispatch.store import TensorStore
 from services.trainer.codec import weights_published
 from services.trainer.group import Group
 from services.trainer.parallel import Shard
@@ -45,6 +46,15 @@ def slot_bytes(shards: Sequence[Shard], dtype: str) -> int:
     """Arena bytes of one version of these shards in the model's dtype."""
     itemsize = numpy_dtype(dtype).itemsize
     return sum(rounded(shard.box.size * itemsize) for shard in shards if shard.box.size)
+
+
+def published_classes(shards: Sequence[Shard], dtype: str) -> list[tuple[TensorClass, int]]:
+    """Every shard's tensor, in classes, each with this rank's place on their mesh."""
+    places: dict[TensorClass, int] = {}
+    for place in sorted({shard.place for shard in shards}):
+        of_place = {shard.name: (dtype, shard.layout) for shard in shards if shard.place == place}
+        places |= dict.fromkeys(classes_of(of_place), place)
+    return list(places.items())
 
 
 def arena_bytes(shards: Sequence[Shard], dtype: str) -> int:
@@ -93,7 +103,7 @@ class WeightSlots:
         self._group = group
         self._policy = policy
         shards = policy.model_shards
-        self._shards = [shard for shard in shards if shard.box.size]
+        self._classes = published_classes(shards, dtype)
         self._name = name
         self.dtype = dtype
         self._lease_s = lease_s
@@ -130,8 +140,7 @@ class WeightSlots:
             return
         self._free_slot()
         key = self.key(version, self._group.rank)
-        specs = {shard.name: TensorSpec(self.dtype, shard.shape, shard.box) for shard in self._shards}
-        arrays = self._side.run(self._reserve(key, specs, version), CALL_S)
+        arrays = self._side.run(self._reserve(key, version), CALL_S)
         _copy(self._policy, arrays, self.dtype)
         self._side.run(self._store.publish([key]), CALL_S)
         self._held.append(version)
@@ -153,8 +162,8 @@ class WeightSlots:
         self._side.run(self._store.remove([self.key(old, self._group.rank)]), CALL_S)
         self._held.remove(old)
 
-    async def _reserve(self, key: str, specs: dict[str, TensorSpec], version: int) -> dict[str, np.ndarray]:
-        return self._store.reserve(key, specs, version)
+    async def _reserve(self, key: str, version: int) -> dict[str, np.ndarray]:
+        return self._store.reserve_classes(key, self._classes, version)
 
     async def _retire(self, version: int) -> None:
         """Wait for those that are reading a withheld version."""

@@ -97,9 +97,10 @@ async def test_ranks_give_the_decoders_log_probs_straight_to_the_trainers_reader
             assert {len(one.item.reference_keys) for one in sequences} == {tp}
             # The bytes lie in the ranks' own arenas: every rank's share of every, or of its own sequences.
             owners = {
-                shard.owner
+                shard.region.arena.owner
                 for one in sequences
-                for shard in (await trainer.reader.describe(one.item.reference_keys))["reference"].shards
+                for descriptor in await trainer.registry.get(one.item.reference_keys)
+                for shard in descriptor.tensors[0].shards
             }
             assert owners == {f"reference-{rank}" for rank in range(dp * tp)}
             # What was trained is freed.

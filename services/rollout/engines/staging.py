@@ -21,8 +21,8 @@ from earl.bus import Bus
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import numpy_dtype
 from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.layout import Layout
 from earl.dispatch.registry import Registry
+from earl.dispatch.resolve import Form
 from earl.errors import EarlError, EngineError, LayoutError, WeightsIncomplete
 from earl.models.slices import Own
 from services.rollout.engines.base import EngineSpec, LoadReport, Transfer
@@ -142,8 +142,8 @@ class Stager:
 
     async def _read(self, version: int, keys: tuple[str, ...], deadline_s: float) -> LoadReport:
         dispatcher = await self._connected()
-        layouts = await dispatcher.describe(keys)
-        self._prepare(layouts, keys)
+        forms = await dispatcher.describe(keys)
+        self._prepare(forms, keys)
         reads = [
             Read(keys, part.source, part.box, self._buffers[name][part.at.slices()])
             for name, one in self._own.items()
@@ -173,10 +173,10 @@ class Stager:
             self._dispatcher = await Dispatcher.create(registry, config)
         return self._dispatcher
 
-    def _prepare(self, layouts: Mapping[str, Layout], keys: tuple[str, ...]) -> None:
+    def _prepare(self, forms: Mapping[str, Form], keys: tuple[str, ...]) -> None:
         """Buffers of the published dtypes. Raises LayoutError if the tensors are another model's."""
         for name, one in self._own.items():
-            dtypes = {self._dtype(layouts, part.source, keys) for part in one.parts}
+            dtypes = {self._dtype(forms, part.source, keys) for part in one.parts}
             if len(dtypes) > 1:
                 raise LayoutError(
                     f"{', '.join(keys)}: parts of {name} are published as {' and '.join(sorted(dtypes))}",
@@ -189,16 +189,16 @@ class Stager:
                 # Written once now: the first read would pay for the page faults.
                 self._buffers[name] = np.full(one.shape, 0, dtype=dtype)
 
-    def _dtype(self, layouts: Mapping[str, Layout], name: str, keys: tuple[str, ...]) -> str:
+    def _dtype(self, forms: Mapping[str, Form], name: str, keys: tuple[str, ...]) -> str:
         """The dtype in which a tensor is published. Raises LayoutError if it is another model's."""
-        layout = layouts.get(name)
-        found = None if layout is None else layout.shape
-        if layout is None or found != self._shapes[name]:
+        form = forms.get(name)
+        found = None if form is None else form.shape
+        if form is None or found != self._shapes[name]:
             raise LayoutError(
                 f"{', '.join(keys)}: {name} has shape {found}, the engine's model {self._shapes[name]}",
                 "trainer and engines must be given the same model",
             )
-        return layout.dtype
+        return form.dtype
 
     async def _close(self) -> None:
         if self._task is not None:

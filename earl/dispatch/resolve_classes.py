@@ -1,0 +1,179 @@
+"""Reads of tensors that are published by classes: planned a class at a time, for all its tensors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from earl.dispatch.blocks import Block, Reads, Want, plan_reads
+from earl.dispatch.classes import ClassIndex, ClassShard, TensorClass, length
+from earl.dispatch.descriptor import Descriptor, host_id, numpy_dtype, row_major
+from earl.dispatch.layout import Box
+from earl.dispatch.mesh import MeshLayout
+from earl.dispatch.pieces import Pieces, Regions, coalesce, flat_bytes
+from earl.dispatch.placements import Runs
+from earl.dispatch.resolve import Copies, Read, checked, resolve_boxes
+from earl.errors import LayoutGap
+
+
+class PublishedClasses:
+    """The classes that several descriptors together hold."""
+
+    def __init__(self, descriptors: Sequence[Descriptor]) -> None:
+        self._shards: dict[TensorClass, dict[int, ClassShard]] = {}
+        for descriptor in descriptors:
+            for shard in descriptor.classes:
+                self._shards.setdefault(shard.tensors, {}).setdefault(shard.rank, shard)
+        self._index = ClassIndex(self._shards)
+        self._keys = [descriptor.key for descriptor in descriptors]
+
+    def find(self, name: str) -> tuple[TensorClass, int] | None:
+        """(class, number in it) of a tensor, or None."""
+        return self._index.find(name)
+
+    def classes(self) -> Iterable[TensorClass]:
+        return self._shards.keys()
+
+    def shards(self, one: TensorClass) -> dict[int, ClassShard]:
+        """By rank on the class's mesh, of those whose descriptors are here."""
+        return self._shards[one]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """Tensors of a class of which the same box is wanted, by number, and where each goes."""
+
+    numbers: list[int]
+    into: list[np.ndarray]
+
+
+def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copies) -> None:
+    """Add the pieces of reads of any tensors. Raises LayoutGap, LayoutError."""
+    published: dict[tuple[str, ...], PublishedClasses] = {}
+    by_class: dict[tuple[str, ...], list[Read]] = {}
+    boxes: list[Read] = []
+    for read in reads:
+        if read.keys not in published:
+            published[read.keys] = PublishedClasses([known[key] for key in read.keys])
+        if published[read.keys].find(read.name) is None:
+            boxes.append(read)
+        else:
+            by_class.setdefault(read.keys, []).append(read)
+    resolve_boxes(boxes, known, copies)
+    for keys, some in by_class.items():
+        resolve_classes(some, published[keys], copies)
+
+
+def resolve_classes(reads: Sequence[Read], known: PublishedClasses, copies: Copies) -> None:
+    """Add the pieces of reads of tensors in these classes. Raises LayoutGap, LayoutError."""
+    wanted: dict[tuple[TensorClass, Box, tuple[int, ...]], _Wanted] = {}
+    for read in reads:
+        found = known.find(read.name)
+        assert found is not None, read.name
+        one, number = found
+        box = checked(read, one.dtype, one.shape)
+        group = wanted.setdefault((one, box, read.into.strides), _Wanted([], []))
+        group.numbers.append(number)
+        group.into.append(read.into)
+    for (one, box, _), group in wanted.items():
+        _resolve(one, box, group, known.shards(one), copies)
+
+
+def _resolve(
+    one: TensorClass, box: Box, group: _Wanted, shards: dict[int, ClassShard], copies: Copies
+) -> None:
+    layout = one.layout
+    if not box.size:
+        return
+    inner = tuple(((a, b),) for a, b in zip(box.start, box.stop, strict=True))
+    item_bytes = numpy_dtype(one.dtype).itemsize
+    owners = len(layout.owners)
+    cost, loads = np.full(owners, np.inf), np.zeros(owners, np.int64)
+    for rank, shard in shards.items():
+        arena = shard.region.arena
+        cost[rank] = float(arena.host != host_id())
+        loads[rank] = copies.loads.get(arena.owner, 0)
+    place = np.full(layout.tensors, -1, np.int64)
+    place[group.numbers] = np.arange(len(group.numbers))
+    for stack in _stacks(layout, group.numbers):
+        try:
+            reads = plan_reads([Want(layout, (*stack, *inner), item_bytes)], cost, loads)
+        except LayoutGap as gap:
+            raise LayoutGap(f"{one.template}: {gap.message}", gap.remedy) from None
+        loads = reads.loads
+        _add(one, reads, place, group, shards, copies)
+
+
+def _stacks(layout: MeshLayout, numbers: Sequence[int]) -> Iterable[tuple[Runs, ...]]:
+    """Ranges of the stack's dimensions that hold these tensors: one for all of them, else each by itself."""
+    sizes = layout.shape[: layout.stack]
+    if len(set(numbers)) == layout.tensors:
+        yield tuple(((0, n),) for n in sizes)
+        return
+    for number in dict.fromkeys(numbers):
+        at = np.unravel_index(number, sizes)
+        yield tuple(((int(i), int(i) + 1),) for i in at)
+
+
+def _add(
+    one: TensorClass,
+    reads: Reads,
+    place: np.ndarray,
+    group: _Wanted,
+    shards: dict[int, ClassShard],
+    copies: Copies,
+) -> None:
+    buffers = tuple(flat_bytes(into) for into in group.into)
+    strides = np.array(group.into[0].strides, np.int64)
+    for block in reads.blocks:
+        for rank in np.unique(block.peer).tolist():
+            shard = shards[rank]
+            rows = np.flatnonzero(block.peer == rank)
+            local = _local_shape(one.layout, rank)
+            own = np.array(row_major(local, int(block.item_bytes[0])), np.int64)
+            strips = coalesce(
+                block.source[rows] @ own,
+                block.target[rows] @ strides,
+                block.extent[rows],
+                own,
+                strides,
+                int(block.item_bytes[0]),
+            )
+            count, tensors = len(strips.copy), len(block.tensors)
+            first = shard.offset_bytes + _nth(one.layout, rank, block) * shard.tensor_bytes
+            buffer = np.repeat(place[block.tensors], count).astype(np.int32)
+            copies.add(
+                shard.region.arena,
+                Pieces(
+                    Regions.of([shard.region]),
+                    np.zeros(count * tensors, np.int32),
+                    np.repeat(first, count) + np.tile(strips.offset, tensors),
+                    np.tile(strips.rows, tensors),
+                    np.tile(strips.run, tensors),
+                    np.tile(strips.stride, tensors),
+                    buffers,
+                    buffer,
+                    np.tile(strips.at, tensors),
+                    np.tile(strips.target_stride, tensors),
+                ),
+            )
+
+
+def _local_shape(layout: MeshLayout, rank: int) -> tuple[int, ...]:
+    """Of one tensor's part."""
+    return tuple(length(runs) for runs in layout.runs(rank)[layout.stack :])
+
+
+def _nth(layout: MeshLayout, rank: int, block: Block) -> np.ndarray:
+    """int64[T]: where a block's tensors stand among those of which an owner holds a part."""
+    runs = layout.runs(rank)[: layout.stack]
+    nth = np.zeros(len(block.tensors), np.int64)
+    numbers = np.unravel_index(block.tensors, layout.shape[: layout.stack]) if layout.stack else ()
+    for at, ranges in zip(numbers, runs, strict=True):
+        starts = np.array([start for start, _ in ranges], np.int64)
+        before = np.cumsum([0, *(stop - start for start, stop in ranges)])[:-1]
+        of = np.searchsorted(starts, at, "right") - 1
+        nth = nth * length(ranges) + before[of] + at - starts[of]
+    return nth
