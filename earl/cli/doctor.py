@@ -24,7 +24,7 @@ from earl.config.load import load_run
 
 app = typer.Typer(add_completion=False)
 
-PROBES = ("memory", "ucx", "nixl", "rdma")
+PROBES = ("memory", "ucx", "nixl", "rdma", "device")
 PROBE_S = 60.0
 
 

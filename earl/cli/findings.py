@@ -34,7 +34,7 @@ class Finding:
 
 
 def data_plane(config: DataPlaneConfig, probed: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Arena directory, shared memory, UCX, NIXL and RDMA, in this order."""
+    """Arena directory, shared memory, UCX, NIXL, RDMA and arenas on a GPU, in this order."""
     wire = config.wire if config.wired else ""
     return [
         _arena_dir(probed["memory"]),
@@ -42,6 +42,7 @@ def data_plane(config: DataPlaneConfig, probed: Mapping[str, Mapping[str, Any]])
         _wire("ucx", probed["ucx"], _ucx_offers, wire == "ucx"),
         _wire("nixl", probed["nixl"], _nixl_offers, wire == "nixl"),
         _rdma(probed, config),
+        _gpu(probed["device"], config.arena_device != "cpu"),
     ]
 
 
@@ -125,3 +126,13 @@ def _rdma(probed: Mapping[str, Mapping[str, Any]], config: DataPlaneConfig) -> F
     return Finding(
         "rdma", True, needed, f"there: {ports} is up, and NIXL read over it{without}", remedy, facts
     )
+
+
+def _gpu(device: Mapping[str, Any], needed: bool) -> Finding:
+    facts, error = device["facts"], device["error"]
+    if error is not None and not needed and "device" not in facts:
+        return Finding("gpu arenas", False, False, "no GPU that torch can use", "", facts)
+    if error is not None:
+        return Finding("gpu arenas", False, needed, error["message"], error["remedy"], facts)
+    rate = f"{facts['moved_bytes'] >> 20} MiB into the arena's file at {facts['gb_per_s']:.1f} GB/s"
+    return Finding("gpu arenas", True, needed, f"{facts['device']}: {rate}", "", facts)

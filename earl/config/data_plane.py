@@ -12,6 +12,9 @@ from earl.config.base import Section
 class DataPlaneConfig(Section):
     # A tmpfs; arenas are files in a directory of the run's own below it.
     arena_dir: str = "/dev/shm"
+    # Where arenas are written: "cpu", or a GPU such as "cuda:0", from where what is sealed is copied into
+    # the arena's file in arena_dir.
+    arena_device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     # "auto": shared memory where the reader can open the arena, otherwise the wire (UCX). "nixl": NIXL (extra
     # `nixl`), over RDMA where a port of the machine is up.
     transport: Literal["auto", "shm", "ucx", "nixl"] = "auto"

@@ -9,6 +9,6 @@
 ```
 What is pure: `layout` (boxes) and `plan` (any boxes, one tensor); for what is large, `placements` and
 `mesh` (DTensor's cuts, classes of tensors), `blocks` (their plan as arrays), `ragged` (packed sequences),
-`balance` (replicas), `schedule` (order, credits); and `allocator`. Only `dtensor` knows torch.
-Nothing here ever unpickles, and no tensor enters Redis.
+`balance` (replicas), `schedule` (order, credits); and `allocator`. Only `dtensor` and
+`device_arena` know torch. Nothing here ever unpickles, and no tensor enters Redis.
 """

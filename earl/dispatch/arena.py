@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import xxhash
@@ -85,7 +86,7 @@ class Arena:
         )
 
     @classmethod
-    def create(cls, directory: Path, owner: str, incarnation: int, size_bytes: int) -> Arena:
+    def create(cls, directory: Path, owner: str, incarnation: int, size_bytes: int) -> Self:
         """A new arena with `size_bytes` for regions, wholly allocated and touched; dead owners' files go.
 
         Raises ConfigError when the file system is too small or the file exists.
@@ -116,6 +117,15 @@ class Arena:
         """Name the serving process's address in what is published from now on."""
         self.ref = replace(self.ref, ucx_address=ucx_address, nixl_address=nixl_address)
 
+    @property
+    def data_offset(self) -> int:
+        """Of the first byte for regions, from the start of the file."""
+        return self._header.data_offset
+
+    def moved_to(self, device: str) -> None:
+        """Name the device where regions are written in what is published from now on."""
+        self.ref = replace(self.ref, device=device)
+
     def allocate(self, size_bytes: int) -> Region:
         """A region of this size, its bytes undefined. Raises ArenaFull when there is no room now."""
         if size_bytes < 0:
@@ -137,7 +147,7 @@ class Arena:
                     "wait until readers have consumed regions, or make the arena larger",
                 )
             slot = self._free_slots.pop()
-            region = self._live[slot] = Region(self, slot, offset, size_bytes)
+            region = self._live[slot] = self._region(slot, offset, size_bytes)
             return region
 
     def close(self) -> None:
@@ -151,6 +161,10 @@ class Arena:
             self._live.clear()
         arena_file.remove(self._path)
         os.close(self._fd)
+
+    def _region(self, slot: int, offset_bytes: int, size_bytes: int) -> Region:
+        """What `allocate` gives out; arenas elsewhere than in the file alone have their own."""
+        return Region(self, slot, offset_bytes, size_bytes)
 
     def _publish(self, slot: int, offset: int, size: int, checksums: tuple[int, ...]) -> RegionRef:
         with self._lock:

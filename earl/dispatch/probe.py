@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,38 @@ def rdma(config: DataPlaneConfig, facts: Facts) -> None:
     facts["ports_up"] = nixl_agent.rdma_ports()
 
 
+def device(config: DataPlaneConfig, facts: Facts) -> None:
+    """A region written on data_plane.arena_device, or on the first GPU, and read from the arena's file."""
+    import numpy as np
+    import torch
+
+    from earl.dispatch.device_arena import DeviceRegion, cuda_device, open_arena
+
+    name = config.arena_device if config.arena_device != "cpu" else "cuda:0"
+    facts["torch"] = torch.__version__
+    facts["device"] = torch.cuda.get_device_name(cuda_device(name))
+    config = config.model_copy(update={"arena_device": name})
+    with ExitStack() as stack:
+        directory = stack.enter_context(_directory(config))
+        arena = stack.enter_context(closing(open_arena(config, directory, "doctor", 1, PROBE_BYTES)))
+        region = arena.allocate(PROBE_BYTES)
+        assert isinstance(region, DeviceRegion)
+        written = region.tensor(torch.uint8, (PROBE_BYTES,))
+        written.random_()
+        torch.cuda.synchronize(written.device)
+        started = time.perf_counter()
+        region.seal(checksum=False)
+        seconds = time.perf_counter() - started
+        found = torch.from_numpy(region.array(np.uint8, (PROBE_BYTES,)))
+        _arrived(facts, seconds, torch.equal(found, written.cpu()))
+
+
 PROBES: dict[str, Callable[[DataPlaneConfig, Facts], None]] = {
     "memory": memory,
     "ucx": ucx,
     "nixl": nixl,
     "rdma": rdma,
+    "device": device,
 }
 
 
@@ -140,9 +167,8 @@ def offers(info: str) -> Facts:
 
 
 @contextmanager
-def _arena(config: DataPlaneConfig) -> Iterator[Any]:
-    from earl.dispatch.arena import Arena
-
+def _directory(config: DataPlaneConfig) -> Iterator[Path]:
+    """One of its own in arena_dir, gone afterwards with all that is in it."""
     try:
         directory = tempfile.mkdtemp(prefix="earl-doctor-", dir=config.arena_dir)
     except OSError as error:
@@ -151,13 +177,15 @@ def _arena(config: DataPlaneConfig) -> Iterator[Any]:
             "name a directory on a tmpfs that this user may write",
         ) from error
     try:
-        arena = Arena.create(Path(directory), "doctor", 1, PROBE_BYTES)
-        try:
-            yield arena
-        finally:
-            arena.close()  # and its directory with it
+        yield Path(directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _arrived(facts: Facts, seconds: float, equal: bool) -> None:
+    if not equal:
+        raise DataPlaneError("other bytes arrived than were sent", "do not use this way: report it")
+    facts |= {"moved_bytes": PROBE_BYTES, "gb_per_s": round(PROBE_BYTES / seconds / 1e9, 3)}
 
 
 async def _read(
@@ -169,12 +197,14 @@ async def _read(
     """
     import numpy as np
 
+    from earl.dispatch.arena import Arena
     from earl.dispatch.pieces import Pieces, Regions
     from earl.dispatch.serving import ServingProcess
 
     secret = secrets.token_bytes(32)
     async with AsyncExitStack() as stack:
-        arena = stack.enter_context(_arena(config))
+        directory = stack.enter_context(_directory(config))
+        arena = stack.enter_context(closing(Arena.create(directory, "doctor", 1, PROBE_BYTES)))
         if served:
             serving = await ServingProcess.start(arena.ref, config, secret)
             stack.push_async_callback(serving.stop)
@@ -202,9 +232,7 @@ async def _read(
                     "does a firewall cut connections of this machine to itself?",
                 ) from None
             seconds = time.perf_counter() - started
-            if not np.array_equal(source, into):
-                raise DataPlaneError("other bytes arrived than were sent", "do not use this way: report it")
-        facts |= {"moved_bytes": PROBE_BYTES, "gb_per_s": round(PROBE_BYTES / seconds / 1e9, 3)}
+            _arrived(facts, seconds, np.array_equal(source, into))
 
 
 def main() -> None:

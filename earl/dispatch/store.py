@@ -32,6 +32,7 @@ from earl.dispatch.descriptor import (
     numpy_dtype,
     row_major,
 )
+from earl.dispatch.device_arena import open_arena
 from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
 from earl.dispatch.sequences import SequenceStore
@@ -113,7 +114,7 @@ class TensorStore:
 
         Raises ConfigError when the arena does not fit, TransportUnavailable when it cannot be served.
         """
-        arena = await asyncio.to_thread(Arena.create, directory, owner, incarnation, size_bytes)
+        arena = await asyncio.to_thread(open_arena, config, directory, owner, incarnation, size_bytes)
         store = cls(arena, registry, checksum=config.checksums == "always")
         if config.wired:
             try:

@@ -59,6 +59,7 @@ def found(**changes: Any) -> dict[str, Any]:
         "ucx": {**ucx, "path": "ucx-tcp", **moved},
         "nixl": {"version": "1.5.1", "plugins": ["UCX"], "wire": "tcp", "path": "nixl-tcp", **moved},
         "rdma": {"devices": [], "ports_up": []},
+        "device": {"torch": "2.13.0", "device": "A GPU", **moved},
     }
     return {name: {"facts": facts[name], "error": None} for name in facts} | changes
 
@@ -94,6 +95,8 @@ def test_without_rdma_the_default_data_plane_works_and_it_is_said_in_words():
         ({}, {"memory": failed("no room")}, ["arena directory", "shared memory"]),
         ({}, {"memory": failed("other bytes arrived", **found()["memory"]["facts"])}, ["shared memory"]),
         ({"transport": "ucx"}, {"memory": failed("no", **found()["memory"]["facts"])}, []),
+        ({}, {"device": failed("torch finds no CUDA device")}, []),
+        ({"arena_device": "cuda:1"}, {"device": failed("torch finds no CUDA device")}, ["gpu arenas"]),
     ],
 )
 def test_only_what_the_data_plane_needs_is_fatal(keys: dict, probed: dict, fatal: list[str]):
