@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from earl.errors import ConfigError, DataPlaneError, EarlError
 
 PROBE_BYTES = 16 << 20
 READ_S = 10.0
+_PREFIX = "earl-doctor-"
 Facts = dict[str, Any]
 
 
@@ -168,9 +169,15 @@ def offers(info: str) -> Facts:
 
 @contextmanager
 def _directory(config: DataPlaneConfig) -> Iterator[Path]:
-    """One of its own in arena_dir, gone afterwards with all that is in it."""
+    """One of its own in arena_dir, gone afterwards with all in it; what killed probes left goes too."""
+    from earl.dispatch.arena_file import remove_stale
+
     try:
-        directory = tempfile.mkdtemp(prefix="earl-doctor-", dir=config.arena_dir)
+        for left in Path(config.arena_dir).glob(f"{_PREFIX}*"):
+            remove_stale(left)
+            with suppress(OSError):  # its probe lives
+                left.rmdir()
+        directory = tempfile.mkdtemp(prefix=_PREFIX, dir=config.arena_dir)
     except OSError as error:
         raise ConfigError(
             f"nothing can be made in data_plane.arena_dir = {config.arena_dir}: {error.strerror}",

@@ -31,7 +31,9 @@ def run_file(directory: Path, **data_plane: str) -> str:
 
 
 def test_ways_that_are_installed_move_bytes(tmp_path: Path):
-    (tmp_path / "arenas").mkdir()
+    left = tmp_path / "arenas" / "earl-doctor-killed"
+    left.mkdir(parents=True)
+    (left / "doctor-0000000000000001.arena").touch()
     code, found, findings = doctor(run_file(tmp_path, transport="ucx", arena_dir=str(tmp_path / "arenas")))
     assert code == 0 and found["works"]
     paths = {"shared memory": "shm", "ucx": "ucx-tcp"}
