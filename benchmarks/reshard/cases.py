@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earl.dispatch.layout import Box, shard_box
+from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.placements import Placement, placement_boxes
 from earl.models.slices import FAMILIES, Own, Part, own_parameters
 from earl.models.spec import ModelSpec
@@ -52,16 +53,24 @@ class Slice:
     box: Box
 
 
-def held(spec: ModelSpec, case: Case, rank: int) -> dict[str, Box]:
-    """The boxes of trainer rank `rank`, tp rank first; tensors of which it has none are left out."""
-    found: dict[str, Box] = {}
+def layouts(spec: ModelSpec, case: Case) -> dict[str, MeshLayout]:
+    """How each tensor lies over the trainer ranks, which stand row-major on a mesh (tp, dp)."""
+    owners = tuple(map(str, range(case.trainers)))
+    found: dict[str, MeshLayout] = {}
     for name, shape in spec.shapes().items():
         cut = FAMILIES[spec.family].cuts.get(".".join(name.split(".")[-2:]))
         over_tp: Placement = ("replicate",) if cut is None else ("shard", cut[0])
-        at = divmod(rank, case.dp)
-        boxes = placement_boxes(shape, (case.tp, case.dp), (over_tp, ("shard", 0)), at)
-        if boxes:
-            found[name] = boxes[0]
+        found[name] = MeshLayout(shape, (case.tp, case.dp), (over_tp, ("shard", 0)), owners)
+    return found
+
+
+def held(spec: ModelSpec, case: Case, rank: int) -> dict[str, Box]:
+    """The boxes of trainer rank `rank`; tensors of which it has none are left out."""
+    found: dict[str, Box] = {}
+    for name, layout in layouts(spec, case).items():
+        at = layout.coordinates(rank)
+        for box in placement_boxes(layout.shape, layout.mesh_shape, layout.placements, at):
+            found[name] = box
     return found
 
 

@@ -21,14 +21,15 @@ import numpy as np
 import torch
 import uvloop
 
-from benchmarks.reshard.cases import CARRIER, DTYPE, Case, held, owned, slices, values
+from benchmarks.reshard.cases import CARRIER, DTYPE, Case, held, layouts, owned, slices, values
 from benchmarks.reshard.gather import GatherBroadcast
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.allocator import occupied
+from earl.dispatch.classes import classes_of
 from earl.dispatch.dispatcher import Dispatcher, Read
 from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorSpec, TensorStore
+from earl.dispatch.store import TensorStore
 from earl.models.spec import ModelSpec
 
 LEASE_S = 3600.0
@@ -67,8 +68,9 @@ class Trainer(Process):
             incarnation=self.rank + 1, size_bytes=occupied(slot_bytes) + MARGIN_BYTES,
         )  # fmt: skip
         self.store = self.runner.run(opening)
-        specs = {name: TensorSpec(DTYPE, shapes[name], box) for name, box in boxes.items()}
-        self.arrays = self.store.reserve(key(self.rank), specs, 1)
+        all_ranks = layouts(self.spec, self.case).items()
+        classes = classes_of({name: (DTYPE, layout) for name, layout in all_ranks})
+        self.arrays = self.store.reserve_classes(key(self.rank), [(one, self.rank) for one in classes], 1)
         for name, box in boxes.items():
             self.arrays[name][:] = values(name, shapes[name])[box.slices()]
         self.runner.run(self.store.publish(key(self.rank)))
