@@ -10,17 +10,17 @@ writes into a target any more. For keys of weights, what is gone is VersionGone:
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
-from earl.dispatch.pieces import Pieces
 from earl.dispatch.registry import WEIGHTS_PREFIX, Registry
 from earl.dispatch.requirement import refuse_unmet
-from earl.dispatch.resolve import Copies, Form, Read, SequenceRead, assemble, resolve_sequences
-from earl.dispatch.resolve_classes import PublishedClasses, resolve
+from earl.dispatch.resolve import Copies, Form, FromArena, Read, SequenceRead, assemble, resolve_sequences
+from earl.dispatch.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve
 from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import ReadTimeout, RegionGone, TransportUnavailable, VersionGone
@@ -60,12 +60,12 @@ class PathTotal:
 
 @dataclass(slots=True)
 class _Batch:
-    """The pieces of one read that come out of one arena, and how they come."""
+    """What one read takes out of one arena, how it comes, and how that went."""
 
-    arena: ArenaRef
-    pieces: Pieces
+    source: FromArena
     transport: Transport
     weights: bool
+    verified: bool
     retries: int = 0
 
 
@@ -78,6 +78,8 @@ class Dispatcher:
         self._secret = secret
         self._shm = SharedMemory()
         self._wire: Transport | None = None
+        # With which peer it begins: readers that all began with the same one would wait for each other.
+        self._turn = secrets.randbelow(1 << 16)
         self.totals: dict[str, PathTotal] = {}
 
     @classmethod
@@ -108,16 +110,14 @@ class Dispatcher:
         by_path: dict[str, int] = {}
         for batch in batches:
             path = batch.transport.path
-            by_path[path] = by_path.get(path, 0) + batch.pieces.size_bytes
+            by_path[path] = by_path.get(path, 0) + batch.source.size_bytes
             self.totals.setdefault(path, PathTotal()).retries += batch.retries
         for path, size_bytes in by_path.items():
             total = self.totals[path]
             total.size_bytes += size_bytes
             total.seconds += seconds
             total.transfers += 1
-        verified = bool(batches) and all(
-            self._verifies(batch.transport) and batch.pieces.verifiable for batch in batches
-        )
+        verified = bool(batches) and all(batch.verified for batch in batches)
         return Receipt(by_path, seconds, verified, sum(batch.retries for batch in batches))
 
     async def describe(self, keys: Sequence[str]) -> dict[str, Form]:
@@ -153,21 +153,24 @@ class Dispatcher:
         weights, samples = Copies(), Copies()
         for of_weights, copies in ((True, weights), (False, samples)):
             some = [read for read in boxes if _of_weights(read) is of_weights]
-            resolve(some, descriptors, copies)
+            resolve(some, descriptors, copies, self._turn)
         for read, known in zip(sequences, records, strict=False):
             resolve_sequences(read, known, samples)
-        return [
-            _Batch(arena, pieces, await self._transport(arena, of_weights), of_weights)
-            for of_weights, copies in ((True, weights), (False, samples))
-            for arena, pieces in copies.by_arena()
-        ]
+        batches: list[_Batch] = []
+        for of_weights, copies in ((True, weights), (False, samples)):
+            for source in copies.by_arena():
+                transport = await self._transport(source.arena, of_weights)
+                batches.append(_Batch(source, transport, of_weights, self._verifies(transport)))
+        return batches
 
     async def _read_batch(self, batch: _Batch) -> None:
-        verify = self._verifies(batch.transport)
+        arena, verify = batch.source.arena, batch.verified
         try:
-            batch.retries = await batch.transport.read(batch.arena, batch.pieces, verify=verify)
+            for pieces in batch.source.pieces(CREDIT_BYTES):
+                batch.retries += await batch.transport.read(arena, pieces, verify=verify)
+                batch.verified &= pieces.verifiable
         except RegionGone as error:
-            raise _gone(batch.arena, batch.weights, error) from error
+            raise _gone(arena, batch.weights, error) from error
 
     def _verifies(self, transport: Transport) -> bool:
         if self._config.checksums == "wire":

@@ -8,7 +8,7 @@ Reads of many ranges of one column, or of many sequences, are planned together a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,22 +82,52 @@ class Tensor:
     shards: tuple[ShardRef, ...]
 
 
+@dataclass(slots=True)
+class FromArena:
+    """What is to be read out of one arena: parts of a size, made when their turn comes."""
+
+    arena: ArenaRef
+    _parts: list[tuple[int, Callable[[], Pieces]]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size_bytes for size_bytes, _ in self._parts)
+
+    def pieces(self, credit_bytes: int) -> Iterator[Pieces]:
+        """Everything, in order, about credit_bytes at a time and never more than that and one part."""
+        together: list[Pieces] = []
+        waiting = 0
+        for size_bytes, make in self._parts:
+            if together and waiting + size_bytes > credit_bytes:
+                yield joined(together)
+                together, waiting = [], 0
+            together.append(make())
+            waiting += size_bytes
+        if together:
+            yield joined(together)
+
+
 class Copies:
     """What is to be read so far, by arena. `loads`: bytes from each owner, so that replicas share."""
 
     def __init__(self) -> None:
-        self._arenas: dict[int, ArenaRef] = {}
-        self._parts: dict[int, list[Pieces]] = {}
+        self._arenas: dict[int, FromArena] = {}
         self.loads: dict[str, int] = {}
 
     def add(self, arena: ArenaRef, pieces: Pieces) -> None:
+        """These pieces of one arena."""
         if len(pieces):
-            self._arenas[arena.nonce] = arena
-            self._parts.setdefault(arena.nonce, []).append(pieces)
-            self.loads[arena.owner] = self.loads.get(arena.owner, 0) + pieces.size_bytes
+            self.defer(arena, pieces.size_bytes, lambda: pieces)
 
-    def by_arena(self) -> list[tuple[ArenaRef, Pieces]]:
-        return [(self._arenas[nonce], joined(parts)) for nonce, parts in self._parts.items()]
+    def defer(self, arena: ArenaRef, size_bytes: int, make: Callable[[], Pieces]) -> None:
+        """As many bytes of one arena, which `make` spells out once it is their turn."""
+        held = self._arenas.setdefault(arena.nonce, FromArena(arena))
+        held._parts.append((size_bytes, make))
+        self.loads[arena.owner] = self.loads.get(arena.owner, 0) + size_bytes
+
+    def by_arena(self) -> list[FromArena]:
+        """In the order in which the arenas were first named."""
+        return list(self._arenas.values())
 
 
 def assemble(descriptors: Sequence[Descriptor]) -> dict[str, Tensor]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from earl.dispatch.blocks import Block, Reads, Want, plan_reads
+from earl.dispatch.blocks import Want, plan_reads
 from earl.dispatch.classes import ClassIndex, ClassShard, TensorClass, length
 from earl.dispatch.descriptor import Descriptor, host_id, numpy_dtype, row_major
 from earl.dispatch.layout import Box
@@ -15,7 +16,11 @@ from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.pieces import Pieces, Regions, coalesce, flat_bytes
 from earl.dispatch.placements import Runs
 from earl.dispatch.resolve import Copies, Read, checked, resolve_boxes
+from earl.dispatch.schedule import Requests, schedule
 from earl.errors import LayoutGap
+
+# What is under way from one peer at most: a request, and whatever the transport splits it into.
+CREDIT_BYTES = 64 << 20
 
 
 class PublishedClasses:
@@ -49,8 +54,11 @@ class _Wanted:
     into: list[np.ndarray]
 
 
-def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copies) -> None:
-    """Add the pieces of reads of any tensors. Raises LayoutGap, LayoutError."""
+def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copies, turn: int = 0) -> None:
+    """Add the pieces of reads of any tensors. turn: with which peer to begin, another for each reader.
+
+    Raises LayoutGap, LayoutError.
+    """
     published: dict[tuple[str, ...], PublishedClasses] = {}
     by_class: dict[tuple[str, ...], list[Read]] = {}
     boxes: list[Read] = []
@@ -63,10 +71,10 @@ def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copi
             by_class.setdefault(read.keys, []).append(read)
     resolve_boxes(boxes, known, copies)
     for keys, some in by_class.items():
-        resolve_classes(some, published[keys], copies)
+        resolve_classes(some, published[keys], copies, turn)
 
 
-def resolve_classes(reads: Sequence[Read], known: PublishedClasses, copies: Copies) -> None:
+def resolve_classes(reads: Sequence[Read], known: PublishedClasses, copies: Copies, turn: int) -> None:
     """Add the pieces of reads of tensors in these classes. Raises LayoutGap, LayoutError."""
     wanted: dict[tuple[TensorClass, Box, tuple[int, ...]], _Wanted] = {}
     for read in reads:
@@ -78,11 +86,11 @@ def resolve_classes(reads: Sequence[Read], known: PublishedClasses, copies: Copi
         group.numbers.append(number)
         group.into.append(read.into)
     for (one, box, _), group in wanted.items():
-        _resolve(one, box, group, known.shards(one), copies)
+        _resolve(one, box, group, known.shards(one), copies, turn)
 
 
 def _resolve(
-    one: TensorClass, box: Box, group: _Wanted, shards: dict[int, ClassShard], copies: Copies
+    one: TensorClass, box: Box, group: _Wanted, shards: dict[int, ClassShard], copies: Copies, turn: int
 ) -> None:
     layout = one.layout
     if not box.size:
@@ -97,13 +105,18 @@ def _resolve(
         loads[rank] = copies.loads.get(arena.owner, 0)
     place = np.full(layout.tensors, -1, np.int64)
     place[group.numbers] = np.arange(len(group.numbers))
+    targets = _Targets(tuple(map(flat_bytes, group.into)), np.array(group.into[0].strides, np.int64), place)
     for stack in _stacks(layout, group.numbers):
         try:
             reads = plan_reads([Want(layout, (*stack, *inner), item_bytes)], cost, loads)
         except LayoutGap as gap:
             raise LayoutGap(f"{one.template}: {gap.message}", gap.remedy) from None
         loads = reads.loads
-        _add(one, reads, place, group, shards, copies)
+        requests = schedule(reads, CREDIT_BYTES, first_peer=turn % owners)
+        for request in range(len(requests)):
+            rank = int(requests.peer[request])
+            make = partial(_pieces, requests, request, one.layout, rank, shards[rank], targets)
+            copies.defer(shards[rank].region.arena, int(requests.size_bytes[request]), make)
 
 
 def _stacks(layout: MeshLayout, numbers: Sequence[int]) -> Iterable[tuple[Runs, ...]]:
@@ -117,48 +130,44 @@ def _stacks(layout: MeshLayout, numbers: Sequence[int]) -> Iterable[tuple[Runs, 
         yield tuple(((int(i), int(i) + 1),) for i in at)
 
 
-def _add(
-    one: TensorClass,
-    reads: Reads,
-    place: np.ndarray,
-    group: _Wanted,
-    shards: dict[int, ClassShard],
-    copies: Copies,
-) -> None:
-    buffers = tuple(flat_bytes(into) for into in group.into)
-    strides = np.array(group.into[0].strides, np.int64)
-    for block in reads.blocks:
-        for rank in np.unique(block.peer).tolist():
-            shard = shards[rank]
-            rows = np.flatnonzero(block.peer == rank)
-            local = _local_shape(one.layout, rank)
-            own = np.array(row_major(local, int(block.item_bytes[0])), np.int64)
-            strips = coalesce(
-                block.source[rows] @ own,
-                block.target[rows] @ strides,
-                block.extent[rows],
-                own,
-                strides,
-                int(block.item_bytes[0]),
-            )
-            count, tensors = len(strips.copy), len(block.tensors)
-            first = shard.offset_bytes + _nth(one.layout, rank, block) * shard.tensor_bytes
-            buffer = np.repeat(place[block.tensors], count).astype(np.int32)
-            copies.add(
-                shard.region.arena,
-                Pieces(
-                    Regions.of([shard.region]),
-                    np.zeros(count * tensors, np.int32),
-                    np.repeat(first, count) + np.tile(strips.offset, tensors),
-                    np.tile(strips.rows, tensors),
-                    np.tile(strips.run, tensors),
-                    np.tile(strips.stride, tensors),
-                    buffers,
-                    buffer,
-                    np.tile(strips.at, tensors),
-                    np.tile(strips.target_stride, tensors),
-                ),
-            )
+@dataclass(frozen=True, slots=True, eq=False)
+class _Targets:
+    """Where tensors go: buffers with the same strides (bytes), place[number of a tensor] the one of each."""
+
+    buffers: tuple[np.ndarray, ...]
+    strides: np.ndarray
+    place: np.ndarray
+
+
+def _pieces(
+    requests: Requests, request: int, layout: MeshLayout, rank: int, shard: ClassShard, targets: _Targets
+) -> Pieces:
+    """One request, spelled out."""
+    block, tensors, rows = requests.copies(request)
+    item_bytes = int(block.item_bytes[0])
+    own = np.array(row_major(_local_shape(layout, rank), item_bytes), np.int64)
+    strips = coalesce(
+        block.source[rows] @ own,
+        block.target[rows] @ targets.strides,
+        block.extent[rows],
+        own,
+        targets.strides,
+        item_bytes,
+    )
+    count, times = len(strips.copy), len(tensors)
+    first = shard.offset_bytes + _nth(layout, rank, tensors) * shard.tensor_bytes
+    return Pieces(
+        Regions.of([shard.region]),
+        np.zeros(count * times, np.int32),
+        np.repeat(first, count) + np.tile(strips.offset, times),
+        np.tile(strips.rows, times),
+        np.tile(strips.run, times),
+        np.tile(strips.stride, times),
+        targets.buffers,
+        np.repeat(targets.place[tensors], count).astype(np.int32),
+        np.tile(strips.at, times),
+        np.tile(strips.target_stride, times),
+    )
 
 
 def _local_shape(layout: MeshLayout, rank: int) -> tuple[int, ...]:
@@ -166,11 +175,11 @@ def _local_shape(layout: MeshLayout, rank: int) -> tuple[int, ...]:
     return tuple(length(runs) for runs in layout.runs(rank)[layout.stack :])
 
 
-def _nth(layout: MeshLayout, rank: int, block: Block) -> np.ndarray:
-    """int64[T]: where a block's tensors stand among those of which an owner holds a part."""
+def _nth(layout: MeshLayout, rank: int, tensors: np.ndarray) -> np.ndarray:
+    """int64[T]: where tensors stand among those of which an owner holds a part."""
     runs = layout.runs(rank)[: layout.stack]
-    nth = np.zeros(len(block.tensors), np.int64)
-    numbers = np.unravel_index(block.tensors, layout.shape[: layout.stack]) if layout.stack else ()
+    nth = np.zeros(len(tensors), np.int64)
+    numbers = np.unravel_index(tensors, layout.shape[: layout.stack]) if layout.stack else ()
     for at, ranges in zip(numbers, runs, strict=True):
         starts = np.array([start for start, _ in ranges], np.int64)
         before = np.cumsum([0, *(stop - start for start, stop in ranges)])[:-1]

@@ -2,15 +2,14 @@
 
     blocks ─► requests: what one peer gives for one priority, at most `credit_bytes` each
            ─► sorted: priority, wave (a peer's first, second, …), peers in turn from the reader's own
-    Credits: ready() ─► start ─► done(request) ─► ready() …
 
-What is wanted first (the first micro-batch) is asked for first; every peer is asked at once, each for no
-more bytes than its credit; readers begin at different peers, so that none is asked by all of them first.
+What is wanted first (the first micro-batch) is asked for first; every peer is asked at once, each for one
+request after the other, hence no more bytes than its credit; readers begin at different peers, so that none
+is asked by all of them first. Requests stay arrays of ranges until their turn: `copies` spells one out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,53 +140,3 @@ def _wave(peer: np.ndarray, priority: np.ndarray) -> np.ndarray:
     wave = np.empty(len(peer), np.int64)
     wave[order] = at - np.maximum.accumulate(np.where(new, at, 0))
     return wave
-
-
-class Credits:
-    """Which requests may start now: each peer's in order, with at most credit_bytes of it under way.
-
-    A request above that starts when nothing else of its peer is under way. Holds no clock and no I/O.
-    """
-
-    def __init__(self, requests: Requests, credit_bytes: int) -> None:
-        self._sizes = requests.size_bytes.tolist()
-        self._peers = requests.peer.tolist()
-        self._credit_bytes = credit_bytes
-        self._waiting: dict[int, list[int]] = {}
-        for request in reversed(range(len(self._sizes))):
-            self._waiting.setdefault(self._peers[request], []).append(request)
-        self._under_way: dict[int, int] = {}
-        self._open: set[int] = set()
-        # Peers whose next request may have become possible.
-        self._asked = set(self._waiting)
-
-    def ready(self) -> list[int]:
-        """Requests to start now, in their order; each is handed out once, and counts as under way."""
-        started = sorted(self._start())
-        self._open.update(started)
-        return started
-
-    def done(self, request: int) -> None:
-        """A request ended. Raises LayoutError if it was not under way."""
-        if request not in self._open:
-            raise LayoutError(f"request {request} is not under way", "end each request once, after ready()")
-        self._open.remove(request)
-        peer = self._peers[request]
-        self._under_way[peer] -= self._sizes[request]
-        self._asked.add(peer)
-
-    @property
-    def finished(self) -> bool:
-        return not self._open and not any(self._waiting.values())
-
-    def _start(self) -> Iterator[int]:
-        for peer in self._asked:
-            waiting = self._waiting[peer]
-            while waiting:
-                under_way = self._under_way.get(peer, 0)
-                if under_way and under_way + self._sizes[waiting[-1]] > self._credit_bytes:
-                    break
-                request = waiting.pop()
-                self._under_way[peer] = under_way + self._sizes[request]
-                yield request
-        self._asked.clear()

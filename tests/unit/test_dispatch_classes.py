@@ -16,7 +16,7 @@ from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.placements import Placement
 from earl.dispatch.resolve import Copies, Read
-from earl.dispatch.resolve_classes import resolve
+from earl.dispatch.resolve_classes import CREDIT_BYTES, resolve
 from earl.dispatch.transport.copying import copy
 from earl.errors import LayoutError, LayoutGap
 
@@ -90,8 +90,9 @@ class Owners:
     def read(self, reads: list[Read]) -> Copies:
         copies = Copies()
         resolve(reads, self.descriptors, copies)
-        for arena, pieces in copies.by_arena():
-            copy(self.memory[arena.nonce], pieces)
+        for source in copies.by_arena():
+            for pieces in source.pieces(CREDIT_BYTES):
+                copy(self.memory[source.arena.nonce], pieces)
         return copies
 
 
@@ -137,7 +138,7 @@ def test_reads_of_a_class_are_right_whatever_its_layout(case, data):
     copies = owners.read([Read(keys, names[number], box, array) for number, array in into.items()])
     for number, array in into.items():
         np.testing.assert_array_equal(array, flat_[number][box.slices()])
-    moved = sum(pieces.size_bytes for _, pieces in copies.by_arena())
+    moved = sum(source.size_bytes for source in copies.by_arena())
     assert moved == sum(array.nbytes for array in into.values())
 
 
@@ -151,7 +152,7 @@ def test_replicas_share_the_tensors_of_a_class():
     reads = [Read(tuple(owners.descriptors), name, None, into[i]) for i, name in enumerate(one.names())]
     copies = owners.read(reads)
     np.testing.assert_array_equal(into, whole)
-    assert [pieces.size_bytes for _, pieces in copies.by_arena()] == [64 * 64] * 4
+    assert [source.size_bytes for source in copies.by_arena()] == [64 * 64] * 4
 
 
 def test_a_rank_whose_descriptor_is_missing_leaves_a_gap_with_its_box():
@@ -173,3 +174,16 @@ def test_a_descriptor_that_leaves_its_region_is_refused():
         codec.decode(data)
     with pytest.raises(LayoutError, match="rank 2 of 2"):
         codec.decode(codec.encode(Descriptor("k", 1, (), (ClassShard(one, 2, region, 0, 16),))))
+
+
+def test_what_comes_of_one_arena_is_spelled_out_within_credit():
+    one = TensorClass("l.{}.w", "int32", MeshLayout((9, 8, 6), (1,), (("replicate",),), ("0",), 1))
+    owners = Owners(one, np.zeros((9, 8, 6), np.int32))
+    copies = Copies()
+    for name in one.names():
+        resolve([Read(("weights/1/0",), name, None, np.zeros((8, 6), np.int32))], owners.descriptors, copies)
+    (source,) = copies.by_arena()
+    each = 8 * 6 * 4
+    assert [pieces.size_bytes for pieces in source.pieces(2 * each + 1)] == [2 * each] * 4 + [each]
+    assert [pieces.size_bytes for pieces in source.pieces(1)] == [each] * 9
+    assert source.size_bytes == 9 * each
