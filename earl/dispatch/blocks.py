@@ -99,8 +99,8 @@ def plan_reads(
     owners = wants[0].source.owners if wants else ()
     if any(want.source.owners != owners for want in wants):
         raise LayoutError("wants of sources with different owners", "plan each set of owners by itself")
-    costs = np.zeros(len(owners)) if cost is None else np.asarray(cost, np.float64)
-    total = np.zeros(len(owners), np.int64) if loads is None else np.array(loads, np.int64)
+    costs = one_each("cost", cost, len(owners), np.float64)
+    total = one_each("loads", loads, len(owners), np.int64)
     blocks: list[Block] = []
     for number, want in enumerate(wants):
         for block in _blocks(number, want, costs, total):
@@ -110,9 +110,22 @@ def plan_reads(
     return Reads(owners, tuple(blocks), total)
 
 
+def one_each(name: str, given: np.ndarray | None, count: int, dtype: type) -> np.ndarray:
+    """A copy of what was given, zeros if nothing was. Raises LayoutError unless it is dtype[count]."""
+    values = np.zeros(count, dtype) if given is None else np.array(given, dtype)
+    if values.shape != (count,):
+        raise LayoutError(f"{name} of shape {values.shape} for {count}", "give exactly one number for each")
+    return values
+
+
 def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Iterator[Block]:
     """Blocks of one want; `loads` is read anew after each one, and must have it added."""
     source, stack = want.source, want.source.stack
+    if len(want.runs) != len(source.shape):
+        raise LayoutError(
+            f"ranges in {len(want.runs)} dimensions of shape {source.shape}",
+            "give each dimension's, the stack's too",
+        )
     for length, runs in zip(source.shape, want.runs, strict=True):
         if any(not 0 <= a < b <= length for a, b in runs):
             raise LayoutError(f"ranges {runs} of {source.shape}", "ask in the tensor's global indices")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earl.dispatch.balance import deal
-from earl.dispatch.blocks import Block, Reads
+from earl.dispatch.blocks import Block, Reads, one_each
 from earl.errors import LayoutError, LayoutGap, LayoutOverlap
 
 
@@ -133,9 +133,9 @@ def plan_batch(
     Raises LayoutGap naming a sequence and its rows, LayoutError.
     """
     sequences = np.asarray(sequences, np.int64)
-    costs = np.zeros(len(index.owners)) if cost is None else np.asarray(cost, np.float64)
-    total = np.zeros(len(index.owners), np.int64) if loads is None else np.array(loads, np.int64)
-    soon = np.zeros(len(sequences), np.int32) if priority is None else np.asarray(priority, np.int32)
+    costs = one_each("cost", cost, len(index.owners), np.float64)
+    total = one_each("loads", loads, len(index.owners), np.int64)
+    soon = one_each("priority", priority, len(sequences), np.int32)
     row_bytes = int(sum(column_bytes))
     entry = _entries(index, sequences, costs, total, row_bytes)
     lengths = index.length[entry]

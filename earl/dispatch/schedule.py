@@ -127,7 +127,7 @@ def _cut(block: Block, elements: np.ndarray, first: int, last: int, credit_bytes
             found.append((tensor, tensor + 1, row, end, item * (int(elements[end - 1]) - base)))
             row, base = end, int(elements[end - 1])
         tensor += 1
-    return np.array(found, np.int64)
+    return np.array(found, np.int64).reshape(-1, 5)
 
 
 def _wave(peer: np.ndarray, priority: np.ndarray) -> np.ndarray:

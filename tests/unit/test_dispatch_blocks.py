@@ -118,6 +118,15 @@ def test_filling_levels_and_dealing_follows(sizes, loads):
     assert (got <= shares + max(sizes)).all() and (got[shares == 0] == 0).all()
 
 
+def test_one_number_for_each_owner():
+    source = MeshLayout((8,), (2,), (("shard", 0),), ("a", "b"))
+    want = Want(source, (((0, 8),),), 4)
+    with pytest.raises(LayoutError, match=r"cost of shape \(1,\) for 2"):
+        plan_reads([want], np.zeros(1))
+    with pytest.raises(LayoutError, match=r"loads of shape \(3,\) for 2"):
+        plan_reads([want], loads=np.zeros(3, int))
+
+
 def test_neighbours_are_joined():
     """dp 4 → dp 2 by rows: two copies; whole tensors held alike: one."""
     four = MeshLayout((5, 8, 3), (4,), (("shard", 1),), ("a", "b", "c", "d"), 1)
@@ -159,5 +168,7 @@ def test_ranges_outside_the_shape_are_refused():
     source = MeshLayout((8,), (2,), (("shard", 0),), ("a", "b"))
     with pytest.raises(LayoutError, match="9"):
         plan_reads([Want(source, (((0, 9),),), 4)])
+    with pytest.raises(LayoutError, match=r"2 dimensions of shape \(8,\)"):
+        plan_reads([Want(source, (((0, 8),), ((0, 1),)), 4)])
     assert plan_reads([Want(source, ((),), 4)]).copies == 0
     assert plan_reads([]).size_bytes == 0

@@ -123,6 +123,14 @@ def test_gaps_and_overlaps_are_named():
         plan_batch(index, np.array([2]), (4,), cost=np.array([np.inf]))
 
 
+def test_nothing_wanted_is_no_request():
+    index = RaggedIndex.of([Packed("a", np.array([0, 1]), np.array([0, 4, 8]))])
+    assert len(schedule(plan_batch(index, np.arange(2), ()).reads, 8)) == 0
+    assert len(schedule(plan_batch(index, np.arange(0), (4,)).reads, 8)) == 0
+    with pytest.raises(LayoutError, match=r"priority of shape \(1,\) for 2"):
+        plan_batch(index, np.arange(2), (4,), priority=np.zeros(1, int))
+
+
 @some
 @given(st.data())
 def test_requests_hold_every_copy_once_within_credit_and_in_order(data):
