@@ -3,8 +3,9 @@
 Every host has produced rows of a tensor and wants a slice of the columns of all rows, as workers do when
 one stage's layout becomes the next one's: all to all.
 
-    direct    slabs of rows, a few under way: bytes pass the cards (egress of each producer, ingress of
-              the reader), then Dispatcher.read over UCX fetches the slab from all of them
+    direct    slabs of rows, one after another through the cards (egress of each producer, ingress of the
+              reader); Dispatcher.read over UCX fetches a slab from all of them when its first byte may enter
+              the reader's card, and it counts as there once its last has passed
     central   a socket from every host to the controller and back; a frame passes the sender's egress, the
               controller's ingress and egress, the receiver's ingress, each as soon as it is there
 """
@@ -30,8 +31,8 @@ from earl.dispatch.store import TensorSpec
 TRANSPORT = "ucx"
 # The host whose card the controller uses.
 CONTROLLER_HOST = 0
-SLABS = 8
-UNDER_WAY = 4
+SLABS = 4
+UNDER_WAY = 3
 FRAME_BYTES = 256 << 10
 STREAM_BYTES = 4 << 20
 # receiver, sender, first row, bytes
@@ -107,13 +108,14 @@ class Host:
             for first, stop in slabs:
                 size = (stop - first) * plan.columns * DTYPE.itemsize
                 sizes = {(host, EGRESS): size for host in others}
-                await self.nics.carry({**sizes, (self.rank, INGRESS): size * len(others)})
+                sizes[self.rank, INGRESS] = size * len(others)
                 reads: list[Read] = []
                 for host in others:
                     rows = host * plan.rows + first, host * plan.rows + stop
                     box = Box((rows[0], wanted.start[1]), (rows[1], wanted.stop[1]))
                     reads.append(Read((key(host, number),), TENSOR, box, self.target[rows[0] : rows[1]]))
-                read_bytes += (await dispatcher.read(reads, WAIT_S)).size_bytes
+                async with self.nics.carrying(sizes):
+                    read_bytes += (await dispatcher.read(reads, WAIT_S)).size_bytes
             return read_bytes
 
         self.keep_own(plan)

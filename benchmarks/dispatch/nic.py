@@ -11,6 +11,8 @@ import fcntl
 import mmap
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,13 @@ def central_seconds(hosts: int, host_bytes: int, rate: float) -> float:
     return host_bytes * (hosts - 1) ** 2 / hosts / rate
 
 
+async def until(at_ns: int) -> None:
+    """Sleep until that time of the monotonic clock; not at all when it is past."""
+    waiting_s = (at_ns - time.monotonic_ns()) / 1e9
+    if waiting_s > 0:
+        await asyncio.sleep(waiting_s)
+
+
 class Nics:
     """The cards of `hosts` hosts. Everybody maps one file; whoever is first makes it by `create`."""
 
@@ -83,9 +92,15 @@ class Nics:
 
     async def carry(self, sizes: dict[tuple[int, int], int]) -> None:
         """Return once these bytes have passed these links."""
-        waiting_s = (self.take(sizes) - time.monotonic_ns()) / 1e9
-        if waiting_s > 0:
-            await asyncio.sleep(waiting_s)
+        await until(self.take(sizes))
+
+    @asynccontextmanager
+    async def carrying(self, sizes: dict[tuple[int, int], int]) -> AsyncIterator[None]:
+        """Enter when the first of these bytes may enter the busiest of these links; leave once all passed."""
+        passed_ns = self.take(sizes)
+        await until(passed_ns - round(max(sizes.values()) / self._rate * 1e9))
+        yield
+        await until(passed_ns)
 
     def carried(self) -> list[int]:
         """Bytes since the start through the busiest card: out, in."""
