@@ -145,17 +145,18 @@ class Dispatcher:
         sequences = [read for read in reads if isinstance(read, SequenceRead)]
         keys = list(dict.fromkeys(key for read in boxes for key in read.keys))
         # Records come in the order of one read's keys; further reads of sequences are rare.
-        first, *others = [one.by_owner() for one in sequences] or [{}]
+        owners = [one.by_owner() for one in sequences]
+        first, *others = [one.names for one in owners] or [{}]
         found = await asyncio.gather(
-            self._registry.fetch(keys, first), *(self._registry.fetch([], owners) for owners in others)
+            self._registry.fetch(keys, first), *(self._registry.fetch([], names) for names in others)
         )
         descriptors, records = found[0][0], [one for _, one in found]
         weights, samples = Copies(), Copies()
         for of_weights, copies in ((True, weights), (False, samples)):
             some = [read for read in boxes if _of_weights(read) is of_weights]
             resolve(some, descriptors, copies, self._turn)
-        for read, known in zip(sequences, records, strict=False):
-            resolve_sequences(read, known, samples)
+        for read, names, known in zip(sequences, owners, records, strict=False):
+            resolve_sequences(read, names, known, samples)
         batches: list[_Batch] = []
         for of_weights, copies in ((True, weights), (False, samples)):
             for source in copies.by_arena():

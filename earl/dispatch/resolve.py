@@ -57,13 +57,29 @@ class SequenceRead:
     context: ContextSlice | None = None
     priority: np.ndarray | None = None
 
-    def by_owner(self) -> dict[str, list[str]]:
-        """The sequences under each owner's key, in order."""
-        found: dict[str, list[str]] = {}
+    def by_owner(self) -> ByOwner:
+        """The sequences under each owner's key."""
+        names: dict[str, list[str]] = {}
+        numbers: dict[str, int] = {}
+        places: list[tuple[int, int]] = []
         for key in self.keys:
-            owner, _, sequence = key.partition("#")
-            found.setdefault(owner, []).append(sequence)
-        return found
+            owner, _, name = key.partition("#")
+            held = names.setdefault(owner, [])
+            places.append((numbers.setdefault(owner, len(numbers)), len(held)))
+            held.append(name)
+        peer, nth = np.array(places, np.int64).reshape(-1, 2).T
+        return ByOwner(names, peer, nth)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByOwner:
+    """names: sequences by owner's key, in order. peer, nth: int64[M], where each of a read's M sequences is:
+
+    the number of its owner, and its place among that owner's."""
+
+    names: Mapping[str, Sequence[str]]
+    peer: np.ndarray
+    nth: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,11 +327,12 @@ def _add_ranges(group: Sequence[Read], boxes: Sequence[Box], tensor: Tensor, cop
 # --- sequences --------------------------------------------------------------------------------
 
 
-def resolve_sequences(read: SequenceRead, known: Mapping[str, SequenceRecords], copies: Copies) -> None:
+def resolve_sequences(
+    read: SequenceRead, owners: ByOwner, known: Mapping[str, SequenceRecords], copies: Copies
+) -> None:
     """Add the pieces of this read. Raises LayoutGap, LayoutError."""
-    owners = read.by_owner()
-    records = [known[owner] for owner in owners]
-    peer, nth = _places(read, owners)
+    records = [known[owner] for owner in owners.names]
+    peer, nth = owners.peer, owners.nth
     first = np.cumsum([0, *(len(one) for one in records)])
     entry = first[peer] + nth
     rows = np.concatenate([np.zeros(0, np.int64), *(one.rows for one in records)])[entry]
@@ -329,7 +346,7 @@ def resolve_sequences(read: SequenceRead, known: Mapping[str, SequenceRecords], 
     start = np.cumsum(rows + 1) - (rows + 1)
     names = list(read.into)
     wide = [read.into[name].itemsize for name in names]
-    index = RaggedIndex(tuple(owners), np.arange(len(rows)), peer.astype(np.int32), start, rows)
+    index = RaggedIndex(tuple(owners.names), np.arange(len(rows)), peer.astype(np.int32), start, rows)
     cost = np.array([float(one.arena.host != host_id()) for one in records])
     batch = plan_batch(index, index.sequence, wide, read.context, priority=read.priority, cost=cost)
     for name in names:
@@ -366,17 +383,6 @@ def resolve_sequences(read: SequenceRead, known: Mapping[str, SequenceRecords], 
             zeros,
         )
         copies.add(one.arena, pieces)
-
-
-def _places(read: SequenceRead, owners: Mapping[str, Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
-    """(owner's number, place among that owner's), int64[M] each, of every sequence."""
-    number = {owner: i for i, owner in enumerate(owners)}
-    peer = np.array([number[key.partition("#")[0]] for key in read.keys], np.int64)
-    nth = np.zeros(len(peer), np.int64)
-    for i in range(len(owners)):
-        held = peer == i
-        nth[held] = np.arange(int(held.sum()))
-    return peer, nth
 
 
 def _check_column(name: str, into: np.ndarray, rows: int) -> None:
