@@ -36,14 +36,17 @@ COMPARES = (
     "that host holds or wants passes once or not at all, and nothing that its owner keeps is sent. It "
     "forwards frame by frame, in and out at once. limit: what such cards allow at best, (hosts - 1) times. "
     "Payload is counted, not headers; descriptors are published before the clock starts. cores_busy: the "
-    "fraction of all cores' time that was used, preparation included; where it nears 1 the machine, not the "
-    "cards, sets the time."
+    "fraction of all cores' time that was used meanwhile, by whomever; where it nears 1 the machine, not "
+    "the cards, sets the time."
 )
 
 
 def curve(most: int) -> list[int]:
-    """2, 4, 8 ... up to `most`."""
-    return [hosts for hosts in (2, 4, 8, 16, 32) if hosts < most] + [most]
+    """2, 4, 8 ... `most`. Raises ValueError when that is no power of two: columns are cut evenly."""
+    hosts = [1 << power for power in range(1, most.bit_length())]
+    if most not in hosts:
+        raise ValueError(f"{most} hosts: use 2, 4, 8, 16, 32 or 64")
+    return hosts
 
 
 def figures(hosts: int, host_bytes: int, rate: float, seconds: dict[str, float]) -> dict[str, Any]:
@@ -114,11 +117,10 @@ async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[
             load: dict[str, list[float]] = {way: [] for way in WAYS}
             for turn in range(rounds + WARM_UP):
                 for way in WAYS:
-                    clock = processor_clock()
-                    took = await one_round(fleet, plan, way, next(numbers), gate, nics)
+                    took, used = await one_round(fleet, plan, way, next(numbers), gate, nics)
                     if turn >= WARM_UP:
                         seconds[way].append(took)
-                        load[way].append(busy_since(clock))
+                        load[way].append(used)
                         carried[f"{way}_busiest_card_bytes"] = nics.carried()
             one = figures(
                 hosts, rows * ROW_BYTES, rate, {way: statistics.median(seconds[way]) for way in WAYS}
@@ -135,16 +137,19 @@ async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[
     }
 
 
-async def one_round(fleet: list[Role], plan: Plan, way: str, number: int, gate: int, nics: Nics) -> float:
-    """Seconds from the gate to the last host. Raises RuntimeError when a byte is wrong."""
+async def one_round(
+    fleet: list[Role], plan: Plan, way: str, number: int, gate: int, nics: Nics
+) -> tuple[float, float]:
+    """Seconds from the gate to the last host; how busy the cores were. RuntimeError if bytes are wrong."""
     work = {"hosts": plan.hosts, "rows": plan.rows, "number": number, "way": way}
     await asyncio.gather(*(role.ask(do="prepare", **work) for role in fleet))
     await asyncio.gather(*(role.ask(do="run", **work) for role in fleet))
     nics.start()
-    opened_ns = time.monotonic_ns()
+    clock, opened_ns = processor_clock(), time.monotonic_ns()
     os.write(gate, bytes(plan.hosts))
     said = await asyncio.gather(*(role.answer() for role in fleet))
+    used = busy_since(clock)
     checked = await asyncio.gather(*(role.ask(do="check", **work) for role in fleet))
     if not all(one["right"] for one in checked):
         raise RuntimeError(f"{way}: a host's buffer is not what the others hold")
-    return (max(one["at_ns"] for one in said) - opened_ns) / 1e9
+    return (max(one["at_ns"] for one in said) - opened_ns) / 1e9, used

@@ -1,9 +1,10 @@
 """The best single controller over gRPC that could be written, once with grpc's threads and once with asyncio.
 
-    producer ─ 1 MiB messages ─► Put ─► a queue for each reader ─► Get ─ half rows of a message ─► consumer
+    producer ─ 1 MiB of half rows ─► Put ─► a queue ─► Get ─ the same message ─► consumer
 
-Pipelined: a message's halves leave for the consumers while its producer still sends. Nothing is gathered
-in the controller: of each message both halves are cut once, straight into what gRPC sends.
+A stream for each pair of producer and reader. Pipelined: a message leaves for its consumer while its
+producer still sends. The controller copies nothing: rows are cut where they are made into messages, by
+the producers, which costs no more than making messages of whole rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from benchmarks.dispatch.arm import Arm
 from benchmarks.dispatch.member import WAIT_S, Done, Member, Round
-from benchmarks.dispatch.pattern import COLUMNS, DTYPE, PRODUCERS, half, readers, sources
+from benchmarks.dispatch.pattern import PRODUCERS, half, readers, sources
 
 SERVICE = "bench.Rows"
 CHUNK_BYTES = 1 << 20
@@ -34,15 +35,21 @@ _THREADS = 16
 
 
 def messages(rows: np.ndarray) -> Iterator[bytes]:
-    """Contiguous rows in messages of CHUNK_BYTES: what gRPC carries fastest."""
-    flat = rows.reshape(-1).view(np.uint8)
-    for at in range(0, len(flat), CHUNK_BYTES):
-        yield flat[at : at + CHUNK_BYTES].tobytes()
+    """Rows, strided or not, in messages of CHUNK_BYTES: what gRPC carries fastest."""
+    step = max(1, CHUNK_BYTES // (rows.shape[1] * rows.itemsize))
+    for first in range(0, len(rows), step):
+        yield rows[first : first + step].tobytes()
 
 
-def halves(message: bytes, consumer: int) -> bytes:
-    """What a consumer wants of a message of whole rows."""
-    return np.frombuffer(message, DTYPE).reshape(-1, COLUMNS)[:, half(consumer)].tobytes()
+def stream(producer: int, consumer: int) -> tuple[tuple[str, str]]:
+    """The metadata that says whose rows for whom."""
+    return (("stream", f"{producer} {consumer}"),)
+
+
+def stream_of(context: Any) -> tuple[int, int]:
+    """(producer, consumer) of a call."""
+    producer, consumer = dict(context.invocation_metadata())["stream"].split()
+    return int(producer), int(consumer)
 
 
 class Filling:
@@ -83,15 +90,6 @@ class CentralGrpc(Arm):
             self._queues = {(p, c): self.queue() for p in range(PRODUCERS) for c in readers(p)}
             self._received_bytes = 0
 
-    @staticmethod
-    def _producer_of(context: Any) -> int:
-        return int(dict(context.invocation_metadata())["producer"])
-
-    @staticmethod
-    def _stream_of(request: bytes) -> tuple[int, int]:
-        producer, consumer = request
-        return producer, consumer
-
     async def control(self, me: Member, round_: Round) -> Done:
         """The server's handlers do all of it: wait until what was asked for has passed."""
         for _ in range(len(self._queues)):
@@ -120,7 +118,12 @@ class CentralGrpcThreads(CentralGrpc):
 
     async def produce(self, me: Member, round_: Round) -> Done:
         put = self._channel.stream_unary(f"/{SERVICE}/Put")
-        put(messages(me.array), timeout=WAIT_S, metadata=(("producer", str(me.rank)),))
+        calls = [
+            put.future(messages(me.array[:, half(one)]), timeout=WAIT_S, metadata=stream(me.rank, one))
+            for one in readers(me.rank)
+        ]
+        for call in calls:
+            call.result()
         return Done()
 
     async def consume(self, me: Member, round_: Round) -> Done:
@@ -129,7 +132,7 @@ class CentralGrpcThreads(CentralGrpc):
 
         def fill(producer: int) -> int:
             filling = Filling(me.array[round_.pattern.part(me.rank, producer)])
-            for message in get(bytes((producer, me.rank)), timeout=WAIT_S):
+            for message in get(b"", timeout=WAIT_S, metadata=stream(producer, me.rank)):
                 filling.add(message)
             return filling.size_bytes
 
@@ -145,23 +148,18 @@ class CentralGrpcThreads(CentralGrpc):
         self._threads.shutdown()
 
     def _put(self, chunks: Iterator[bytes], context: Any) -> bytes:
-        producer = self._producer_of(context)
-        queues = [self._queues[producer, consumer] for consumer in readers(producer)]
-        received = 0
+        forwarding, received = self._queues[stream_of(context)], 0
         for chunk in chunks:
             received += len(chunk)
-            for one in queues:
-                one.put(chunk)
-        for one in queues:
-            one.put(b"")
+            forwarding.put(chunk)
+        forwarding.put(b"")
         self._loop.call_soon_threadsafe(self._count, received)
         return b""
 
     def _get(self, request: bytes, context: Any) -> Iterator[bytes]:
-        stream = self._stream_of(request)
-        waiting = self._queues[stream]
-        while chunk := waiting.get(timeout=WAIT_S):
-            yield halves(chunk, stream[1])
+        forwarding = self._queues[stream_of(context)]
+        while chunk := forwarding.get(timeout=WAIT_S):
+            yield chunk
         self._loop.call_soon_threadsafe(self._passed.put_nowait, None)
 
     def _count(self, received: int) -> None:
@@ -188,7 +186,11 @@ class CentralGrpcAsyncio(CentralGrpc):
 
     async def produce(self, me: Member, round_: Round) -> Done:
         put = self._channel.stream_unary(f"/{SERVICE}/Put")
-        await put(messages(me.array), timeout=WAIT_S, metadata=(("producer", str(me.rank)),))
+        calls = [
+            put(messages(me.array[:, half(one)]), timeout=WAIT_S, metadata=stream(me.rank, one))
+            for one in readers(me.rank)
+        ]
+        await asyncio.gather(*calls)
         return Done()
 
     async def consume(self, me: Member, round_: Round) -> Done:
@@ -197,7 +199,7 @@ class CentralGrpcAsyncio(CentralGrpc):
 
         async def fill(producer: int) -> int:
             filling = Filling(me.array[round_.pattern.part(me.rank, producer)])
-            async for message in get(bytes((producer, me.rank)), timeout=WAIT_S):
+            async for message in get(b"", timeout=WAIT_S, metadata=stream(producer, me.rank)):
                 filling.add(message)
             return filling.size_bytes
 
@@ -212,19 +214,15 @@ class CentralGrpcAsyncio(CentralGrpc):
         self._threads.shutdown()
 
     async def _put(self, chunks: AsyncIterator[bytes], context: Any) -> bytes:
-        producer = self._producer_of(context)
-        queues = [self._queues[producer, consumer] for consumer in readers(producer)]
+        forwarding = self._queues[stream_of(context)]
         async for chunk in chunks:
             self._received_bytes += len(chunk)
-            for one in queues:
-                one.put_nowait(chunk)
-        for one in queues:
-            one.put_nowait(b"")
+            forwarding.put_nowait(chunk)
+        forwarding.put_nowait(b"")
         return b""
 
     async def _get(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
-        stream = self._stream_of(request)
-        waiting = self._queues[stream]
-        while chunk := await waiting.get():
-            yield halves(chunk, stream[1])
+        forwarding = self._queues[stream_of(context)]
+        while chunk := await forwarding.get():
+            yield chunk
         self._passed.put_nowait(None)

@@ -39,14 +39,15 @@ COMPARES = (
     "from it within the time (an embedded Valkey, which answers once it is on disk: publish_ms); ucx and "
     "nixl (on a CPU over TCP) are served by a process beside every producer. central_shm, central_ucx, "
     "central_nixl: a controller reads whole producers over that same transport and consumers read its copy: "
-    "what is left is topology. central_grpc: a controller to which producers stream 1 MiB messages and "
-    "which forwards the halves of each at once, with grpc's threads and with grpc.aio, the faster of the "
-    "two at each size (frame sizes, Unix sockets, larger messages and flow-control windows made no "
-    "difference beyond noise). socket: TCP straight from producers to consumers, sendmsg of rows where they "
-    "lie, recv_into the target. memcpy_floor: np.copyto of the same slices from mapped, touched memory, one "
-    "thread a consumer. moved_bytes: what arrived at every hop, as counted there. A size is MiB a worker; a "
-    "consumer reads as much in one go. Everything on one host; a network would punish a controller further "
-    "(capped)."
+    "what is left is topology. central_grpc: a controller to which producers stream each reader's half rows "
+    "in 1 MiB messages and which forwards every message at once, whole and without a copy of its own "
+    "(cutting whole rows in the controller was a sixth slower), with grpc's threads and with grpc.aio, the "
+    "faster of the two at each size (frame sizes, Unix sockets, larger messages and flow-control windows "
+    "made no difference beyond noise). socket: TCP straight from producers to consumers, sendmsg of rows "
+    "where they lie, recv_into the target. memcpy_floor: np.copyto of the same slices from mapped, touched "
+    "memory, one thread a consumer. moved_bytes: what arrived at every hop, as counted there. A size is MiB "
+    "a worker; a consumer reads as much in one go. Everything on one host; a network would punish a "
+    "controller further (capped)."
 )
 
 
@@ -75,6 +76,10 @@ def dispatch(
             Pattern.of(size)
     except ValueError as error:
         raise typer.BadParameter(f"{sizes!r}: {error}", param_hint="sizes") from None
+    try:
+        caps.curve(hosts)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="hosts") from None
     result: dict[str, Any] = {"compares": COMPARES, "cores": len(os.sched_getaffinity(0)), "rounds": rounds}
     if missing := absent(named):
         result["absent"] = missing

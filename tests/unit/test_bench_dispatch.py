@@ -118,7 +118,9 @@ def test_the_limit_of_capped_hosts() -> None:
         found = caps.figures(hosts, 64 * MIB, rate, {"direct": 1.0, "central": hosts - 1.0})
         assert found["limit"] == found["speedup"] == hosts - 1
         assert found["within_limit_fraction"] == 1.0
-    assert caps.curve(16) == [2, 4, 8, 16] and caps.curve(6) == [2, 4, 6] and caps.curve(2) == [2]
+    assert caps.curve(16) == [2, 4, 8, 16] and caps.curve(2) == [2]
+    with pytest.raises(ValueError, match="6 hosts"):
+        caps.curve(6)
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 16])
@@ -183,7 +185,9 @@ def test_a_producers_loss_is_less_of_a_core_times_slower() -> None:
     assert found["waiting_for_a_core_percent"] == pytest.approx(10)
 
 
-@pytest.mark.parametrize("options", [["--arms", "shm,nothing"], ["--sizes", "46,much"], ["--sizes", "0"]])
+@pytest.mark.parametrize(
+    "options", [["--arms", "shm,nothing"], ["--sizes", "46,much"], ["--sizes", "0"], ["--hosts", "6"]]
+)
 def test_what_cannot_be_measured_is_refused_before_anything_starts(options: list[str]) -> None:
     found = CliRunner().invoke(command.app, options)
     assert found.exit_code == 2
