@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -217,7 +218,7 @@ def _class(entry: pb.TensorClass, regions: list[RegionRef]) -> ClassShard:
     ranks = prod(entry.mesh_shape)
     if ranks > _MOST_RANKS or not entry.rank < ranks:
         raise LayoutError(f"{entry.template}: rank {entry.rank} of {ranks}", "publish it again")
-    owners = tuple(map(str, range(ranks)))
+    owners = _ranks(ranks)
     layout = MeshLayout(tuple(entry.shape), tuple(entry.mesh_shape), tuple(placements), owners, entry.stack)
     one = TensorClass(entry.template, _dtype(entry.dtype), layout)
     shard = ClassShard(one, entry.rank, regions[entry.region], entry.offset_bytes, entry.tensor_bytes)
@@ -229,6 +230,12 @@ def _class(entry: pb.TensorClass, regions: list[RegionRef]) -> ClassShard:
             "publish it again",
         )
     return shard
+
+
+@lru_cache(maxsize=16)
+def _ranks(count: int) -> tuple[str, ...]:
+    """Names of a mesh's owners: the same object each time, so that layouts compare fast."""
+    return tuple(map(str, range(count)))
 
 
 def _arena(arena: ArenaRef) -> pb.ArenaRef:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
 from earl.dispatch.registry import WEIGHTS_PREFIX, Registry
+from earl.dispatch.repeated import Repeated
 from earl.dispatch.requirement import refuse_unmet
 from earl.dispatch.resolve import Copies, Form, FromArena, Read, SequenceRead, assemble, resolve_sequences
 from earl.dispatch.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve
@@ -80,6 +81,7 @@ class Dispatcher:
         self._wire: Transport | None = None
         # With which peer it begins: readers that all began with the same one would wait for each other.
         self._turn = secrets.randbelow(1 << 16)
+        self._repeated = Repeated()
         self.totals: dict[str, PathTotal] = {}
 
     @classmethod
@@ -143,7 +145,9 @@ class Dispatcher:
     async def _batches(self, reads: Sequence[Read | SequenceRead]) -> list[_Batch]:
         boxes = [read for read in reads if isinstance(read, Read)]
         sequences = [read for read in reads if isinstance(read, SequenceRead)]
-        keys = list(dict.fromkeys(key for read in boxes for key in read.keys))
+        groups = dict.fromkeys(read.keys for read in boxes)
+        keys = list(dict.fromkeys(key for group in groups for key in group))
+        of_weights = {group for group in groups if any(key.startswith(WEIGHTS_PREFIX) for key in group)}
         # Records come in the order of one read's keys; further reads of sequences are rare.
         owners = [one.by_owner() for one in sequences]
         first, *others = [one.names for one in owners] or [{}]
@@ -151,17 +155,16 @@ class Dispatcher:
             self._registry.fetch(keys, first), *(self._registry.fetch([], names) for names in others)
         )
         descriptors, records = found[0][0], [one for _, one in found]
-        weights, samples = Copies(), Copies()
-        for of_weights, copies in ((True, weights), (False, samples)):
-            some = [read for read in boxes if _of_weights(read) is of_weights]
-            resolve(some, descriptors, copies, self._turn)
+        published = [read for read in boxes if read.keys in of_weights]
+        weights, samples = self._repeated.plan(published, descriptors, self._turn), Copies()
+        resolve([read for read in boxes if read.keys not in of_weights], descriptors, samples, self._turn)
         for read, names, known in zip(sequences, owners, records, strict=False):
             resolve_sequences(read, names, known, samples)
         batches: list[_Batch] = []
-        for of_weights, copies in ((True, weights), (False, samples)):
-            for source in copies.by_arena():
-                transport = await self._transport(source.arena, of_weights)
-                batches.append(_Batch(source, transport, of_weights, self._verifies(transport)))
+        for versioned, sources in ((True, weights), (False, samples.by_arena())):
+            for source in sources:
+                transport = await self._transport(source.arena, versioned)
+                batches.append(_Batch(source, transport, versioned, self._verifies(transport)))
         return batches
 
     async def _read_batch(self, batch: _Batch) -> None:
@@ -207,10 +210,6 @@ class Dispatcher:
                 from earl.dispatch.transport.ucx import UcxTcp as Wire
             self._wire = Wire(self._config, self._secret)
         return self._wire
-
-
-def _of_weights(read: Read) -> bool:
-    return any(key.startswith(WEIGHTS_PREFIX) for key in read.keys)
 
 
 def _gone(arena: ArenaRef, weights: bool, error: Exception) -> Exception:

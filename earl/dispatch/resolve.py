@@ -103,11 +103,20 @@ class FromArena:
     """What is to be read out of one arena: parts of a size, made when their turn comes."""
 
     arena: ArenaRef
+    size_bytes: int = 0
+    # Copies of boxes, which make at least as many pieces.
+    copies: int = 0
     _parts: list[tuple[int, Callable[[], Pieces]]] = field(default_factory=list)
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(size_bytes for size_bytes, _ in self._parts)
+    def add(self, pieces: Pieces) -> None:
+        """These pieces."""
+        self.defer(pieces.size_bytes, len(pieces), lambda: pieces)
+
+    def defer(self, size_bytes: int, copies: int, make: Callable[[], Pieces]) -> None:
+        """As many bytes, which `make` spells out once it is their turn."""
+        self._parts.append((size_bytes, make))
+        self.size_bytes += size_bytes
+        self.copies += copies
 
     def pieces(self, credit_bytes: int) -> Iterator[Pieces]:
         """Everything, in order, about credit_bytes at a time and never more than that and one part."""
@@ -133,12 +142,11 @@ class Copies:
     def add(self, arena: ArenaRef, pieces: Pieces) -> None:
         """These pieces of one arena."""
         if len(pieces):
-            self.defer(arena, pieces.size_bytes, lambda: pieces)
+            self.defer(arena, pieces.size_bytes, len(pieces), lambda: pieces)
 
-    def defer(self, arena: ArenaRef, size_bytes: int, make: Callable[[], Pieces]) -> None:
+    def defer(self, arena: ArenaRef, size_bytes: int, copies: int, make: Callable[[], Pieces]) -> None:
         """As many bytes of one arena, which `make` spells out once it is their turn."""
-        held = self._arenas.setdefault(arena.nonce, FromArena(arena))
-        held._parts.append((size_bytes, make))
+        self._arenas.setdefault(arena.nonce, FromArena(arena)).defer(size_bytes, copies, make)
         self.loads[arena.owner] = self.loads.get(arena.owner, 0) + size_bytes
 
     def by_arena(self) -> list[FromArena]:

@@ -116,7 +116,9 @@ def _resolve(
         for request in range(len(requests)):
             rank = int(requests.peer[request])
             make = partial(_pieces, requests, request, one.layout, rank, shards[rank], targets)
-            copies.defer(shards[rank].region.arena, int(requests.size_bytes[request]), make)
+            _, tensors, rows = requests.copies(request)
+            size_bytes = int(requests.size_bytes[request])
+            copies.defer(shards[rank].region.arena, size_bytes, len(tensors) * len(rows), make)
 
 
 def _stacks(layout: MeshLayout, numbers: Sequence[int]) -> Iterable[tuple[Runs, ...]]:

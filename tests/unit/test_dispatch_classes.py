@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earl.dispatch import codec
-from earl.dispatch.classes import ClassIndex, ClassShard, TensorClass, classes_of, spaced
-from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef, host_id
+from earl.dispatch.classes import ClassIndex, ClassShard, TensorClass, classes_of
+from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef
 from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.placements import Placement
 from earl.dispatch.resolve import Copies, Read
-from earl.dispatch.resolve_classes import CREDIT_BYTES, resolve
-from earl.dispatch.transport.copying import copy
+from earl.dispatch.resolve_classes import resolve
 from earl.errors import LayoutError, LayoutGap
+from tests.support.classes import Owners
 
 
 def flat(shape: tuple[int, ...], *cut: Placement, mesh: tuple[int, ...] = (2,)) -> MeshLayout:
@@ -57,43 +57,6 @@ def test_what_is_no_whole_grid_stays_apart():
     assert len(classes_of(other)) == 3
     with pytest.raises(LayoutError, match="braces"):
         classes_of({"l.{}.w": ("float32", ROWS)})
-
-
-class Owners:
-    """Every rank of a class's mesh, each with the bytes that it publishes."""
-
-    def __init__(self, one: TensorClass, whole: np.ndarray) -> None:
-        self.memory: dict[int, np.ndarray] = {}
-        self.descriptors: dict[str, Descriptor] = {}
-        for rank in range(len(one.layout.owners)):
-            count, size_bytes = one.extent(rank)
-            offset, step = 128, spaced(size_bytes)
-            memory = np.zeros(64 + offset + count * step + 64, np.uint8)
-            runs = one.layout.runs(rank)
-            part = whole[
-                np.ix_(
-                    *(np.concatenate([[], *(np.arange(*run) for run in each)]).astype(int) for each in runs)
-                )
-            ]
-            names, shape = one.held(rank)
-            assert len(names) == count and (not count or part.shape[one.layout.stack :] == shape)
-            for i, array in enumerate(part.reshape(-1, *shape) if count else []):
-                first = 64 + offset + i * step
-                memory[first : first + size_bytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
-            arena = ArenaRef(f"o{rank}", 1, "", rank + 1, len(memory), "", "cpu", host_id())
-            region = RegionRef(arena, 0, 1, 64, len(memory) - 64)
-            self.memory[arena.nonce] = memory
-            shard = ClassShard(one, rank, region, offset, step)
-            key = f"weights/1/{rank}"
-            self.descriptors[key] = codec.decode(codec.encode(Descriptor(key, 1, (), (shard,))))
-
-    def read(self, reads: list[Read]) -> Copies:
-        copies = Copies()
-        resolve(reads, self.descriptors, copies)
-        for source in copies.by_arena():
-            for pieces in source.pieces(CREDIT_BYTES):
-                copy(self.memory[source.arena.nonce], pieces)
-        return copies
 
 
 @st.composite

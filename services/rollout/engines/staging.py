@@ -142,14 +142,14 @@ class Stager:
 
     async def _read(self, version: int, keys: tuple[str, ...], deadline_s: float) -> LoadReport:
         dispatcher = await self._connected()
-        forms = await dispatcher.describe(keys)
-        self._prepare(forms, keys)
-        reads = [
-            Read(keys, part.source, part.box, self._buffers[name][part.at.slices()])
-            for name, one in self._own.items()
-            for part in one.parts
-        ]
-        receipt = await dispatcher.read(reads, deadline_s)
+        if not self._buffers:
+            self._prepare(await dispatcher.describe(keys), keys)
+        try:
+            receipt = await dispatcher.read(self._reads(keys), deadline_s)
+        except LayoutError:
+            # Published otherwise than before: in another dtype, say, after the trainer was restored.
+            self._prepare(await dispatcher.describe(keys), keys)
+            receipt = await dispatcher.read(self._reads(keys), deadline_s)
         self.transfers = [
             Transfer(
                 path=path,
@@ -161,6 +161,13 @@ class Stager:
             for path, t in dispatcher.totals.items()
         ]
         return LoadReport(version=version, size_bytes=receipt.size_bytes, read_s=receipt.seconds)
+
+    def _reads(self, keys: tuple[str, ...]) -> list[Read]:
+        return [
+            Read(keys, part.source, part.box, self._buffers[name][part.at.slices()])
+            for name, one in self._own.items()
+            for part in one.parts
+        ]
 
     async def _connected(self) -> Dispatcher:
         if self._dispatcher is None:
