@@ -85,6 +85,8 @@ class ArenaServer:
             log.info("%s left", peer)
         except wire.FrameError as error:
             log.warning("%s refused: %s", peer, error.message)
+        except asyncio.CancelledError:
+            pass  # the server closes; asyncio would log it as a failure
         finally:
             writer.close()
             self._connections.discard(task)

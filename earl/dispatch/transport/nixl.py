@@ -155,11 +155,9 @@ class Nixl(Transport):
 
     async def _deliver(self, fetch: Fetch, buffer: np.ndarray, pieces: Pieces, peer: str) -> None:
         if fetch.size_bytes <= _INLINE_BYTES:
-            _deliver(fetch, buffer, pieces, peer)
+            deliver(fetch, buffer, pieces, peer)
             return
-        work = asyncio.get_running_loop().run_in_executor(
-            self._threads, _deliver, fetch, buffer, pieces, peer
-        )
+        work = asyncio.get_running_loop().run_in_executor(self._threads, deliver, fetch, buffer, pieces, peer)
         try:
             await asyncio.shield(work)
         finally:
@@ -236,7 +234,7 @@ class _Buffers:
             self.give(buffer)
 
 
-def _deliver(fetch: Fetch, buffer: np.ndarray, pieces: Pieces, peer: str) -> None:
+def deliver(fetch: Fetch, buffer: np.ndarray, pieces: Pieces, peer: str) -> None:
     """Check the blocks, then copy. Raises ChecksumMismatch."""
     start = 0
     for (region, block), stop in zip(fetch.block.tolist(), fetch.stop.tolist(), strict=True):

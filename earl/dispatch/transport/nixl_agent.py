@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,8 @@ from earl.errors import PeerLost, TransportUnavailable
 Wire = Literal["tcp", "rdma"]
 PACKAGE = "nixl_cu12"
 
-# Read when the libraries load. Peers that die are expected: they are typed errors here, not lines on stderr.
+# Read when NIXL's libraries load. Peers that die are expected: typed errors here, not lines on stderr.
+# Its UCX hooks no mmap: nothing here needs that, and ucxx's UCX in the same process does it already.
 _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "FATAL",
     "UCX_LOG_LEVEL": "error",
@@ -49,8 +51,6 @@ def wire_here(root: Path = _INFINIBAND) -> Wire:
 
 def load() -> Any:
     """NIXL's bindings. Raises TransportUnavailable when they are not installed."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     try:
         # Its Python layer cannot set the progress thread's delay.
         return importlib.import_module(f"{PACKAGE}._bindings")
@@ -61,6 +61,20 @@ def load() -> Any:
         ) from error
 
 
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 class Agent:
     """A NIXL agent. All calls from one thread, apart from the progress thread of its own.
 
@@ -69,28 +83,29 @@ class Agent:
 
     def __init__(self, name: str, wire: Wire, *, loopback: bool, progress: bool) -> None:
         """Raises TransportUnavailable when UCX cannot use this wire here."""
-        self._nixl = load()
         forced = {key: os.environ[key] for key in ("UCX_TLS", "UCX_NET_DEVICES") if key in os.environ}
         if forced:
             raise TransportUnavailable(
                 f"{forced} in the environment would decide NIXL's wire instead of {wire}",
                 "unset them: the data plane chooses its wire itself",
             )
-        config = self._nixl.nixlAgentConfig()
-        config.useProgThread = progress
-        config.pthrDelay = _PROGRESS_DELAY_US
         devices = "lo" if loopback and wire == "tcp" else "all"
         parameters = {"engine_config": f"TLS={_TLS[wire]},NET_DEVICES={devices},{_TUNING}"}
-        raised = [value for key, value in vars(self._nixl).items() if re.fullmatch("nixl.*Error", key)]
-        self._errors: tuple[type[Exception], ...] = (*raised, RuntimeError, ValueError)
-        try:
-            self._agent = self._nixl.nixlAgent(name, config)
-            self._backend = self._agent.createBackend(_BACKEND, parameters)
-        except self._errors as error:
-            raise TransportUnavailable(
-                f"NIXL cannot use {wire} on network devices {devices!r}: {error}",
-                "check data_plane.bind, and the machine's RDMA devices where RDMA is wanted",
-            ) from error
+        with _environment():
+            self._nixl = load()
+            raised = [value for key, value in vars(self._nixl).items() if re.fullmatch("nixl.*Error", key)]
+            self._errors: tuple[type[Exception], ...] = (*raised, RuntimeError, ValueError)
+            config = self._nixl.nixlAgentConfig()
+            config.useProgThread = progress
+            config.pthrDelay = _PROGRESS_DELAY_US
+            try:
+                self._agent = self._nixl.nixlAgent(name, config)
+                self._backend = self._agent.createBackend(_BACKEND, parameters)
+            except self._errors as error:
+                raise TransportUnavailable(
+                    f"NIXL cannot use {wire} on network devices {devices!r}: {error}",
+                    "check data_plane.bind, and the machine's RDMA devices where RDMA is wanted",
+                ) from error
 
     @property
     def metadata(self) -> bytes:

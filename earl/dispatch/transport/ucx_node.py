@@ -21,9 +21,8 @@ import numpy as np
 
 from earl.errors import PeerLost, TransportUnavailable
 
-# Read when the libraries load: no chatter on stdout, no patched mmap in processes that run torch.
+# Read when the libraries load: no chatter on stdout.
 os.environ.setdefault("UCX_LOG_LEVEL", "error")
-os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
 os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
 
 try:
@@ -35,9 +34,12 @@ except ImportError as error:
         f"UCX cannot be loaded: {error}", "install earl[stack], or set data_plane.transport to shm"
     ) from error
 
-# 512k segments bring UCX over TCP to a plain socket's speed; both directions are needed.
+# 512k segments bring UCX over TCP to a plain socket's speed; both directions are needed. The registration
+# cache, and so the hooks on mmap that it needs, is a must: UCX 1.21 without it crashes the survivor when a
+# peer dies in the middle of a rendezvous (openucx/ucx#11467).
 _CONFIG = {
     "TLS": "tcp",
+    "RCACHE_ENABLE": "y",
     "TCP_TX_SEG_SIZE": "512k",
     "TCP_RX_SEG_SIZE": "512k",
     "KEEPALIVE_INTERVAL": "1s",
@@ -102,7 +104,8 @@ class Node:
             self._worker.init_blocking_progress_mode()
         except api.UCXError as error:
             raise TransportUnavailable(
-                f"UCX has no TCP on network devices {devices!r}: {error}", "check data_plane.bind"
+                f"UCX cannot use TCP on network devices {devices!r}: {error}",
+                "check data_plane.bind, and leave UCX_MEM_MMAP_HOOK_MODE unset",
             ) from error
         # request → (future, peer, buffers that UCX may still touch)
         self._pending: dict[Any, tuple[asyncio.Future[None], str, Any]] = {}
