@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,6 +35,9 @@ from tests.support.dispatch import (
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+IDLE_S = 4.0
+CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
@@ -128,12 +132,12 @@ async def test_a_large_read_is_right(plane: Plane, size_bytes: int, tmp_path: Pa
         await owner.close()
 
 
-async def test_hundreds_of_reads_at_once(plane: Plane):
+async def test_a_thousand_reads_at_once(plane: Plane):
     data = random_bytes(8 * MIB)
     await plane.store.put("crowd", {"x": data})
     rng = np.random.default_rng(3)
-    starts = rng.integers(0, len(data) - 200_000, 400)
-    targets = [np.zeros(int(n), np.uint8) for n in rng.integers(1, 200_000, 400)]
+    starts = rng.integers(0, len(data) - 100_000, 1000)
+    targets = [np.zeros(int(n), np.uint8) for n in rng.integers(1, 100_000, 1000)]
     await asyncio.gather(
         *(
             plane.read("crowd", "x", into, Box((int(start),), (int(start) + len(into),)))
@@ -320,9 +324,10 @@ async def test_idle_costs_nothing(plane: Plane):
         return [sum(process.cpu_times()[:2]) for process in processes]
 
     before = cpu_s()
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(IDLE_S)
     for used, process in zip((b - a for a, b in zip(before, cpu_s(), strict=True)), processes, strict=True):
-        assert used < 0.05, f"{process} used {used} s of CPU in an idle second"
+        bound = 0.01 * IDLE_S + CLOCK_TICK_S
+        assert used <= bound, f"{process} used {used} s of CPU in {IDLE_S} idle seconds"
     await plane.store.remove("idle")
 
 

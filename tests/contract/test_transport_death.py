@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -25,14 +26,18 @@ from tests.support.dispatch import (
     TRANSPORTS,
     OwnerProcess,
     Plane,
+    ReaderProcess,
     open_plane,
     random_bytes,
+    served,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LOST_S = 2.0
 SIZE = 12 * MIB + 345
+# Too much to be under way all at once.
+LONG = 96 * MIB
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
@@ -64,20 +69,94 @@ async def read_or_lost(plane: Plane, owner: OwnerProcess, into: np.ndarray) -> s
     except (PeerLost, RegionGone) as error:
         into[:] = 0x77
         return type(error).__name__
-    np.testing.assert_array_equal(into, random_bytes(SIZE, owner.incarnation))
+    np.testing.assert_array_equal(into, random_bytes(len(into), owner.incarnation))
     return "read"
 
 
-@pytest.mark.parametrize("connected", [False, True])
-async def test_killed_before_a_read(plane: Plane, owner: OwnerProcess, connected: bool):
+async def until_read(plane: Plane, owner: OwnerProcess) -> None:
+    """Each read is refused at once until the new server listens."""
+    async with asyncio.timeout(READ_S):
+        into = np.zeros(owner.size_bytes, np.uint8)
+        while await read_or_lost(plane, owner, into) != "read":
+            pass
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(READ_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def dialling(address: str) -> bool:
+    """Whether this process has a connection to host:port."""
+    port = int(address.rpartition(":")[2])
+    return any(c.raddr and c.raddr.port == port for c in psutil.Process().net_connections("tcp"))
+
+
+@pytest.mark.parametrize("victim", ["owner", "server"])
+@pytest.mark.parametrize("stage", ["before", "handshake", "idle", "transfer"])
+async def test_killed_at_each_stage(plane: Plane, tmp_path: Path, stage: str, victim: str):
+    """A frozen server holds a read at its stage until the victim is killed."""
+    if plane.kind == "shm" and (victim == "server" or stage == "handshake"):
+        pytest.skip("shared memory has no server and no handshake")
+    size = LONG if stage == "transfer" else SIZE
+    owner = await OwnerProcess.start(plane.config, plane.url, PREFIX, tmp_path, "victim", size)
+    pid = owner.serving_pid if victim == "server" else owner.process.pid
+    try:
+        into = np.zeros(size, np.uint8)
+        if stage == "idle":
+            assert await read_or_lost(plane, owner, into) == "read"
+        if stage in ("before", "idle"):
+            os.kill(pid, signal.SIGKILL)
+            ending = await read_or_lost(plane, owner, into)
+        else:
+            if stage == "handshake":
+                os.kill(owner.serving_pid, signal.SIGSTOP)
+            reading = asyncio.create_task(read_or_lost(plane, owner, into))
+            if stage == "handshake":
+                address = (await plane.registry.get([owner.key]))[0].tensors[0].shards[0].region.arena
+                await until(lambda: dialling(served(address)))
+            else:
+                await until(lambda: bool(into[0]) or reading.done())
+                if owner.serving_pid:
+                    os.kill(owner.serving_pid, signal.SIGSTOP)
+            os.kill(pid, signal.SIGKILL)
+            if victim == "owner" and owner.serving_pid:
+                os.kill(owner.serving_pid, signal.SIGCONT)  # finds its owner gone
+            ending = await reading
+        # Shared memory outlives its owner until somebody removes the file, a server for a moment: those
+        # bytes are right. A server that is killed is replaced.
+        certain = victim == "server" and stage in ("handshake", "transfer")
+        assert ending == "PeerLost" if certain else ending in ("PeerLost", "read")
+        assert plane.kind != "shm" or ending == "read"
+        await survivor_is_well(plane)
+        assert ending == "read" or (into == 0x77).all(), "a lost read wrote into its target later"
+        if victim == "server":
+            await until_read(plane, owner)
+            return
+        await owner.process.wait()
+        again = await OwnerProcess.start(
+            plane.config, plane.url, PREFIX, tmp_path, "victim", SIZE, incarnation=12
+        )
+        try:
+            assert await read_or_lost(plane, again, np.zeros(SIZE, np.uint8)) == "read"
+        finally:
+            await again.close()
+    finally:
+        await owner.close()
+
+
+@pytest.mark.parametrize("reader", ["read", "handshake"])
+async def test_a_killed_reader_harms_nobody(plane: Plane, owner: OwnerProcess, reader: str):
     into = np.zeros(SIZE, np.uint8)
-    if connected:
+    for _ in range(2):
+        process = await ReaderProcess.start(plane.config, plane.url, PREFIX, owner.key, SIZE)
+        if reader == "read":
+            await process.reading()
+        process.kill()
         assert await read_or_lost(plane, owner, into) == "read"
-    await owner.kill()
-    ending = await read_or_lost(plane, owner, into)
-    # Shared memory outlives its owner until somebody removes the file: those bytes are right.
-    assert ending == "read" if plane.kind == "shm" else ending == "PeerLost"
-    await survivor_is_well(plane)
+    if owner.serving_pid:
+        assert psutil.Process(owner.serving_pid).ppid() == owner.process.pid, "the server was replaced"
 
 
 async def test_killed_at_any_moment_of_reads(plane: Plane, tmp_path: Path):
@@ -132,12 +211,8 @@ async def test_a_frozen_server_is_a_timeout_and_comes_back(plane: Plane, owner: 
 async def test_a_dead_server_is_replaced_at_its_address(plane: Plane, owner: OwnerProcess):
     if plane.kind == "shm":
         pytest.skip("shared memory has no server")
-    into = np.zeros(SIZE, np.uint8)
     os.kill(owner.serving_pid, signal.SIGKILL)
-    async with asyncio.timeout(READ_S):
-        ending = "PeerLost"
-        while ending != "read":  # each refused at once, until the new one listens
-            ending = await read_or_lost(plane, owner, into)
+    await until_read(plane, owner)
 
 
 async def test_a_reader_without_the_secret_is_refused(plane: Plane):
@@ -158,7 +233,7 @@ async def test_a_reader_without_the_secret_is_refused(plane: Plane):
 async def test_junk_at_the_door_harms_nobody(plane: Plane, junk: bytes):
     if plane.kind == "shm":
         pytest.skip("shared memory has no door")
-    host, _, port = (plane.store.arena.ref.ucx_address or plane.store.arena.ref.nixl_address).rpartition(":")
+    host, _, port = served(plane.store.arena.ref).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(junk)
     writer.write_eof()

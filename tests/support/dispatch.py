@@ -19,7 +19,7 @@ from earl.bus.connection import open_redis
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.descriptor import Descriptor, RegionRef
+from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef
 from earl.dispatch.dispatcher import Dispatcher, Read, Receipt
 from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
@@ -95,13 +95,24 @@ def changed(descriptor: Descriptor, key: str, change: Callable[[RegionRef], Regi
     return dataclasses.replace(descriptor, key=key, tensors=tensors)
 
 
+def served(arena: ArenaRef) -> str:
+    """host:port of the process that serves it, by whichever wire."""
+    return arena.ucx_address or arena.nixl_address
+
+
 class OwnerProcess:
     """tests/support/dispatch_owner.py, running."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, key: str, incarnation: int, directory: Path
+        self,
+        process: asyncio.subprocess.Process,
+        key: str,
+        incarnation: int,
+        directory: Path,
+        size_bytes: int,
     ) -> None:
         self.process, self.key, self.incarnation, self.directory = process, key, incarnation, directory
+        self.size_bytes = size_bytes
         self.serving_pid = 0
 
     @classmethod
@@ -133,7 +144,7 @@ class OwnerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        started = cls(process, f"held/{owner}", incarnation, arenas)
+        started = cls(process, f"held/{owner}", incarnation, arenas, size_bytes)
         assert process.stdout is not None
         started.serving_pid = json.loads(await process.stdout.readline())["serving_pid"]
         return started
@@ -155,3 +166,40 @@ class OwnerProcess:
             path.unlink()
         if self.directory.exists():
             self.directory.rmdir()
+
+
+class ReaderProcess:
+    """tests/support/dispatch_reader.py, running."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(
+        cls, config: DataPlaneConfig, url: str, prefix: str, key: str, size_bytes: int
+    ) -> ReaderProcess:
+        """Returns when it is about to read for the first time."""
+        module = "tests.support.dispatch_reader"
+        arguments = (config.model_dump_json(), url, prefix, key, str(size_bytes))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            *arguments,
+            cwd=Path(__file__).parents[2],
+            stdout=asyncio.subprocess.PIPE,
+        )
+        started = cls(process)
+        await started._line()
+        return started
+
+    async def reading(self) -> None:
+        """Returns when it has read once and goes on reading."""
+        await self._line()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def _line(self) -> None:
+        assert self._process.stdout is not None
+        assert await self._process.stdout.readline(), "the reader ended"

@@ -1,0 +1,93 @@
+"""What only `nixl` promises: its wire is what it says, and it gets along with ucxx in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.arena_file import arena_directory
+from earl.dispatch.dispatcher import Dispatcher
+from earl.dispatch.store import TensorStore
+from earl.dispatch.transport.nixl_agent import wire_here
+from earl.dispatch.transport.nixl_link import NixlLink
+from earl.dispatch.transport.nixl_node import NixlNode
+from earl.errors import TransportUnavailable
+from tests.support.dispatch import MIB, READ_S, Plane, open_plane, random_bytes
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="install earl[nixl]"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plane(tmp_path_factory) -> AsyncIterator[Plane]:
+    async with open_plane("nixl", tmp_path_factory.mktemp("nixl"), 64 * MIB) as opened:
+        yield opened
+
+
+def loaded(library: str) -> bool:
+    return library in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif(wire_here() == "rdma", reason="this machine has RDMA")
+async def test_rdma_that_is_not_there_is_refused_by_owner_and_reader(plane: Plane, tmp_path: Path):
+    for transport in ("nixl", "auto"):
+        config = DataPlaneConfig(transport=transport, require="rdma")
+        with pytest.raises(TransportUnavailable, match="no RDMA port"):
+            await Dispatcher.create(plane.registry, config)
+        arenas = arena_directory(config, tmp_path)
+        with pytest.raises(TransportUnavailable, match="no RDMA port"):
+            await TensorStore.open(plane.registry, config, arenas, "o", incarnation=1, size_bytes=MIB)
+        assert not list(arenas.glob("*.arena"))
+
+
+@pytest.mark.skipif(wire_here() == "rdma", reason="this machine has RDMA")
+async def test_a_wire_without_devices_cannot_be_made(plane: Plane):
+    """RDMA is a fact, not a preference: UCX is given no other way that it could take instead."""
+    with pytest.raises(TransportUnavailable, match="rdma"):
+        NixlNode("no-such-wire", "rdma", loopback=False)
+
+
+async def test_a_peer_on_a_lesser_wire_is_refused(plane: Plane):
+    node = NixlNode(f"reader-{secrets.token_hex(4)}", "tcp", loopback=True)
+    secret, address = await plane.registry.secret(), plane.store.arena.ref.nixl_address
+    with pytest.raises(TransportUnavailable, match="over tcp, this machine has rdma"):
+        await NixlLink.open(node, "rdma", address, "owner", 1, secret)
+    link = await NixlLink.open(node, "tcp", address, "owner", 2, secret)
+    await link.close()
+    await node.close()
+
+
+@pytest.mark.parametrize("name", ["UCX_TLS", "UCX_NET_DEVICES"])
+async def test_a_wire_forced_from_outside_is_refused(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setenv(name, "all")
+    with pytest.raises(TransportUnavailable, match=name):
+        NixlNode("forced", "tcp", loopback=True)
+
+
+async def test_nixl_and_ucxx_read_in_one_process(plane: Plane, tmp_path: Path):
+    """Each has a libucx of its own; both are loaded, both read at once."""
+    data = random_bytes(16 * MIB)
+    async with open_plane("ucx", tmp_path, 64 * MIB) as other:
+        for opened in (plane, other):
+            await opened.store.put("both", {"x": data})
+        targets = [np.zeros_like(data) for _ in range(6)]
+        async with asyncio.timeout(READ_S):
+            await asyncio.gather(
+                *((plane, other)[i % 2].read("both", "x", into) for i, into in enumerate(targets))
+            )
+        for into in targets:
+            np.testing.assert_array_equal(into, data)
+        assert loaded("nixl_cu12.libs/libucp") and loaded("libucx/lib/libucp")
+    await plane.store.remove("both")
