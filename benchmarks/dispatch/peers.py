@@ -9,7 +9,8 @@ from benchmarks.machine import ROOT
 from benchmarks.role import Role
 
 PEERS = ("ray", "transferqueue")
-PYTHON = ROOT / ".venv-queue" / "bin" / "python"
+ENVIRONMENT = ".venv-queue"
+PYTHON = ROOT / ENVIRONMENT / "bin" / "python"
 COMPARES = (
     "peers: the same pattern and the same owned buffers at the headline's size, shm again in turn with "
     "them, in processes started after all else, for Ray's own take a share of the cores. Producers and "
@@ -29,7 +30,7 @@ class PeersAbsent(Exception):
 async def start(arms: Sequence[str], rows: int, directory: str) -> Role:
     """Their process, its actors ready. Raises PeersAbsent."""
     if not PYTHON.exists():
-        raise PeersAbsent(f"absent: {PYTHON} is not there; make it with: make setup-queue")
+        raise PeersAbsent(f"absent: {ENVIRONMENT} is not there; make it with: make setup-queue")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     try:
         role, _ = await Role.start(

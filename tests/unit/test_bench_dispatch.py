@@ -172,7 +172,7 @@ def test_peers_that_are_not_installed_are_named_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(peers, "PYTHON", tmp_path / "python")
-    with pytest.raises(peers.PeersAbsent, match=r"^absent: .*/python is not there.* make setup-queue"):
+    with pytest.raises(peers.PeersAbsent, match=r"^absent: \.venv-queue is not there.* make setup-queue"):
         asyncio.run(peers.start(peers.PEERS, 1, str(tmp_path)))
 
 
