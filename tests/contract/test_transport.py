@@ -20,7 +20,7 @@ from earl.dispatch.dispatcher import Dispatcher, Read
 from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import Placed, TensorStore
-from earl.errors import ChecksumMismatch, DescriptorMissing, ReadTimeout, RegionGone, VersionGone
+from earl.errors import ChecksumMismatch, DescriptorMissing, PeerLost, ReadTimeout, RegionGone, VersionGone
 from tests.support.dispatch import (
     MIB,
     PATHS,
@@ -191,6 +191,27 @@ async def test_cancellation_under_fire_harms_nobody(plane: Plane):
         for outcome, into in zip(outcomes, targets, strict=True):
             assert not isinstance(outcome, asyncio.CancelledError) or (into == 0x55).all()
     await plane.store.remove("fire")
+
+
+async def test_closing_a_reader_ends_its_reads(plane: Plane):
+    data = random_bytes(128 * MIB)
+    await plane.store.put("closing", {"x": data})
+    into = np.zeros_like(data)
+    async with asyncio.timeout(READ_S), await Dispatcher.create(plane.registry, plane.config) as reader:
+        reading = asyncio.create_task(reader.read([Read(("closing",), "x", None, into)], READ_S))
+        while not into[0] and not reading.done():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await reader.close()
+        try:
+            await reading
+            np.testing.assert_array_equal(into, data)
+        except PeerLost:
+            into[:] = 0x11
+    again = np.zeros_like(data)
+    await plane.read("closing", "x", again)
+    np.testing.assert_array_equal(again, data)
+    assert into[0] == data[0] or (into == 0x11).all(), "a read wrote into its target after it had raised"
+    await plane.store.remove("closing")
 
 
 @pytest.mark.parametrize("key, error", [("forged", RegionGone), ("weights/1/owner", VersionGone)])

@@ -63,6 +63,7 @@ class Nixl(Transport):
         self._small = _Buffers(self._node, _SMALL_BYTES, _SMALL_KEPT)
         self._links: dict[str, asyncio.Task[NixlLink]] = {}
         self._numbers = iter(range(1, 1 << 32))
+        self._closed = False
         self._threads = ThreadPoolExecutor(_THREADS, "earl-nixl")
 
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
@@ -88,6 +89,7 @@ class Nixl(Transport):
         return 0
 
     async def close(self) -> None:
+        self._closed = True
         tasks = list(self._links.values())
         self._links.clear()
         for task in tasks:
@@ -169,6 +171,8 @@ class Nixl(Transport):
         if task is not None and task.done() and (failure_of(task) or not task.result().alive):
             task = None
         if task is None:
+            if self._closed:
+                raise PeerLost(f"{arena.owner}: the reader is closed", "make another")
             if not is_loopback(address) and not self._trusted:
                 raise TransportUnavailable(
                     f"{arena.owner} at {address} is off loopback and the wire carries no TLS",

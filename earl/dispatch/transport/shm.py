@@ -31,6 +31,7 @@ class SharedMemory(Transport):
     def __init__(self) -> None:
         self._mapped: dict[tuple[str, int], MappedArena] = {}
         self._opening: dict[tuple[str, int], asyncio.Future[MappedArena]] = {}
+        self._copying: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(_THREADS, "earl-shm")
 
     async def open(self, arena: ArenaRef) -> MappedArena:
@@ -66,16 +67,19 @@ class SharedMemory(Transport):
         work = asyncio.get_running_loop().run_in_executor(
             self._threads, _copy_all, mapped, pieces, verify, stop
         )
+        self._copying.add(work)
         try:
             await asyncio.shield(work)
         finally:
             stop.set()
             await settle(work)
+            self._copying.discard(work)
         return 0
 
     async def close(self) -> None:
         for opening in list(self._opening.values()):
             await settle(opening)
+        await settle(*self._copying)
         self._threads.shutdown(wait=False)
         for mapped in self._mapped.values():
             mapped.close()

@@ -60,6 +60,7 @@ class UcxTcp(Transport):
         self._connections: dict[str, asyncio.Task[Connection]] = {}
         self._numbers = iter(range(1, 1 << 32))
         self._buffers = Buffers(wire.CHUNK_BYTES)
+        self._closed = False
 
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
         chunks = _chunks(pieces, verify)
@@ -76,6 +77,7 @@ class UcxTcp(Transport):
         return again
 
     async def close(self) -> None:
+        self._closed = True
         tasks = list(self._connections.values())
         self._connections.clear()
         for task in tasks:
@@ -149,6 +151,8 @@ class UcxTcp(Transport):
         if task is not None and task.done() and (failure_of(task) or not task.result().alive):
             task = None
         if task is None:
+            if self._closed:
+                raise PeerLost(f"{arena.owner}: the reader is closed", "make another")
             if not is_loopback(address) and not self._trusted:
                 raise TransportUnavailable(
                     f"{arena.owner} at {address} is off loopback and the wire carries no TLS",

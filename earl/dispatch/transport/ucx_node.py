@@ -133,6 +133,8 @@ class Node:
             _finish(request, future, peer)
         else:
             self._pending[request] = (future, peer, buffers)
+            if self._closed:
+                future.set_exception(PeerLost(f"{peer}: the reader is closed", "make another"))
             self.kick()
         return future
 
