@@ -135,7 +135,7 @@ class Reader(Process):
             for name, one in self.own.items()
             for part in one.parts
         ]
-        receipt = self.runner.run(self.dispatcher.read(reads, WAIT_S))
+        receipt = self.runner.run(self.dispatcher.read(reads, WAIT_S, repeats=True))
         return {"moved_bytes": receipt.size_bytes, "path": receipt.path}
 
     def memcpy(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -26,6 +26,8 @@ from earl.dispatch.pieces import Pieces, Regions
 from earl.errors import ArenaFull, LayoutError, RegionGone, TransportUnavailable
 
 _GENERATION, _OFFSET, _SIZE = 0, 1, 2
+# How much is touched between two chances for other threads.
+_TOUCHED_BYTES = 64 << 20
 
 
 class Region:
@@ -56,7 +58,7 @@ class Region:
             if checksum:
                 whole = self.array(np.uint8, (self.size_bytes,))
                 checksums = block_checksums(whole)
-            self.ref = self._arena._publish(self._slot, self.offset_bytes, self.size_bytes, checksums)
+            self.ref = self._arena._publish(self._slot, self, checksums)
         return self.ref
 
     def free(self) -> None:
@@ -71,10 +73,12 @@ class Arena:
         self._fd = fd
         self._path = path
         self._header = header
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        self._map = mmap.mmap(fd, header.size_bytes, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        self._map[: len(header.pack())] = header.pack()
+        flags, access = mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
+        self._map = mmap.mmap(fd, header.size_bytes, flags=flags, prot=access)
         self.memory = np.frombuffer(self._map, np.uint8)
+        for pages in _pages(self.memory):
+            np.bitwise_or(pages, 0, out=pages)
+        self._map[: len(header.pack())] = header.pack()
         self._table = _table(self._map, header)
         self._space = Slabs(header.data_offset, header.size_bytes)
         self._free_slots = list(range(header.slots - 1, -1, -1))
@@ -166,14 +170,16 @@ class Arena:
         """What `allocate` gives out; arenas elsewhere than in the file alone have their own."""
         return Region(self, slot, offset_bytes, size_bytes)
 
-    def _publish(self, slot: int, offset: int, size: int, checksums: tuple[int, ...]) -> RegionRef:
+    def _publish(self, slot: int, region: Region, checksums: tuple[int, ...]) -> RegionRef:
         with self._lock:
-            if slot not in self._live:
+            # The slot may be another region's by now.
+            if self._live.get(slot) is not region:
                 raise RegionGone(f"{self.ref.owner}: sealing a freed region", "allocate a new one")
             row = self._table[slot]
-            row[_OFFSET], row[_SIZE] = offset, size
+            row[_OFFSET], row[_SIZE] = region.offset_bytes, region.size_bytes
             row[_GENERATION] += np.uint64(1)  # odd: published
-            return RegionRef(self.ref, slot, int(row[_GENERATION]), offset, size, checksums)
+            generation = int(row[_GENERATION])
+        return RegionRef(self.ref, slot, generation, region.offset_bytes, region.size_bytes, checksums)
 
     def _free(self, slot: int, region: Region) -> None:
         with self._lock:
@@ -212,8 +218,7 @@ class MappedArena:
                     f"arena {path} is of incarnation {self._header.incarnation:x}, not {incarnation:x}",
                     "its owner restarted; read a newer descriptor",
                 )
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            self._map = mmap.mmap(fd, file_bytes, flags=flags, prot=mmap.PROT_READ)
+            self._map = mmap.mmap(fd, file_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except BaseException:
             os.close(fd)
             raise
@@ -222,6 +227,8 @@ class MappedArena:
         self._fd = fd
         self._table = _table(self._map, self._header)
         self.memory = np.frombuffer(self._map, np.uint8)
+        for pages in _pages(self.memory):
+            pages.max()
 
     @property
     def abandoned(self) -> bool:
@@ -291,6 +298,12 @@ class MappedArena:
     def __del__(self) -> None:
         # A file descriptor left open would keep the memory of an arena whose owner removed it.
         self.close()
+
+
+def _pages(memory: np.ndarray) -> Iterator[np.ndarray]:
+    """A byte of every page, some MiB at a time: what populates all at once keeps the GIL meanwhile."""
+    for start in range(0, len(memory), _TOUCHED_BYTES):
+        yield memory[start : start + _TOUCHED_BYTES : arena_file.PAGE_BYTES]
 
 
 def _table(mapped: mmap.mmap, header: Header) -> np.ndarray:

@@ -9,7 +9,7 @@ its digits. What an owner holds of a class lies tensor after tensor, `tensor_byt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -35,8 +35,11 @@ class TensorClass:
     layout: MeshLayout
 
     def __post_init__(self) -> None:
-        if self.template.count("{}") != self.layout.stack:
-            raise LayoutError(f"{self.template!r} for {self.layout.stack} numbers", "write {} for each")
+        literal = self.template.replace("{}", "")
+        if self.template.count("{}") != self.layout.stack or "{" in literal or "}" in literal:
+            raise LayoutError(
+                f"{self.template!r} for {self.layout.stack} numbers", "write {} for each and no other braces"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -140,9 +143,12 @@ def _moved(placement: Placement, by: int) -> Placement:
 class ClassIndex:
     """Which class a name is of, and which number in it."""
 
-    def __init__(self, classes: Iterable[TensorClass]) -> None:
+    def __init__(self, classes: Collection[TensorClass]) -> None:
+        self._single = {one.template: one for one in classes if not one.layout.stack}
         self._by_form: dict[str, list[tuple[re.Pattern[str], TensorClass]]] = {}
         for one in classes:
+            if not one.layout.stack:
+                continue
             pattern = "".join(
                 r"(\d+)" if part == "{}" else re.escape(part) for part in re.split(r"(\{\})", one.template)
             )
@@ -151,6 +157,9 @@ class ClassIndex:
 
     def find(self, name: str) -> tuple[TensorClass, int] | None:
         """(class, number row-major over its stack), or None."""
+        single = self._single.get(name)
+        if single is not None:
+            return single, 0
         for pattern, one in self._by_form.get(_DIGITS.sub("{}", name), ()):
             match = pattern.fullmatch(name)
             if match is None:

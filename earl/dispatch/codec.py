@@ -32,7 +32,9 @@ from earl.v1 import layout_pb2 as pb
 _PREFIX = "DTYPE_"
 _KIND = "PLACEMENT_KIND_"
 # A mesh of more owners than this is no mesh.
-_MOST_RANKS = 1 << 20
+_MOST_RANKS = 1 << 16
+# No arena and no tensor is larger.
+_MOST_BYTES = 1 << 48
 # Words of a sequence's record before its digests.
 _WORDS = 4
 
@@ -85,9 +87,11 @@ def decode(data: bytes) -> Descriptor:
             )
             for r in message.regions
         ]
+        for region in regions:
+            _check_region(region)
         tensors = tuple(_tensor(layout, regions) for layout in message.tensors)
         classes = tuple(_class(one, regions) for one in message.classes)
-    except (DecodeError, IndexError, ValueError) as error:
+    except (DecodeError, IndexError, ValueError, OverflowError) as error:
         raise LayoutError(f"damaged descriptor of {len(data)} bytes: {error}", "publish it again") from error
     return Descriptor(message.key, message.version, tensors, classes)
 
@@ -186,6 +190,14 @@ def _tensor(layout: pb.TensorLayout, regions: list[RegionRef]) -> TensorShards:
     return TensorShards(layout.name, dtype, shape, tuple(shards))
 
 
+def _check_region(region: RegionRef) -> None:
+    blocks = -(-region.size_bytes // region.checksum_block_bytes) if region.checksum_block_bytes else 0
+    if max(region.offset_bytes, region.size_bytes) > _MOST_BYTES or region.slot >= 1 << 32:
+        raise ValueError(f"a region of {region.size_bytes} bytes at {region.offset_bytes}")
+    if region.checksums and len(region.checksums) != blocks:
+        raise ValueError(f"{len(region.checksums)} digests for {blocks} blocks")
+
+
 def _add_class(message: pb.LayoutDescriptor, shard: ClassShard, region: int) -> None:
     one, layout = shard.tensors, shard.tensors.layout
     entry = message.classes.add(
@@ -218,11 +230,19 @@ def _class(entry: pb.TensorClass, regions: list[RegionRef]) -> ClassShard:
     ranks = prod(entry.mesh_shape)
     if ranks > _MOST_RANKS or not entry.rank < ranks:
         raise LayoutError(f"{entry.template}: rank {entry.rank} of {ranks}", "publish it again")
+    sizes = tuple(entry.shape)
+    splits = [(p.dim, p.split) for p in entry.placements if p.split]
+    if prod(sizes) > _MOST_BYTES or any(dim >= len(sizes) or split > _MOST_RANKS for dim, split in splits):
+        raise LayoutError(f"{entry.template}: shape {sizes}, split {splits}", "publish it again")
     owners = _ranks(ranks)
     layout = MeshLayout(tuple(entry.shape), tuple(entry.mesh_shape), tuple(placements), owners, entry.stack)
     one = TensorClass(entry.template, _dtype(entry.dtype), layout)
     shard = ClassShard(one, entry.rank, regions[entry.region], entry.offset_bytes, entry.tensor_bytes)
     count, size_bytes = one.extent(entry.rank)
+    if count > 1 and entry.tensor_bytes < size_bytes:
+        raise LayoutError(
+            f"{entry.template}: tensors of {size_bytes} bytes, {entry.tensor_bytes} apart", "publish it again"
+        )
     if count and entry.offset_bytes + (count - 1) * entry.tensor_bytes + size_bytes > shard.region.size_bytes:
         raise LayoutError(
             f"{entry.template}: {count} tensors of {size_bytes} bytes in a region of "

@@ -90,8 +90,12 @@ class Dispatcher:
         refuse_unmet(config)
         return cls(registry, config, await registry.secret())
 
-    async def read(self, reads: Sequence[Read | SequenceRead], deadline_s: float) -> Receipt:
-        """Fill every read's arrays, together, before the deadline.
+    async def read(
+        self, reads: Sequence[Read | SequenceRead], deadline_s: float, *, repeats: bool = False
+    ) -> Receipt:
+        """Fill every read's arrays, together, before the deadline. repeats: the same boxes of another version
+
+        will be read into the same arrays: their plan is kept, and they with it.
 
         Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutError, PeerLost, ReadTimeout,
         ChecksumMismatch, TransportUnavailable, BusUnavailable.
@@ -99,7 +103,7 @@ class Dispatcher:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(deadline_s):
-                batches = await self._batches(reads)
+                batches = await self._batches(reads, repeats)
                 await run_all(self._read_batch(batch) for batch in batches)
         except TimeoutError:
             raise ReadTimeout(
@@ -142,7 +146,7 @@ class Dispatcher:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _batches(self, reads: Sequence[Read | SequenceRead]) -> list[_Batch]:
+    async def _batches(self, reads: Sequence[Read | SequenceRead], repeats: bool) -> list[_Batch]:
         boxes = [read for read in reads if isinstance(read, Read)]
         sequences = [read for read in reads if isinstance(read, SequenceRead)]
         groups = dict.fromkeys(read.keys for read in boxes)
@@ -156,7 +160,13 @@ class Dispatcher:
         )
         descriptors, records = found[0][0], [one for _, one in found]
         published = [read for read in boxes if read.keys in of_weights]
-        weights, samples = self._repeated.plan(published, descriptors, self._turn), Copies()
+        samples = Copies()
+        if repeats:
+            weights = self._repeated.plan(published, descriptors, self._turn)
+        else:
+            once = Copies()
+            resolve(published, descriptors, once, self._turn)
+            weights = once.by_arena()
         resolve([read for read in boxes if read.keys not in of_weights], descriptors, samples, self._turn)
         for read, names, known in zip(sequences, owners, records, strict=False):
             resolve_sequences(read, names, known, samples)

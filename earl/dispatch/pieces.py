@@ -109,14 +109,17 @@ class Pieces:
         """Some of them, in that order."""
         return replace(self, **{name: getattr(self, name)[index] for name in _PER_PIECE})
 
-    def blocks(self) -> np.ndarray:
-        """int64[B, 2]: (region, checksum block) of every block that they touch, each once, sorted."""
+    def blocks(self, *, between: bool = False) -> np.ndarray:
+        """int64[B, 2]: (region, checksum block) of every block that they touch, each once, sorted.
+
+        between: with those that lie between the runs of a piece, untouched, where these are far apart.
+        """
         size = self.regions.block_bytes
-        first = self.offset // size
-        counts = -(-self.stop // size) - first
-        index, nth = _each(counts)
+        apart = self if between else self.cut(np.where(self.stride > size, 1, self.rows))
+        first = apart.offset // size
+        index, nth = _each(-(-apart.stop // size) - first)
         block = first[index] + nth
-        return np.unique(np.stack([self.region[index], block], axis=1), axis=0)
+        return np.unique(np.stack([apart.region[index], block], axis=1), axis=0)
 
     def split(self, limit_bytes: int) -> Iterator[Pieces]:
         """The same copies, in order, in groups of at most limit_bytes."""
@@ -158,6 +161,13 @@ class Pieces:
 _PER_PIECE = tuple(
     field.name for field in fields(Pieces) if field.name not in ("regions", "buffers")
 )  # fmt: skip
+
+
+def most_blocks(table: np.ndarray, block_bytes: int) -> np.ndarray:
+    """int64[P]: at least as many as pieces touch blocks. table: int64[P, 4], offset, rows, run and stride."""
+    offset, rows, run, stride = table.T
+    span = -(-(offset + (rows - 1) * stride + run) // block_bytes) - offset // block_bytes
+    return np.minimum(span, rows * (run // block_bytes + 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,31 +260,47 @@ def joined(parts: Iterable[Pieces]) -> Pieces:
     regions = [part.regions for part in all_]
     if len({each.block_bytes for each in regions if len(each.checksums)}) > 1:
         raise LayoutError("checksum blocks of different sizes in one arena", "publish them again")
-    before = np.cumsum([0, *(len(each) for each in regions)])
-    digests = np.cumsum([0, *(len(each.checksums) for each in regions)])
     held = np.cumsum([0, *(len(part.buffers) for part in all_)])
+    merged, places = _merged(regions)
 
     def together(name: str, of: Sequence[object]) -> np.ndarray:
         return np.concatenate([getattr(each, name) for each in of])
 
-    merged = Regions(
-        together("slot", regions),
-        together("generation", regions),
-        together("offset_bytes", regions),
-        together("size_bytes", regions),
-        np.concatenate(
-            [each.first_checksum[:-1] + shift for each, shift in zip(regions, digests, strict=False)]
-            + [digests[-1:]]
-        ),
-        together("checksums", regions),
-        next((each.block_bytes for each in regions if len(each.checksums)), CHECKSUM_BLOCK_BYTES),
-    )
     columns = {name: together(name, all_) for name in _PER_PIECE}
-    columns["region"] = np.concatenate(
-        [part.region + np.int32(shift) for part, shift in zip(all_, before, strict=False)]
-    )
+    before = np.cumsum([0, *(len(each) for each in regions)])
+    columns["region"] = places[
+        np.concatenate([part.region + shift for part, shift in zip(all_, before, strict=False)])
+    ]
     columns["buffer"] = np.concatenate(
         [part.buffer + np.int32(shift) for part, shift in zip(all_, held, strict=False)]
     )
     buffers = tuple(buffer for part in all_ for buffer in part.buffers)
     return Pieces(regions=merged, buffers=buffers, **columns)
+
+
+def _merged(all_: Sequence[Regions]) -> tuple[Regions, np.ndarray]:
+    """(every region once, int32[N] where each of all of them is now)."""
+    numbers: dict[tuple[int, int], int] = {}
+    places: list[int] = []
+    kept: list[tuple[Regions, int]] = []
+    for each in all_:
+        for i, name in enumerate(zip(each.slot.tolist(), each.generation.tolist(), strict=True)):
+            if name not in numbers:
+                numbers[name] = len(kept)
+                kept.append((each, i))
+            places.append(numbers[name])
+    digests = [each.checksums[each.first_checksum[i] : each.first_checksum[i + 1]] for each, i in kept]
+
+    def column(name: str, dtype: type) -> np.ndarray:
+        return np.array([getattr(each, name)[i] for each, i in kept], dtype)
+
+    merged = Regions(
+        column("slot", np.int64),
+        column("generation", np.uint64),
+        column("offset_bytes", np.int64),
+        column("size_bytes", np.int64),
+        np.cumsum([0, *(len(each) for each in digests)]),
+        np.concatenate([np.zeros(0, np.uint64), *digests]),
+        next((each.block_bytes for each in all_ if len(each.checksums)), CHECKSUM_BLOCK_BYTES),
+    )
+    return merged, np.array(places, np.int32)

@@ -85,6 +85,13 @@ class Registry:
         pipeline.pexpire(self._key(owner), self._lease_ms)
         return (await self._call(pipeline.execute))[1] - 1
 
+    async def renew_records(self, owner: str) -> int:
+        """Extend the lease of an owner's sequences; how many are known."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.pexpire(self._key(owner), self._lease_ms)
+        pipeline.hlen(self._key(owner))
+        return (await self._call(pipeline.execute))[1] - 1
+
     async def remove_records(self, owner: str, sequences: Collection[str]) -> None:
         """Forget these sequences; those that are not there are ignored."""
         if sequences:

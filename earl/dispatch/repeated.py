@@ -43,7 +43,8 @@ class Repeated:
         descriptors = [known[key] for key in keys] if same else []
         regions = [_only_region(descriptor) for descriptor in descriptors]
         kept: _Planned | None = None
-        if descriptors and None not in regions:
+        nonces = {region.arena.nonce for region in regions if region is not None}
+        if descriptors and len(nonces) == len(regions):  # one region of one arena each
             wanted, published = [_wanted(read) for read in reads], [_published(one) for one in descriptors]
             last = self._last
             if last is not None and last.wanted == wanted and last.published == published:
@@ -58,14 +59,16 @@ class Repeated:
         for source in sources:
             parts = [_of_one_region(pieces) for pieces in source.pieces(CREDIT_BYTES)]
             kept.sources.append((numbers[source.arena.nonce], parts))
-        self._last = kept
+        if sum(len(pieces) for _, parts in kept.sources for pieces in parts) <= _MOST_PIECES:
+            self._last = kept
         return [_at(regions[number], parts) for number, parts in kept.sources]
 
 
 def _wanted(read: Read) -> Any:
     """Equal for reads of the same into the same memory, which a plan that is kept keeps alive."""
     into = read.into
-    return read.name, read.box, into.__array_interface__["data"][0], into.strides, into.shape, into.dtype.str
+    first = into.__array_interface__["data"][0]
+    return read.name, read.box, first, into.strides, into.shape, into.dtype.str, into.flags.writeable
 
 
 def _published(descriptor: Descriptor) -> Any:

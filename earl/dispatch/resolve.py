@@ -57,6 +57,12 @@ class SequenceRead:
     context: ContextSlice | None = None
     priority: np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self.keys):
+            raise LayoutError(
+                f"{len(self.rows)} counts of rows for {len(self.keys)} sequences", "give one for each"
+            )
+
     def by_owner(self) -> ByOwner:
         """The sequences under each owner's key."""
         names: dict[str, list[str]] = {}
@@ -294,6 +300,10 @@ def _dot(index: Sequence[int], strides: Sequence[int]) -> int:
 
 def _add_ranges(group: Sequence[Read], boxes: Sequence[Box], tensor: Tensor, copies: Copies) -> bool:
     """Many ranges of one column at once; False where shards overlap or leave a gap: plan says what."""
+    wanted = [(read, box) for read, box in zip(group, boxes, strict=True) if box.size]
+    if not wanted:
+        return True
+    group, boxes = [read for read, _ in wanted], [box for _, box in wanted]
     item_bytes = group[0].into.itemsize
     start = np.array([shard.box.start[0] for shard in tensor.shards], np.int64)
     stop = np.array([shard.box.stop[0] for shard in tensor.shards], np.int64)

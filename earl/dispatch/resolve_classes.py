@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from earl.dispatch.pieces import Pieces, Regions, coalesce, flat_bytes
 from earl.dispatch.placements import Runs
 from earl.dispatch.resolve import Copies, Read, checked, resolve_boxes
 from earl.dispatch.schedule import Requests, schedule
-from earl.errors import LayoutGap
+from earl.errors import LayoutError, LayoutGap
 
 # What is under way from one peer at most: a request, and whatever the transport splits it into.
 CREDIT_BYTES = 64 << 20
@@ -27,12 +27,15 @@ class PublishedClasses:
     """The classes that several descriptors together hold."""
 
     def __init__(self, descriptors: Sequence[Descriptor]) -> None:
-        self._shards: dict[TensorClass, dict[int, ClassShard]] = {}
+        self._shards: dict[TensorClass, dict[int, list[ClassShard]]] = {}
         for descriptor in descriptors:
             for shard in descriptor.classes:
-                self._shards.setdefault(shard.tensors, {}).setdefault(shard.rank, shard)
+                self._shards.setdefault(shard.tensors, {}).setdefault(shard.rank, []).append(shard)
         self._index = ClassIndex(self._shards)
-        self._keys = [descriptor.key for descriptor in descriptors]
+        versions = {descriptor.version for descriptor in descriptors if descriptor.classes}
+        if len(versions) > 1:
+            names = ", ".join(descriptor.key for descriptor in descriptors)
+            raise LayoutError(f"versions {sorted(versions)} under {names}", "read keys of one version only")
 
     def find(self, name: str) -> tuple[TensorClass, int] | None:
         """(class, number in it) of a tensor, or None."""
@@ -41,17 +44,16 @@ class PublishedClasses:
     def classes(self) -> Iterable[TensorClass]:
         return self._shards.keys()
 
-    def shards(self, one: TensorClass) -> dict[int, ClassShard]:
-        """By rank on the class's mesh, of those whose descriptors are here."""
-        return self._shards[one]
+    def shards(self, one: TensorClass, loads: Mapping[str, int]) -> dict[int, ClassShard]:
+        """By rank on the class's mesh, of those whose descriptors are here; where several owners publish as
 
+        one rank, the nearest and of those the one from which the fewest bytes are to be read."""
 
-@dataclass(slots=True)
-class _Wanted:
-    """Tensors of a class of which the same box is wanted, by number, and where each goes."""
+        def dear(shard: ClassShard) -> tuple[bool, int]:
+            arena = shard.region.arena
+            return arena.host != host_id(), loads.get(arena.owner, 0)
 
-    numbers: list[int]
-    into: list[np.ndarray]
+        return {rank: min(shards, key=dear) for rank, shards in self._shards[one].items()}
 
 
 def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copies, turn: int = 0) -> None:
@@ -76,21 +78,28 @@ def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copi
 
 def resolve_classes(reads: Sequence[Read], known: PublishedClasses, copies: Copies, turn: int) -> None:
     """Add the pieces of reads of tensors in these classes. Raises LayoutGap, LayoutError."""
-    wanted: dict[tuple[TensorClass, Box, tuple[int, ...]], _Wanted] = {}
+    # By class, box and strides, then by number: where a tensor goes. What is wanted twice is a second group.
+    wanted: dict[tuple[TensorClass, Box, tuple[int, ...], int], dict[int, np.ndarray]] = {}
     for read in reads:
         found = known.find(read.name)
         assert found is not None, read.name
         one, number = found
         box = checked(read, one.dtype, one.shape)
-        group = wanted.setdefault((one, box, read.into.strides), _Wanted([], []))
-        group.numbers.append(number)
-        group.into.append(read.into)
-    for (one, box, _), group in wanted.items():
-        _resolve(one, box, group, known.shards(one), copies, turn)
+        again = 0
+        while number in (group := wanted.setdefault((one, box, read.into.strides, again), {})):
+            again += 1
+        group[number] = read.into
+    for (one, box, *_), group in wanted.items():
+        _resolve(one, box, group, known.shards(one, copies.loads), copies, turn)
 
 
 def _resolve(
-    one: TensorClass, box: Box, group: _Wanted, shards: dict[int, ClassShard], copies: Copies, turn: int
+    one: TensorClass,
+    box: Box,
+    group: dict[int, np.ndarray],
+    shards: dict[int, ClassShard],
+    copies: Copies,
+    turn: int,
 ) -> None:
     layout = one.layout
     if not box.size:
@@ -104,9 +113,11 @@ def _resolve(
         cost[rank] = float(arena.host != host_id())
         loads[rank] = copies.loads.get(arena.owner, 0)
     place = np.full(layout.tensors, -1, np.int64)
-    place[group.numbers] = np.arange(len(group.numbers))
-    targets = _Targets(tuple(map(flat_bytes, group.into)), np.array(group.into[0].strides, np.int64), place)
-    for stack in _stacks(layout, group.numbers):
+    numbers = np.array(list(group), np.int64)
+    place[numbers] = np.arange(len(numbers))
+    strides = np.array(next(iter(group.values())).strides, np.int64)
+    targets = _Targets(tuple(map(flat_bytes, group.values())), strides, place)
+    for stack in _stacks(layout.shape[: layout.stack], numbers):
         try:
             reads = plan_reads([Want(layout, (*stack, *inner), item_bytes)], cost, loads)
         except LayoutGap as gap:
@@ -121,15 +132,27 @@ def _resolve(
             copies.defer(shards[rank].region.arena, size_bytes, len(tensors) * len(rows), make)
 
 
-def _stacks(layout: MeshLayout, numbers: Sequence[int]) -> Iterable[tuple[Runs, ...]]:
-    """Ranges of the stack's dimensions that hold these tensors: one for all of them, else each by itself."""
-    sizes = layout.shape[: layout.stack]
-    if len(set(numbers)) == layout.tensors:
-        yield tuple(((0, n),) for n in sizes)
+def _stacks(sizes: tuple[int, ...], numbers: np.ndarray) -> Iterator[tuple[Runs, ...]]:
+    """Products of ranges of the stack's dimensions that hold these tensors, each once: one where one does."""
+    if not sizes:
+        yield ()
         return
-    for number in dict.fromkeys(numbers):
-        at = np.unravel_index(number, sizes)
-        yield tuple(((int(i), int(i) + 1),) for i in at)
+    places = np.unravel_index(numbers, sizes)
+    held = [np.unique(at) for at in places]
+    if np.prod([len(at) for at in held]) == len(numbers):
+        yield tuple(map(_runs, held))
+        return
+    rest = np.ravel_multi_index(places[1:], sizes[1:])
+    for index in held[0].tolist():
+        for inner in _stacks(sizes[1:], np.sort(rest[places[0] == index])):
+            yield ((index, index + 1),), *inner
+
+
+def _runs(indices: np.ndarray) -> Runs:
+    """Sorted indices as ranges."""
+    bounds = np.flatnonzero(np.diff(indices) != 1) + 1
+    starts, stops = indices[[0, *bounds]], indices[[*(bounds - 1), -1]] + 1
+    return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

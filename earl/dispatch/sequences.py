@@ -10,6 +10,7 @@ so that renewing costs the same however many sequences wait. Readers know one as
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from earl.dispatch import codec
 from earl.dispatch.arena import Arena, Region
 from earl.dispatch.descriptor import numpy_dtype, packed
 from earl.dispatch.registry import Registry
-from earl.errors import LayoutError
+from earl.errors import LayoutError, RegionGone
 
 
 class SequenceStore:
@@ -89,14 +90,13 @@ class SequenceStore:
         unknown = [name for name in names if name not in self._held]
         if unknown:
             raise LayoutError(f"{self.key_of(unknown[0])} was never reserved, or was removed", "reserve it")
-        if self._checksum:
-            await asyncio.to_thread(self._seal, names)
-        else:
-            self._seal(names)
-        # Removed meanwhile: not to be known any more.
-        new = {name: self._records[name] for name in names if name in self._records}
-        if new:
-            await self._put(new)
+        work = [(name, *self._held[name]) for name in names]
+        sealed = await asyncio.to_thread(self._seal, work) if self._checksum else self._seal(work)
+        # What was removed meanwhile is not to be known any more.
+        for name, region, record in sealed:
+            if name in self._held and self._held[name][1] is region:
+                self._records[name] = record
+        await self._put([name for name in names if name in self._records])
 
     async def remove(self, names: Iterable[str]) -> None:
         """Free their regions and forget their records; names not held are ignored."""
@@ -104,13 +104,18 @@ class SequenceStore:
         for name in held:
             self._records.pop(name, None)
             self._held.pop(name)[1].free()
-        await self._registry.remove_records(self.key, held)
+        # What is being published may be one of these.
+        async with self._publishing:
+            await self._registry.remove_records(
+                self.key, [name for name in held if name not in self._records]
+            )
 
     async def renew(self) -> bool:
-        """Extend the lease; False if the records were lost and had to be published again."""
-        if not self._records or not await self._registry.renew([self.key]):
+        """Extend the lease; False if records were lost and had to be published again."""
+        expected = len(self._records)
+        if not expected or await self._registry.renew_records(self.key) >= expected:
             return True
-        await self._put(dict(self._records))
+        await self._put(list(self._records))
         return False
 
     def free(self) -> None:
@@ -120,17 +125,21 @@ class SequenceStore:
         self._held.clear()
         self._records.clear()
 
-    def _seal(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name in self._held:
-                rows, region = self._held[name]
-                self._records[name] = codec.encode_record(rows, region.seal(self._checksum))
+    def _seal(self, work: Sequence[tuple[str, int, Region]]) -> list[tuple[str, Region, bytes]]:
+        """The records of what is not freed meanwhile."""
+        sealed: list[tuple[str, Region, bytes]] = []
+        for name, rows, region in work:
+            with contextlib.suppress(RegionGone):
+                sealed.append((name, region, codec.encode_record(rows, region.seal(self._checksum))))
+        return sealed
 
-    async def _put(self, records: dict[str, bytes]) -> None:
-        # One at a time, so that the count of what is known says whether any was lost.
+    async def _put(self, names: Sequence[str]) -> None:
         async with self._publishing:
+            records = {name: self._records[name] for name in names if name in self._records}
+            if not records:
+                return
             head = codec.encode_head(self.arena.ref, self._columns)
-            known = await self._registry.publish_records(self.key, head, records)
-            if known < len(self._records):
+            # Fewer than these: the hash was lost, and what was in it.
+            expected = len(self._records)
+            if await self._registry.publish_records(self.key, head, records) < expected:
                 await self._registry.publish_records(self.key, head, dict(self._records))
-        await self._registry.remove_records(self.key, records.keys() - self._records.keys())

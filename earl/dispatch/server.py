@@ -30,6 +30,8 @@ from earl.errors import PeerLost, PortInUse, RegionGone
 log = logging.getLogger(__name__)
 
 _HANDSHAKE_S = 5.0
+# How long a reader may take for one answer: a frozen one must not keep buffers from others.
+_TAKEN_S = 5.0
 _MAX_CONNECTIONS = 1024
 # Buffers for gathered payloads, all connections together.
 _GATHERING = 64
@@ -120,7 +122,8 @@ class ArenaServer:
         def answered(task: asyncio.Task[None]) -> None:
             answering.discard(task)
             window.release()
-            if not task.cancelled() and isinstance(task.exception(), PeerLost):
+            # An answer that failed, or that nobody took, is the end of this reader and of no other.
+            if not task.cancelled() and task.exception() is not None:
                 endpoint.abort()
 
         try:
@@ -146,10 +149,14 @@ class ArenaServer:
                     regions, payload, status = self._prepare(request, buffer)
                 except RegionGone as error:
                     regions, payload, status = None, _NOTHING, wire.failed(error)
-                await endpoint.send(payload, wire.payload_tag(connection, request.seq))
-                if regions is not None:
-                    status = self._recheck(regions, status)
-                await endpoint.send(wire.encode(status), wire.status_tag(connection, request.seq))
+                async with asyncio.timeout(_TAKEN_S):
+                    await endpoint.send(payload, wire.payload_tag(connection, request.seq))
+                    if regions is not None:
+                        status = self._recheck(regions, status)
+                    await endpoint.send(wire.encode(status), wire.status_tag(connection, request.seq))
+            except TimeoutError:
+                buffer = None  # not given back: UCX may look at it until the endpoint has ended
+                raise
             finally:
                 if buffer is not None:
                     self._buffers.give(buffer)

@@ -37,7 +37,7 @@ from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
 from earl.dispatch.sequences import SequenceStore
 from earl.dispatch.serving import ServingProcess
-from earl.errors import BusUnavailable, LayoutError
+from earl.errors import BusUnavailable, EarlError, LayoutError
 
 log = logging.getLogger(__name__)
 
@@ -307,7 +307,7 @@ class TensorStore:
                 if again or not all(kept):
                     count = len(again) + kept.count(False)
                     log.warning("published %d descriptors again that were lost", count)
-            except BusUnavailable as error:
+            except EarlError as error:
                 log.warning("leases of %s not renewed: %s", self.arena.ref.owner, error)
 
 

@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from earl.bus.connection import open_redis
-from earl.dispatch.dispatcher import SequenceRead
+from earl.dispatch.dispatcher import Read, SequenceRead
+from earl.dispatch.layout import Box
 from earl.dispatch.ragged import ContextSlice
 from earl.dispatch.sequences import SequenceStore
 from earl.errors import ArenaFull, ChecksumMismatch, DescriptorMissing, LayoutError, LayoutGap, RegionGone
@@ -176,6 +177,50 @@ async def test_a_registry_that_lost_everything_is_told_again(plane: Plane):
     await redis.aclose()
     await store.remove(store.names)
     await plane.store.remove("plain")
+
+
+async def test_records_that_were_lost_behind_a_living_head_are_noticed(plane: Plane):
+    store = plane.store.sequences("trajectories/part/1", COLUMNS)
+    keys = await publish(store, [3, 4])
+    redis = open_redis(plane.url)
+    await redis.hdel(f"{plane.registry._prefix}descriptor:{store.key}", "0/1")  # type: ignore[misc]
+    assert await store.renew() is False
+    assert await store.renew() is True
+    await plane.reader.read([SequenceRead(keys, np.array([3, 4]), targets(7, ["tokens"]))], READ_S)
+    await redis.aclose()
+    await store.remove(store.names)
+
+
+async def test_what_is_removed_while_it_is_published_is_not_known(plane: Plane):
+    store = plane.store.sequences("trajectories/race/1", COLUMNS)
+    big, small = fill(store, 1, 3_000_000), fill(store, 2, 10)
+    publishing = asyncio.create_task(store.publish([big, small]))
+    await asyncio.sleep(0)
+    await store.remove([big])
+    again = fill(store, 3, 20)
+    await publishing
+    await store.publish([again])
+    read = SequenceRead(
+        [store.key_of(small), store.key_of(again)], np.array([10, 20]), targets(30, ["tokens"])
+    )
+    await plane.reader.read([read], READ_S)
+    with pytest.raises(DescriptorMissing):
+        gone = SequenceRead([store.key_of(big)], np.array([3_000_000]), targets(3_000_000, ["tokens"]))
+        await plane.reader.read([gone], READ_S)
+    await store.remove(store.names)
+    assert plane.store.arena.free_bytes == plane.store.arena.capacity_bytes
+
+
+async def test_an_empty_range_among_others_is_nothing(plane: Plane):
+    await plane.store.put("ranges", {"x": np.arange(10, dtype=np.int32)})
+    into = [np.full(n, -1, np.int32) for n in (3, 0, 2)]
+    boxes = [Box((1,), (4,)), Box((3,), (3,)), Box((8,), (10,))]
+    reads = [Read(("ranges",), "x", box, array) for box, array in zip(boxes, into, strict=True)]
+    await plane.reader.read(reads, READ_S)
+    assert [array.tolist() for array in into] == [[1, 2, 3], [], [8, 9]]
+    with pytest.raises(LayoutError, match="1 counts of rows for 2 sequences"):
+        await plane.reader.read([SequenceRead(["a#1", "a#2"], np.array([1]), {})], READ_S)
+    await plane.store.remove("ranges")
 
 
 async def test_a_full_arena_says_so_and_keeps_nothing(plane: Plane):

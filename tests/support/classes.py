@@ -15,7 +15,7 @@ from earl.dispatch.transport.copying import copy
 class Owners:
     """Every rank of a class's mesh, each with the bytes that it publishes."""
 
-    def __init__(self, one: TensorClass, whole: np.ndarray, version: int = 1) -> None:
+    def __init__(self, one: TensorClass, whole: np.ndarray, version: int = 1, name: str = "o") -> None:
         self.memory: dict[int, np.ndarray] = {}
         self.descriptors: dict[str, Descriptor] = {}
         for rank in range(len(one.layout.owners)):
@@ -33,7 +33,7 @@ class Owners:
             for i, array in enumerate(part.reshape(-1, *shape) if count else []):
                 first = 64 + offset + i * step
                 memory[first : first + size_bytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
-            arena = ArenaRef(f"o{rank}", 1, "", 100 * version + rank, len(memory), "", "cpu", host_id())
+            arena = ArenaRef(f"{name}{rank}", 1, "", 100 * version + rank, len(memory), "", "cpu", host_id())
             region = RegionRef(arena, 0, 1, 64, len(memory) - 64)
             self.memory[arena.nonce] = memory
             shard = ClassShard(one, rank, region, offset, step)

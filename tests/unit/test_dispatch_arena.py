@@ -87,6 +87,18 @@ def test_generations_follow_a_region(arena: Arena):
     mapped.close()
 
 
+def test_a_freed_region_cannot_be_sealed_even_if_its_slot_is_used_again(arena: Arena):
+    old = arena.allocate(100)
+    old.free()
+    new = arena.allocate(100)
+    with pytest.raises(RegionGone, match="freed"):
+        old.seal(checksum=False)
+    mapped = MappedArena(arena.ref.path, arena.ref.nonce, 1)
+    ref = new.seal(checksum=False)
+    check(mapped, ref.slot, ref.generation)
+    mapped.close()
+
+
 def test_a_region_bounds_its_arrays(arena: Arena):
     region = arena.allocate(100)
     region.array(np.float32, (25,))
@@ -180,7 +192,7 @@ def test_the_arena_directory_is_the_runs_own(tmp_path: Path):
 
 def sample(strides: tuple[int, ...] = (16, 4)) -> Descriptor:
     arena = ArenaRef("o", 3, "/dev/shm/x", 4, 1 << 20, "127.0.0.1:1", "cpu", "host")
-    region = RegionRef(arena, 5, 7, 4096, 640, (1, (1 << 64) - 1), 1 << 20)
+    region = RegionRef(arena, 5, 7, 4096, 640, (1, (1 << 64) - 1), 512)
     shard = ShardRef(Box((0, 0), (10, 4)), region, 0, strides)
     column = TensorShards("tokens", "int32", (100,), (ShardRef(Box((3,), (9,)), region, 320, (4,)),))
     return Descriptor("weights/7/o", 7, (TensorShards("w", "float32", (20, 4), (shard,)), column))

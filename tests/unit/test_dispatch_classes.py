@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -16,7 +17,7 @@ from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.placements import Placement
 from earl.dispatch.resolve import Copies, Read
-from earl.dispatch.resolve_classes import resolve
+from earl.dispatch.resolve_classes import _stacks, resolve
 from earl.errors import LayoutError, LayoutGap
 from tests.support.classes import Owners
 
@@ -150,3 +151,46 @@ def test_what_comes_of_one_arena_is_spelled_out_within_credit():
     assert [pieces.size_bytes for pieces in source.pieces(2 * each + 1)] == [2 * each] * 4 + [each]
     assert [pieces.size_bytes for pieces in source.pieces(1)] == [each] * 9
     assert source.size_bytes == 9 * each
+
+
+def test_one_tensor_may_be_wanted_twice():
+    (one,) = classes_of({f"l.{i}.w": ("int32", ROWS) for i in range(3)})
+    whole = np.arange(72, dtype=np.int32).reshape(3, 4, 6)
+    owners = Owners(one, whole)
+    keys = tuple(owners.descriptors)
+    into = np.zeros((2, 4, 6), np.int32)
+    owners.read([Read(keys, "l.1.w", None, into[0]), Read(keys, "l.1.w", None, into[1])])
+    np.testing.assert_array_equal(into, whole[[1, 1]])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 5), max_size=3), st.data())
+def test_any_tensors_of_a_stack_are_products_of_ranges(sizes, data):
+    total = prod(sizes)
+    numbers = sorted(data.draw(st.sets(st.integers(0, total - 1), min_size=1)))
+    found = []
+    for stack in _stacks(tuple(sizes), np.array(numbers)):
+        grid = np.meshgrid(
+            *(np.concatenate([np.arange(*run) for run in runs]) for runs in stack), indexing="ij"
+        )
+        found += np.ravel_multi_index([g.ravel() for g in grid], sizes).tolist() if sizes else [0]
+    assert sorted(found) == numbers
+
+
+def test_owners_that_publish_as_one_rank_share_and_versions_do_not_mix():
+    one = TensorClass("w", "int32", flat((64, 8), ("replicate",), mesh=(1,)))
+    other = TensorClass("v", "int32", flat((64, 8), ("replicate",), mesh=(1,)))
+    whole = np.arange(512, dtype=np.int32).reshape(64, 8)
+    first, second = Owners(one, whole, 1), Owners(one, whole, 2, "p")
+    known = {**first.descriptors, "weights/1/1": replace(second.descriptors["weights/2/0"], version=1)}
+    known = {
+        key: replace(one_, classes=(*one_.classes, replace(one_.classes[0], tensors=other)))
+        for key, one_ in known.items()
+    }
+    copies, keys = Copies(), tuple(known)
+    into = np.zeros((2, 64, 8), np.int32)
+    resolve([Read(keys, "w", None, into[0]), Read(keys, "v", None, into[1])], known, copies)
+    assert [source.size_bytes for source in copies.by_arena()] == [into[0].nbytes] * 2
+    mixed = {**first.descriptors, **second.descriptors}
+    with pytest.raises(LayoutError, match=r"versions \[1, 2\]"):
+        resolve([Read(tuple(mixed), "w", None, into[0])], mixed, Copies())

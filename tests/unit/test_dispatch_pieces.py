@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earl.dispatch.descriptor import ArenaRef, RegionRef
-from earl.dispatch.pieces import Pieces, Regions, coalesce, flat_bytes, joined
+from earl.dispatch.pieces import Pieces, Regions, coalesce, flat_bytes, joined, most_blocks
 from earl.errors import LayoutError
 
 ARENA = ArenaRef("owner", 1, "/nowhere", 1, 1 << 20, "", "cpu", "host")
@@ -115,7 +117,7 @@ def test_blocks_are_those_that_the_bytes_touch():
         regions=Regions.of([region(100, tuple(range(10)), 10)]),
     )
     assert made.stop.tolist() == [82]
-    assert made.blocks()[:, 1].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert made.blocks()[:, 1].tolist() == [1, 2, 4, 5, 7, 8]
     assert made.regions.checksum(0, 8) == 8
     with pytest.raises(LayoutError):
         made.regions.checksum(0, 10)
@@ -124,7 +126,8 @@ def test_blocks_are_those_that_the_bytes_touch():
 def test_pieces_of_several_reads_are_joined():
     memory = np.arange(100, dtype=np.uint8)
     first, second = np.zeros(4, np.uint8), np.zeros((2, 3), np.uint8)
-    both = joined([pieces_of((4,), (1,), first, 10), pieces_of((2, 3), (20, 1), second, 50)])
+    other = replace(pieces_of((2, 3), (20, 1), second, 50), regions=Regions.of([replace(region(99), slot=1)]))
+    both = joined([pieces_of((4,), (1,), first, 10), other])
     assert (len(both.regions), len(both.buffers)) == (2, 2)
     assert both.region.tolist() == [0, 1]
     copied(memory, both)
@@ -139,3 +142,19 @@ def test_a_target_that_runs_backwards_is_refused():
     frozen.flags.writeable = False
     with pytest.raises(LayoutError, match="writable"):
         flat_bytes(frozen)
+
+
+def test_blocks_between_runs_that_are_far_apart_are_not_touched():
+    target = np.zeros((3, 4), np.uint8)
+    made = pieces_of((3, 4), (300_000, 1), target, offset=5)
+    made = replace(made, regions=Regions.of([region(1 << 20, tuple(range(11)), 100_000)]))
+    assert made.blocks()[:, 1].tolist() == [0, 3, 6]
+    table = np.stack([made.offset, made.rows, made.run, made.stride], axis=1)
+    assert most_blocks(table, 100_000).tolist() == [6]
+
+
+def test_joined_pieces_name_a_region_once():
+    shared = Regions.of([region(100, (7,), 128)])
+    parts = [replace(pieces_of((4,), (1,), np.zeros(4, np.uint8)), regions=shared) for _ in range(3)]
+    both = joined(parts)
+    assert (len(both.regions), both.region.tolist(), both.regions.checksum(0, 0)) == (1, [0, 0, 0], 7)

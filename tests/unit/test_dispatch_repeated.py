@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,8 @@ from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.repeated import Repeated
 from earl.dispatch.resolve import Read
+from earl.dispatch.transport.copying import copy
+from earl.errors import LayoutError
 from tests.support.classes import Owners
 
 
@@ -74,3 +78,34 @@ def test_a_plan_too_large_to_keep_is_made_each_time(planned, monkeypatch):
         owners.carry_out(kept.plan(wanted(owners, into, BOX), owners.descriptors, turn=0))
         np.testing.assert_array_equal(into, values(1)[:, 2:7, 1:6])
     assert planned == [5, 5]
+
+
+def test_two_regions_of_one_arena_are_not_taken_for_one():
+    kept, whole = Repeated(), values(1)
+    owners = Owners(klass(2), whole)
+    first, second = owners.descriptors.values()
+    # The second rank's part lies in the same arena, behind the first one's.
+    shift = len(owners.memory[100])
+    memory = np.concatenate([owners.memory[100], owners.memory[101]])
+    region = second.classes[0].region
+    moved = replace(
+        region, arena=first.classes[0].region.arena, slot=1, offset_bytes=region.offset_bytes + shift
+    )
+    known = {first.key: first, "b": replace(second, classes=(replace(second.classes[0], region=moved),))}
+    into = np.zeros((5, 8, 6), np.int32)
+    for _ in range(2):
+        into[:] = 0
+        reads = [Read(tuple(known), f"l.{i}.w", None, into[i]) for i in range(5)]
+        for source in kept.plan(reads, known, turn=0):
+            for pieces in source.pieces(1 << 20):
+                copy(memory, pieces)
+        np.testing.assert_array_equal(into, whole)
+
+
+def test_a_kept_plan_does_not_write_what_became_read_only():
+    kept, into = Repeated(), np.zeros((5, 5, 5), np.int32)
+    owners = Owners(klass(2), values(1))
+    kept.plan(wanted(owners, into, BOX), owners.descriptors, turn=0)
+    into.flags.writeable = False
+    with pytest.raises(LayoutError, match="writable"):
+        kept.plan(wanted(owners, into, BOX), owners.descriptors, turn=0)

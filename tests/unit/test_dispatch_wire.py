@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earl.dispatch.transport import wire
-from earl.dispatch.transport.wire import CHUNK_BYTES, MAX_BLOCKS, MAX_PIECES, FrameError, Request
+from earl.dispatch.transport.wire import (
+    CHUNK_BYTES,
+    MAX_BLOCK_BYTES,
+    MAX_BLOCKS,
+    MAX_PIECES,
+    FrameError,
+    Request,
+)
 
 KEY = b"k" * 32
 
@@ -49,8 +56,9 @@ def test_a_request_survives_its_frame():
         (request(PIECE, regions=0), "of 0 regions"),
         (request(*[PIECE] * (MAX_PIECES + 1)), "pieces"),
         (Request(3, 4, 0, b"short", b""), "tables"),
-        (request((0, 0, 2, 1, MAX_BLOCKS << 20), block_bytes=1 << 20), "blocks"),
-        (request((0, 0, 2, 1, 1 << 30), block_bytes=1), "blocks"),
+        (request((0, 0, MAX_BLOCKS + 1, 1, 1 << 20), block_bytes=1 << 20), "blocks"),
+        (request((0, 0, 2, MAX_BLOCKS, 1 << 30), block_bytes=1), "blocks"),
+        (request(PIECE, block_bytes=MAX_BLOCK_BYTES + 1), "no Request"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused(bad: Request, says: str):

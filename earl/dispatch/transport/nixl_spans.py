@@ -139,7 +139,7 @@ def _cut_runs(pieces: Pieces, origin: np.ndarray, step: int) -> Pieces:
 
 def _of_blocks(pieces: Pieces) -> Fetch:
     regions, size = pieces.regions, pieces.regions.block_bytes
-    block = pieces.blocks()
+    block = pieces.blocks(between=True)
     of, number = block.T
     length = np.minimum(size, regions.size_bytes[of] - number * size)
     start = regions.offset_bytes[of] + number * size

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from earl.dispatch.arena import MappedArena
@@ -14,13 +15,14 @@ from earl.dispatch.descriptor import ArenaRef, host_id
 from earl.dispatch.pieces import Pieces
 from earl.dispatch.transport.base import Transport, refuse_mismatch, settle
 from earl.dispatch.transport.copying import copy
-from earl.errors import RegionGone, TransportUnavailable
+from earl.errors import PeerLost, RegionGone, TransportUnavailable
 
 # Below this a copy takes less time than handing it to a thread.
 INLINE_BYTES = 1 << 20
 # How much is copied between two looks at whether the read was cancelled.
 STEP_BYTES = 16 << 20
 _THREADS = 2
+_SWEEP_S = 1.0
 
 
 class SharedMemory(Transport):
@@ -33,9 +35,18 @@ class SharedMemory(Transport):
         self._opening: dict[tuple[str, int], asyncio.Future[MappedArena]] = {}
         self._copying: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(_THREADS, "earl-shm")
+        self._swept_s = time.monotonic()
+        self._closed = False
 
     async def open(self, arena: ArenaRef) -> MappedArena:
         """The arena's mapping. Raises RegionGone when it is gone or another's, TransportUnavailable."""
+        if self._closed:
+            raise PeerLost(f"{arena.owner}: the reader is closing", "")
+        now_s = time.monotonic()
+        if now_s > self._swept_s + _SWEEP_S:
+            # A mapping keeps the memory of an owner that has ended.
+            self._swept_s = now_s
+            self._forget_abandoned(but=arena)
         key = (arena.path, arena.nonce)
         mapped = self._mapped.get(key)
         if mapped is not None:
@@ -77,9 +88,8 @@ class SharedMemory(Transport):
         return 0
 
     async def close(self) -> None:
-        for opening in list(self._opening.values()):
-            await settle(opening)
-        await settle(*self._copying)
+        self._closed = True
+        await settle(*self._opening.values(), *self._copying)
         self._threads.shutdown(wait=False)
         for mapped in self._mapped.values():
             mapped.close()
@@ -90,9 +100,9 @@ class SharedMemory(Transport):
         if not done.cancelled() and done.exception() is None:
             self._mapped[key] = done.result()
 
-    def _forget_abandoned(self) -> None:
+    def _forget_abandoned(self, but: ArenaRef | None = None) -> None:
         for key, mapped in list(self._mapped.items()):
-            if mapped.abandoned:
+            if (but is None or key != (but.path, but.nonce)) and mapped.abandoned:
                 del self._mapped[key]  # closed once the last read that still copies lets go of it
 
 

@@ -20,7 +20,7 @@ import xxhash
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
-from earl.dispatch.pieces import Pieces
+from earl.dispatch.pieces import Pieces, most_blocks
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.buffers import Buffers
@@ -69,7 +69,8 @@ class UcxTcp(Transport):
         async def work(chunk: _Chunk | None) -> None:
             nonlocal again
             while chunk is not None:
-                again += await self._fetch(arena, chunk)
+                times = await self._fetch(arena, chunk)
+                again += times
                 chunk = next(chunks, None)
 
         firsts = [chunk for _, chunk in zip(range(wire.WINDOW), chunks, strict=False)]
@@ -193,7 +194,7 @@ def _chunks(pieces: Pieces, verify: bool) -> Iterator[_Chunk]:
     if verify and pieces.regions.verifiable[pieces.region].any():
         block_bytes = pieces.regions.block_bytes
         # So sparse a piece that its blocks would not fit one request is cut by rows.
-        spread = -(-pieces.stop // block_bytes) - pieces.offset // block_bytes
+        spread = _blocks(pieces, block_bytes)
         if (spread > wire.MAX_BLOCKS).any():
             pieces = pieces.cut(np.maximum(pieces.rows * wire.MAX_BLOCKS // (2 * spread), 1))
     sizes = pieces.rows * pieces.run
@@ -219,13 +220,18 @@ def _bounded(pieces: Pieces, direct: bool, block_bytes: int) -> Iterator[_Chunk]
     first = 0
     blocks = np.zeros(len(pieces), np.int64)
     if block_bytes:
-        blocks = np.cumsum(-(-pieces.stop // block_bytes) - pieces.offset // block_bytes)
+        blocks = np.cumsum(_blocks(pieces, block_bytes))
     while first < len(pieces):
         before = int(blocks[first - 1]) if first else 0
         stop = min(first + wire.MAX_PIECES, int(np.searchsorted(blocks, before + wire.MAX_BLOCKS, "right")))
         stop = max(stop, first + 1)
         yield _Chunk(pieces.take(slice(first, stop)), direct, block_bytes)
         first = stop
+
+
+def _blocks(pieces: Pieces, block_bytes: int) -> np.ndarray:
+    table = np.stack([pieces.offset, pieces.rows, pieces.run, pieces.stride], axis=1)
+    return most_blocks(table, block_bytes)
 
 
 def _request(seq: int, arena: ArenaRef, chunk: _Chunk) -> tuple[wire.Request, np.ndarray]:

@@ -23,13 +23,16 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from earl.dispatch.pieces import most_blocks
 from earl.errors import EarlError, PeerLost, RegionGone
 
 MAGIC = "earl-read-2"
 # Payload of one request; large reads are many.
 CHUNK_BYTES = 4 << 20
 MAX_PIECES = 1024
-MAX_BLOCKS = 8192
+# Blocks to digest for one request, and the largest: what a server hashes at a time.
+MAX_BLOCKS = 256
+MAX_BLOCK_BYTES = 1 << 20
 REQUEST_FRAME_BYTES = 128 << 10
 HANDSHAKE_FRAME_BYTES = 8 << 10
 # Requests under way on one connection.
@@ -75,7 +78,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
     seq: Annotated[int, msgspec.Meta(ge=0, lt=1 << SEQ_BITS)]
     arena_nonce: Natural
-    block_bytes: Natural
+    block_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_BYTES)]
     regions: bytes
     pieces: bytes
 
@@ -168,8 +171,7 @@ def _check(request: Request) -> None:
     if size_bytes > CHUNK_BYTES:
         raise FrameError(f"a request for {size_bytes} bytes", f"ask for at most {CHUNK_BYTES} at once")
     if request.block_bytes:
-        first = offset // request.block_bytes
-        blocks = int((-(-(offset + (rows - 1) * stride + run) // request.block_bytes) - first).sum())
+        blocks = int(most_blocks(table[:, 1:], request.block_bytes).sum())
         if blocks > MAX_BLOCKS:
             raise FrameError(f"a request that touches {blocks} blocks", f"touch at most {MAX_BLOCKS}")
 

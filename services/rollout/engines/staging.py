@@ -145,11 +145,11 @@ class Stager:
         if not self._buffers:
             self._prepare(await dispatcher.describe(keys), keys)
         try:
-            receipt = await dispatcher.read(self._reads(keys), deadline_s)
+            receipt = await dispatcher.read(self._reads(keys), deadline_s, repeats=True)
         except LayoutError:
             # Published otherwise than before: in another dtype, say, after the trainer was restored.
             self._prepare(await dispatcher.describe(keys), keys)
-            receipt = await dispatcher.read(self._reads(keys), deadline_s)
+            receipt = await dispatcher.read(self._reads(keys), deadline_s, repeats=True)
         self.transfers = [
             Transfer(
                 path=path,
@@ -182,6 +182,7 @@ class Stager:
 
     def _prepare(self, forms: Mapping[str, Form], keys: tuple[str, ...]) -> None:
         """Buffers of the published dtypes. Raises LayoutError if the tensors are another model's."""
+        said: dict[str, str] = {}
         for name, one in self._own.items():
             dtypes = {self._dtype(forms, part.source, keys) for part in one.parts}
             if len(dtypes) > 1:
@@ -189,8 +190,10 @@ class Stager:
                     f"{', '.join(keys)}: parts of {name} are published as {' and '.join(sorted(dtypes))}",
                     "publish all of a version in one dtype",
                 )
-            self.dtypes[name] = dtypes.pop()
-            dtype = numpy_dtype(self.dtypes[name])
+            said[name] = dtypes.pop()
+        self.dtypes = said
+        for name, one in self._own.items():
+            dtype = numpy_dtype(said[name])
             buffer = self._buffers.get(name)
             if buffer is None or buffer.dtype != dtype:
                 # Written once now: the first read would pay for the page faults.
