@@ -217,39 +217,52 @@ def _add_class(message: pb.LayoutDescriptor, shard: ClassShard, region: int) -> 
 
 
 def _class(entry: pb.TensorClass, regions: list[RegionRef]) -> ClassShard:
-    placements: list[Placement] = []
-    for one in entry.placements:
-        kind = pb.PlacementKind.Name(one.kind).removeprefix(_KIND).lower()
-        match kind:
-            case "replicate":
-                placements.append((kind,))
-            case "strided_shard":
-                placements.append((kind, one.dim, one.split))
-            case _:
-                placements.append((kind, one.dim))
-    ranks = prod(entry.mesh_shape)
-    if ranks > _MOST_RANKS or not entry.rank < ranks:
-        raise LayoutError(f"{entry.template}: rank {entry.rank} of {ranks}", "publish it again")
-    sizes = tuple(entry.shape)
-    splits = [(p.dim, p.split) for p in entry.placements if p.split]
-    if prod(sizes) > _MOST_BYTES or any(dim >= len(sizes) or split > _MOST_RANKS for dim, split in splits):
-        raise LayoutError(f"{entry.template}: shape {sizes}, split {splits}", "publish it again")
-    owners = _ranks(ranks)
-    layout = MeshLayout(tuple(entry.shape), tuple(entry.mesh_shape), tuple(placements), owners, entry.stack)
-    one = TensorClass(entry.template, _dtype(entry.dtype), layout)
-    shard = ClassShard(one, entry.rank, regions[entry.region], entry.offset_bytes, entry.tensor_bytes)
-    count, size_bytes = one.extent(entry.rank)
+    placements = tuple((one.kind, one.dim, one.split) for one in entry.placements)
+    cut = tuple(entry.shape), entry.stack, tuple(entry.mesh_shape), placements
+    one, count, size_bytes = _known_class(entry.template, entry.dtype, *cut, entry.rank)
     if count > 1 and entry.tensor_bytes < size_bytes:
         raise LayoutError(
             f"{entry.template}: tensors of {size_bytes} bytes, {entry.tensor_bytes} apart", "publish it again"
         )
-    if count and entry.offset_bytes + (count - 1) * entry.tensor_bytes + size_bytes > shard.region.size_bytes:
+    region = regions[entry.region]
+    if count and entry.offset_bytes + (count - 1) * entry.tensor_bytes + size_bytes > region.size_bytes:
         raise LayoutError(
-            f"{entry.template}: {count} tensors of {size_bytes} bytes in a region of "
-            f"{shard.region.size_bytes}",
+            f"{entry.template}: {count} tensors of {size_bytes} bytes in a region of {region.size_bytes}",
             "publish it again",
         )
-    return shard
+    return ClassShard(one, entry.rank, region, entry.offset_bytes, entry.tensor_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _known_class(
+    template: str,
+    dtype: int,
+    shape: tuple[int, ...],
+    stack: int,
+    mesh_shape: tuple[int, ...],
+    said: tuple[tuple[int, int, int], ...],
+    rank: int,
+) -> tuple[TensorClass, int, int]:
+    """(class, tensors of which a rank holds a part, bytes of one part): the same for every version."""
+    ranks = prod(mesh_shape)
+    if ranks > _MOST_RANKS or not rank < ranks:
+        raise LayoutError(f"{template}: rank {rank} of {ranks}", "publish it again")
+    if prod(shape) > _MOST_BYTES or any(split > _MOST_RANKS for _, _, split in said):
+        raise LayoutError(f"{template}: shape {shape}, placements {said}", "publish it again")
+    placements: list[Placement] = []
+    for number, dim, split in said:
+        kind = pb.PlacementKind.Name(number).removeprefix(_KIND).lower()
+        match kind:
+            case "replicate":
+                placements.append((kind,))
+            case "strided_shard":
+                placements.append((kind, dim, split))
+            case _:
+                placements.append((kind, dim))
+    one = TensorClass(
+        template, _dtype(dtype), MeshLayout(shape, mesh_shape, tuple(placements), _ranks(ranks), stack)
+    )
+    return one, *one.extent(rank)
 
 
 @lru_cache(maxsize=16)
