@@ -33,8 +33,9 @@ _HANDSHAKE_S = 5.0
 # How long a reader may take for one answer: a frozen one must not keep buffers from others.
 _TAKEN_S = 5.0
 _MAX_CONNECTIONS = 1024
-# Buffers for gathered payloads, all connections together.
-_GATHERING = 64
+# Buffers for gathered payloads: of all connections, and of one. Few stay in the processor's cache.
+_GATHERING = 16
+_GATHERING_OF_ONE = 2
 _NOTHING = np.empty(0, np.uint8)
 # The column of a request's pieces that counts runs.
 _ROWS = 2
@@ -116,7 +117,7 @@ class ArenaServer:
 
     async def _answer_all(self, endpoint: Endpoint, connection: int, number: int, key: bytes) -> None:
         frame = np.empty(wire.REQUEST_FRAME_BYTES, np.uint8)
-        window = asyncio.Semaphore(wire.WINDOW)
+        window, gathering = asyncio.Semaphore(wire.WINDOW), asyncio.Semaphore(_GATHERING_OF_ONE)
         answering: set[asyncio.Task[None]] = set()
 
         def answered(task: asyncio.Task[None]) -> None:
@@ -131,7 +132,7 @@ class ArenaServer:
                 await window.acquire()
                 await endpoint.receive(frame, wire.request_tag(number))
                 request = wire.decode_request(frame.data, key)
-                task = asyncio.create_task(self._answer(endpoint, connection, request))
+                task = asyncio.create_task(self._answer(endpoint, connection, request, gathering))
                 answering.add(task)
                 task.add_done_callback(answered)
         finally:
@@ -139,10 +140,15 @@ class ArenaServer:
             for task in list(answering):
                 await settle(task)
 
-    async def _answer(self, endpoint: Endpoint, connection: int, request: wire.Request) -> None:
+    async def _answer(
+        self, endpoint: Endpoint, connection: int, request: wire.Request, gathering: asyncio.Semaphore
+    ) -> None:
         table = request.piece_table()
         gathers = len(table) > 1 or int(table[0, _ROWS]) > 1
-        async with self._gathering if gathers else contextlib.nullcontext():
+        async with contextlib.AsyncExitStack() as held:
+            if gathers:
+                await held.enter_async_context(gathering)
+                await held.enter_async_context(self._gathering)
             buffer = self._buffers.take() if gathers else None
             try:
                 try:

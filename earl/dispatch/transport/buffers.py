@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_KEPT = 16
+_KEPT = 4
 
 
 class Buffers:

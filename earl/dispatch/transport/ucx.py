@@ -1,7 +1,7 @@
 """Reads over the wire: UCX on TCP, two-sided, answered by the owner's serving process.
 
 ```
-read ─ pieces ─ chunks of ≤ 4 MiB ─► window of 8 a connection ─► request ─► payload straight into the
+read ─ pieces ─ chunks of ≤ 16 MiB ─► window of 3 a connection ─► request ─► payload straight into the
        target where both sides are contiguous, else into a pooled buffer and scattered ─► status ─► verify
 ```
 Verification: the server digests the payload it sent and the region blocks it came from; the reader

@@ -27,8 +27,8 @@ from earl.dispatch.pieces import most_blocks
 from earl.errors import EarlError, PeerLost, RegionGone
 
 MAGIC = "earl-read-2"
-# Payload of one request; large reads are many.
-CHUNK_BYTES = 4 << 20
+# Payload of one request; large reads are many. Each costs both sides some 0.3 ms of Python.
+CHUNK_BYTES = 16 << 20
 MAX_PIECES = 1024
 # Blocks to digest for one request, and the largest: what a server hashes at a time.
 MAX_BLOCKS = 256
@@ -36,7 +36,7 @@ MAX_BLOCK_BYTES = 1 << 20
 REQUEST_FRAME_BYTES = 128 << 10
 HANDSHAKE_FRAME_BYTES = 8 << 10
 # Requests under way on one connection.
-WINDOW = 8
+WINDOW = 3
 NONCE_BYTES = 32
 MAC_BYTES = 16
 SEQ_BITS = 30
