@@ -267,11 +267,18 @@ async def test_an_idle_engine_uses_no_cpu(shared):
     needs(shared, "sleeps_when_idle", "its ranks spin for a while on the memory that they share")
     await shared.generate_all(ask(prompt(6), 4))
     processes = [psutil.Process(pid) for pid in shared.pids]
-    before = [sum(process.cpu_times()[:2]) for process in processes]
-    await asyncio.sleep(3.0)
-    used = [sum(process.cpu_times()[:2]) - b for process, b in zip(processes, before, strict=True)]
-    # 2 % of a core; the kernel counts in hundredths of a second.
-    assert max(used) <= 0.06
+    used: list[float] = []
+    # What spins does so in every stretch of time; what else a busy machine charges does not.
+    for _ in range(3):
+        before = [sum(process.cpu_times()[:2]) for process in processes]
+        await asyncio.sleep(3.0)
+        used.append(
+            max(sum(process.cpu_times()[:2]) - b for process, b in zip(processes, before, strict=True))
+        )
+        # 2 % of a core; the kernel counts in hundredths of a second.
+        if used[-1] <= 0.06:
+            return
+    raise AssertionError(f"seconds of CPU in 3 s: {used}")
 
 
 async def test_death_fails_every_call_and_leaves_no_process(own, spec):

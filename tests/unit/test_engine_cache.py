@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from earl.errors import ContextTooLong
 from earl.models.parallel import TensorParallel
+from earl.models.slices import own_parameters
 from earl.models.spec import ModelSpec
 from services.rollout.engines import wire
 from services.rollout.engines.base import EngineSpec, GenerateRequest
@@ -38,7 +39,12 @@ class Weights:
             name: torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 1.0)
             for name, shape in MODEL.shapes().items()
         }
-        return {name: (tensor.numpy(), "float32") for name, tensor in tensors.items()}
+        own = own_parameters(MODEL, 0, 1, fused=True)
+        arrays = {name: np.empty(one.shape, np.float32) for name, one in own.items()}
+        for name, one in own.items():
+            for part in one.parts:
+                arrays[name][part.at.slices()] = tensors[part.source].numpy()[part.box.slices()]
+        return {name: (array, "float32") for name, array in arrays.items()}
 
 
 def make(dtype: torch.dtype = torch.float32, **fields: Any) -> TorchEngine:
