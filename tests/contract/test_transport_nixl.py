@@ -23,6 +23,7 @@ from earl.errors import TransportUnavailable
 from tests.support.dispatch import MIB, READ_S, Plane, open_plane, random_bytes
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="install earl[nixl]"),
 ]

@@ -15,7 +15,7 @@ from earl.dispatch.layout import Box
 from earl.dispatch.ragged import ContextSlice
 from earl.dispatch.sequences import SequenceStore
 from earl.errors import ArenaFull, ChecksumMismatch, DescriptorMissing, LayoutError, LayoutGap, RegionGone
-from tests.support.dispatch import PATHS, READ_S, Plane, open_plane
+from tests.support.dispatch import PATHS, READ_S, TRANSPORTS, Plane, open_plane
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,7 +23,7 @@ COLUMNS = [("tokens", "int32"), ("loss_mask", "uint8"), ("logprobs", "float32")]
 LENGTHS = [5, 1, 0, 300, 64, 7, 4096, 33, 70_000]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(PATHS))
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
 async def plane(request, tmp_path_factory) -> AsyncIterator[Plane]:
     async with open_plane(request.param, tmp_path_factory.mktemp(request.param)) as opened:
         yield opened

@@ -29,13 +29,17 @@ READ_S = 30.0
 MIB = 1 << 20
 PREFIX = "{earl:contract}:"
 PATHS = {"shm": "shm", "ucx": "ucx-tcp", "nixl": "nixl-tcp"}
-# Parameters of a fixture that opens a plane: every transport, one that is not installed skipped by name.
+# Parameters of a fixture that opens a plane: every transport, one that is not installed skipped by name. NIXL
+# stands among the slow ones: on a machine that is busy with other things its tests ran out of their time.
 TRANSPORTS = [
     "shm",
     "ucx",
     pytest.param(
         "nixl",
-        marks=pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="install earl[nixl]"),
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="install earl[nixl]"),
+        ],
     ),
 ]
 
