@@ -38,6 +38,7 @@ from tests.support.engines import (
     steady,
     whole_blocks,
 )
+from tests.support.idle import assert_sleeps
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 run, model_dir, spec, weights = engines.run, engines.model_dir, engines.spec, engines.weights
@@ -266,19 +267,7 @@ async def test_ranks_may_share_a_key_value_head(spec, own, weights):
 async def test_an_idle_engine_uses_no_cpu(shared):
     needs(shared, "sleeps_when_idle", "its ranks spin for a while on the memory that they share")
     await shared.generate_all(ask(prompt(6), 4))
-    processes = [psutil.Process(pid) for pid in shared.pids]
-    used: list[float] = []
-    # What spins does so in every stretch of time; what else a busy machine charges does not.
-    for _ in range(3):
-        before = [sum(process.cpu_times()[:2]) for process in processes]
-        await asyncio.sleep(3.0)
-        used.append(
-            max(sum(process.cpu_times()[:2]) - b for process, b in zip(processes, before, strict=True))
-        )
-        # 2 % of a core; the kernel counts in hundredths of a second.
-        if used[-1] <= 0.06:
-            return
-    raise AssertionError(f"seconds of CPU in 3 s: {used}")
+    await assert_sleeps(shared.pids)
 
 
 async def test_death_fails_every_call_and_leaves_no_process(own, spec):

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import pytest_asyncio
 
@@ -33,11 +32,9 @@ from tests.support.dispatch import (
     open_plane,
     random_bytes,
 )
+from tests.support.idle import assert_sleeps
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-IDLE_S = 4.0
-CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
@@ -337,18 +334,7 @@ async def test_a_thread_with_a_loop_of_its_own_reads_too(plane: Plane):
 async def test_idle_costs_nothing(plane: Plane):
     await plane.store.put("idle", {"x": random_bytes(MIB)})
     await plane.read("idle", "x", np.zeros(MIB, np.uint8))
-    processes = [psutil.Process()]
-    if plane.store.serving_pid:
-        processes.append(psutil.Process(plane.store.serving_pid))
-
-    def cpu_s() -> list[float]:
-        return [sum(process.cpu_times()[:2]) for process in processes]
-
-    before = cpu_s()
-    await asyncio.sleep(IDLE_S)
-    for used, process in zip((b - a for a, b in zip(before, cpu_s(), strict=True)), processes, strict=True):
-        bound = 0.01 * IDLE_S + CLOCK_TICK_S
-        assert used <= bound, f"{process} used {used} s of CPU in {IDLE_S} idle seconds"
+    await assert_sleeps([os.getpid(), *([plane.store.serving_pid] if plane.store.serving_pid else [])])
     await plane.store.remove("idle")
 
 
