@@ -1,0 +1,61 @@
+"""How a stage's devices are cut: data, tensor, context and pipeline parallel degrees. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from earl.errors import IllegalParallelism
+
+_DEGREES = ("dp", "tp", "cp", "pp")
+_PART = re.compile(r"^(dp|tp|cp|pp)=?([0-9]+)$")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Parallelism:
+    """Degrees >= 1; dp replicas of tp x cp x pp devices each. Raises IllegalParallelism."""
+
+    dp: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in _DEGREES:
+            if getattr(self, name) < 1:
+                raise IllegalParallelism(f"{name} = {getattr(self, name)}", "every degree is at least 1")
+
+    @classmethod
+    def parse(cls, text: str) -> Parallelism:
+        """From "tp=4", "dp=2,tp=4" or what str() makes, "dp2·tp4". Raises IllegalParallelism."""
+        degrees: dict[str, int] = {}
+        for part in re.split(r"[,·\s]+", text.strip()):
+            match = _PART.match(part)
+            if not match or match[1] in degrees:
+                raise IllegalParallelism(
+                    f"{text!r} is no parallelism", 'write degrees, each once, like "tp=4" or "dp=2,tp=4"'
+                )
+            degrees[match[1]] = int(match[2])
+        return cls(**degrees)
+
+    @property
+    def replica(self) -> tuple[int, int, int]:
+        """(tp, cp, pp): how one replica is cut."""
+        return self.tp, self.cp, self.pp
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.cp * self.pp
+
+    def over(self, devices: int) -> Parallelism | None:
+        """The same replicas over so many devices; None if they do not divide them."""
+        size = self.tp * self.cp * self.pp
+        if devices < size or devices % size:
+            return None
+        return Parallelism(devices // size, self.tp, self.cp, self.pp)
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in _DEGREES}
+
+    def __str__(self) -> str:
+        return "·".join(f"{name}{getattr(self, name)}" for name in _DEGREES if getattr(self, name) > 1) or "1"

@@ -1,0 +1,68 @@
+"""The roofline's shape of time and memory, fitted to a parallelism's rows: what is beyond them. Pure.
+
+A decoding step of B sequences at context L reads the weights once and each sequence's KV, and computes for
+each token: seconds per token = w / B + c + k L + s / (B L), all >= 0 (Williams, Waterman, Patterson, CACM
+2009, as sums instead of maxima; the last term is what a call costs whatever it does). Memory is the weights,
+what a sequence takes, what a token of the longest takes, and KV: m + b C + l L + k L C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+
+Point = tuple[float, float]
+_Terms = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
+
+
+class Roofline:
+    """A sum of terms with coefficients >= 0 that is nearest to the values, by relative error."""
+
+    def __init__(self, points: Sequence[Point], values: Sequence[float], terms: _Terms) -> None:
+        self._terms = terms
+        wanted = np.asarray(values, float)
+        design = np.stack(terms(*np.asarray(points, float).T), axis=1) / wanted[:, None]
+        self._coefficients = _non_negative(design, np.ones(len(wanted)))
+
+    @classmethod
+    def of_time(cls, points: Sequence[Point], values: Sequence[float]) -> Roofline:
+        """values: seconds of a device per token, at (context in tokens, concurrency)."""
+        return cls(points, values, lambda length, sequences: [
+            np.ones_like(length), 1 / sequences, length, 1 / (length * sequences),
+        ])  # fmt: skip
+
+    @classmethod
+    def of_memory(cls, points: Sequence[Point], values: Sequence[float]) -> Roofline:
+        """values: fractions of a device's memory, at (context in tokens, concurrency)."""
+        return cls(points, values, lambda length, sequences: [
+            np.ones_like(length), length * sequences, length, sequences,
+        ])  # fmt: skip
+
+    def at(self, context_tokens: float, concurrency: float) -> float:
+        """The sum there, > 0."""
+        terms = self._terms(np.array([context_tokens]), np.array([concurrency]))
+        total = sum(c * term[0] for c, term in zip(self._coefficients, terms, strict=True))
+        return max(float(total), 1e-300)
+
+
+def _non_negative(design: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Least squares with coefficients >= 0: the best of all choices of terms, of equals the one with fewest.
+
+    Some four terms: sixteen choices are quicker than an active set is to explain.
+    """
+    columns = design.shape[1]
+    best, best_error = np.zeros(columns), float("inf")
+    for count in range(1, columns + 1):
+        for chosen in map(list, combinations(range(columns), count)):
+            scale = np.linalg.norm(design[:, chosen], axis=0)
+            found, *_ = np.linalg.lstsq(design[:, chosen] / scale, wanted, rcond=None)
+            found = found / scale
+            if (found < 0).any():
+                continue
+            error = float(np.linalg.norm(design[:, chosen] @ found - wanted))
+            if error < best_error - 1e-9:
+                best, best_error = np.zeros(columns), error
+                best[chosen] = found
+    return best

@@ -1,0 +1,148 @@
+"""What a stage's profile predicts for a parallelism at a context length and a concurrency. Pure.
+
+    measured      the point is a row's
+    interpolated  between rows: log throughput is piecewise linear in (log context, log concurrency)
+    extrapolated  beyond them: the nearest point of the table, times what the roofline says of the way there
+
+What does not fit at (L, C) does not fit at any length >= L and concurrency >= C. Elsewhere the memory
+decides, where the table has fractions, in the same way.
+
+Throughput belongs to a replica (tp, cp, pp) at its share of the pool's concurrency: where a profile has no
+rows of the dp that is asked for, those of the nearest dp serve, at the same share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from earl.errors import ConfigError
+from earl.parallelism import Parallelism
+from services.scheduler.profile.roofline import Roofline
+from services.scheduler.profile.rows import Row
+from services.scheduler.profile.surface import Surface
+
+Source = Literal["measured", "interpolated", "extrapolated", "oom"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one parallelism at one point.
+
+    tokens_per_device_s: what it would do if it fitted; 0 where the profile knows no throughput at all.
+    memory_fraction: of a device's memory; None where the profile has none.
+    why: in words, where it does not fit.
+    """
+
+    tokens_per_device_s: float
+    memory_fraction: float | None
+    fits: bool
+    source: Source
+    why: str = ""
+
+
+class _Sheet:
+    """All rows of one parallelism."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.parallelism = rows[0].parallelism
+        measured = [row for row in rows if row.tokens_per_device_s is not None]
+        weighed = [row for row in rows if row.peak_memory_fraction is not None]
+        points = [(row.context_tokens, row.concurrency) for row in measured]
+        weights = [(row.context_tokens, row.concurrency) for row in weighed]
+        rates = [row.tokens_per_device_s or 0.0 for row in measured]
+        # Seconds of a device per token: a sum of the terms of a roofline.
+        self.seconds = Surface(points, [1 / rate for rate in rates], Roofline.of_time) if measured else None
+        self.memory = (
+            Surface(weights, [row.peak_memory_fraction or 0.0 for row in weighed], Roofline.of_memory)
+            if weighed
+            else None
+        )
+        self.bursts = _corners((row.context_tokens, row.concurrency) for row in rows if not row.fits)
+
+    def predict(self, context: float, concurrency: float) -> Prediction:
+        if self.seconds is None:
+            rate, source = 0.0, "extrapolated"
+        else:
+            seconds, source = self.seconds.at(context, concurrency)
+            rate = 1 / seconds
+        fraction = self.memory.at(context, concurrency)[0] if self.memory is not None else None
+        for tokens, sequences in self.bursts:
+            if context >= tokens and concurrency >= sequences:
+                return Prediction(
+                    rate, fraction, False, "oom",
+                    f"out of memory at {tokens:g} tokens x {sequences:g} sequences, by the profile",
+                )  # fmt: skip
+        if fraction is not None and fraction > 1.0:
+            return Prediction(rate, fraction, False, source, f"{fraction:.0%} of a device's memory predicted")
+        if not rate:
+            return Prediction(rate, fraction, False, source, "the profile has no throughput of it")
+        return Prediction(rate, fraction, True, source)
+
+
+class ProfileTable:
+    """The rows of one stage. Raises ConfigError if there are none."""
+
+    def __init__(self, rows: Iterable[Row], stage: str) -> None:
+        self.stage = stage
+        self.rows = [row for row in rows if row.stage == stage]
+        if not self.rows:
+            raise ConfigError(f"the profile has no rows of stage {stage!r}", "measure it: earl profile")
+        by: dict[Parallelism, list[Row]] = {}
+        for row in self.rows:
+            by.setdefault(row.parallelism, []).append(row)
+        self._sheets = {parallelism: _Sheet(rows) for parallelism, rows in sorted(by.items())}
+        self.predict = lru_cache(maxsize=1 << 16)(self._predict)
+
+    @property
+    def parallelisms(self) -> tuple[Parallelism, ...]:
+        """Those that have rows."""
+        return tuple(self._sheets)
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """The longest context and the highest concurrency of any row."""
+        return max(row.context_tokens for row in self.rows), max(row.concurrency for row in self.rows)
+
+    def candidates(self, devices: int) -> tuple[Parallelism, ...]:
+        """What can be cut from so many devices. Raises ConfigError if nothing can."""
+        found = sorted({cut for one in self._sheets if (cut := one.over(devices)) is not None})
+        if not found:
+            raise ConfigError(
+                f"no parallelism of the profile ({', '.join(map(str, self._sheets))}) divides "
+                f"{devices} devices",
+                "profile one that does, or give another number of devices",
+            )
+        return tuple(found)
+
+    def _predict(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        """At a context in tokens, with so many sequences in the whole pool. Raises ConfigError."""
+        sheet = self._sheet(parallelism)
+        share = sheet.parallelism.dp / parallelism.dp
+        return sheet.predict(max(1.0, context_tokens), max(1e-9, concurrency * share))
+
+    def _sheet(self, parallelism: Parallelism) -> _Sheet:
+        sheet = self._sheets.get(parallelism)
+        if sheet is not None:
+            return sheet
+        same = [one for one in self._sheets.values() if one.parallelism.replica == parallelism.replica]
+        if not same:
+            raise ConfigError(
+                f"the profile has no rows of {parallelism}",
+                f"it has {', '.join(map(str, self._sheets))}; measure more: earl profile",
+            )
+        return min(
+            same, key=lambda one: (abs(math.log(one.parallelism.dp / parallelism.dp)), one.parallelism)
+        )
+
+
+def _corners(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The points that no other lies below in both respects: the rest follows from them."""
+    kept: list[tuple[float, float]] = []
+    for tokens, sequences in sorted(set(points)):
+        if not kept or sequences < kept[-1][1]:
+            kept.append((tokens, sequences))
+    return tuple(kept)

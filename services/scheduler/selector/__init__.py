@@ -1,0 +1,1 @@
+"""Which parallelism a stage should have, and why. Pure."""

@@ -1,0 +1,84 @@
+"""What a policy sees, and what it says. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from earl.parallelism import Parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One step of a stage. Lengths in tokens; concurrency: sequences in the whole pool."""
+
+    mean_tokens: float
+    p95_tokens: float
+    max_tokens: float
+    concurrency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A parallelism as it was weighed.
+
+    tokens_per_device_s: predicted at the mean length. memory_fraction: of a device's memory, at the
+    longest length and highest concurrency expected; None where nothing is known of it.
+    step_s: predicted seconds of the step; infinite where there is no throughput.
+    why: in words, where it does not fit.
+    """
+
+    parallelism: Parallelism
+    tokens_per_device_s: float
+    memory_fraction: float | None
+    fits: bool
+    step_s: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One verdict, with all that it rests on.
+
+    expected: the workload that throughput was judged at, and lengths and concurrency that must fit;
+    None before anything was seen.
+    urgent: what was in use is about to run out of memory: no payback was asked for.
+    saving_s: predicted seconds that the step after the switch saves over the horizon; cost_s: of a switch.
+    horizon_steps: expected steps until the next crossing.
+    """
+
+    step: int
+    before: Parallelism | None
+    after: Parallelism
+    reason: str
+    candidates: tuple[Candidate, ...] = ()
+    expected: Workload | None = None
+    urgent: bool = False
+    saving_s: float = 0.0
+    cost_s: float = 0.0
+    horizon_steps: float = 0.0
+
+    @property
+    def switched(self) -> bool:
+        return self.before is not None and self.before != self.after
+
+    @property
+    def predicted_tokens_per_device_s(self) -> float | None:
+        """Of what was chosen; None where nothing was weighed."""
+        return next(
+            (one.tokens_per_device_s for one in self.candidates if one.parallelism == self.after), None
+        )
+
+
+class Policy(Protocol):
+    """decide, then observe, once a step: what a step brought is known after it."""
+
+    name: str
+
+    def decide(self, step: int, devices: int) -> Decision:
+        """What the step should run with. devices: of the pool, a fact of the fleet. Raises ConfigError."""
+        ...
+
+    def observe(self, workload: Workload) -> None:
+        """What the step that was decided last turned out to be."""
+        ...
