@@ -27,7 +27,7 @@ from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.allocator import occupied
 from earl.dispatch.classes import classes_of
-from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.dispatcher import Dispatcher, Repeated, VersionRead
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.models.spec import ModelSpec
@@ -109,6 +109,11 @@ class Reader(Process):
                 self.expected[name][part.at.slices()] = whole[part.box.slices()]
         self.dispatcher = self.runner.run(Dispatcher.create(self.registry, self.config))
         self.keys = tuple(key(rank) for rank in range(self.case.trainers))
+        self.slices = Repeated(
+            (part.source, part.box, self.targets[name][part.at.slices()])
+            for name, one in self.own.items()
+            for part in one.parts
+        )
         self.threads = ThreadPoolExecutor(COPY_THREADS)
         return {}
 
@@ -130,12 +135,7 @@ class Reader(Process):
         return {}
 
     def earl(self) -> dict[str, Any]:
-        reads = [
-            Read(self.keys, part.source, part.box, self.targets[name][part.at.slices()])
-            for name, one in self.own.items()
-            for part in one.parts
-        ]
-        receipt = self.runner.run(self.dispatcher.read(reads, WAIT_S, repeats=True))
+        receipt = self.runner.run(self.dispatcher.read([VersionRead(self.keys, self.slices)], WAIT_S))
         return {"moved_bytes": receipt.size_bytes, "path": receipt.path}
 
     def memcpy(self) -> dict[str, Any]:

@@ -262,19 +262,20 @@ class MappedArena:
 
     def check_extents(self, pieces: Pieces) -> None:
         """Raises RegionGone unless every piece lies in its region, which is where its owner says."""
-        regions = pieces.regions
+        self.check_reach(pieces.regions, pieces.reach)
+
+    def check_reach(self, regions: Regions, reach: np.ndarray) -> None:
+        """`check_extents` of pieces that reach so far into each region: int64[N]."""
         offsets, sizes = self.extents(regions.slot, regions.generation)
         moved = np.flatnonzero(offsets != regions.offset_bytes)
         if len(moved):
             slot = regions.slot[moved[0]]
             raise RegionGone(f"region {slot} of {self.path} lies elsewhere", "read a newer descriptor")
-        stop = pieces.stop
-        beyond = np.flatnonzero(stop > sizes[pieces.region])
+        beyond = np.flatnonzero(reach > sizes)
         if len(beyond):
             at = int(beyond[0])
-            region = int(pieces.region[at])
             raise RegionGone(
-                f"region {regions.slot[region]} of {self.path}: {sizes[region]} bytes, not {stop[at]}",
+                f"region {regions.slot[at]} of {self.path}: {sizes[at]} bytes, not {reach[at]}",
                 "read a newer descriptor",
             )
 

@@ -217,36 +217,51 @@ def _add_class(message: pb.LayoutDescriptor, shard: ClassShard, region: int) -> 
 
 
 def _class(entry: pb.TensorClass, regions: list[RegionRef]) -> ClassShard:
-    placements = tuple((one.kind, one.dim, one.split) for one in entry.placements)
-    cut = tuple(entry.shape), entry.stack, tuple(entry.mesh_shape), placements
-    one, count, size_bytes = _known_class(entry.template, entry.dtype, *cut, entry.rank)
-    if count > 1 and entry.tensor_bytes < size_bytes:
+    one, rank, number, offset_bytes, tensor_bytes, stop_bytes = _known_class(entry.SerializeToString())
+    region = regions[number]
+    if stop_bytes > region.size_bytes:
         raise LayoutError(
-            f"{entry.template}: tensors of {size_bytes} bytes, {entry.tensor_bytes} apart", "publish it again"
-        )
-    region = regions[entry.region]
-    if count and entry.offset_bytes + (count - 1) * entry.tensor_bytes + size_bytes > region.size_bytes:
-        raise LayoutError(
-            f"{entry.template}: {count} tensors of {size_bytes} bytes in a region of {region.size_bytes}",
+            f"{one.template}: ends at byte {stop_bytes} of a region of {region.size_bytes}",
             "publish it again",
         )
-    return ClassShard(one, entry.rank, region, entry.offset_bytes, entry.tensor_bytes)
+    return ClassShard(one, rank, region, offset_bytes, tensor_bytes)
 
 
 @lru_cache(maxsize=4096)
-def _known_class(
+def _known_class(data: bytes) -> tuple[TensorClass, int, int, int, int, int]:
+    """(class, rank, region's number, offset, bytes from each tensor to the next, where the last one ends):
+
+    the same for every version."""
+    entry = pb.TensorClass.FromString(data)
+    placements = tuple((one.kind, one.dim, one.split) for one in entry.placements)
+    cut = tuple(entry.shape), entry.stack, tuple(entry.mesh_shape), placements
+    one = _tensor_class(entry.template, entry.dtype, *cut)
+    if not entry.rank < len(one.layout.owners):
+        raise LayoutError(
+            f"{one.template}: rank {entry.rank} of {len(one.layout.owners)}", "publish it again"
+        )
+    count, size_bytes = one.extent(entry.rank)
+    if count > 1 and entry.tensor_bytes < size_bytes:
+        raise LayoutError(
+            f"{one.template}: tensors of {size_bytes} bytes, {entry.tensor_bytes} apart", "publish it again"
+        )
+    stop = entry.offset_bytes + (count - 1) * entry.tensor_bytes + size_bytes if count else 0
+    return one, entry.rank, entry.region, entry.offset_bytes, entry.tensor_bytes, stop
+
+
+@lru_cache(maxsize=4096)
+def _tensor_class(
     template: str,
     dtype: int,
     shape: tuple[int, ...],
     stack: int,
     mesh_shape: tuple[int, ...],
     said: tuple[tuple[int, int, int], ...],
-    rank: int,
-) -> tuple[TensorClass, int, int]:
-    """(class, tensors of which a rank holds a part, bytes of one part): the same for every version."""
+) -> TensorClass:
+    """The same object for all ranks, so that classes compare fast."""
     ranks = prod(mesh_shape)
-    if ranks > _MOST_RANKS or not rank < ranks:
-        raise LayoutError(f"{template}: rank {rank} of {ranks}", "publish it again")
+    if ranks > _MOST_RANKS:
+        raise LayoutError(f"{template}: a mesh of {ranks} ranks", "publish it again")
     if prod(shape) > _MOST_BYTES or any(split > _MOST_RANKS for _, _, split in said):
         raise LayoutError(f"{template}: shape {shape}, placements {said}", "publish it again")
     placements: list[Placement] = []
@@ -259,10 +274,9 @@ def _known_class(
                 placements.append((kind, dim, split))
             case _:
                 placements.append((kind, dim))
-    one = TensorClass(
+    return TensorClass(
         template, _dtype(dtype), MeshLayout(shape, mesh_shape, tuple(placements), _ranks(ranks), stack)
     )
-    return one, *one.extent(rank)
 
 
 @lru_cache(maxsize=16)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
 from earl.dispatch.registry import WEIGHTS_PREFIX, Registry
-from earl.dispatch.repeated import Repeated
+from earl.dispatch.repeated import Repeated, VersionRead
 from earl.dispatch.requirement import refuse_unmet
 from earl.dispatch.resolve import Copies, Form, FromArena, Read, SequenceRead, assemble, resolve_sequences
 from earl.dispatch.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve
@@ -26,7 +26,18 @@ from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import ReadTimeout, RegionGone, TransportUnavailable, VersionGone
 
-__all__ = ["Dispatcher", "PathTotal", "Read", "Receipt", "SequenceRead", "refuse_unmet"]
+__all__ = [
+    "Dispatcher",
+    "PathTotal",
+    "Read",
+    "Receipt",
+    "Repeated",
+    "SequenceRead",
+    "VersionRead",
+    "refuse_unmet",
+]
+
+AnyRead = Read | SequenceRead | VersionRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,6 @@ class Dispatcher:
         self._wire: Transport | None = None
         # With which peer it begins: readers that all began with the same one would wait for each other.
         self._turn = secrets.randbelow(1 << 16)
-        self._repeated = Repeated()
         self.totals: dict[str, PathTotal] = {}
 
     @classmethod
@@ -90,12 +100,8 @@ class Dispatcher:
         refuse_unmet(config)
         return cls(registry, config, await registry.secret())
 
-    async def read(
-        self, reads: Sequence[Read | SequenceRead], deadline_s: float, *, repeats: bool = False
-    ) -> Receipt:
-        """Fill every read's arrays, together, before the deadline. repeats: the same boxes of another version
-
-        will be read into the same arrays: their plan is kept, and they with it.
+    async def read(self, reads: Sequence[AnyRead], deadline_s: float) -> Receipt:
+        """Fill every read's arrays, together, before the deadline.
 
         Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutError, PeerLost, ReadTimeout,
         ChecksumMismatch, TransportUnavailable, BusUnavailable.
@@ -103,7 +109,7 @@ class Dispatcher:
         started = time.perf_counter()
         try:
             async with asyncio.timeout(deadline_s):
-                batches = await self._batches(reads, repeats)
+                batches = await self._batches(reads)
                 await run_all(self._read_batch(batch) for batch in batches)
         except TimeoutError:
             raise ReadTimeout(
@@ -146,10 +152,11 @@ class Dispatcher:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _batches(self, reads: Sequence[Read | SequenceRead], repeats: bool) -> list[_Batch]:
+    async def _batches(self, reads: Sequence[AnyRead]) -> list[_Batch]:
         boxes = [read for read in reads if isinstance(read, Read)]
         sequences = [read for read in reads if isinstance(read, SequenceRead)]
-        groups = dict.fromkeys(read.keys for read in boxes)
+        versions = [read for read in reads if isinstance(read, VersionRead)]
+        groups = dict.fromkeys(read.keys for read in (*boxes, *versions))
         keys = list(dict.fromkeys(key for group in groups for key in group))
         of_weights = {group for group in groups if any(key.startswith(WEIGHTS_PREFIX) for key in group)}
         # Records come in the order of one read's keys; further reads of sequences are rare.
@@ -161,12 +168,11 @@ class Dispatcher:
         descriptors, records = found[0][0], [one for _, one in found]
         published = [read for read in boxes if read.keys in of_weights]
         samples = Copies()
-        if repeats:
-            weights = self._repeated.plan(published, descriptors, self._turn)
-        else:
-            once = Copies()
-            resolve(published, descriptors, once, self._turn)
-            weights = once.by_arena()
+        once = Copies()
+        resolve(published, descriptors, once, self._turn)
+        weights = once.by_arena()
+        for read in versions:
+            weights += read.slices.plan(read.keys, descriptors, self._turn)
         resolve([read for read in boxes if read.keys not in of_weights], descriptors, samples, self._turn)
         for read, names, known in zip(sequences, owners, records, strict=False):
             resolve_sequences(read, names, known, samples)

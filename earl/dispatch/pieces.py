@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from earl.dispatch.descriptor import CHECKSUM_BLOCK_BYTES, RegionRef
 from earl.errors import LayoutError
+
+if TYPE_CHECKING:
+    from earl.dispatch.transport.copying import Views
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +78,8 @@ class Pieces:
 
     region: int32[P] into regions. offset: int64[P], bytes from the region's start to the first run. rows,
     run, stride: int64[P]: runs, bytes of one, bytes from one to the next. buffers: one-dimensional writable
-    uint8 arrays; buffer: int32[P] into them; at, target_stride: int64[P], as offset and stride.
+    uint8 arrays; buffer: int32[P] into them; at, target_stride: int64[P], as offset and stride. views: where
+    a transport keeps what it made of them, if they are to be copied again, out of other regions.
     """
 
     regions: Regions
@@ -87,6 +92,7 @@ class Pieces:
     buffer: np.ndarray
     at: np.ndarray
     target_stride: np.ndarray
+    views: Views | None = None
 
     def __len__(self) -> int:
         return len(self.region)
@@ -105,9 +111,16 @@ class Pieces:
         """int64[P]: one past the last byte read, from the region's start."""
         return self.offset + (self.rows - 1) * self.stride + self.run
 
+    @property
+    def reach(self) -> np.ndarray:
+        """int64[N]: how far into each region is read."""
+        reach = np.zeros(len(self.regions), np.int64)
+        np.maximum.at(reach, self.region, self.stop)
+        return reach
+
     def take(self, index: np.ndarray | slice) -> Pieces:
         """Some of them, in that order."""
-        return replace(self, **{name: getattr(self, name)[index] for name in _PER_PIECE})
+        return replace(self, views=None, **{name: getattr(self, name)[index] for name in _PER_PIECE})
 
     def blocks(self, *, between: bool = False) -> np.ndarray:
         """int64[B, 2]: (region, checksum block) of every block that they touch, each once, sorted.
@@ -159,7 +172,7 @@ class Pieces:
 
 
 _PER_PIECE = tuple(
-    field.name for field in fields(Pieces) if field.name not in ("regions", "buffers")
+    field.name for field in fields(Pieces) if field.name not in ("regions", "buffers", "views")
 )  # fmt: skip
 
 
@@ -275,7 +288,7 @@ def joined(parts: Iterable[Pieces]) -> Pieces:
         [part.buffer + np.int32(shift) for part, shift in zip(all_, held, strict=False)]
     )
     buffers = tuple(buffer for part in all_ for buffer in part.buffers)
-    return Pieces(regions=merged, buffers=buffers, **columns)
+    return Pieces(regions=merged, buffers=buffers, views=None, **columns)
 
 
 def _merged(all_: Sequence[Regions]) -> tuple[Regions, np.ndarray]:

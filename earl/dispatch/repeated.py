@@ -1,4 +1,7 @@
-"""Reads that repeat version after version: planned once, then only their regions are new.
+"""What a reader wants of every version: planned once, then only the regions are new.
+
+    Repeated(slices) ─ plan: the first version ─► pieces by arena, kept with the views that copy them
+                     ─ plan: any later one ─────► the same pieces, of that version's regions
 
 An engine wants the same slices of every version into the same buffers. While trainer ranks publish the
 same classes at the same places of a region, a plan differs from the last one only in whose region that is.
@@ -6,72 +9,89 @@ same classes at the same places of a region, a plan differs from the last one on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef
+from earl.dispatch.layout import Box
 from earl.dispatch.pieces import Pieces, Regions
 from earl.dispatch.resolve import Copies, FromArena, Read
 from earl.dispatch.resolve_classes import CREDIT_BYTES, resolve
+from earl.dispatch.transport.copying import Views
 
 # A larger plan is made anew each time rather than kept: a piece takes about 70 bytes.
 _MOST_PIECES = 1 << 20
+# Of a larger one the views are made anew: those of a piece take about 1 kB for two slots.
+_MOST_VIEWED = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Planned:
-    """sources: (number of a descriptor, what is read out of its one region, in order)."""
+class _Plan:
+    """published: what it was made for. sources: (number of a key, what is read out of its one region)."""
 
-    wanted: list[Any]
     published: list[Any]
     sources: list[tuple[int, list[Pieces]]]
 
 
 class Repeated:
-    """Remembers one plan: the last."""
+    """Boxes of tensors, each (name, box or None for the whole, into), and how the last version had them.
 
-    def __init__(self) -> None:
-        self._last: _Planned | None = None
+    into: as in Read; kept, and written by every read.
+    """
 
-    def plan(self, reads: Sequence[Read], known: Mapping[str, Descriptor], turn: int) -> list[FromArena]:
-        """As `resolve`. Raises LayoutGap, LayoutError."""
-        keys = reads[0].keys if reads else ()
-        same = all(read.keys is keys or read.keys == keys for read in reads)
-        descriptors = [known[key] for key in keys] if same else []
+    def __init__(self, wanted: Iterable[tuple[str, Box | None, np.ndarray]]) -> None:
+        self._wanted = tuple(wanted)
+        self._plan: _Plan | None = None
+
+    def plan(self, keys: tuple[str, ...], known: Mapping[str, Descriptor], turn: int) -> list[FromArena]:
+        """From these keys, which together hold one version, as `resolve`. Raises LayoutGap, LayoutError."""
+        descriptors = [known[key] for key in keys]
         regions = [_only_region(descriptor) for descriptor in descriptors]
-        kept: _Planned | None = None
-        nonces = {region.arena.nonce for region in regions if region is not None}
-        if descriptors and len(nonces) == len(regions):  # one region of one arena each
-            wanted, published = [_wanted(read) for read in reads], [_published(one) for one in descriptors]
-            last = self._last
-            if last is not None and last.wanted == wanted and last.published == published:
-                return [_at(regions[number], parts) for number, parts in last.sources]
-            kept = _Planned(wanted, published, [])
+        published = _published(descriptors, regions)
+        last = self._plan
+        if last is not None and published is not None and last.published == published and self._writable:
+            return [_at(regions[number], parts) for number, parts in last.sources]
+        self._plan = None
         copies = Copies()
-        resolve(reads, known, copies, turn)
+        resolve([Read(keys, *one) for one in self._wanted], known, copies, turn)
         sources = copies.by_arena()
-        if kept is None or sum(source.copies for source in sources) > _MOST_PIECES:
+        if published is None or sum(source.copies for source in sources) > _MOST_PIECES:
             return sources
         numbers = {region.arena.nonce: i for i, region in enumerate(regions) if region is not None}
-        for source in sources:
-            parts = [_of_one_region(pieces) for pieces in source.pieces(CREDIT_BYTES)]
-            kept.sources.append((numbers[source.arena.nonce], parts))
-        if sum(len(pieces) for _, parts in kept.sources for pieces in parts) <= _MOST_PIECES:
-            self._last = kept
-        return [_at(regions[number], parts) for number, parts in kept.sources]
+        made = [(numbers[source.arena.nonce], list(source.pieces(CREDIT_BYTES))) for source in sources]
+        count = sum(len(pieces) for _, parts in made for pieces in parts)
+        kept = [(number, [_kept(pieces, count) for pieces in parts]) for number, parts in made]
+        if count <= _MOST_PIECES:
+            self._plan = _Plan(published, kept)
+        return [_at(regions[number], parts) for number, parts in kept]
+
+    @property
+    def _writable(self) -> bool:
+        return all(into.flags.writeable for _, _, into in self._wanted)
 
 
-def _wanted(read: Read) -> Any:
-    """Equal for reads of the same into the same memory, which a plan that is kept keeps alive."""
-    into = read.into
-    first = into.__array_interface__["data"][0]
-    return read.name, read.box, first, into.strides, into.shape, into.dtype.str, into.flags.writeable
+@dataclass(frozen=True, slots=True, eq=False)
+class VersionRead:
+    """The slices of one version. keys: every descriptor that together holds it."""
+
+    keys: tuple[str, ...]
+    slices: Repeated
 
 
-def _published(descriptor: Descriptor) -> Any:
+def _published(descriptors: Sequence[Descriptor], regions: Sequence[RegionRef | None]) -> list[Any] | None:
+    """Equal for versions that one plan reads; None where no plan is kept: it is of one region of each of
+
+    as many arenas."""
+    nonces = {region.arena.nonce for region in regions if region is not None}
+    if not descriptors or len(nonces) < len(regions) or len({one.version for one in descriptors}) > 1:
+        return None
+    return [_places(one) for one in descriptors]
+
+
+def _places(descriptor: Descriptor) -> Any:
     arena: ArenaRef = descriptor.classes[0].region.arena
     places = [(one.tensors, one.rank, one.offset_bytes, one.tensor_bytes) for one in descriptor.classes]
     return arena.owner, arena.host, places
@@ -83,9 +103,10 @@ def _only_region(descriptor: Descriptor) -> RegionRef | None:
     return descriptor.classes[0].region if len(regions) == 1 and not descriptor.tensors else None
 
 
-def _of_one_region(pieces: Pieces) -> Pieces:
-    """Joined parts name the same region over and over."""
-    return replace(pieces, region=np.zeros_like(pieces.region))
+def _kept(pieces: Pieces, count: int) -> Pieces:
+    """Part of a plan of `count` pieces. Joined parts name the same region over and over."""
+    one = replace(pieces, region=np.zeros_like(pieces.region))
+    return replace(one, views=Views(one.reach)) if count <= _MOST_VIEWED else one
 
 
 def _at(region: RegionRef | None, parts: Sequence[Pieces]) -> FromArena:

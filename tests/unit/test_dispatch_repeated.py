@@ -12,7 +12,7 @@ from earl.dispatch.classes import TensorClass
 from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.repeated import Repeated
-from earl.dispatch.resolve import Read
+from earl.dispatch.resolve import FromArena
 from earl.dispatch.transport.copying import copy
 from earl.errors import LayoutError
 from tests.support.classes import Owners
@@ -28,8 +28,12 @@ def values(version: int) -> np.ndarray:
     return np.arange(5 * 8 * 6, dtype=np.int32).reshape(5, 8, 6) + 1000 * version
 
 
-def wanted(owners: Owners, into: np.ndarray, box: Box) -> list[Read]:
-    return [Read(tuple(owners.descriptors), f"l.{i}.w", box, into[i]) for i in range(5)]
+def slices(into: np.ndarray, box: Box | None) -> Repeated:
+    return Repeated((f"l.{i}.w", box, into[i]) for i in range(5))
+
+
+def plan(kept: Repeated, owners: Owners, turn: int = 0) -> list[FromArena]:
+    return kept.plan(tuple(owners.descriptors), owners.descriptors, turn)
 
 
 @pytest.fixture
@@ -50,38 +54,49 @@ BOX = Box((2, 1), (7, 6))
 
 
 def test_the_next_version_is_read_by_the_same_plan(planned):
-    kept, into = Repeated(), np.zeros((5, 5, 5), np.int32)
+    into = np.zeros((5, 5, 5), np.int32)
+    kept = slices(into, BOX)
     for version in range(1, 5):
         owners = Owners(klass(2, 2), values(version), version)
-        sources = kept.plan(wanted(owners, into, BOX), owners.descriptors, turn=version)
+        sources = plan(kept, owners, turn=version)
         owners.carry_out(sources)
         np.testing.assert_array_equal(into, values(version)[:, 2:7, 1:6])
         assert sum(source.size_bytes for source in sources) == into.nbytes
     assert planned == [5]
 
 
-def test_other_targets_boxes_and_layouts_are_planned_anew(planned):
-    kept = Repeated()
-    for mesh, box in (((2, 2), BOX), ((4,), BOX), ((4,), Box((0, 0), (5, 5))), ((4,), Box((0, 0), (5, 5)))):
-        owners, into = Owners(klass(*mesh), values(1)), np.zeros((5, 5, 5), np.int32)
-        owners.carry_out(kept.plan(wanted(owners, into, box), owners.descriptors, turn=0))
-        np.testing.assert_array_equal(into, values(1)[:, *box.slices()])
-    assert planned == [5] * 4
+def test_another_layout_is_planned_anew(planned):
+    into = np.zeros((5, 5, 5), np.int32)
+    kept = slices(into, BOX)
+    for version, mesh in enumerate(((2, 2), (4,), (2, 2))):
+        owners = Owners(klass(*mesh), values(version), version)
+        owners.carry_out(plan(kept, owners))
+        np.testing.assert_array_equal(into, values(version)[:, 2:7, 1:6])
+    assert planned == [5] * 3
+
+
+def test_keys_of_two_versions_are_refused_by_a_kept_plan_too():
+    kept, owners = slices(np.zeros((5, 5, 5), np.int32), BOX), Owners(klass(2), values(1))
+    plan(kept, owners)
+    _, second = owners.descriptors
+    owners.descriptors[second] = replace(owners.descriptors[second], version=9)
+    with pytest.raises(LayoutError, match="one version"):
+        plan(kept, owners)
 
 
 def test_a_plan_too_large_to_keep_is_made_each_time(planned, monkeypatch):
     monkeypatch.setattr(repeated, "_MOST_PIECES", 3)
-    kept, into = Repeated(), np.zeros((5, 5, 5), np.int32)
-    owners = Owners(klass(4), values(1))
+    into = np.zeros((5, 5, 5), np.int32)
+    kept, owners = slices(into, BOX), Owners(klass(4), values(1))
     for _ in range(2):
         into[:] = 0
-        owners.carry_out(kept.plan(wanted(owners, into, BOX), owners.descriptors, turn=0))
+        owners.carry_out(plan(kept, owners))
         np.testing.assert_array_equal(into, values(1)[:, 2:7, 1:6])
     assert planned == [5, 5]
 
 
 def test_two_regions_of_one_arena_are_not_taken_for_one():
-    kept, whole = Repeated(), values(1)
+    whole = values(1)
     owners = Owners(klass(2), whole)
     first, second = owners.descriptors.values()
     # The second rank's part lies in the same arena, behind the first one's.
@@ -93,19 +108,53 @@ def test_two_regions_of_one_arena_are_not_taken_for_one():
     )
     known = {first.key: first, "b": replace(second, classes=(replace(second.classes[0], region=moved),))}
     into = np.zeros((5, 8, 6), np.int32)
+    kept = slices(into, None)
     for _ in range(2):
         into[:] = 0
-        reads = [Read(tuple(known), f"l.{i}.w", None, into[i]) for i in range(5)]
-        for source in kept.plan(reads, known, turn=0):
+        for source in kept.plan(tuple(known), known, turn=0):
             for pieces in source.pieces(1 << 20):
                 copy(memory, pieces)
         np.testing.assert_array_equal(into, whole)
 
 
 def test_a_kept_plan_does_not_write_what_became_read_only():
-    kept, into = Repeated(), np.zeros((5, 5, 5), np.int32)
+    into = np.zeros((5, 5, 5), np.int32)
+    arrays = list(into)
+    kept = Repeated((f"l.{i}.w", BOX, one) for i, one in enumerate(arrays))
     owners = Owners(klass(2), values(1))
-    kept.plan(wanted(owners, into, BOX), owners.descriptors, turn=0)
-    into.flags.writeable = False
+    plan(kept, owners)
+    arrays[3].flags.writeable = False
     with pytest.raises(LayoutError, match="writable"):
-        kept.plan(wanted(owners, into, BOX), owners.descriptors, turn=0)
+        plan(kept, owners)
+
+
+class Owner:
+    """Whose life its memory's views share."""
+
+
+def test_views_are_of_the_last_two_places_and_end_with_the_memory():
+    owners, into = Owners(klass(1), values(1)), np.zeros((5, 5, 5), np.int32)
+    (source,) = plan(slices(into, BOX), owners)
+    (pieces,) = source.pieces(1 << 30)
+    views, (part,) = pieces.views, owners.memory.values()
+    assert views is not None and pieces.take(slice(0, 2)).views is None
+    memory = np.zeros((3, len(part)), np.uint8)
+    owner: Owner | None = Owner()
+
+    def pairs(place: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        at = pieces.regions.offset_bytes + place * len(part)
+        moved = replace(pieces, regions=replace(pieces.regions, offset_bytes=at))
+        return views.pairs(owner, memory.reshape(-1), moved, limit_bytes=20)
+
+    made = [pairs(place) for place in range(3)]
+    for place in range(3):
+        memory[:], into[:] = 0, 0
+        memory[place] = part
+        for target, from_place in made[place]:
+            assert target.nbytes <= 20
+            np.copyto(target, from_place)
+        np.testing.assert_array_equal(into, values(1)[:, 2:7, 1:6])
+    assert pairs(1) is made[1] and pairs(2) is made[2] and pairs(0) is not made[0]
+    assert len(views) == 2
+    owner = None
+    assert len(views) == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -11,6 +13,8 @@ from earl.dispatch.pieces import Pieces
 # Up to here one assignment between memoryviews takes less than making two arrays; it holds the GIL.
 _SMALL_RUN_BYTES = 1 << 16
 _WORDS = tuple(np.dtype(f"u{size}") for size in (8, 4, 2, 1))
+# A trainer rank publishes from two slots in turn.
+_PLACES_KEPT = 2
 
 
 def copy(memory: np.ndarray, pieces: Pieces) -> None:
@@ -65,12 +69,64 @@ def _move(
             target, source = views[buffer]
             target[to : to + run] = source[start : start + run]
             continue
-        word = _word(run, step, target_step)
-        shape = (count, run // word.itemsize)
-        np.copyto(
-            np.ndarray(shape, word, target_of(buffer), to, (target_step, word.itemsize)),
-            np.ndarray(shape, word, source_of(buffer), start, (step, word.itemsize)),
-        )
+        np.copyto(*_pair(target_of(buffer), to, target_step, source_of(buffer), start, step, count, run))
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+class Views:
+    """The views that it takes to copy the same pieces again, kept as long as what they are copied out of.
+
+    Making those of a piece takes two microseconds, all of it with the GIL held. reach: the pieces'.
+    """
+
+    def __init__(self, reach: np.ndarray) -> None:
+        self.reach = reach
+        self._pairs: WeakKeyDictionary[Any, dict[bytes, list[Pair]]] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        """Places of which views are kept."""
+        return sum(map(len, self._pairs.values()))
+
+    def pairs(self, owner: Any, memory: np.ndarray, pieces: Pieces, limit_bytes: int) -> list[Pair]:
+        """(target, source) of one shape each and of at most limit_bytes, that together are the pieces.
+
+        memory: where the regions' offsets count, kept no longer than `owner` lives.
+        """
+        places = self._pairs.setdefault(owner, {})
+        place = pieces.regions.offset_bytes.tobytes()
+        if place not in places:
+            while len(places) >= _PLACES_KEPT:
+                del places[next(iter(places))]
+            places[place] = [pair for part in pieces.split(limit_bytes) for pair in _pairs(memory, part)]
+        return places[place]
+
+
+def _pairs(memory: np.ndarray, pieces: Pieces) -> Iterator[Pair]:
+    first = pieces.regions.offset_bytes[pieces.region] + pieces.offset
+    columns = (pieces.buffer, pieces.at, pieces.target_stride, first, pieces.stride, pieces.rows, pieces.run)
+    for buffer, to, target_step, start, step, count, run in zip(*(c.tolist() for c in columns), strict=True):
+        yield _pair(pieces.buffers[buffer], to, target_step, memory, start, step, count, run)
+
+
+def _pair(
+    target: np.ndarray,
+    to: int,
+    target_step: int,
+    source: np.ndarray,
+    start: int,
+    step: int,
+    count: int,
+    run: int,
+) -> Pair:
+    """(target, source) of one piece: [count, words of a run] each, over uint8 arrays."""
+    word = _word(run, step, target_step)
+    shape = (count, run // word.itemsize)
+    return (
+        np.ndarray(shape, word, target, to, (target_step, word.itemsize)),
+        np.ndarray(shape, word, source, start, (step, word.itemsize)),
+    )
 
 
 def _word(run: int, stride: int, target_stride: int) -> np.dtype:

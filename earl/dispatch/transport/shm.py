@@ -10,6 +10,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from earl.dispatch.arena import MappedArena
 from earl.dispatch.descriptor import ArenaRef, host_id
 from earl.dispatch.pieces import Pieces
@@ -107,11 +109,18 @@ class SharedMemory(Transport):
 
 
 def _copy_all(mapped: MappedArena, pieces: Pieces, verify: bool, stop: threading.Event) -> None:
-    mapped.check_extents(pieces)
-    for step in pieces.split(STEP_BYTES):
-        if stop.is_set():
-            return
-        copy(mapped.memory, step)
+    if pieces.views is None:
+        mapped.check_extents(pieces)
+        for step in pieces.split(STEP_BYTES):
+            if stop.is_set():
+                return
+            copy(mapped.memory, step)
+    else:
+        mapped.check_reach(pieces.regions, pieces.views.reach)
+        for target, source in pieces.views.pairs(mapped, mapped.memory, pieces, STEP_BYTES):
+            if stop.is_set():
+                return
+            np.copyto(target, source)
     if verify:
         _verify(mapped, pieces)
     mapped.check(pieces.regions.slot, pieces.regions.generation)

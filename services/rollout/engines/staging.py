@@ -20,7 +20,7 @@ import numpy as np
 from earl.bus import Bus
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import numpy_dtype
-from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.dispatcher import Dispatcher, Repeated, VersionRead
 from earl.dispatch.registry import Registry
 from earl.dispatch.resolve import Form
 from earl.errors import EarlError, EngineError, LayoutError, WeightsIncomplete
@@ -43,6 +43,8 @@ class Stager:
         self._own = {name: one for name, one in own.items() if not one.same_as}
         self._shapes = dict(shapes)
         self._buffers: dict[str, np.ndarray] = {}
+        # What to read of every version into the buffers; None until they are made.
+        self._slices: Repeated | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task | None = None
@@ -142,14 +144,13 @@ class Stager:
 
     async def _read(self, version: int, keys: tuple[str, ...], deadline_s: float) -> LoadReport:
         dispatcher = await self._connected()
-        if not self._buffers:
-            self._prepare(await dispatcher.describe(keys), keys)
+        slices = self._slices or self._prepare(await dispatcher.describe(keys), keys)
         try:
-            receipt = await dispatcher.read(self._reads(keys), deadline_s, repeats=True)
+            receipt = await dispatcher.read([VersionRead(keys, slices)], deadline_s)
         except LayoutError:
             # Published otherwise than before: in another dtype, say, after the trainer was restored.
-            self._prepare(await dispatcher.describe(keys), keys)
-            receipt = await dispatcher.read(self._reads(keys), deadline_s, repeats=True)
+            slices = self._prepare(await dispatcher.describe(keys), keys)
+            receipt = await dispatcher.read([VersionRead(keys, slices)], deadline_s)
         self.transfers = [
             Transfer(
                 path=path,
@@ -162,13 +163,6 @@ class Stager:
         ]
         return LoadReport(version=version, size_bytes=receipt.size_bytes, read_s=receipt.seconds)
 
-    def _reads(self, keys: tuple[str, ...]) -> list[Read]:
-        return [
-            Read(keys, part.source, part.box, self._buffers[name][part.at.slices()])
-            for name, one in self._own.items()
-            for part in one.parts
-        ]
-
     async def _connected(self) -> Dispatcher:
         if self._dispatcher is None:
             if not self._spec.redis_url:
@@ -180,8 +174,11 @@ class Stager:
             self._dispatcher = await Dispatcher.create(registry, config)
         return self._dispatcher
 
-    def _prepare(self, forms: Mapping[str, Form], keys: tuple[str, ...]) -> None:
-        """Buffers of the published dtypes. Raises LayoutError if the tensors are another model's."""
+    def _prepare(self, forms: Mapping[str, Form], keys: tuple[str, ...]) -> Repeated:
+        """Buffers of the published dtypes, and what goes into them.
+
+        Raises LayoutError if the tensors are another model's.
+        """
         said: dict[str, str] = {}
         for name, one in self._own.items():
             dtypes = {self._dtype(forms, part.source, keys) for part in one.parts}
@@ -198,6 +195,12 @@ class Stager:
             if buffer is None or buffer.dtype != dtype:
                 # Written once now: the first read would pay for the page faults.
                 self._buffers[name] = np.full(one.shape, 0, dtype=dtype)
+        self._slices = Repeated(
+            (part.source, part.box, self._buffers[name][part.at.slices()])
+            for name, one in self._own.items()
+            for part in one.parts
+        )
+        return self._slices
 
     def _dtype(self, forms: Mapping[str, Form], name: str, keys: tuple[str, ...]) -> str:
         """The dtype in which a tensor is published. Raises LayoutError if it is another model's."""

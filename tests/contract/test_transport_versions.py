@@ -1,0 +1,70 @@
+"""The slices of version after version, over every transport, out of two slots in turn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from earl.dispatch.classes import TensorClass
+from earl.dispatch.dispatcher import Repeated, VersionRead
+from earl.dispatch.layout import Box
+from earl.dispatch.mesh import MeshLayout
+from earl.errors import VersionGone
+from tests.support.dispatch import PATHS, READ_S, TRANSPORTS, Plane, open_plane
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LAYERS, ROWS, COLUMNS = 3, 512, 384
+CLASS = TensorClass(
+    "h.{}.w", "float32", MeshLayout((LAYERS, ROWS, COLUMNS), (1,), (("replicate",),), ("a",), 1)
+)
+BOX = Box((8, 4), (ROWS, COLUMNS - 12))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
+async def plane(request, tmp_path_factory) -> AsyncIterator[Plane]:
+    async with open_plane(request.param, tmp_path_factory.mktemp(request.param)) as opened:
+        yield opened
+
+
+def key(version: int) -> str:
+    return f"weights/{version}/a"
+
+
+async def publish(plane: Plane, version: int) -> np.ndarray:
+    """[LAYERS, ROWS, COLUMNS], into the place of the version before last."""
+    await plane.store.remove(key(version - 2))
+    values = np.random.default_rng(version).standard_normal((LAYERS, ROWS, COLUMNS)).astype(np.float32)
+    arrays = plane.store.reserve_classes(key(version), [(CLASS, 0)], version)
+    for layer, array in enumerate(values):
+        arrays[f"h.{layer}.w"][:] = array
+    await plane.store.publish(key(version))
+    return values
+
+
+async def test_each_version_arrives_and_one_that_is_gone_spoils_none(plane: Plane):
+    into = np.zeros((LAYERS, *BOX.shape), np.float32)
+    slices = Repeated((f"h.{layer}.w", BOX, into[layer]) for layer in range(LAYERS))
+    for version in range(1, 6):
+        values = await publish(plane, version)
+        receipt = await plane.reader.read([VersionRead((key(version),), slices)], READ_S)
+        np.testing.assert_array_equal(into, values[:, *BOX.slices()])
+        assert receipt.size_bytes_by_path == {PATHS[plane.kind]: into.nbytes}
+        assert receipt.verified == (plane.kind != "shm")
+    with pytest.raises(VersionGone):
+        await plane.reader.read([VersionRead((key(3),), slices)], READ_S)
+    stale = await plane.registry.get([key(5)])
+    await publish(plane, 6)
+    await publish(plane, 7)  # where 5 was
+    await plane.registry.publish(stale)
+    into[:] = 0
+    with pytest.raises(VersionGone):
+        await plane.reader.read([VersionRead((key(5),), slices)], READ_S)
+    values = await publish(plane, 8)
+    await plane.reader.read([VersionRead((key(8),), slices)], READ_S)
+    np.testing.assert_array_equal(into, values[:, *BOX.slices()])
+    await plane.registry.remove([key(5)])
+    await plane.store.remove([key(7), key(8)])
