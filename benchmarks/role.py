@@ -28,6 +28,7 @@ class Role:
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
+        start_s: float = ANSWER_S,
         **role: Any,
     ) -> tuple[Role, dict[str, Any]]:
         """`python -m module`, and what it says once it is ready. Raises as `answer`, the process ended."""
@@ -37,21 +38,26 @@ class Role:
         )  # fmt: skip
         made = cls(process)
         try:
-            return made, await made.ask(**role)
+            made.tell(**role)
+            return made, await made.answer(start_s)
         except BaseException:
             await made.stop()
             raise
 
     async def ask(self, **work: Any) -> dict[str, Any]:
-        """One line there, one line back."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(work).encode() + b"\n")
+        """One line there, one line back. Raises as `answer`."""
+        self.tell(**work)
         return await self.answer()
 
-    async def answer(self) -> dict[str, Any]:
-        """The next line. Raises RuntimeError when the process ended, TimeoutError after ANSWER_S."""
+    def tell(self, **work: Any) -> None:
+        """One line there."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(work).encode() + b"\n")
+
+    async def answer(self, within_s: float = ANSWER_S) -> dict[str, Any]:
+        """The next line. Raises RuntimeError when the process ended, TimeoutError."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(within_s):
             line = await self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"a process of the benchmark ended with {await self.process.wait()}")

@@ -10,6 +10,8 @@ from benchmarks.role import Role
 
 PEERS = ("ray", "transferqueue")
 ENVIRONMENT = ".venv-queue"
+# Ray, then TransferQueue and torch in each of eight actors: minutes where the cores are busy.
+START_S = 600.0
 PYTHON = ROOT / ENVIRONMENT / "bin" / "python"
 COMPARES = (
     "peers: the same pattern and the same owned buffers at the headline's size, shm again in turn with "
@@ -35,8 +37,10 @@ async def start(arms: Sequence[str], rows: int, directory: str) -> Role:
     try:
         role, _ = await Role.start(
             "benchmarks.dispatch.peer_side", python=str(PYTHON), environment=environment,
-            arms=list(arms), rows=rows, directory=directory,
+            start_s=START_S, arms=list(arms), rows=rows, directory=directory,
         )  # fmt: skip
     except (RuntimeError, TimeoutError) as error:
-        raise PeersAbsent(f"absent: Ray did not start ({error!r}); see its message above") from error
+        raise PeersAbsent(
+            f"absent: Ray and TransferQueue did not start within {START_S:g} s ({error!r}); see above"
+        ) from error
     return role
