@@ -18,6 +18,8 @@ from earl.models.spec import ModelSpec
 SMOLLM2 = ModelSpec("llama", 576, 30, 8, 4, 64, 1536, 49152, tied=True)
 DTYPE = "bfloat16"
 CARRIER = np.dtype(np.uint16)
+# Published side by side, each in its slot, and read in turn: in which bits a version's values are others.
+VERSIONS = {1: np.uint16(0), 2: np.uint16(0x5555)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,6 @@ def slices(spec: ModelSpec, case: Case, rank: int) -> Iterator[Slice]:
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The tensor's random bits, the same wherever they are made: uint16 [shape]."""
+    """The first version's random bits, the same wherever they are made: uint16 [shape]."""
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     return generator.integers(0, 1 << 16, shape, np.uint16)

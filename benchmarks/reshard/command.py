@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.output import RESULTS, AsJson, Results, publish
-from benchmarks.reshard.cases import CARRIER, CASES, SMOLLM2, Case, needed_bytes
+from benchmarks.reshard.cases import CARRIER, CASES, SMOLLM2, VERSIONS, Case, needed_bytes
 from benchmarks.reshard.gather import Buckets
 from benchmarks.role import Role
 from earl.bus import EmbeddedValkey
@@ -33,9 +33,10 @@ COMPARES = (
     "touched before. A model of SmolLM2-135M's sizes but 8 heads and 4 key-value heads, bfloat16, random "
     "bits; each trainer rank and each reader a process of its own on one host; ways in turn within a round, "
     "medians over the rounds; every element compared after each way of each round. "
+    "Each trainer rank holds two versions in two slots, and rounds take them in turn. "
     "earl: each reader asks the registry, finds that what it planned for the version before still holds, and "
     "copies just its slices out of the trainer ranks' slots (no checksums, shared memory). memcpy: the same "
-    "slices, known beforehand, copied by the same "
+    "slices of the same slots, known beforehand, copied by the same "
     "processes with as many threads (two each) from memory mapped and touched before. gather_broadcast: over "
     "gloo on loopback, trainer rank 0 gathers full tensors in buckets of 64 MiB and broadcasts them to the "
     "readers, which copy their slices; buffers are made and packed beforehand, replicas sent once. "
@@ -98,7 +99,9 @@ async def measure(spec: ModelSpec, case: Case, rounds: int, arenas: str = "/dev/
         for turn in range(rounds + WARM_UP):
             for way in WAYS:
                 senders = trainers if way == "gather_broadcast" else []
-                milliseconds, said = await one_round(senders, readers, way)
+                # gloo's buffers are packed of the first version alone.
+                version = min(VERSIONS) if senders else list(VERSIONS)[turn % len(VERSIONS)]
+                milliseconds, said = await one_round(senders, readers, way, version)
                 if way == "earl":
                     read.append(said)
                 if turn >= WARM_UP:
@@ -121,13 +124,14 @@ async def measure(spec: ModelSpec, case: Case, rounds: int, arenas: str = "/dev/
 
 
 async def one_round(
-    senders: Sequence[Role], readers: Sequence[Role], way: str
+    senders: Sequence[Role], readers: Sequence[Role], way: str, version: int
 ) -> tuple[float, list[dict[str, Any]]]:
     """Milliseconds until the last reader was done, and what each said. Raises RuntimeError."""
     at_ns = time.monotonic_ns() + AHEAD_NS
-    said = await asyncio.gather(*(role.ask(do=way, at_ns=at_ns) for role in (*senders, *readers)))
+    everybody = (*senders, *readers)
+    said = await asyncio.gather(*(role.ask(do=way, at_ns=at_ns, version=version) for role in everybody))
     mine = list(said[len(senders) :])
-    checked = await asyncio.gather(*(role.ask(do="check") for role in readers))
+    checked = await asyncio.gather(*(role.ask(do="check", version=version) for role in readers))
     if not all(one["right"] for one in checked):
         raise RuntimeError(f"{way}: a reader's arrays are not what the trainer ranks hold")
     return (max(one["ended_ns"] for one in mine) - at_ns) / 1e6, mine

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import uvloop
 
-from benchmarks.reshard.cases import CARRIER, DTYPE, Case, held, layouts, owned, slices, values
+from benchmarks.reshard.cases import CARRIER, DTYPE, VERSIONS, Case, held, layouts, owned, slices, values
 from benchmarks.reshard.gather import GatherBroadcast
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
@@ -39,8 +39,8 @@ MARGIN_BYTES = 1 << 20
 COPY_THREADS = 2
 
 
-def key(trainer: int) -> str:
-    return f"weights/1/trainer-{trainer}"
+def key(version: int, trainer: int) -> str:
+    return f"weights/{version}/trainer-{trainer}"
 
 
 class Process:
@@ -57,7 +57,7 @@ class Process:
 
 
 class Trainer(Process):
-    """One version in its slot, and the same shards packed for gloo."""
+    """Each version in its slot, and the shards of one packed for gloo."""
 
     def start(self) -> dict[str, Any]:
         boxes = held(self.spec, self.case, self.rank)
@@ -65,19 +65,25 @@ class Trainer(Process):
         slot_bytes = sum(occupied(CARRIER.itemsize * box.size) for box in boxes.values())
         opening = TensorStore.open(
             self.registry, self.config, Path(self.arenas), f"trainer-{self.rank}",
-            incarnation=self.rank + 1, size_bytes=occupied(slot_bytes) + MARGIN_BYTES,
+            incarnation=self.rank + 1, size_bytes=len(VERSIONS) * occupied(slot_bytes) + MARGIN_BYTES,
         )  # fmt: skip
         self.store = self.runner.run(opening)
         all_ranks = layouts(self.spec, self.case).items()
         classes = classes_of({name: (DTYPE, layout) for name, layout in all_ranks})
-        self.arrays = self.store.reserve_classes(key(self.rank), [(one, self.rank) for one in classes], 1)
+        parts = [(one, self.rank) for one in classes]
+        slots = [self.store.reserve_classes(key(one, self.rank), parts, one) for one in VERSIONS]
         for name, box in boxes.items():
-            self.arrays[name][:] = values(name, shapes[name])[box.slices()]
-        self.runner.run(self.store.publish(key(self.rank)))
+            mine = values(name, shapes[name])[box.slices()]
+            for arrays, bits in zip(slots, VERSIONS.values(), strict=True):
+                np.bitwise_xor(mine, bits, out=arrays[name])
+        self.runner.run(self.store.publish([key(one, self.rank) for one in VERSIONS]))
+        self.arrays = slots[0]
         first = self.store.arena.memory.__array_interface__["data"][0]
         return {
             "path": self.store.arena.ref.path,
-            "offsets": {n: a.__array_interface__["data"][0] - first for n, a in self.arrays.items()},
+            "offsets": [
+                {n: a.__array_interface__["data"][0] - first for n, a in arrays.items()} for arrays in slots
+            ],
             "slot_bytes": slot_bytes,
         }
 
@@ -86,7 +92,7 @@ class Trainer(Process):
         self.gloo.pack(self.arrays)
         return {}
 
-    def gather_broadcast(self) -> dict[str, Any]:
+    def gather_broadcast(self, version: int) -> dict[str, Any]:
         self.gloo.send()
         return {}
 
@@ -108,7 +114,8 @@ class Reader(Process):
                 whole = values(part.source, shapes[part.source])
                 self.expected[name][part.at.slices()] = whole[part.box.slices()]
         self.dispatcher = self.runner.run(Dispatcher.create(self.registry, self.config))
-        self.keys = tuple(key(rank) for rank in range(self.case.trainers))
+        ranks = range(self.case.trainers)
+        self.keys = {version: tuple(key(version, rank) for rank in ranks) for version in VERSIONS}
         self.slices = Repeated(
             (part.source, part.box, self.targets[name][part.at.slices()])
             for name, one in self.own.items()
@@ -121,34 +128,37 @@ class Reader(Process):
         """Meet the others, and map the slots for the floor."""
         place = self.case.trainers + self.rank
         self.gloo = GatherBroadcast(self.spec, self.case, place, self.meeting)
-        sources = [
-            {name: (_mapped(said["path"]), offset) for name, offset in said["offsets"].items()}
-            for said in work["trainers"]
-        ]
+        memory = [_mapped(said["path"]) for said in work["trainers"]]
         boxes = [held(self.spec, self.case, rank) for rank in range(self.case.trainers)]
-        self.copies: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in sources]
-        for one in slices(self.spec, self.case, self.rank):
-            memory, offset = sources[one.trainer][one.source]
-            whole = np.ndarray(boxes[one.trainer][one.source].shape, CARRIER, memory, offset)
-            pair = self.targets[one.own][one.at.slices()], whole[one.box.slices()]
-            self.copies[one.trainer].append(pair)
+        # By version and trainer rank.
+        self.copies: dict[int, list[list[tuple[np.ndarray, np.ndarray]]]] = {}
+        for slot, version in enumerate(VERSIONS):
+            copies = self.copies[version] = [[] for _ in memory]
+            for one in slices(self.spec, self.case, self.rank):
+                offset = work["trainers"][one.trainer]["offsets"][slot][one.source]
+                shape = boxes[one.trainer][one.source].shape
+                whole = np.ndarray(shape, CARRIER, memory[one.trainer], offset)
+                pair = self.targets[one.own][one.at.slices()], whole[one.box.slices()]
+                copies[one.trainer].append(pair)
         return {}
 
-    def earl(self) -> dict[str, Any]:
-        receipt = self.runner.run(self.dispatcher.read([VersionRead(self.keys, self.slices)], WAIT_S))
+    def earl(self, version: int) -> dict[str, Any]:
+        wanted = VersionRead(self.keys[version], self.slices)
+        receipt = self.runner.run(self.dispatcher.read([wanted], WAIT_S))
         return {"moved_bytes": receipt.size_bytes, "path": receipt.path}
 
-    def memcpy(self) -> dict[str, Any]:
-        list(self.threads.map(_copy, self.copies))
+    def memcpy(self, version: int) -> dict[str, Any]:
+        list(self.threads.map(_copy, self.copies[version]))
         return {}
 
-    def gather_broadcast(self) -> dict[str, Any]:
+    def gather_broadcast(self, version: int) -> dict[str, Any]:
         self.gloo.receive(self.targets, self.spec)
         return {}
 
     def check(self, work: dict[str, Any]) -> dict[str, Any]:
-        """Whether every element is right; then they are wrong again."""
-        right = all(np.array_equal(self.targets[name], one) for name, one in self.expected.items())
+        """Whether every element is right; then they are wrong again, for any version."""
+        bits = VERSIONS[work["version"]]
+        right = all(np.array_equal(self.targets[name], one ^ bits) for name, one in self.expected.items())
         for name, one in self.expected.items():
             np.bitwise_not(one, out=self.targets[name])
         return {"right": right}
@@ -201,7 +211,7 @@ def timed(process: Process, work: dict[str, Any]) -> dict[str, Any]:
     """A round of one way: when it ended, and what it took beside the arrays."""
     peak = Peak()
     time.sleep(max(0.0, (work["at_ns"] - time.monotonic_ns()) / 1e9))
-    said = getattr(process, work["do"])()
+    said = getattr(process, work["do"])(work["version"])
     return {**said, "ended_ns": time.monotonic_ns(), "extra_bytes": peak.extra_bytes()}
 
 
