@@ -237,11 +237,11 @@ class MappedArena:
 
     def check(self, slots: np.ndarray, generations: np.ndarray) -> None:
         """Raises RegionGone unless each slot (int64[N]) holds its generation (uint64[N]), published, now."""
-        known = (slots >= 0) & (slots < self._header.slots)
-        found = self._table[np.where(known, slots, 0), _GENERATION]
-        bad = np.flatnonzero(~known | (found != generations) | (generations & np.uint64(1) == 0))
-        if len(bad):
-            at = int(bad[0])
+        known, at = self._known(slots)
+        found = self._table[at, _GENERATION]
+        good = known & (found == generations) & (generations & np.uint64(1) == 1)
+        if not good.all():
+            at = int(np.flatnonzero(~good)[0])
             raise RegionGone(
                 f"region {slots[at]} of {self.path} is at generation {found[at]}, not {generations[at]}",
                 "it was freed or reused; read a newer descriptor",
@@ -249,9 +249,10 @@ class MappedArena:
 
     def extents(self, slots: np.ndarray, generations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(offsets, sizes), int64[N] bytes, of published regions, within the file. Raises RegionGone."""
-        self.check(slots, generations)
-        offsets = self._table[slots, _OFFSET].astype(np.int64)
-        sizes = self._table[slots, _SIZE].astype(np.int64)
+        _, at = self._known(slots)
+        offsets = self._table[at, _OFFSET].astype(np.int64)
+        sizes = self._table[at, _SIZE].astype(np.int64)
+        # A generation only grows: one that is still there was there when its extent was looked at.
         self.check(slots, generations)
         outside = (offsets < self._header.data_offset) | (sizes < 0)
         outside |= sizes > self._header.size_bytes - offsets
@@ -259,6 +260,11 @@ class MappedArena:
             slot = slots[np.flatnonzero(outside)[0]]
             raise RegionGone(f"region {slot} of {self.path} leaves its arena", "its owner is faulty")
         return offsets, sizes
+
+    def _known(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(bool[N], whether there is such a slot; int64[N], the slot or another one)."""
+        known = (slots >= 0) & (slots < self._header.slots)
+        return known, np.where(known, slots, 0)
 
     def check_extents(self, pieces: Pieces) -> None:
         """Raises RegionGone unless every piece lies in its region, which is where its owner says."""
