@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
+from earl.obs.memory import fullest
 from services.rollout.agent import Agent, Outcome
 from services.rollout.engines.base import EngineStats, Transfer
 from services.rollout.engines.figures import totals
@@ -76,8 +77,15 @@ class Gauges:
             "generated_tokens_per_s": self._generated(sum(one.generated_tokens for one in engines), now_s),
             "prefilled_tokens_per_s": self._prefilled(sum(one.prefilled_tokens for one in engines), now_s),
             "kv_used_fraction": max((one.kv_used_fraction for one in engines), default=0.0),
+            "kv_tokens": float(sum(one.kv_tokens for one in engines)),
+            "kv_used_tokens": float(sum(one.kv_used_tokens for one in engines)),
+            "kv_committed_tokens": float(sum(one.kv_committed_tokens for one in engines)),
+            "engine_running": float(sum(one.running for one in engines)),
             "engine_waiting": float(sum(one.waiting for one in engines)),
         }
+        memory = fullest(one.memory for one in engines if one.memory is not None)
+        if memory is not None:
+            values["memory_fraction"] = memory
         for ending, count in self._endings.items():
             values[f"episodes_{ending}"] = float(count)
         return values

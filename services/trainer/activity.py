@@ -6,12 +6,14 @@ Written by the computing thread, read by the asyncio side: single attributes and
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
+from earl.obs.memory import DeviceMemory, fullest, on_cuda, on_host
 from services.trainer.group import Group
 
 WAITING = "waiting"
@@ -57,6 +59,13 @@ def gathered(group: Group, mine: Iterable[Transfer]) -> tuple[Transfer, ...]:
                 sofar.retries + one.retries,
             )
     return tuple(totals[path] for path in sorted(totals))
+
+
+def memory_fraction(group: Group) -> float:
+    """What is taken of the fullest device of all ranks; ranks on CPUs add up to their host. A collective."""
+    mine = on_cuda() if group.device.type == "cuda" else on_host([os.getpid()])
+    ranks = [json.loads(data) for data in group.gather(json.dumps(mine and asdict(mine)).encode())]
+    return fullest(DeviceMemory(**one) for one in ranks if one) or 0.0
 
 
 @dataclass(slots=True)

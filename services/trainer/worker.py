@@ -25,7 +25,15 @@ from earl.dispatch.dispatcher import Dispatcher
 from earl.errors import DataPlaneError, TrainerError
 from earl.models.weights import save_checkpoint
 from services.trainer import checkpoint
-from services.trainer.activity import PUBLISHING, READING, SAVING, TRAINING, Activity, gathered
+from services.trainer.activity import (
+    PUBLISHING,
+    READING,
+    SAVING,
+    TRAINING,
+    Activity,
+    gathered,
+    memory_fraction,
+)
 from services.trainer.batch import Columns
 from services.trainer.codec import decode_plan
 from services.trainer.digest import batch_digests, weights_digest
@@ -217,7 +225,11 @@ class Trainer:
             "publish_s": seconds.get(PUBLISHING, 0.0),
             "train_tokens_per_s": counts[0] / max(seconds[TRAINING], 1e-9),
         }
-        self._activity.gauges = {"train_s": seconds[TRAINING], "read_s": seconds[READING]}
+        self._activity.gauges = {
+            "train_s": seconds[TRAINING],
+            "read_s": seconds[READING],
+            "memory_fraction": memory_fraction(self._group),
+        }
         self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
         if self._lead is not None:
             self._lead.commit(plan.batch_id, self.progress.version, metrics)

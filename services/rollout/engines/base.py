@@ -19,6 +19,8 @@ from typing import Literal
 
 import msgspec
 
+from earl.obs.memory import DeviceMemory
+
 Finish = Literal["", "stop", "length", "abort"]
 
 
@@ -189,6 +191,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     kv_used_tokens: int = 0
     kv_committed_tokens: int = 0
     kv_token_bytes: int = 0
+    # Of rank 0's device, or of the host that all ranks share; None where it is not known.
+    memory: DeviceMemory | None = None
 
 
 class LoadReport(msgspec.Struct, kw_only=True):

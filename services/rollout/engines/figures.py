@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from earl.obs.memory import DeviceMemory, on_cuda, on_host
 from services.rollout.engines.base import BusyPeriod, Transfer
 
 # Steps closer than this are one busy period; so many periods are kept until they are asked for.
@@ -50,3 +52,11 @@ def totals(transfers: Iterable[Transfer]) -> list[Transfer]:
         total.transfers += transfer.transfers
         total.retries += transfer.retries
     return list(by_path.values())
+
+
+def device_memory(device: str, others: Sequence[int] = (), *, alike: int = 1) -> DeviceMemory | None:
+    """Of this process's CUDA device; on a CPU what this process and the others (process ids) hold of the
+    host, and as many more sets of them as `alike` says. None where this process does not know."""
+    if device.startswith("cuda"):
+        return on_cuda()
+    return on_host([os.getpid(), *others], alike)

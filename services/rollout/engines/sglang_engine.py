@@ -30,7 +30,7 @@ from earl.models.spec import load_spec
 from earl.models.tp import legal_tp
 from services.rollout.engines import wire
 from services.rollout.engines.base import EngineCaps, EngineSpec, EngineStats, GenerateRequest, LoadReport
-from services.rollout.engines.figures import totals
+from services.rollout.engines.figures import device_memory, totals
 from services.rollout.engines.requests import check_complete, check_request, check_room, check_unused
 from services.rollout.engines.salts import Salts
 from services.rollout.engines.sglang_link import Said, SglangLink, kv_tokens_of
@@ -320,6 +320,7 @@ class SglangEngine:
             kv_tokens=kv_tokens,
             kv_used_tokens=used,
             kv_committed_tokens=used,
+            memory=device_memory(self._device, self.workers),
         )
 
     def close(self) -> None:

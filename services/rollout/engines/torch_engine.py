@@ -29,7 +29,7 @@ from services.rollout.engines.base import (
     Transfer,
 )
 from services.rollout.engines.batch import Batch
-from services.rollout.engines.figures import Busy, totals
+from services.rollout.engines.figures import Busy, device_memory, totals
 from services.rollout.engines.ranks import ApplyShard, Followers, Loaded, Rank, Step
 from services.rollout.engines.sampling import sample
 from services.rollout.engines.slots import Slots, Waiting
@@ -330,4 +330,6 @@ class TorchEngine:
             kv_used_tokens=slots.used_tokens(),
             kv_committed_tokens=int(memory.committed.sum()),
             kv_token_bytes=self._runner.cache.token_bytes,
+            # Ranks hold alike.
+            memory=device_memory(self._runner.device.type, alike=self.spec.tp),
         )

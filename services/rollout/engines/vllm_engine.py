@@ -35,7 +35,7 @@ from services.rollout.engines.base import (
     LoadReport,
     Transfer,
 )
-from services.rollout.engines.figures import Busy, totals
+from services.rollout.engines.figures import Busy, device_memory, totals
 from services.rollout.engines.ranks import Loaded
 from services.rollout.engines.requests import check_complete, check_request, check_room, check_unused
 from services.rollout.engines.salts import Salts
@@ -344,6 +344,7 @@ class VllmEngine:
             kv_used_tokens=used,
             kv_committed_tokens=used,
             kv_token_bytes=vllm_core.token_bytes(self.spec, self._model),
+            memory=device_memory(self._device, self.workers),
         )
 
     def close(self) -> None:

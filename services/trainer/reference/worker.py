@@ -23,7 +23,7 @@ import numpy as np
 from earl.config.run import RunConfig
 from earl.dispatch.dispatcher import Dispatcher, SequenceRead
 from earl.errors import DataPlaneError
-from services.trainer.activity import READING, Activity, gathered
+from services.trainer.activity import READING, Activity, gathered, memory_fraction
 from services.trainer.reader import transfers
 from services.trainer.reference.codec_scheduler import Column, Item, decode_lease
 from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, VOID, Lead
@@ -158,6 +158,7 @@ class ReferenceStage:
         self._side.run(self._shelf.publish(), CALL_S)
         full = self._gathered([] if placed else [0])
         self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
+        memory = memory_fraction(self._group)
         if self._lead is None:
             return
         results: dict[Item, Column] = {}
@@ -170,6 +171,7 @@ class ReferenceStage:
         self._activity.gauges |= {
             "tokens_per_s": tokens / max(seconds, 1e-9),
             "arena_used_fraction": self._shelf.used_fraction,
+            "memory_fraction": memory,
         }
         self._lead.complete(lease.fence, results, gone)
 
