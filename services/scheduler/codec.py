@@ -12,7 +12,6 @@ from earl.errors import LedgerError
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
 from services.scheduler import codec_evaluation
 from services.scheduler.dock import Progress
-from services.scheduler.monitor import Quantiles
 from services.scheduler.plans import Plan
 from services.scheduler.ranges import RangeSet
 from services.scheduler.records import (
@@ -33,6 +32,7 @@ from services.scheduler.records import (
     WorkerJoined,
     WorkerLeft,
 )
+from services.scheduler.sketch import Quantiles
 
 MESSAGE_CHARACTERS = 500
 METRICS = 64

@@ -22,10 +22,10 @@ from services.scheduler import evaluation, plans, program, roles
 from services.scheduler.bell import Bell
 from services.scheduler.codec import rules_of
 from services.scheduler.dock import Lease, Location
-from services.scheduler.fleet import Fleet, Report
+from services.scheduler.fleet import STAGES, Fleet, Report
 from services.scheduler.journal import Journal
 from services.scheduler.ledger import Ledger
-from services.scheduler.monitor import LengthMonitor
+from services.scheduler.monitor import Monitor
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
 from services.scheduler.records import Attempt, Batch, Member, Result, State, Ticket, Verdict
@@ -49,7 +49,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.ledger = ledger
-        self.lengths = LengthMonitor()
+        self.monitor = Monitor()
         self.fleet = Fleet()
         self.report = RunReport(run_dir)
         self.samples = Samples(run_dir / "samples.jsonl")
@@ -151,9 +151,11 @@ class Scheduler:
         self, name: str, incarnation: int, report: Report, spans: Sequence[tuple[str, int, int]]
     ) -> bool:
         """Whether the worker may leave. Raises UnknownWorker."""
-        before = self.ledger.member(name, incarnation).version
+        member = self.ledger.member(name, incarnation)
+        before = member.version
         self.ledger.seen(name, incarnation, report.seen_s, report.version)
         self.fleet.heard(name, report)
+        self.monitor.heard(STAGES.get(member.stage, ""), name, report.gauges)
         self.report.spans(name, spans)
         if report.version != before:
             self._tickets.ring()
@@ -171,6 +173,7 @@ class Scheduler:
                 return [], True
             tickets = self.ledger.lease(name, incarnation, credit, now)
             if tickets:
+                self.monitor.playing(self.ledger.book.buckets[State.LEASED.value], now)
                 await self._journal.durable()
                 return tickets, False
             if now >= until or self._draining:
@@ -195,7 +198,7 @@ class Scheduler:
             if verdict is Verdict.ACCEPTED:
                 if ticket is not None and asked:
                     self.samples.heard(program.training_steps(self.ledger), ticket, result, said)
-                self.lengths.observe(result.total_tokens, result.turn_tokens)
+                self.monitor.observe(result.total_tokens, result.turn_tokens)
             verdicts.append((verdict, reason))
         self._settle()
         await self._journal.durable()
@@ -263,6 +266,14 @@ class Scheduler:
         self._store_clock()
         self._settle()
         if committed is not None:
+            tokens = [one.result.total_tokens for one in committed[1] if one.result is not None]
+            seen = self.monitor.step(
+                members=self.ledger.book.members.values(),
+                engine_slots=self.config.rollout.max_sequences,
+                batch_tokens=tokens,
+                trainer_tokens_per_s=metrics.get("train_tokens_per_s"),
+                now_s=time.monotonic(),
+            )
             self.report.step(
                 step=step,
                 phase=phase,
@@ -270,14 +281,13 @@ class Scheduler:
                 time_s=self.elapsed_s,
                 trajectories=plans.summary(*committed),
                 trainer=metrics,
-                lengths=self.lengths,
-                length_tokens=[one.result.total_tokens for one in committed[1] if one.result is not None],
+                seen=seen,
+                length_tokens=tokens,
                 transfers=self.fleet.moved(),
                 ledger={"issued": self.ledger.book.run.next_ticket - 1, **self.ledger.book.counts()},
                 stages=self.dock.progress(),
             )
             self.samples.trained(step, committed[1])
-            self.lengths.step()
         await self._journal.durable()
 
     async def lease_columns(
@@ -339,6 +349,7 @@ class Scheduler:
         if not self.over:
             program.advance(self.ledger, self.elapsed_s)
         roles.follow(self.dock, self.ledger)
+        self.monitor.playing(self.ledger.book.buckets[State.LEASED.value], time.monotonic())
         if self.ledger.book.pending or self.over:
             self._tickets.ring()
         self._batches.ring()

@@ -1,12 +1,18 @@
-"""What workers last said of themselves: load, gauges, transfers.
+"""What workers last said of themselves: load, gauges, transfers; and how the stages are cut.
 
 Telemetry only: no decision of the ledger rests on it. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from earl.parallelism import Parallelism
+from services.scheduler.records import Member
+
+# The contract's stages by their numbers.
+STAGES = {1: "rollout", 2: "reference", 3: "trainer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +79,21 @@ class Fleet:
 def _add(totals: dict[str, Moved], transfers: Mapping[str, Moved]) -> None:
     for path, moved in transfers.items():
         totals[path] = totals.get(path, Moved()) + moved
+
+
+def cuts(members: Iterable[Member]) -> dict[str, Parallelism]:
+    """How each stage's devices are cut, those of all its workers together.
+
+    A stage whose workers are cut differently has no such answer, and is left out.
+    """
+    found: dict[str, set[tuple[int, int, int]]] = {}
+    whole: dict[str, Parallelism] = {}
+    for member in members:
+        stage = STAGES.get(member.stage)
+        if stage is None:
+            continue
+        cut = Parallelism(*member.parallelism)
+        found.setdefault(stage, set()).add(cut.replica)
+        before = whole.get(stage)
+        whole[stage] = cut if before is None else replace(cut, dp=cut.dp + before.dp)
+    return {stage: cut for stage, cut in whole.items() if len(found[stage]) == 1}

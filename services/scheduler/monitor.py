@@ -1,125 +1,31 @@
-"""Lengths in tokens: histograms of steps, and a mergeable, decaying sketch of quantiles in bounded memory."""
+"""What the run does, step by step: lengths, load, KV, memory, throughput, trend. Pure: time is an argument.
+
+    accepted episode ─► lengths ┐
+    leased, reported ─► load    ├─ step ─► one Seen a stage: its workload, and what was measured beside it
+    heartbeat ─► KV, memory     │
+    committed batch ────────────┘
+
+Rollout's step is what was played since the commit before; that of trainer and reference stage is the batch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
 
-RELATIVE_ERROR = 0.01
-# Below this weight a bucket is forgotten.
-FORGET_WEIGHT = 1e-3
+from earl.parallelism import Parallelism
+from services.scheduler.fleet import cuts
+from services.scheduler.records import Member
+from services.scheduler.selector.decision import Workload
+from services.scheduler.sketch import LengthSketch, Quantiles
 
-
-# Bins of a histogram per doubling of the length: each is 19 % wide.
-BINS_PER_OCTAVE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """How many lengths fell where: counts[i] of them into bin first + i.
-
-    Bin b holds lengths from 2 ** (b / per_octave) tokens up to, and without, those of bin b + 1.
-    """
-
-    first: int = 0
-    counts: tuple[int, ...] = ()
-    per_octave: int = BINS_PER_OCTAVE
-
-
-def histogram(lengths: Sequence[int]) -> Histogram:
-    """Of lengths in tokens; those below 1 count as 1."""
-    # The addend keeps 2 ** n, whose logarithm may fall short of n, in its own bin.
-    bins = Counter(int(BINS_PER_OCTAVE * math.log2(max(1, tokens)) + 1e-9) for tokens in lengths)
-    if not bins:
-        return Histogram()
-    first, last = min(bins), max(bins)
-    return Histogram(first, tuple(bins[at] for at in range(first, last + 1)))
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """Summary of lengths in tokens; all 0 when nothing was seen."""
-
-    mean: float = 0.0
-    p50: float = 0.0
-    p95: float = 0.0
-    max: float = 0.0
-
-
-class LengthSketch:
-    """A histogram with logarithmic buckets: any quantile within RELATIVE_ERROR of the exact one.
-
-    The bucket scheme is DDSketch's (Masson, Rim, Lee, VLDB 2019). Weights may be fractional, so that
-    the past can fade.
-    """
-
-    def __init__(self) -> None:
-        self._gamma_log = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
-        self._buckets: dict[int, float] = {}
-        self._zero = 0.0
-        self._sum = 0.0
-
-    @property
-    def weight(self) -> float:
-        """Total weight of what is remembered."""
-        return self._zero + sum(self._buckets.values())
-
-    def add(self, tokens: int, weight: float = 1.0) -> None:
-        """Counts one length, in tokens (>= 0)."""
-        if tokens <= 0:
-            self._zero += weight
-            return
-        bucket = math.ceil(math.log(tokens) / self._gamma_log)
-        self._buckets[bucket] = self._buckets.get(bucket, 0.0) + weight
-        self._sum += tokens * weight
-
-    def merge(self, other: LengthSketch) -> None:
-        """Adds what another sketch has seen."""
-        for bucket, weight in other._buckets.items():
-            self._buckets[bucket] = self._buckets.get(bucket, 0.0) + weight
-        self._zero += other._zero
-        self._sum += other._sum
-
-    def decay(self, factor: float) -> None:
-        """Multiplies every weight by `factor` (0..1) and forgets what became negligible."""
-        self._zero = self._zero * factor if self._zero * factor >= FORGET_WEIGHT else 0.0
-        self._sum *= factor
-        for bucket in list(self._buckets):
-            weight = self._buckets[bucket] * factor
-            if weight >= FORGET_WEIGHT:
-                self._buckets[bucket] = weight
-            else:
-                del self._buckets[bucket]
-                self._sum = max(0.0, self._sum - weight * self._value(bucket))
-
-    def quantile(self, fraction: float) -> float:
-        """Length in tokens below which `fraction` (0..1) of the weight lies; 0 if nothing was seen."""
-        total = self.weight
-        if total <= 0:
-            return 0.0
-        seen = self._zero
-        if self._zero > 0 and fraction * total <= seen:
-            return 0.0
-        buckets = sorted(self._buckets)
-        for bucket in buckets:
-            seen += self._buckets[bucket]
-            # The tolerance keeps fractional weights from skipping the last bucket.
-            if seen >= fraction * total - 1e-9:
-                return self._value(bucket)
-        return self._value(buckets[-1]) if buckets else 0.0
-
-    def summary(self) -> Quantiles:
-        """Mean, median, 95th percentile and maximum."""
-        total = self.weight
-        if total <= 0:
-            return Quantiles()
-        return Quantiles(self._sum / total, self.quantile(0.5), self.quantile(0.95), self.quantile(1.0))
-
-    def _value(self, bucket: int) -> float:
-        # Midpoint of (gamma^(bucket-1), gamma^bucket] in the sense that bounds the relative error.
-        return 2 * math.exp(bucket * self._gamma_log) / (math.exp(self._gamma_log) + 1)
+ROLLOUT, REFERENCE, TRAINER = "rollout", "reference", "trainer"
+# Steps that the trend is taken over.
+TREND_STEPS = 16
 
 
 class LengthMonitor:
@@ -130,7 +36,7 @@ class LengthMonitor:
         self.turns = LengthSketch()
         self._fade = fade
 
-    def observe(self, total_tokens: int, turn_tokens: list[int]) -> None:
+    def observe(self, total_tokens: int, turn_tokens: Sequence[int]) -> None:
         """Counts one accepted trajectory."""
         self.episodes.add(total_tokens)
         for tokens in turn_tokens:
@@ -140,3 +46,246 @@ class LengthMonitor:
         """One training step is over."""
         self.episodes.decay(self._fade)
         self.turns.decay(self._fade)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """A number over a time: its mean while it was above 0, its maximum, and the seconds above 0."""
+
+    mean: float = 0.0
+    most: float = 0.0
+    seconds: float = 0.0
+
+
+class Level:
+    """A number that changes now and then."""
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._since_s = 0.0
+        self._area = self._busy_s = self._most = 0.0
+
+    def set(self, value: float, now_s: float) -> None:
+        """It is this from now on."""
+        self._pass(now_s)
+        self._value = value
+        self._most = max(self._most, value)
+
+    def take(self, now_s: float) -> Levels:
+        """What it was since the last call."""
+        self._pass(now_s)
+        mean = self._area / self._busy_s if self._busy_s > 0 else self._most
+        taken = Levels(mean, self._most, self._busy_s)
+        self._area = self._busy_s = 0.0
+        self._most = self._value
+        return taken
+
+    def _pass(self, now_s: float) -> None:
+        if self._value > 0:
+            elapsed_s = max(0.0, now_s - self._since_s)
+            self._area += self._value * elapsed_s
+            self._busy_s += elapsed_s
+        self._since_s = now_s
+
+
+@dataclass(frozen=True, slots=True)
+class KvUse:
+    """Tokens of KV in all engines of a pool: in use, taking memory, and what they hold at most."""
+
+    used_tokens: float = 0.0
+    committed_tokens: float = 0.0
+    total_tokens: float = 0.0
+
+    @property
+    def used_fraction(self) -> float:
+        return self.used_tokens / self.total_tokens if self.total_tokens > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one step was to one stage; None where nobody said.
+
+    concurrency_most: beside the workload's mean. tokens_per_device_s: of the sequences' tokens, while there
+    were any. memory_fraction: of the fullest device, kv: of all engines, both at their highest.
+    """
+
+    workload: Workload
+    concurrency_most: float
+    tokens_per_device_s: float | None = None
+    memory_fraction: float | None = None
+    kv: KvUse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One committed step, by stage: how it is cut, and what it did; lengths of what was played of late.
+
+    growth: of the mean episode length a step, 0.02 for 2 %.
+    """
+
+    running: Mapping[str, Parallelism]
+    stages: Mapping[str, Seen]
+    growth: float
+    episodes: Quantiles
+    turns: Quantiles
+
+
+class Monitor:
+    """Fed by the control loop; `step` gives what the selector sees."""
+
+    def __init__(self) -> None:
+        self.lengths = LengthMonitor()
+        self._playing = Level()
+        # Of the last step in which anything was played.
+        self._busy = Levels()
+        self._played = _Played()
+        self._means: deque[float] = deque(maxlen=TREND_STEPS)
+        # By stage and worker, as heard last; by stage, the highest since the last step.
+        self._gauges: dict[str, dict[str, Mapping[str, float]]] = {}
+        self._memory: dict[str, float] = {}
+        self._kv: KvUse | None = None
+
+    def observe(self, total_tokens: int, turn_tokens: Sequence[int]) -> None:
+        """One accepted trajectory."""
+        self.lengths.observe(total_tokens, turn_tokens)
+        self._played.add(total_tokens)
+
+    def playing(self, sequences: int, now_s: float) -> None:
+        """So many episodes are leased from now on."""
+        self._playing.set(sequences, now_s)
+
+    def heard(self, stage: str, worker: str, gauges: Mapping[str, float]) -> None:
+        """A heartbeat's gauges."""
+        self._gauges.setdefault(stage, {})[worker] = gauges
+        if "memory_fraction" in gauges:
+            self._memory[stage] = max(self._memory.get(stage, 0.0), gauges["memory_fraction"])
+        if stage == ROLLOUT:
+            kv = self._kv_now()
+            if kv is not None and (self._kv is None or kv.used_fraction >= self._kv.used_fraction):
+                self._kv = kv
+
+    def remember(self, mean_tokens: float) -> None:
+        """The mean episode length of a step before this scheduler's time."""
+        self._means.append(mean_tokens)
+
+    def step(
+        self,
+        *,
+        members: Collection[Member],
+        engine_slots: int,
+        batch_tokens: Sequence[int],
+        trainer_tokens_per_s: float | None,
+        now_s: float,
+    ) -> Step:
+        """A training step is committed: what it was, and the next begins.
+
+        members: who takes part. engine_slots: sequences that one engine holds at once; what is leased
+        beyond those of all waits. batch_tokens: lengths of the batch's trajectories.
+        trainer_tokens_per_s: of all its ranks.
+        """
+        self._forget({member.name for member in members})
+        running = cuts(members)
+        playing, played, self._played = self._playing.take(now_s), self._played, _Played()
+        seen: dict[str, Seen] = {}
+        batch = _workload_of(batch_tokens) if batch_tokens else None
+        # Where hardly anything ended: what was played of late; at first, what the batch holds.
+        lengths = played.lengths if 2 * played.count >= len(batch_tokens) else None
+        lengths = (
+            lengths
+            or _lengths_of(self.lengths.episodes.summary())
+            or (batch and (batch.mean_tokens, batch.p95_tokens, batch.max_tokens))
+        )
+        self._busy = playing if playing.seconds > 0 else self._busy
+        if ROLLOUT in running and lengths is not None:
+            cut = running[ROLLOUT]
+            slots = engine_slots * cut.dp
+            mean, most = (max(1.0, min(one, slots)) for one in (self._busy.mean, self._busy.most))
+            rate = played.tokens / playing.seconds if playing.seconds > 0 and played.tokens else None
+            seen[ROLLOUT] = self._seen(ROLLOUT, Workload(*lengths, mean), most, rate, cut)
+            self._means.append(lengths[0])
+        if batch is not None:
+            rates = {TRAINER: trainer_tokens_per_s, REFERENCE: self._sum(REFERENCE, "tokens_per_s")}
+            for stage in rates.keys() & running.keys():
+                seen[stage] = self._seen(stage, batch, batch.concurrency, rates[stage], running[stage])
+        episodes, turns = self.lengths.episodes.summary(), self.lengths.turns.summary()
+        self.lengths.step()
+        self._begin()
+        return Step(running, seen, growth(self._means), episodes, turns)
+
+    def _forget(self, names: Collection[str]) -> None:
+        """What was heard of workers that no longer take part."""
+        for stage, workers in self._gauges.items():
+            self._gauges[stage] = {name: gauges for name, gauges in workers.items() if name in names}
+
+    def _begin(self) -> None:
+        """The highest of the next step begin with what was heard last."""
+        self._kv = self._kv_now()
+        for stage, workers in self._gauges.items():
+            known = [gauges["memory_fraction"] for gauges in workers.values() if "memory_fraction" in gauges]
+            self._memory.pop(stage, None)
+            if known:
+                self._memory[stage] = max(known)
+
+    def _seen(
+        self, stage: str, workload: Workload, most: float, rate: float | None, cut: Parallelism
+    ) -> Seen:
+        return Seen(
+            workload,
+            max(most, workload.concurrency),
+            rate / cut.devices if rate is not None else None,
+            self._memory.get(stage),
+            self._kv if stage == ROLLOUT else None,
+        )
+
+    def _kv_now(self) -> KvUse | None:
+        sums = [self._sum(ROLLOUT, f"kv_{name}tokens") for name in ("used_", "committed_", "")]
+        return KvUse(*(one or 0.0 for one in sums)) if sums[-1] else None
+
+    def _sum(self, stage: str, gauge: str) -> float | None:
+        known = [gauges[gauge] for gauges in self._gauges.get(stage, {}).values() if gauge in gauges]
+        return sum(known) if known else None
+
+
+class _Played:
+    """Episodes of one step: quantiles as in the sketch, sum and maximum exactly."""
+
+    def __init__(self) -> None:
+        self._sketch = LengthSketch()
+        self.count = self.tokens = 0
+        self._most = 0
+
+    def add(self, tokens: int) -> None:
+        self._sketch.add(tokens)
+        self.count += 1
+        self.tokens += tokens
+        self._most = max(self._most, tokens)
+
+    @property
+    def lengths(self) -> tuple[float, float, float] | None:
+        """(mean, 95th percentile, maximum) in tokens; None if there were none."""
+        if self._most == 0:
+            return None
+        summary = self._sketch.summary()
+        return summary.mean, min(summary.p95, float(self._most)), float(self._most)
+
+
+def _workload_of(batch_tokens: Sequence[int]) -> Workload:
+    ordered = sorted(batch_tokens)
+    count = len(ordered)
+    p95 = ordered[math.ceil(0.95 * count) - 1]
+    return Workload(sum(ordered) / count, float(p95), float(ordered[-1]), float(count))
+
+
+def _lengths_of(summary: Quantiles) -> tuple[float, float, float] | None:
+    return (summary.mean, summary.p95, summary.max) if summary.max > 0 else None
+
+
+def growth(means: Sequence[float]) -> float:
+    """Growth a step of a series of means > 0, oldest first, as a fraction; 0 below two.
+
+    The median of the slopes of all pairs in log length (Theil 1950, Sen 1968): nearly a third of the steps
+    may be outliers.
+    """
+    points = [(at, math.log(mean)) for at, mean in enumerate(means) if mean > 0]
+    slopes = [(b - a) / (at - since) for (since, a), (at, b) in combinations(points, 2)]
+    return math.expm1(median(slopes)) if slopes else 0.0

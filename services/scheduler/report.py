@@ -16,8 +16,9 @@ from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.dock import Progress
 from services.scheduler.evaluation import Judgement, judged, rewards, wins
 from services.scheduler.fleet import Moved
-from services.scheduler.monitor import LengthMonitor, histogram
+from services.scheduler.monitor import Seen, Step
 from services.scheduler.records import Evaluation
+from services.scheduler.sketch import histogram
 
 
 class RunReport:
@@ -41,7 +42,7 @@ class RunReport:
         time_s: float,
         trajectories: Mapping[str, float],
         trainer: Mapping[str, float],
-        lengths: LengthMonitor,
+        seen: Step,
         length_tokens: Sequence[int],
         transfers: Mapping[str, Moved],
         ledger: Mapping[str, int],
@@ -49,7 +50,7 @@ class RunReport:
     ) -> None:
         """One committed batch. version: after it. time_s: since the run began.
 
-        length_tokens: of its trajectories; `lengths` is about everything that was played of late.
+        length_tokens: of its trajectories; `seen` is about everything that was played of late.
         transfers: of the whole run so far, by path.
         stages: how far they are, by role, with what is to be trained next.
         """
@@ -64,8 +65,10 @@ class RunReport:
             "version": version,
             "time_s": round(time_s, 3),
             **numbers,
-            "episode_tokens": asdict(lengths.episodes.summary()),
-            "turn_tokens": asdict(lengths.turns.summary()),
+            "episode_tokens": asdict(seen.episodes),
+            "turn_tokens": asdict(seen.turns),
+            "growth": round(seen.growth, 6),
+            "load": {stage: load_line(one) for stage, one in seen.stages.items()},
             "length_histogram": asdict(histogram(length_tokens)),
             "transfers": {
                 path: {**asdict(moved), "gb_per_s": round(moved.gb_per_s, 6)}
@@ -117,6 +120,18 @@ def evaluation_line(one: Evaluation, judgement: Judgement) -> dict[str, Any]:
     for name, figure in shown:
         numbers |= {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
     return {**numbers, "metrics": one.metrics, "rewards": rewards(one), "wins": wins(one)}
+
+
+def load_line(seen: Seen) -> dict[str, Any]:
+    """What a step was to a stage, as metrics.jsonl and decisions.jsonl have it; null where nobody said."""
+    kv = {**asdict(seen.kv), "used_fraction": seen.kv.used_fraction} if seen.kv is not None else None
+    return {
+        **asdict(seen.workload),
+        "concurrency_most": seen.concurrency_most,
+        "tokens_per_device_s": seen.tokens_per_device_s,
+        "memory_fraction": seen.memory_fraction,
+        "kv": kv,
+    }
 
 
 def _mark(one: Evaluation) -> tuple[int, int, bytes]:

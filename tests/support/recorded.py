@@ -10,8 +10,8 @@ from pathlib import Path
 from earl.config.load import load_run
 from services.scheduler.dock import Progress
 from services.scheduler.fleet import Moved
-from services.scheduler.monitor import LengthMonitor
-from services.scheduler.records import Evaluation, Purpose, Result, Ticket
+from services.scheduler.monitor import Monitor
+from services.scheduler.records import Evaluation, Member, Purpose, Result, Ticket
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
 from services.scheduler.transcripts import Turn
@@ -58,12 +58,22 @@ def recorded(
 
     evaluations = [judged("start", 0)]
     report.evaluations(evaluations, 5.0)
-    lengths = LengthMonitor()
+    monitor = Monitor()
+    members = (
+        Member(name="rollout-0", incarnation=1, stage=1, parallelism=(2, 1, 1, 1)),
+        Member(name="trainer", incarnation=1, stage=3),
+    )
     stages = {"reference": Progress(12, 4, 48)} if config.trainer.kl_coefficient > 0 else {}
     for step in range(1, steps + 1):
         tokens = [max(4, round(draw.lognormvariate(4 + 0.1 * step, 0.4))) for _ in range(64)]
+        monitor.playing(32, 10.0 * step - 8)
         for count in tokens:
-            lengths.observe(count, [count])
+            monitor.observe(count, [count])
+        monitor.playing(0, 10.0 * step - 2)
+        seen = monitor.step(
+            members=members, engine_slots=16, batch_tokens=tokens, trainer_tokens_per_s=5000.0,
+            now_s=10.0 * step,
+        )  # fmt: skip
         number += 1
         one = ticket(number, Purpose.TRAIN, step, step + 2, 1.0)
         samples.heard(step - 1, one, one.result or Result(), talk(text, 1.0))
@@ -77,11 +87,10 @@ def recorded(
             },
             trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
                      "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5},
-            lengths=lengths, length_tokens=tokens, transfers={"shm": Moved(1 << 20, 0.001, 64, 1)},
+            seen=seen, length_tokens=tokens, transfers={"shm": Moved(1 << 20, 0.001, 64, 1)},
             ledger={"issued": 64 * step}, stages=stages,
         )  # fmt: skip
         report.spans("trainer", [("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])
-        lengths.step()
     evaluations.append(judged("final", steps))
     report.evaluations(evaluations, 10.0 * steps + 5)
     report.close()
