@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 import typer
 
-from benchmarks.machine import ROOT, installed
+from benchmarks.machine import ROOT
 from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
 from earl.errors import EngineNotInstalled
 from earl.models.source import resolve
 from earl.models.spec import load_spec
+from earl.obs.machine import installed
 from services.rollout.engines.base import EngineSpec, GenerateRequest
 from services.rollout.engines.client import EngineProcess
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.machine import ROOT, commit, machine
+from benchmarks.machine import ROOT, commit
+from earl.obs.machine import machine
 
 RESULTS = ROOT / "benchmarks" / "results"
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.e2e import task
 from benchmarks.e2e.settings import Settings, Trace, reached
-from benchmarks.machine import installed
 from earl.config.run import RunConfig
+from earl.obs.machine import installed
 from earl.stack.rundir import to_toml
 from services.scheduler.seeds import env_seed
 
