@@ -6,6 +6,7 @@ status code that `earl.rpc` sends it as, `exit_code` what a command ends with (d
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -191,6 +192,12 @@ class EngineLost(EngineError):
     exit_code = 14
 
 
+class EngineOutOfMemory(EngineLost):
+    """A process of the engine needed more memory than its device has, or than it may take."""
+
+    exit_code = 17
+
+
 class EngineBusy(EngineError):
     """The engine's queue is full: back-pressure, not a failure."""
 
@@ -264,6 +271,29 @@ class EnvHostLost(EnvironmentFailure):
     """The env host died, froze or left with the session open: INFRA_ERROR, never a reward."""
 
     status = "UNAVAILABLE"
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+
+class OutOfMemory(EarlError):
+    """A process needed more memory than its device has, or than it may take."""
+
+    status = "RESOURCE_EXHAUSTED"
+    exit_code = EngineOutOfMemory.exit_code
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says so: Python's, the system's, or that of torch's allocators."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(
+        words in said
+        for words in ("out of memory", "not enough memory", "can't allocate memory", "bad_alloc")
+    )
 
 
 # --- RPC and processes ----------------------------------------------------------------------

@@ -22,7 +22,15 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from earl.errors import ConfigError, DeadlineExceeded, EarlError, EngineError, EngineLost, ReshapeRefused
+from earl.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EarlError,
+    EngineError,
+    EngineLost,
+    EngineOutOfMemory,
+    ReshapeRefused,
+)
 from earl.models.spec import load_spec
 from earl.models.tp import check_tp
 from services.rollout.engines import wire
@@ -180,9 +188,10 @@ class EngineProcess(Engine):
             queue.put_nowait(self._lost_error())
 
     def _lost_error(self) -> EngineLost:
-        return EngineLost(
-            f"engine {self.spec.name} is gone: {self._lost_because}", "its requests can run on another engine"
-        )
+        message = f"engine {self.spec.name} is gone: {self._lost_because}"
+        if not self._stopping and EngineOutOfMemory.exit_code in [one.returncode for one in self._processes]:
+            return EngineOutOfMemory(message, "lower rollout.max_sequences or rollout.kv_tokens")
+        return EngineLost(message, "its requests can run on another engine")
 
     async def wait_lost(self) -> None:
         await self._lost.wait()
@@ -206,6 +215,8 @@ class EngineProcess(Engine):
         ended = [(rank, code) for rank, code in codes if code is not None]
         # Ranks that lost another one end with 0: the others tell more.
         for rank, code in sorted(ended, key=lambda each: each[1] == 0):
+            if code == EngineOutOfMemory.exit_code:
+                return f"rank {rank} ran out of memory"
             return f"rank {rank} ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
         return "its connection closed"
 

@@ -3,6 +3,7 @@
 FD is an inherited socket: to the service for rank 0, which also inherits one socket for each
 follower; to rank 0 for a follower. The first message is wire.Start. When the socket closes, the
 process ends. vLLM and SGLang start their own ranks: for EARL they are one process.
+A rank that runs out of memory ends with EngineOutOfMemory's exit code.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import sys
 import traceback
 
+from earl.errors import EngineOutOfMemory, ran_out_of_memory
 from services.rollout.engines import wire
 
 
@@ -50,7 +52,9 @@ if __name__ == "__main__":
         code = 0
     except wire.ChannelClosed:
         code = 0
-    except Exception:  # noqa: BLE001  (the process ends here; the service sees the exit code)
+    except Exception as error:  # noqa: BLE001  (the process ends here; the service sees the exit code)
         traceback.print_exc()
+        if ran_out_of_memory(error):
+            code = EngineOutOfMemory.exit_code
     # Process groups and the weights thread have nothing to save; their teardown may hang.
     os._exit(code)
