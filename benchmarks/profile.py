@@ -1,0 +1,260 @@
+"""How well a profile that is measured in minutes predicts what is measured afterwards.
+
+    earl profile's own measuring: a grid of (length, concurrency)  ─► table ─┐
+    the same measuring at points between the grid's, which the table lacks  ─┴─► relative errors
+    one step as a run has it: C sequences, each token generated from a short prompt on to length L ─► another
+
+The model has SmolLM2-135M's shape and random weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
+from benchmarks.trainer_memory import SMOLLM2
+from earl.config.run import RunConfig
+from earl.models.spec import ModelSpec, spec_of
+from services.rollout.engines.base import EngineSpec, GenerateRequest
+from services.rollout.engines.client import EngineProcess
+from services.scheduler.profile.command import Measured, measure
+from services.scheduler.profile.rows import Row
+from services.scheduler.profile.table import ProfileTable
+
+app = typer.Typer(add_completion=False)
+
+VOCABULARY, LAYERS, POSITIONS = 49_152, 30, 8_192
+# Prompt of the whole step's sequences, and the bound of that step.
+PROMPT_TOKENS, STEP_S = 8, 600.0
+MEASURES = (
+    "profile_error: the largest of |predicted - measured| / measured over the points of `held_out`, whose "
+    "lengths and concurrencies lie between those of the grid; predicted from the grid alone, measured after "
+    "it in the same way. step_error: the same for the seconds of one whole step, every token of which is "
+    "generated. profile_s: what the grid took, starts included."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One held-out point; rates in tokens per device and second."""
+
+    stage: str
+    context_tokens: float
+    concurrency: float
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted - self.measured) / self.measured
+
+
+@app.command()
+def profile(
+    stages: Annotated[str, typer.Option(help="Stages, separated by commas.")] = "rollout",
+    contexts: Annotated[str, typer.Option(help="Of the grid, in tokens.")] = "512,1024,2048,4096",
+    concurrency: Annotated[str, typer.Option(help="Of the grid.")] = "1,2,4,8,16",
+    held_contexts: Annotated[str, typer.Option(help="Held out, in tokens.")] = "724,1448,2896",
+    held_concurrency: Annotated[str, typer.Option(help="Held out.")] = "3,6,12",
+    step: Annotated[str, typer.Option(help="Length and concurrency of a whole step of rollout.")] = "512,4",
+    minutes: Annotated[float, typer.Option(help="Time for the profile.")] = 5.0,
+    held_minutes: Annotated[float, typer.Option(help="Time for the points held out.")] = 5.0,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    threads: Annotated[int, typer.Option(min=1, help="torch threads.")] = 2,
+    layers: Annotated[int, typer.Option(min=1, help="Of the model; SmolLM2-135M has 30.")] = LAYERS,
+    vocabulary: Annotated[int, typer.Option(min=2, help="SmolLM2's is 49152.")] = VOCABULARY,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """How well a profile that is measured in minutes predicts what is measured afterwards."""
+    if dtype not in ("bfloat16", "float32"):
+        raise typer.BadParameter(f"{dtype!r} is neither bfloat16 nor float32")
+    grid, held = (
+        (whole_numbers(contexts), whole_numbers(concurrency)),
+        (whole_numbers(held_contexts), whole_numbers(held_concurrency)),
+    )
+    names = stages.split(",")
+    with tempfile.TemporaryDirectory(prefix="earl-bench-profile-") as temporary:
+        model = write_model(Path(temporary) / "model", layers, vocabulary, dtype)
+        config = run_config(model, dtype, threads, max(*grid[0], *held[0]))
+        started = time.monotonic()
+        table = measured(config, names, grid, 60 * minutes, Path(temporary) / "grid")
+        profile_s = time.monotonic() - started
+        after = measured(config, names, held, 60 * held_minutes, Path(temporary) / "held")
+        compared = compare(rows_of(table), rows_of(after))
+        whole = {}
+        if "rollout" in names:
+            length, count = whole_numbers(step)
+            whole = whole_step(config, model, length, count, rows_of(table))
+    publish(
+        "profile",
+        {
+            "measures": MEASURES,
+            "dtype": dtype,
+            "threads": threads,
+            "layers": layers,
+            "vocabulary": vocabulary,
+            "contexts": grid[0],
+            "concurrency": grid[1],
+            **summary(compared),
+            **whole,
+            "profile_s": round(profile_s, 1),
+            "not_measured": [f"{one.stage} {name}" for one in (*table, *after) for name in one.lacking],
+            "held_out": [{**asdict(one), "error": round(one.error, 4)} for one in compared],
+            "table": [
+                [
+                    row.stage,
+                    row.context_tokens,
+                    row.concurrency,
+                    row.tokens_per_device_s,
+                    row.peak_memory_fraction,
+                ]
+                for row in rows_of(table)
+            ],
+        },
+        results,
+        as_json=as_json,
+    )
+
+
+def measured(
+    config: RunConfig, stages: list[str], grid: tuple[list[int], list[int]], seconds: float, kept: Path
+) -> list[Measured]:
+    """What `earl profile` would find of these points."""
+    found: list[Measured] = []
+
+    def say(line: str) -> None:
+        sys.stderr.write(line + "\n")
+
+    asyncio.run(measure(config, stages, *grid, seconds=seconds, say=say, found=found, kept=kept))
+    return found
+
+
+def rows_of(found: list[Measured]) -> list[Row]:
+    return [row for one in found for row in one.rows]
+
+
+def compare(table: list[Row], held: list[Row]) -> list[Compared]:
+    """What the table predicts of the rows held out, where both have a throughput."""
+    tables = {stage: ProfileTable(table, stage) for stage in {row.stage for row in table}}
+    compared = []
+    for row in held:
+        if row.stage not in tables or row.tokens_per_device_s is None:
+            continue
+        point = (row.context_tokens, row.concurrency)
+        predicted = tables[row.stage].predict(row.parallelism, *point).tokens_per_device_s
+        compared.append(Compared(row.stage, *point, predicted, row.tokens_per_device_s))
+    return compared
+
+
+def summary(compared: list[Compared]) -> dict[str, float | None]:
+    """None where nothing could be compared."""
+    errors = [one.error for one in compared]
+    return {
+        "profile_error": round(max(errors), 4) if errors else None,
+        "profile_error_median": round(statistics.median(errors), 4) if errors else None,
+    }
+
+
+def whole_step(config: RunConfig, model: Path, length: int, count: int, table: list[Row]) -> dict[str, Any]:
+    """A step of `count` sequences that grow to `length`, as the table has it and as it is."""
+    rows = ProfileTable(table, "rollout")
+    rate = rows.predict(rows.parallelisms[0], length, count).tokens_per_device_s
+    predicted = count * length / rate
+    spec = EngineSpec(
+        name="bench",
+        model_dir=str(model),
+        device="cpu",
+        threads=config.rollout.threads,
+        dtype=config.model.dtype,
+        max_sequences=count,
+        max_context_tokens=length,
+        start_s=STEP_S,
+    )
+    seconds = asyncio.run(_step(spec, length, count))
+    return {
+        "step": {
+            "context_tokens": length,
+            "concurrency": count,
+            "predicted_s": round(predicted, 2),
+            "measured_s": round(seconds, 2),
+        },
+        "step_error": round(abs(predicted - seconds) / seconds, 4),
+    }
+
+
+async def _step(spec: EngineSpec, length: int, count: int) -> float:
+    engine = EngineProcess(spec)
+    await engine.start()
+    try:
+        generator = np.random.default_rng(0)
+        requests = [
+            GenerateRequest(
+                request_id=f"{number}",
+                ids=generator.integers(0, 2, PROMPT_TOKENS).tolist(),
+                max_new_tokens=length - PROMPT_TOKENS,
+            )
+            for number in range(count)
+        ]
+        started = time.perf_counter()
+        async with asyncio.timeout(STEP_S):
+            await asyncio.gather(*(engine.generate_all(request) for request in requests))
+        return time.perf_counter() - started
+    finally:
+        await engine.stop()
+
+
+def run_config(model: Path, dtype: str, threads: int, longest: int) -> RunConfig:
+    """A run with one device a stage."""
+    return RunConfig.model_validate(
+        {
+            "name": "profile",
+            "environment": {"name": "profile"},
+            "model": {"path": str(model), "dtype": dtype},
+            "rollout": {"device": "cpu", "threads": threads, "max_context_tokens": longest},
+            "trainer": {"device": "cpu", "threads": threads, "microbatch_tokens": max(longest, 16_384)},
+            "reference": {"device": "cpu", "threads": threads},
+        }
+    )
+
+
+def write_model(directory: Path, layers: int, vocabulary: int, dtype: str) -> Path:
+    """A checkpoint of SmolLM2's shape with random weights."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = {
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": SMOLLM2["hidden"],
+        "intermediate_size": SMOLLM2["intermediate"],
+        "num_hidden_layers": layers,
+        "num_attention_heads": SMOLLM2["heads"],
+        "num_key_value_heads": SMOLLM2["kv_heads"],
+        "head_dim": SMOLLM2["head_dim"],
+        "max_position_embeddings": POSITIONS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+        "tie_word_embeddings": True,
+        "dtype": dtype,
+    }
+    spec: ModelSpec = spec_of(config)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, shape in spec.shapes().items():
+        values = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.02
+        tensors[name] = values.to(getattr(torch, dtype))
+    directory.mkdir(parents=True)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory

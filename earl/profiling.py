@@ -1,0 +1,126 @@
+"""What `earl profile` asks of a stage, and what it is told: JSON lines over a probe's stdin and stdout.
+
+    --job FILE ─► ready        visit ─► sample        visit ─► sample …        end of input ─► it ends
+
+A probe is one process, which may start others. It measures one stage in one parallelism; what it starts for
+it serves all of the job's points. It ends with OutOfMemory's exit code when a point does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+# There where NVIDIA's driver is; found without loading torch.
+_NVIDIA = Path("/dev/nvidiactl")
+
+_T = TypeVar("_T", bound="Job | Visit | Sample")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """run: a RunConfig as JSON text. model: a checkpoint directory.
+
+    points: (context in tokens, concurrency of the whole pool) of all that may be visited.
+    """
+
+    stage: str
+    run: str
+    model: str
+    dp: int
+    tp: int
+    points: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Measure once at a point, for about so many seconds beside what prepares it."""
+
+    context_tokens: int
+    concurrency: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """peak_memory_fraction: of the devices' memory, at the point; None where it is not known."""
+
+    tokens_per_device_s: float
+    peak_memory_fraction: float | None = None
+
+
+def encode(message: Job | Visit | Sample) -> str:
+    return json.dumps(asdict(message)) + "\n"
+
+
+def decode(kind: type[_T], line: str | bytes) -> _T:
+    values: dict[str, Any] = json.loads(line)
+    if kind is Job:
+        values["points"] = tuple((int(length), int(sequences)) for length, sequences in values["points"])
+    return kind(**values)
+
+
+# --- in a probe -----------------------------------------------------------------------------
+
+
+def read_job(arguments: list[str]) -> Job:
+    """Of a probe's command line, `--job FILE`."""
+    return decode(Job, Path(arguments[arguments.index("--job") + 1]).read_bytes())
+
+
+def answers() -> IO[str]:
+    """Standard output for answers alone: whatever else is printed goes to standard error."""
+    ours = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return ours
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+
+def bound_memory(device: str, ranks: int) -> None:
+    """What this process and those that it starts may each map and write: its part of the host's memory, if
+    they compute there. So what does not fit fails, instead of making the host end a process of its choice.
+
+    device: of the run file, "auto", "cpu" or "cuda".
+    """
+    if device == "cuda" or (device == "auto" and _NVIDIA.exists()):
+        return
+    most = host_bytes() // ranks
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def forget_peaks(pids: Iterable[int]) -> None:
+    """Peaks are those since now. Linux only; elsewhere, and where it is not allowed, they stay."""
+    for pid in pids:
+        try:
+            Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            pass
+
+
+def peak_bytes(pids: Iterable[int]) -> int:
+    """The most memory that these processes held, each alone: no files, nothing shared, which others count."""
+    return sum(map(_peak_bytes, pids))
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    found: Callable[[str], int] = lambda name: next(  # noqa: E731
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0
+    )
+    return max(found("RssAnon"), found("VmHWM") - found("RssFile") - found("RssShmem"))

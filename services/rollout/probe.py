@@ -1,0 +1,196 @@
+"""`python -m services.rollout.probe --job FILE`: how fast engines generate, measured for `earl profile`.
+
+    engines, alive for all points ─► one session of each keeps the longest context: the others' beginnings
+    point (L, C): C sequences grow to L at once (memory) ─► C sessions generate around L / 2, timed
+
+What is timed is a turn of C sequences whose contexts go from a little below L / 2 to a little above it, from
+the first request's posting to the last one's answer; their contexts are in the cache already. The time of a
+token grows with its context in a straight line (the KV that it reads), so a sequence that grows to L takes as
+long as if each token had been generated at L / 2: tokens_per_device_s is what a step of C sequences of mean
+length L does, had it generated every token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+import numpy as np
+
+from earl.config.run import RunConfig
+from earl.errors import EarlError, EngineLost, EngineOutOfMemory, OutOfMemory
+from earl.models.spec import load_spec
+from earl.profiling import (
+    Job,
+    Sample,
+    Visit,
+    answers,
+    bound_memory,
+    decode,
+    encode,
+    forget_peaks,
+    host_bytes,
+    peak_bytes,
+    read_job,
+)
+from services.rollout.engines.base import EngineSpec, GenerateRequest
+from services.rollout.engines.client import EngineProcess
+
+# Tokens of a turn: fewer say little, and so many are as good as more.
+FEWEST, MOST = 4, 256
+# Bound of one turn.
+TURN_S = 600.0
+START_S = 300.0
+KEEPER = "keeper"
+
+
+class RolloutProbe:
+    """Engines of a pool: dp of them, of tp ranks each."""
+
+    def __init__(self, job: Job) -> None:
+        config = RunConfig.model_validate_json(job.run)
+        self._job, self._rollout = job, config.rollout
+        self._longest = max(length for length, _ in job.points)
+        most = max(-(-sequences // job.dp) for _, sequences in job.points)
+        # One point alone has no use for what others begin with.
+        self._keeps = len(job.points) > 1
+        vocabulary = load_spec(job.model).vocab
+        self._ids: list[int] = np.random.default_rng(0).integers(0, vocabulary, self._longest).tolist()
+        self._engines = [
+            EngineProcess(spec) for spec in _specs(job, config, most + self._keeps, self._longest)
+        ]
+        self._requests = itertools.count()
+        # Seconds that one token of every sequence took last, by point; those that were visited.
+        self._pace: dict[tuple[int, int], float] = {}
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Raises what Engine.start raises."""
+        for engine in self._engines:
+            stack.push_async_callback(engine.stop)
+        await asyncio.gather(*(engine.start() for engine in self._engines))
+        forget_peaks(self._pids)
+        if self._keeps:
+            await asyncio.gather(
+                *(self._generate(engine, self._longest - 1, 1, KEEPER) for engine in self._engines)
+            )
+
+    @property
+    def _pids(self) -> list[int]:
+        return [pid for engine in self._engines for pid in engine.pids]
+
+    async def visit(self, visit: Visit) -> Sample:
+        """Raises EngineLost."""
+        point = (visit.context_tokens, visit.concurrency)
+        sequences = [
+            engine
+            for _, engine in zip(range(visit.concurrency), itertools.cycle(self._engines), strict=False)
+        ]
+        if point not in self._pace:
+            # Memory is taken as it is at the end of such a step.
+            await self._turn(sequences, visit.context_tokens - 1, 1)
+            self._pace[point] = 0.0
+        middle, room = visit.context_tokens // 2, max(1, visit.context_tokens // 4)
+        # Brings the contexts into the sessions' slots.
+        warm = min(room, FEWEST)
+        took = await self._turn(sequences, middle, warm, "sequence")
+        pace = self._pace[point] or took / warm
+        tokens = min(room, MOST, max(FEWEST, round(visit.seconds / pace)))
+        took = await self._turn(sequences, middle - tokens // 2, tokens, "sequence")
+        self._pace[point] = took / tokens
+        for number, engine in enumerate(sequences):
+            await engine.release(f"sequence-{number}")
+        rate = visit.concurrency * tokens / took / (self._job.dp * self._job.tp)
+        return Sample(rate, await self._memory(visit))
+
+    async def _turn(
+        self, engines: Sequence[EngineProcess], context_tokens: int, tokens: int, session: str = ""
+    ) -> float:
+        """Seconds for a turn of so many tokens, one sequence for each of `engines`."""
+        started = time.perf_counter()
+        async with asyncio.timeout(TURN_S):
+            await asyncio.gather(
+                *(
+                    self._generate(engine, context_tokens, tokens, session and f"{session}-{number}")
+                    for number, engine in enumerate(engines)
+                )
+            )
+        return time.perf_counter() - started
+
+    async def _generate(self, engine: EngineProcess, context_tokens: int, tokens: int, session: str) -> None:
+        name = f"probe-{next(self._requests)}"
+        ids = self._ids[: max(1, context_tokens)]
+        request = GenerateRequest(request_id=name, ids=ids, max_new_tokens=tokens, session=session)
+        await engine.generate_all(request)
+
+    async def _memory(self, visit: Visit) -> float | None:
+        """What the engines' processes held at most, as a fraction of the host's memory; with this point's KV
+        instead of that which other points left in the cache, and which the engines count."""
+        stats = [await engine.stats() for engine in self._engines]
+        if self._rollout.engine != "torch" or not all(
+            engine.caps.device == "cpu" for engine in self._engines
+        ):
+            return None
+        ranks = self._job.tp
+        kept = sum(one.kv_committed_tokens * one.kv_token_bytes for one in stats) * ranks
+        own = visit.concurrency * visit.context_tokens * stats[0].kv_token_bytes * ranks
+        return (peak_bytes(self._pids) - kept + own) / host_bytes()
+
+
+def _specs(job: Job, config: RunConfig, slots: int, context: int) -> list[EngineSpec]:
+    rollout = config.rollout
+    return [
+        EngineSpec(
+            name=f"probe-{number}",
+            model_dir=job.model,
+            engine=rollout.engine,
+            python=rollout.engine_python,
+            tp=job.tp,
+            device=f"cuda:{number * job.tp}" if rollout.device == "cuda" else rollout.device,
+            threads=rollout.threads,
+            dtype=rollout.dtype or config.model.dtype,
+            max_sequences=slots,
+            max_context_tokens=context,
+            deterministic=config.deterministic,
+            start_s=START_S,
+        )
+        for number in range(job.dp)
+    ]
+
+
+async def serve(job: Job) -> None:
+    """Answers visits until the end of input. Raises OutOfMemory, or another EarlError."""
+    out = answers()
+    probe = RolloutProbe(job)
+    async with AsyncExitStack() as stack:
+        try:
+            await probe.start(stack)
+            out.write("{}\n")
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                out.write(encode(await probe.visit(decode(Visit, line))))
+        except EngineLost as lost:
+            # Nobody but the kernel kills an engine here, and for want of memory.
+            if isinstance(lost, EngineOutOfMemory) or signal.SIGKILL.name in lost.message:
+                raise OutOfMemory(lost.message) from lost
+            raise
+
+
+def main() -> int:
+    job = read_job(sys.argv)
+    rollout = RunConfig.model_validate_json(job.run).rollout
+    if rollout.engine == "torch":
+        bound_memory(rollout.device, job.dp * job.tp)
+    try:
+        asyncio.run(serve(job))
+    except EarlError as error:
+        sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

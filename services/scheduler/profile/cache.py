@@ -1,0 +1,101 @@
+"""What was measured stays measured: one file for each stage, model, hardware and settings, a line a window.
+
+    $EARL_CACHE/profiles/<stage>-<fingerprint>.jsonl
+
+The fingerprint says whether figures still hold: of the model's shape and dtype, of the hardware and torch's
+version, and of the run file's keys that change how fast or how large the stage is. Lines are appended as they
+are measured, so that whatever ends a measurement, the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from earl.errors import ConfigError
+from earl.obs.metrics import LineFile, read_lines
+from earl.parallelism import Parallelism
+from services.scheduler.profile.plan import Point, Progress
+from services.scheduler.profile.rows import Row
+
+_HASH_CHARACTERS = 16
+
+
+def fingerprint(facts: Mapping[str, Any]) -> str:
+    """Of what the figures depend on, as JSON can hold it."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARACTERS]
+
+
+class Cache:
+    """One stage's windows. `known` reads; whoever measures holds it (`held`)."""
+
+    def __init__(self, directory: Path, stage: str, facts: Mapping[str, Any]) -> None:
+        self.path = directory / f"{stage}-{fingerprint(facts)}.jsonl"
+        self._stage = stage
+        self._facts = facts
+
+    def known(
+        self, points: Mapping[Parallelism, Iterable[Point]] | None = None
+    ) -> dict[Parallelism, Progress]:
+        """What the file says, of these parallelisms and points, and of all others that it knows of."""
+        lines = [line for line in read_lines(self.path) if "context_tokens" in line]
+        wanted = {cut: set(asked) for cut, asked in (points or {}).items()}
+        for line in lines:
+            wanted.setdefault(_cut(line), set())
+        found = {cut: Progress(cut, asked) for cut, asked in wanted.items()}
+        for line in lines:
+            point = Point(int(line["context_tokens"]), int(line["concurrency"]))
+            if line.get("oom"):
+                found[_cut(line)].note_oom(point)
+            else:
+                fraction = line.get("peak_memory_fraction")
+                found[_cut(line)].note(point, line["tokens_per_device_s"], line["visit_s"], fraction)
+        return found
+
+    def rows(self) -> list[Row]:
+        """All that is measured well enough."""
+        return [row for progress in self.known().values() for row in progress.rows(self._stage)]
+
+    @contextmanager
+    def held(self, *, fresh: bool) -> Iterator[None]:
+        """To be written; fresh: emptied first. Raises ConfigError while another process holds it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another process measures stage {self._stage!r} of this model: it holds {lock.name}",
+                    "wait for it to end",
+                ) from None
+            if fresh:
+                self.path.unlink(missing_ok=True)
+            begun = self.path.exists()
+            self._file = LineFile(self.path)
+            try:
+                if not begun:
+                    self._file.write({"of": self._facts})
+                yield
+            finally:
+                self._file.close()
+
+    def note(
+        self, cut: Parallelism, point: Point, rate: float, visit_s: float, fraction: float | None
+    ) -> None:
+        """One window. Only while held."""
+        found = {"tokens_per_device_s": rate, "visit_s": visit_s, "peak_memory_fraction": fraction}
+        self._file.write({**cut.as_dict(), **point._asdict(), **found})
+
+    def note_oom(self, cut: Parallelism, point: Point) -> None:
+        """It does not fit. Only while held."""
+        self._file.write({**cut.as_dict(), **point._asdict(), "oom": True})
+
+
+def _cut(line: Mapping[str, Any]) -> Parallelism:
+    return Parallelism(*(int(line[name]) for name in ("dp", "tp", "cp", "pp")))

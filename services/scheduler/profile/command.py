@@ -1,0 +1,197 @@
+"""Measure how fast and how large a run's stages are in each parallelism, at each length and load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from earl.cli.run import INTERRUPTED, OverridableCommand, overrides_of
+from earl.config.load import load_run
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, ModelNotFound
+from earl.models.source import resolve
+from earl.models.spec import load_spec
+from services.scheduler.profile.measure import LONGEST_S, Measuring, Say
+from services.scheduler.profile.rows import STAGES, Row, dump
+from services.scheduler.profile.stages import cache_of, plan_of
+
+app = typer.Typer(add_completion=False)
+
+CREATE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One stage: what is known of it, what is not yet, and where it is kept."""
+
+    stage: str
+    rows: list[Row]
+    lacking: list[str]
+    cache: Path
+
+
+@app.command(
+    cls=OverridableCommand, epilog="Any key of the run file: --section.key VALUE, e.g. --rollout.engines 4"
+)
+def profile(
+    ctx: typer.Context,
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file whose stages are meant.")],
+    stage: Annotated[str, typer.Option(help="rollout, reference, trainer, or all that the run has.")] = "all",
+    out: Annotated[Path | None, typer.Option(help="CSV file to write; otherwise it is printed.")] = None,
+    contexts: Annotated[str, typer.Option(help="Lengths in tokens, separated by commas.")] = "",
+    concurrency: Annotated[str, typer.Option(help="Sequences at once in the pool, likewise.")] = "",
+    minutes: Annotated[float, typer.Option(help="Time for all of it.")] = 5.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what was measured before.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
+) -> None:
+    """Measure how fast and how large a run's stages are in each parallelism, at each length and load.
+
+    What is measured is kept, for this model, hardware and settings, and not measured again: where the time
+    was too short, the same command goes on. docs/selector.md says what the figures mean.
+    """
+    config = load_run(run_file, overrides_of(ctx))
+    grid = (numbers("--contexts", contexts), numbers("--concurrency", concurrency))
+    stages = stages_of(stage, config)
+    if not 0 < minutes < 60 * 24:
+        raise ConfigError(f"--minutes {minutes:g}", "give more than 0")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no directory {out.parent}", "make it, or write elsewhere")
+    started = time.monotonic()
+    found: list[Measured] = []
+    interrupted = False
+    try:
+        measuring = measure(config, stages, *grid, seconds=60 * minutes, fresh=fresh, say=_say, found=found)
+        asyncio.run(_until_stopped(measuring))
+    except asyncio.CancelledError:
+        interrupted = True
+    rows = [row for one in found for row in one.rows]
+    if out is not None:
+        out.write_text(dump(rows), encoding="utf-8")
+        _say(f"written: {out}, {len(rows)} rows")
+    lacking = [f"{one.stage} {name}" for one in found for name in one.lacking]
+    if lacking:
+        _say(f"not measured in {minutes:g} minutes: {'; '.join(lacking)}")
+        _say("the same command goes on from here")
+    if as_json:
+        summary = _summary(found, rows, lacking, out, time.monotonic() - started)
+        sys.stdout.write(json.dumps(summary) + "\n")
+    elif out is None:
+        sys.stdout.write(dump(rows))
+    raise typer.Exit(INTERRUPTED if interrupted else 0)
+
+
+async def measure(
+    config: RunConfig,
+    stages: Sequence[str],
+    contexts: Sequence[int] = (),
+    concurrencies: Sequence[int] = (),
+    *,
+    seconds: float,
+    fresh: bool = False,
+    say: Say,
+    found: list[Measured],
+    kept: Path | None = None,
+    window_s: float = LONGEST_S,
+) -> None:
+    """Measures the stages in turn; `found` gets each as far as it came, also where this is cancelled.
+
+    kept: directory of what was measured; None: below EARL's cache. window_s: of one window at most. Raises
+    ConfigError, ProcessFailed.
+    """
+    ends = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="earl-profile-") as temporary:
+        directory = Path(temporary)
+        model = await asyncio.to_thread(_model, config, directory)
+        spec = load_spec(model)
+        # All of what was asked is checked before anything is measured.
+        plans = [plan_of(stage, config, spec, contexts, concurrencies) for stage in stages]
+        for number, plan in enumerate(plans):
+            cache = cache_of(plan.stage, config, spec, kept)
+            with cache.held(fresh=fresh):
+                work = Measuring(plan, config, model, directory, cache, say, window_s)
+                try:
+                    await work.run((ends - time.monotonic()) / (len(plans) - number))
+                finally:
+                    lacking = [
+                        f"{cut}, {point.context_tokens} tokens x {point.concurrency}"
+                        for cut, points in work.lacking.items()
+                        for point in points
+                    ]
+                    found.append(Measured(plan.stage, cache.rows(), lacking, cache.path))
+
+
+async def _until_stopped(work: Coroutine[None, None, None]) -> None:
+    """Ctrl-C and SIGTERM cancel it: what it started ends with it."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    await task
+
+
+def stages_of(name: str, config: RunConfig) -> list[str]:
+    """Raises ConfigError."""
+    if name == "all":
+        return [one for one in STAGES if one != "reference" or config.trainer.kl_coefficient > 0]
+    if name not in STAGES:
+        raise ConfigError(f"--stage {name!r} is no stage", f"give {', '.join(STAGES)} or all")
+    return [name]
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """ "512,1024" as numbers, none twice; raises ConfigError."""
+    try:
+        return sorted({int(part) for part in text.split(",")}) if text.strip() else []
+    except ValueError:
+        raise ConfigError(f"{option} {text!r} is no list of whole numbers", "write 512,1024") from None
+
+
+def _model(config: RunConfig, directory: Path) -> Path:
+    """The run's checkpoint; one from scratch is made, in a process of its own that may import torch."""
+    if config.model.path:
+        return resolve(config.model.path)
+    run = directory / "run.json"
+    run.write_text(config.model_dump_json(), encoding="utf-8")
+    command = [sys.executable, "-m", "earl.models.create", "--run", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CREATE_S, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise ModelNotFound(f"model.scratch could not be made: {said}", "mend [model.scratch]")
+    return directory / "model"
+
+
+def _summary(
+    found: Sequence[Measured], rows: Sequence[Row], lacking: list[str], out: Path | None, seconds: float
+) -> dict[str, Any]:
+    return {
+        "seconds": round(seconds, 1),
+        "complete": not lacking,
+        "not_measured": lacking,
+        "out": str(out) if out is not None else None,
+        "caches": {one.stage: str(one.cache) for one in found},
+        "rows": [
+            {
+                "stage": row.stage,
+                **row.parallelism.as_dict(),
+                "context_tokens": row.context_tokens,
+                "concurrency": row.concurrency,
+                "tokens_per_device_s": "oom" if row.oom else row.tokens_per_device_s,
+                "peak_memory_fraction": row.peak_memory_fraction,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")

@@ -1,0 +1,134 @@
+"""Measures a stage: its parallelisms one after the other, each with one probe that serves all of its points.
+
+time left ÷ parallelisms left ─► probe ─► Progress.next ─► window ─► cache, at once ─► … ─► rows
+                                   └── out of memory: the point does not fit; the rest with another probe
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.errors import DeadlineExceeded, OutOfMemory
+from earl.parallelism import Parallelism
+from earl.profiling import Job, Visit
+from services.scheduler.profile.cache import Cache
+from services.scheduler.profile.plan import LEAST, MOST, Point, Progress, halves
+from services.scheduler.profile.probe import Probe
+from services.scheduler.profile.stages import StagePlan
+
+# Seconds of one window; what prepares it takes about as long again.
+SHORTEST_S, LONGEST_S = 0.2, 4.0
+# How long a visit may go on when the time is over.
+GRACE_S = 60.0
+
+Say = Callable[[str], None]
+
+
+class Measuring:
+    """One stage of a run file. model, directory: a checkpoint's, and one for jobs and logs.
+
+    say: gets a line for every point that is known. window_s: of one window at most.
+    """
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        config: RunConfig,
+        model: Path,
+        directory: Path,
+        cache: Cache,
+        say: Say,
+        window_s: float = LONGEST_S,
+    ) -> None:
+        self._window_s = window_s
+        self._plan, self._cache, self._say = plan, cache, say
+        self._run, self._model, self._directory = config.model_dump_json(), str(model), directory
+        self.progress = cache.known(plan.points)
+
+    @property
+    def lacking(self) -> dict[Parallelism, list[Point]]:
+        """What is asked for and not known yet, by parallelism; empty when all is."""
+        found = {cut: self.progress[cut].lacking() for cut in self._plan.points}
+        return {cut: points for cut, points in found.items() if points}
+
+    async def run(self, seconds: float) -> None:
+        """Measures what is lacking for about so long. The cache is held. Raises ProcessFailed."""
+        ends = time.monotonic() + seconds
+        for cut, points in self._plan.too_large.items():
+            for point in points:
+                if not self.progress[cut].bursts(point):
+                    self._burst(cut, point, "exceeds rollout.kv_tokens")
+        waiting = list(self.lacking)
+        for number, cut in enumerate(waiting):
+            left = ends - time.monotonic()
+            await self._measure(cut, left / (len(waiting) - number))
+
+    async def _measure(self, cut: Parallelism, seconds: float) -> None:
+        progress = self.progress[cut]
+        ends = time.monotonic() + seconds
+        groups = [progress.lacking()]
+        window_s = min(max(seconds / (2 * MOST * len(groups[0])), SHORTEST_S), self._window_s)
+        while groups:
+            group = [one for one in groups.pop() if not progress.bursts(one)]
+            if not group or time.monotonic() >= ends:
+                continue
+            try:
+                probe = await Probe.start(self._job(cut, group), self._directory)
+            except OutOfMemory as error:
+                if len(group) == 1:
+                    self._burst(cut, group[0], error.message)
+                else:
+                    groups += reversed(halves(group))
+                continue
+            try:
+                await self._visits(probe, progress, group, ends, window_s)
+            except _DoesNotFit as error:
+                self._burst(cut, error.point, "ran out of memory")
+                groups.append(group)
+            finally:
+                await probe.stop()
+
+    async def _visits(
+        self, probe: Probe, progress: Progress, group: list[Point], ends: float, window_s: float
+    ) -> None:
+        """One at least, whatever time the start has left: so a profile that goes on comes to an end. Raises
+        _DoesNotFit."""
+        point = progress.next(ends - time.monotonic(), group) or group[0]
+        while point is not None:
+            started = time.monotonic()
+            try:
+                sample = await probe.visit(Visit(*point, window_s), max(0.0, ends - started) + GRACE_S)
+            except OutOfMemory as error:
+                raise _DoesNotFit(point) from error
+            except DeadlineExceeded as error:
+                self._say(f"{self._name(progress.parallelism, point)}: left out: {error.message}")
+                return
+            found = (sample.tokens_per_device_s, time.monotonic() - started, sample.peak_memory_fraction)
+            progress.note(point, *found)
+            self._cache.note(progress.parallelism, point, *found)
+            if progress.windows(point) == LEAST:
+                self._say(f"{self._name(progress.parallelism, point)}: {progress.said(point)}")
+            point = progress.next(ends - time.monotonic(), group)
+
+    def _burst(self, cut: Parallelism, point: Point, why: str) -> None:
+        self.progress[cut].note_oom(point)
+        self._cache.note_oom(cut, point)
+        self._say(f"{self._name(cut, point)}: does not fit: {why}")
+
+    def _name(self, cut: Parallelism, point: Point) -> str:
+        return f"{self._plan.stage} {cut}, {point.context_tokens} tokens x {point.concurrency}"
+
+    def _job(self, cut: Parallelism, group: list[Point]) -> Job:
+        points = tuple((one.context_tokens, one.concurrency) for one in group)
+        return Job(self._plan.stage, self._run, self._model, cut.dp, cut.tp, points)
+
+
+class _DoesNotFit(Exception):
+    """A probe ended because a point needs too much memory."""
+
+    def __init__(self, point: Point) -> None:
+        super().__init__(point)
+        self.point = point

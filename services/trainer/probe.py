@@ -1,0 +1,248 @@
+"""`python -m services.trainer.probe --job FILE`: how fast trainer or reference stage compute.
+
+    torchrun's agent, if there are more ranks than one ─► each rank: a model with random weights
+    point (L, C): a batch of C sequences of L random tokens each, every second one trained, cut over the ranks
+        trainer    one step as in a run: mini-batches, passes, forward, loss, backward, AdamW
+        reference  the log-probs of one lease: each replica its sequences, tp ranks together
+
+tokens_per_device_s: tokens of the batch over seconds and ranks. No two sequences begin alike, so nothing is
+shared between them (trainer.share_prefixes), as it would be between the answers to one prompt.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from earl.config.run import RunConfig
+from earl.dispatch.layout import Box
+from earl.errors import EarlError, OutOfMemory, ran_out_of_memory
+from earl.models.spec import ModelSpec, load_spec
+from earl.profiling import (
+    Job,
+    Sample,
+    Visit,
+    answers,
+    bound_memory,
+    decode,
+    encode,
+    forget_peaks,
+    host_bytes,
+    peak_bytes,
+    read_job,
+)
+from services.trainer.batch import Columns
+from services.trainer.group import Group, leave
+from services.trainer.launch import follow_agent, launch
+from services.trainer.parallel import Policy
+from services.trainer.plan import Item, Plan
+from services.trainer.reference.place import take_place
+from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices
+from services.trainer.runtime import settle
+from services.trainer.step import Stepper
+
+# Steps of one visit at most: so many are as good as more.
+MOST = 64
+WEIGHTS_STD = 0.02
+# What a probe may change of a run's step: nothing is to be learned, and no step left out.
+GENTLE = {"lr": 1e-6, "kl_limit": 0.0}
+
+
+class Stage(Protocol):
+    def batch(self, tokens: np.ndarray) -> Callable[[], object]:
+        """tokens int32[C, L]: a call that computes this rank's part of them once."""
+        ...
+
+
+class TrainerStage:
+    """The trainer's step, on random tokens."""
+
+    def __init__(self, spec: ModelSpec, group: Group, config: RunConfig) -> None:
+        policy = Policy.of(spec, group, config)
+        with torch.no_grad():
+            for shard in policy.model_shards:
+                _randomise(shard.local)
+            if policy.lora is not None:
+                for shard in policy.shards:
+                    _randomise(shard.local)
+        self._group, self._spec = group, spec
+        self._reference = ("probe",) if config.trainer.kl_coefficient > 0 else ()
+        self._stepper = Stepper(policy, group, config)
+
+    def batch(self, tokens: np.ndarray) -> Callable[[], object]:
+        count, length = tokens.shape
+        items = [
+            Item(n, 1, f"{n}", 1.0 - 2.0 * (n % 2), length, self._reference, position=n) for n in range(count)
+        ]
+        ranks = tuple(tuple(items[rank :: self._group.size]) for rank in range(self._group.size))
+        plan = Plan(1, 1, "policy_gradient", ranks, False, False, 0.0, False)
+        columns = Columns()
+        columns.take(ranks[self._group.rank])
+        mine = tokens[self._group.rank :: self._group.size].reshape(-1)
+        mask = np.tile(np.arange(length) % 2, len(columns.items))
+        columns.sampled["tokens"][:] = mine
+        columns.sampled["loss_mask"][:] = mask
+        columns.sampled["logprobs"][:] = -np.log(self._spec.vocab) * mask
+        return lambda: self._stepper.train(plan, columns)
+
+
+class ReferenceStage:
+    """The log-probs of one lease, on random tokens."""
+
+    def __init__(self, spec: ModelSpec, group: Group, config: RunConfig, dp: int, tp: int) -> None:
+        self._place = take_place(group, dp, tp)
+        self._policy = ReferencePolicy(
+            spec,
+            self._place.tensor,
+            group.device,
+            config.trainer.dtype or config.model.dtype,
+            temperature=config.scheduler.temperature,
+            microbatch_tokens=config.reference.microbatch_tokens,
+            deterministic=config.deterministic,
+            share_prefixes=config.trainer.share_prefixes,
+        )
+        with torch.no_grad():
+            for parameter in self._policy.decoder.parameters():
+                _randomise(parameter)
+
+    def batch(self, tokens: np.ndarray) -> Callable[[], object]:
+        mask = (np.arange(tokens.shape[1]) % 2).astype(np.uint8)
+        place = self._place
+        mine = [
+            Trajectory(f"{n}", row, mask) for n, row in enumerate(tokens) if n % place.dp == place.replica
+        ]
+        if not mine:
+            return lambda: None
+        box: Box = slices(np.tile(mask, len(mine)), place.tensor.size)[place.tensor.rank]
+        into = np.empty(box.size, np.float32)
+        return lambda: self._policy.logprobs(mine, box, into)
+
+
+class Probe:
+    """One rank; rank 0 is told what to do and tells the others."""
+
+    def __init__(self, job: Job, config: RunConfig) -> None:
+        trains = job.stage == "trainer"
+        config = config.model_copy(update={"trainer": config.trainer.model_copy(update=GENTLE)})
+        self._ranks = job.dp * job.tp
+        settle(config)
+        if not trains:
+            torch.set_num_threads(config.reference.threads)
+        self._group = Group(config.trainer.device if trains else config.reference.device)
+        spec = load_spec(job.model)
+        self._stage: Stage = (
+            TrainerStage(spec, self._group, config)
+            if trains
+            else ReferenceStage(spec, self._group, config, job.dp, job.tp)
+        )
+        self._random = np.random.default_rng(0)
+        self._vocabulary = spec.vocab
+        # Seconds of one step, and the most memory, by point; those that were visited.
+        self._known: dict[tuple[int, int], tuple[float, float]] = {}
+        # Threads, kernels and collectives are set up by the first step, whatever its size.
+        self._time(self._stage.batch(self._tokens(self._ranks, 16)), 1)
+
+    def run(self) -> None:
+        """Answers visits until the end of input."""
+        out = answers()
+        if self._group.leads:
+            out.write("{}\n")
+        while line := self._group.broadcast(sys.stdin.readline().encode() if self._group.leads else b""):
+            sample = self.visit(decode(Visit, line))
+            if self._group.leads:
+                out.write(encode(sample))
+        self._group.close()
+
+    def visit(self, visit: Visit) -> Sample:
+        """A collective. Raises what runs out of memory."""
+        point = (visit.context_tokens, visit.concurrency)
+        step_s, fraction = self._known.get(point, (float("inf"), 0.0))
+        # Rank 0's clock counts.
+        steps = int(self._group.broadcast(str(int(min(MOST, max(1.0, visit.seconds / step_s)))).encode()))
+        first = point not in self._known
+        if first:
+            self._forget_peak()
+        took = self._time(self._stage.batch(self._tokens(visit.concurrency, visit.context_tokens)), steps)
+        if first:
+            fraction = self._peak_fraction()
+        self._known[point] = (took / steps, fraction)
+        rate = visit.concurrency * visit.context_tokens * steps / took / self._ranks
+        return Sample(rate, fraction)
+
+    def _tokens(self, count: int, length: int) -> np.ndarray:
+        return self._random.integers(0, self._vocabulary, (count, length), dtype=np.int32)
+
+    def _time(self, work: Callable[[], object], steps: int) -> float:
+        self._group.barrier()
+        started = time.perf_counter()
+        for _ in range(steps):
+            work()
+        self._group.barrier()
+        return time.perf_counter() - started
+
+    def _forget_peak(self) -> None:
+        if self._group.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            return
+        # What larger points left is given back.
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+        forget_peaks([os.getpid()])
+
+    def _peak_fraction(self) -> float:
+        """Of the fullest CUDA device; on CPUs of the host, which all ranks share. A collective."""
+        if self._group.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self._group.device).total_memory
+            mine = torch.cuda.max_memory_reserved() / total
+            return float(self._group.max(torch.tensor([mine], dtype=torch.float64))[0])
+        held = torch.tensor([peak_bytes([os.getpid()])], dtype=torch.float64)
+        return float(self._group.sum(held)[0]) / host_bytes()
+
+
+def _randomise(tensor: torch.Tensor) -> None:
+    """Weights as of a model from scratch; norms, which are vectors, are 1."""
+    if tensor.dim() > 1:
+        tensor.normal_(0.0, WEIGHTS_STD)
+    else:
+        tensor.fill_(1.0)
+
+
+def measure(job: Job) -> int:
+    """This rank's work; returns its exit code."""
+    follow_agent()
+    config = RunConfig.model_validate_json(job.run)
+    bound_memory((config.trainer if job.stage == "trainer" else config.reference).device, job.dp * job.tp)
+    try:
+        Probe(job, config).run()
+    except EarlError as error:
+        sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
+        return error.exit_code
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        sys.stderr.write(f"out of memory: {error}\n")
+        return OutOfMemory.exit_code
+    return 0
+
+
+def main() -> int:
+    job = read_job(sys.argv)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if job.dp * job.tp > 1 and "RANK" not in os.environ:
+        return launch(sys.argv[1:], job.dp * job.tp, "services.trainer.probe")
+    leave(measure(job))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
