@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from earl.errors import IllegalParallelism
 
+# How one replica is cut, (tp, cp, pp); of stages that share devices, one after the other.
+Replica = tuple[int, ...]
 _DEGREES = ("dp", "tp", "cp", "pp")
 _PART = re.compile(r"^(dp|tp|cp|pp)=?([0-9]+)$")
 
@@ -39,7 +41,7 @@ class Parallelism:
         return cls(**degrees)
 
     @property
-    def replica(self) -> tuple[int, int, int]:
+    def replica(self) -> Replica:
         """(tp, cp, pp): how one replica is cut."""
         return self.tp, self.cp, self.pp
 

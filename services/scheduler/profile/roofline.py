@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
 Point = tuple[float, float]
-_Terms = Callable[[np.ndarray, np.ndarray], list[np.ndarray]]
+_Terms = Callable[[Any, Any], tuple[Any, ...]]
 
 
 class Roofline:
@@ -24,27 +25,26 @@ class Roofline:
         self._terms = terms
         wanted = np.asarray(values, float)
         design = np.stack(terms(*np.asarray(points, float).T), axis=1) / wanted[:, None]
-        self._coefficients = _non_negative(design, np.ones(len(wanted)))
+        self._coefficients = _non_negative(design, np.ones(len(wanted))).tolist()
 
     @classmethod
     def of_time(cls, points: Sequence[Point], values: Sequence[float]) -> Roofline:
         """values: seconds of a device per token, at (context in tokens, concurrency)."""
-        return cls(points, values, lambda length, sequences: [
-            np.ones_like(length), 1 / sequences, length, 1 / (length * sequences),
-        ])  # fmt: skip
+        return cls(points, values, lambda length, sequences: (
+            length / length, 1 / sequences, length, 1 / (length * sequences),
+        ))  # fmt: skip
 
     @classmethod
     def of_memory(cls, points: Sequence[Point], values: Sequence[float]) -> Roofline:
         """values: fractions of a device's memory, at (context in tokens, concurrency)."""
-        return cls(points, values, lambda length, sequences: [
-            np.ones_like(length), length * sequences, length, sequences,
-        ])  # fmt: skip
+        return cls(points, values, lambda length, sequences: (
+            length / length, length * sequences, length, sequences,
+        ))  # fmt: skip
 
     def at(self, context_tokens: float, concurrency: float) -> float:
         """The sum there, > 0."""
-        terms = self._terms(np.array([context_tokens]), np.array([concurrency]))
-        total = sum(c * term[0] for c, term in zip(self._coefficients, terms, strict=True))
-        return max(float(total), 1e-300)
+        terms = self._terms(context_tokens, concurrency)
+        return max(sum(c * term for c, term in zip(self._coefficients, terms, strict=True)), 1e-300)
 
 
 def _non_negative(design: np.ndarray, wanted: np.ndarray) -> np.ndarray:

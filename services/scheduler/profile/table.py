@@ -84,7 +84,11 @@ class _Sheet:
 
 
 class ProfileTable:
-    """The rows of one stage. Raises ConfigError if there are none."""
+    """The rows of one stage. Raises ConfigError if there are none.
+
+    points: (context in tokens, concurrency) that any row has, in order. extent: the longest context and the
+    highest concurrency of any row.
+    """
 
     def __init__(self, rows: Iterable[Row], stage: str) -> None:
         self.stage = stage
@@ -94,6 +98,8 @@ class ProfileTable:
         by: dict[Parallelism, list[Row]] = {}
         for row in self.rows:
             by.setdefault(row.parallelism, []).append(row)
+        self.points = sorted({(row.context_tokens, row.concurrency) for row in self.rows})
+        self.extent = max(at for at, _ in self.points), max(at for _, at in self.points)
         self._sheets = {parallelism: _Sheet(rows) for parallelism, rows in sorted(by.items())}
         self.predict = lru_cache(maxsize=1 << 16)(self._predict)
 
@@ -101,11 +107,6 @@ class ProfileTable:
     def parallelisms(self) -> tuple[Parallelism, ...]:
         """Those that have rows."""
         return tuple(self._sheets)
-
-    @property
-    def extent(self) -> tuple[float, float]:
-        """The longest context and the highest concurrency of any row."""
-        return max(row.context_tokens for row in self.rows), max(row.concurrency for row in self.rows)
 
     def candidates(self, devices: int) -> tuple[Parallelism, ...]:
         """What can be cut from so many devices. Raises ConfigError if nothing can."""

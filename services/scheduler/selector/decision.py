@@ -60,7 +60,8 @@ class Decision:
 
     @property
     def switched(self) -> bool:
-        return self.before is not None and self.before != self.after
+        """Whether replicas are cut otherwise than before: more or fewer of them are no switch."""
+        return self.before is not None and self.before.replica != self.after.replica
 
     @property
     def predicted_tokens_per_device_s(self) -> float | None:

@@ -1,0 +1,142 @@
+"""Regret, memory and switches of the selector's policies over generated profiles and traces; no cluster.
+
+    for each table:  a profile (tp 1, 2, 4, 8 on 8 devices) ─► a trace of each kind, a cost of a switch
+                     ─► every policy replayed on it ─► seconds against the oracle's, which knows the trace
+
+Beside it: how long one decision takes with a profile of 1,000 rows.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.selector import generate
+from services.scheduler.profile.table import ProfileTable
+from services.scheduler.selector import replay
+from services.scheduler.selector.policies import policy_of
+from services.scheduler.selector.trace import Step
+
+app = typer.Typer(add_completion=False)
+
+POLICIES = ("earl", "earl-paper", "drift30")
+COMPARES = (
+    "Policies on the same generated profiles and traces, replayed without a cluster: lengths that grow (16 "
+    "to 48 times), that burst, that oscillate around a boundary between two parallelisms, and a load that "
+    "swings. No length and no load grows by more than 25 % from one step to the next, and traces stay a "
+    "tenth short of what the largest layout holds. A switch costs between half a percent of a step and a "
+    "whole one. regret: seconds over the oracle's, minus 1; the oracle knows the trace and pays for its "
+    "switches (dynamic programming). switches_vs_paper: on the oscillating traces, of earl over those of "
+    "earl-paper."
+)
+
+
+@app.command()
+def selector(
+    seed: Annotated[int, typer.Option(min=0, help="Of profiles and traces.")] = 0,
+    tables: Annotated[int, typer.Option(min=1, help="Profiles; each has a trace of every kind.")] = 80,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """Regret, memory and switches of the selector's policies over generated profiles and traces."""
+    outcomes: dict[str, dict[str, list[replay.Totals]]] = {
+        name: {kind: [] for kind in generate.KINDS} for name in (*POLICIES, "static-best")
+    }
+    for at in range(tables):
+        draw = random.Random(f"{seed}/{at}")
+        table = generate.table(draw)
+        for kind in generate.KINDS:
+            steps = generate.trace(kind, table, draw)
+            cost_s = mean_step_s(table, steps) * 10 ** draw.uniform(-2.3, 0.0)
+            for name, found in judged(table, steps, cost_s).items():
+                outcomes[name][kind].append(found)
+        sys.stderr.write(f"\rtables: {at + 1} of {tables}")
+    sys.stderr.write("\n")
+    policies = {name: figures(by_kind) for name, by_kind in outcomes.items()}
+    ours, paper = outcomes["earl"], outcomes["earl-paper"]
+    result = {
+        "compares": COMPARES,
+        "seed": seed,
+        "traces": tables * len(generate.KINDS),
+        "regret": policies["earl"]["regret"],
+        "oom_steps": policies["earl"]["oom_steps"],
+        "switches_vs_paper": round(switches(ours["oscillation"]) / max(1, switches(paper["oscillation"])), 4),
+        **decision_ms(seed),
+        "policies": policies,
+    }
+    publish("selector", result, results, as_json=as_json)
+
+
+def judged(table: ProfileTable, steps: list[Step], cost_s: float) -> dict[str, replay.Totals]:
+    """The totals of every policy on one trace, and of the one parallelism that is best for all of it."""
+    oracle_s = replay.oracle(table, steps, cost_s)[1]
+
+    def totals(name: str) -> replay.Totals:
+        return replay.totals(list(replay.run(policy_of(name, table, cost_s), table, steps, cost_s)), oracle_s)
+
+    found = {name: totals(name) for name in POLICIES}
+    statics = [totals(f"static:tp={one.tp}") for one in table.candidates(generate.DEVICES)]
+    found["static-best"] = min(statics, key=lambda one: (one.oom_steps, one.seconds))
+    return found
+
+
+def figures(by_kind: dict[str, list[replay.Totals]]) -> dict[str, Any]:
+    """regret: mean over all traces. regret_max: of the worst."""
+    everything = [one for found in by_kind.values() for one in found]
+    regrets = [one.regret_vs_oracle for one in everything]
+    return {
+        "regret": round(statistics.mean(regrets), 5),
+        "regret_median": round(statistics.median(regrets), 5),
+        "regret_max": round(max(regrets), 4),
+        "oom_steps": sum(one.oom_steps for one in everything),
+        "switches": switches(everything),
+        "by_kind": {
+            kind: {
+                "regret": round(statistics.mean(one.regret_vs_oracle for one in found), 5),
+                "oom_steps": sum(one.oom_steps for one in found),
+                "switches": switches(found),
+            }
+            for kind, found in by_kind.items()
+        },
+    }
+
+
+def switches(found: list[replay.Totals]) -> int:
+    return sum(one.switches for one in found)
+
+
+def mean_step_s(table: ProfileTable, steps: list[Step]) -> float:
+    """Of the best that fits at each step."""
+    return statistics.mean(replay.cost(table, step.devices, step.workload).best_s for step in steps)
+
+
+def decision_ms(seed: int) -> dict[str, float]:
+    """Milliseconds of one decision with a profile of 1,000 rows: the median and the longest over a trace."""
+    draw = random.Random(f"{seed}/rows")
+    contexts = [round(512 * 2 ** (at / 6)) for at in range(50)]
+    table = generate.table(draw, contexts, (8, 16, 32, 64, 128))
+    policy = policy_of("earl", table, 1.0)
+    took: list[float] = []
+    for step in generate.trace("load", table, draw):
+        took.append(timed(lambda step=step: policy.decide(step.step, step.devices)))
+        policy.observe(step.workload)
+    # The first tells nothing apart: it weighs all points of the profile, once a run.
+    return {
+        "rows": len(table.rows),
+        "decision_ms": round(statistics.median(took[1:]) * 1e3, 3),
+        "decision_ms_max": round(max(took[1:]) * 1e3, 3),
+        "first_decision_ms": round(took[0] * 1e3, 3),
+    }
+
+
+def timed(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s

@@ -1,0 +1,123 @@
+"""EARL's policy: by length and load, with memory, the cost of a switch, and hysteresis. Pure, deterministic.
+
+    what may come ─► what fits it ─► the quickest of those, at the mean length ─► does going there pay?
+
+- What does not fit the headroom (services.scheduler.selector.expect) is not chosen. Where nothing fits all of
+  it, as much of it is asked for as something fits; where nothing fits at all, the one with most room is used.
+- What is in use and no longer fits is left at once, for the quickest that does.
+- Otherwise a switch must pay (services.scheduler.selector.rungs): what it would have saved in the steps for
+  which it has been the better, and will in as many more, must exceed its cost, and 5 % of a step for noise;
+  twice that for each time within 64 steps that the layout was left before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from earl.errors import ConfigError
+from earl.parallelism import Parallelism
+from services.scheduler.profile.table import ProfileTable
+from services.scheduler.selector import expect
+from services.scheduler.selector.decision import Candidate, Decision, Workload
+from services.scheduler.selector.rungs import Rung, Verdict, rungs
+from services.scheduler.selector.weigh import best, roomiest, weigh
+
+
+class EarlPolicy:
+    """One stage's policy. switch_cost_s: as measured, in seconds. start: what the stage runs with already.
+
+    Raises ConfigError if the cost is not a finite number >= 0.
+    """
+
+    name = "earl"
+
+    def __init__(self, table: ProfileTable, switch_cost_s: float, start: Parallelism | None = None) -> None:
+        if not math.isfinite(switch_cost_s) or switch_cost_s < 0:
+            raise ConfigError(f"a switch cannot cost {switch_cost_s} s", "give seconds, 0 or more")
+        self._table = table
+        self._cost_s = switch_cost_s
+        self._now = start
+        self._seen: deque[Workload] = deque(maxlen=expect.WINDOW)
+        self._rungs = (
+            [] if start is None else [Rung(cost_s, start.replica) for cost_s in rungs(switch_cost_s)]
+        )
+
+    def decide(self, step: int, devices: int) -> Decision:
+        """Raises ConfigError if the profile has nothing for so many devices."""
+        if not self._seen:
+            return self._begin(step, devices)
+        corners, candidates = self._weighed(devices)
+        by = {one.parallelism.replica: one for one in candidates}
+        lead = best(candidates)
+        verdict = Verdict(False, False, lead)
+        for rung in self._rungs:
+            verdict = rung.follow(step, by, lead)
+            lead = by[rung.at]
+        before = self._now
+        self._now = lead.parallelism
+        last = self._seen[-1]
+        longest, most = max(at for at, _ in corners), max(at for _, at in corners)
+        return Decision(
+            step=step,
+            before=before,
+            after=self._now,
+            reason=_reason(verdict, by.get(before.replica) if before else None, lead),
+            candidates=candidates,
+            expected=Workload(last.mean_tokens, last.p95_tokens, longest, most),
+            urgent=verdict.urgent,
+            saving_s=verdict.saving_s,
+            cost_s=self._cost_s,
+            horizon_steps=verdict.steps,
+        )
+
+    def observe(self, workload: Workload) -> None:
+        self._seen.append(workload)
+
+    def settle(self, parallelism: Parallelism) -> None:
+        """What the stage has in truth: a switch failed and was rolled back, or somebody else made one."""
+        self._now = parallelism
+        self._rungs = [Rung(cost_s, parallelism.replica) for cost_s in rungs(self._cost_s)]
+
+    def _begin(self, step: int, devices: int) -> Decision:
+        if self._now is not None and (now := self._now.over(devices)) is not None:
+            return Decision(step, now, now, "stays: nothing was seen yet", cost_s=self._cost_s)
+        chosen, candidates = roomiest(self._table, devices, expect.GROWTH)
+        before = self._now
+        self._now = chosen
+        self._rungs = [Rung(cost_s, chosen.replica, chosen=False) for cost_s in rungs(self._cost_s)]
+        why = "nothing was seen yet: the quickest of what fits all of the profile, or what fits most of it"
+        return Decision(step, before, chosen, f"begins with {chosen}: {why}", candidates, cost_s=self._cost_s)
+
+    def _weighed(self, devices: int) -> tuple[tuple[expect.Corner, ...], tuple[Candidate, ...]]:
+        """The corners that have to fit, and the candidates weighed for them."""
+
+        def fitting(one: Parallelism) -> expect.Fits:
+            return lambda corner: self._table.predict(one, *corner).fits
+
+        corners = expect.corners(list(self._seen), [fitting(one) for one in self._table.candidates(devices)])
+        return corners, weigh(self._table, devices, self._seen[-1], corners)
+
+
+def _reason(verdict: Verdict, here: Candidate | None, chosen: Candidate) -> str:
+    """The verdict in a sentence."""
+    now = chosen.parallelism
+    if not chosen.fits:
+        verb = "goes to" if verdict.moves else "stays with"
+        return f"{verb} {now}: nothing fits what is expected, and it has most room"
+    if verdict.urgent:
+        why = here.why if here is not None else "the devices cannot be cut that way any more"
+        return f"goes to {now} at once: {why}"
+    lead, paid = verdict.lead.parallelism, f"{verdict.saved_s:.3g} s"
+    if verdict.moves:
+        return (
+            f"goes to {now}: {verdict.saving_s:.3g} s a step quicker, {paid} with the steps behind and as "
+            f"many ahead ({verdict.steps}), more than the {verdict.threshold_s:.3g} s that a switch must save"
+        )
+    if verdict.steps:
+        return (
+            f"stays with {now}: {lead} would be {verdict.saving_s:.3g} s a step quicker, {paid} with the "
+            f"steps behind and as many ahead ({verdict.steps}), less than the {verdict.threshold_s:.3g} s "
+            "that a switch must save"
+        )
+    return f"stays with {now}: nothing that fits is quicker"

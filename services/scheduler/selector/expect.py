@@ -1,0 +1,76 @@
+"""What the next step may bring at most, from what the last ones brought. Pure.
+
+    headroom = GROWTH, or the largest growth from one step to the next of late if that is more,
+               but not past GROWTH times the largest value of late
+
+A bound on growth is what makes "never out of memory" a promise: within it, what fits the headroom fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from services.scheduler.selector.decision import Workload
+
+# The largest growth of lengths, or of load, from one step to the next that is always allowed for.
+GROWTH = 1.25
+# Steps that count as late.
+WINDOW = 64
+# Headroom is cut in so many equal ratios where not all of it can be had.
+LEVELS = 64
+
+# (length in tokens, concurrency)
+Corner = tuple[float, float]
+Fits = Callable[[Corner], bool]
+
+
+def headroom(values: Sequence[float]) -> float:
+    """By what the last value may grow, as a factor >= GROWTH. values: of the last steps, one at least."""
+    jump = max((b / a for a, b in pairwise(values)), default=GROWTH)
+    return max(GROWTH, min(jump, GROWTH * max(values) / values[-1]))
+
+
+def corners(seen: Sequence[Workload], choices: Sequence[Fits]) -> tuple[Corner, ...]:
+    """(length in tokens, concurrency) that have to fit in the next step, as far out as some choice fits them.
+
+    Length and load may grow in the same step, unless the load has never changed. Where no choice fits all
+    headroom, each direction in turn is asked for as far as something still fits it and those before.
+    Where nothing fits even what was seen last, that is the only corner.
+    """
+    last = seen[-1]
+    longer = headroom([one.max_tokens for one in seen])
+    more = headroom([one.concurrency for one in seen])
+    steady = len(seen) > 1 and all(one.concurrency == last.concurrency for one in seen)
+    alive = [fits for fits in choices if fits((last.max_tokens, last.concurrency))]
+    asked: list[Corner] = []
+    for length_ratio, load_ratio in [(longer, 1.0), (1.0, more)] if steady else [
+        (longer, more), (1.0, more), (longer, 1.0),
+    ]:  # fmt: skip
+        corner, alive = _furthest(last, length_ratio, load_ratio, alive)
+        asked.append(corner)
+    return tuple(asked)
+
+
+def _furthest(
+    last: Workload, length_ratio: float, load_ratio: float, alive: Sequence[Fits]
+) -> tuple[Corner, list[Fits]]:
+    """The furthest corner towards the ratios that one of `alive` fits, and those that do."""
+
+    def at(level: int) -> Corner:
+        part = level / LEVELS
+        return last.max_tokens * length_ratio**part, last.concurrency * load_ratio**part
+
+    corner = at(_highest(lambda level: any(fits(at(level)) for fits in alive)))
+    return corner, [fits for fits in alive if fits(corner)]
+
+
+def _highest(holds: Callable[[int], bool]) -> int:
+    """The highest level up to LEVELS that holds, none above one that does not; 0 if none does."""
+    if holds(LEVELS):
+        return LEVELS
+    low, high = 0, LEVELS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,84 @@
+"""A replay as a picture: lengths and load, layouts as bands, what was predicted and what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from earl.parallelism import Replica
+from services.scheduler.profile.table import ProfileTable
+from services.scheduler.selector.replay import Taken
+from services.scheduler.selector.trace import Step
+
+# Okabe and Ito's colours, which people with any colour vision tell apart.
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
+
+
+def draw(
+    path: Path,
+    table: ProfileTable,
+    steps: Sequence[Step],
+    taken: Sequence[Taken],
+    oracle: Sequence[Replica],
+    name: str,
+) -> None:
+    """Writes a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    replicas = sorted({one.replica for step in steps for one in table.candidates(step.devices)})
+    colour = {replica: COLOURS[at % len(COLOURS)] for at, replica in enumerate(replicas)}
+    numbers = [step.step for step in steps]
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    lengths, rates, bands = figure.subplots(3, 1, sharex=True, height_ratios=(4, 4, 1.2))
+
+    for what in ("mean", "p95", "max"):
+        values = [getattr(step.workload, f"{what}_tokens") for step in steps]
+        lengths.plot(
+            numbers, values, color="black", alpha={"mean": 1, "p95": 0.5, "max": 0.3}[what], label=what
+        )
+    lengths.set(yscale="log", ylabel="tokens", title=f"{name}: lengths, throughput, layouts")
+    load = lengths.twinx()
+    load.plot(numbers, [step.workload.concurrency for step in steps], color="black", ls=":", lw=1)
+    load.set(ylabel="concurrency (dotted)", ylim=(0, None))
+    lengths.legend(loc="upper left", frameon=False)
+
+    for replica in replicas:
+        points = [(step.step, *_rate(table, step, replica)) for step in steps]
+        label = (
+            "·".join(f"{k}{v}" for k, v in zip(("tp", "cp", "pp"), replica, strict=True) if v > 1) or "tp1"
+        )
+        whole = [(at, rate if fits else None) for at, rate, fits in points]
+        rates.plot(*zip(*whole, strict=True), color=colour[replica], lw=1, label=label)
+    chosen = [
+        _rate(table, step, one.decision.after.replica)[0] for step, one in zip(steps, taken, strict=True)
+    ]
+    rates.plot(numbers, chosen, color="black", lw=2.5, alpha=0.6, label="chosen")
+    failed = [(step.step, rate) for step, one, rate in zip(steps, taken, chosen, strict=True) if one.oom]
+    if failed:
+        rates.scatter(*zip(*failed, strict=True), marker="x", color="red", zorder=3, label="out of memory")
+    rates.set(ylabel="tokens / device / s\n(where it fits)", ylim=(0, None))
+    rates.legend(loc="upper right", frameon=False, ncols=min(6, len(replicas) + 2))
+
+    rows = (("oracle", list(oracle)), (name, [one.decision.after.replica for one in taken]))
+    for row, (_, path_taken) in enumerate(rows):
+        for at, (step, replica) in enumerate(zip(steps, path_taken, strict=True)):
+            end = steps[at + 1].step if at + 1 < len(steps) else step.step + 1
+            bands.barh(row, end - step.step, left=step.step, height=0.8, color=colour[replica])
+    for step, one in zip(steps, taken, strict=True):
+        if one.decision.switched:
+            for axes in (lengths, rates):
+                axes.axvline(step.step, color=colour[one.decision.after.replica], lw=0.8, ls="--")
+    bands.set(yticks=range(len(rows)), yticklabels=[row[0] for row in rows], xlabel="step")
+    figure.savefig(path, dpi=130)
+
+
+def _rate(table: ProfileTable, step: Step, replica: Replica) -> tuple[float, bool]:
+    """(tokens a second and device, whether it fits) of a step; (0, False) where it cannot be cut so."""
+    one = next((one for one in table.candidates(step.devices) if one.replica == replica), None)
+    if one is None:
+        return 0.0, False
+    load = step.workload
+    rate = table.predict(one, load.mean_tokens, load.concurrency).tokens_per_device_s
+    return rate, table.predict(one, load.max_tokens, load.concurrency).fits

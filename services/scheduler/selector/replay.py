@@ -1,0 +1,146 @@
+"""What a policy would have done on a trace, and what the best sequence of choices would have cost. Pure.
+
+    for every step:  the policy decides ─► the profile says how long the step takes ─► the policy observes
+
+A step lasts concurrency x mean tokens / (tokens_per_device_s x devices) seconds, a switch `switch_cost_s`.
+What does not fit at the step's longest length runs out of memory: its time is lost, and the step runs again
+with the best that fits, after a switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from earl.errors import ConfigError
+from earl.parallelism import Parallelism, Replica
+from services.scheduler.profile.table import ProfileTable
+from services.scheduler.selector.decision import Decision, Policy, Workload
+from services.scheduler.selector.trace import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One replayed step. seconds: of the step, with the switch before it and, if `oom`, what that cost."""
+
+    decision: Decision
+    seconds: float
+    oom: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """regret_vs_oracle: what the policy took longer than the oracle, over the oracle's time."""
+
+    regret_vs_oracle: float
+    switches: int
+    oom_steps: int
+    seconds: float
+    oracle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one step would take with each parallelism that its devices allow.
+
+    seconds: by replica. fits: those that do not run out of memory; empty if all do.
+    """
+
+    seconds: dict[Replica, float]
+    fits: frozenset[Replica]
+
+    @property
+    def allowed(self) -> list[Replica]:
+        """What a sequence may use here: what fits; if nothing does, everything, for then nothing helps."""
+        return [one for one in self.seconds if one in self.fits or not self.fits]
+
+    @property
+    def best_s(self) -> float:
+        return min(self.seconds[one] for one in self.allowed)
+
+
+def cost(table: ProfileTable, devices: int, workload: Workload) -> Cost:
+    """Of a step. Raises ConfigError if nothing can be cut from the devices or has a throughput."""
+    seconds: dict[Replica, float] = {}
+    fits = set()
+    for one in table.candidates(devices):
+        took_s = step_s(table, one, devices, workload)
+        if took_s is None:
+            continue
+        seconds[one.replica] = took_s
+        if table.predict(one, workload.max_tokens, workload.concurrency).fits:
+            fits.add(one.replica)
+    if not seconds:
+        raise ConfigError(
+            f"the profile has no throughput of anything that {devices} devices can be cut into",
+            "measure it: earl profile",
+        )
+    return Cost(seconds, frozenset(fits))
+
+
+def step_s(table: ProfileTable, one: Parallelism, devices: int, workload: Workload) -> float | None:
+    """Seconds of a step at its mean length; None where the profile has no throughput."""
+    rate = table.predict(one, workload.mean_tokens, workload.concurrency).tokens_per_device_s
+    return workload.concurrency * workload.mean_tokens / (rate * devices) if rate > 0 else None
+
+
+def run(policy: Policy, table: ProfileTable, steps: Sequence[Step], switch_cost_s: float) -> Iterator[Taken]:
+    """The policy's way through the trace."""
+    for step in steps:
+        here = cost(table, step.devices, step.workload)
+        decision = policy.decide(step.step, step.devices)
+        replica = decision.after.replica
+        if replica not in here.seconds:
+            raise ConfigError(
+                f"step {step.step}: {decision.after} cannot be cut from {step.devices} devices, or the "
+                "profile has no throughput of it",
+                "choose another policy, or profile it",
+            )
+        seconds = here.seconds[replica] + (switch_cost_s if decision.switched else 0.0)
+        oom = replica not in here.fits
+        if oom and here.fits:
+            seconds += switch_cost_s + here.best_s
+        yield Taken(decision, seconds, oom)
+        policy.observe(step.workload)
+
+
+def totals(taken: Sequence[Taken], oracle_seconds: float) -> Totals:
+    """Of a whole replay."""
+    seconds = sum(one.seconds for one in taken)
+    return Totals(
+        regret_vs_oracle=seconds / oracle_seconds - 1.0,
+        switches=sum(one.decision.switched for one in taken),
+        oom_steps=sum(one.oom for one in taken),
+        seconds=seconds,
+        oracle_seconds=oracle_seconds,
+    )
+
+
+def oracle(table: ProfileTable, steps: Sequence[Step], switch_cost_s: float) -> tuple[list[Replica], float]:
+    """The cheapest feasible sequence, that knows the whole trace, and its seconds (dynamic programming).
+
+    Of equally cheap ones, the one that switches latest.
+    """
+    costs = [cost(table, step.devices, step.workload) for step in steps]
+    # By replica: seconds so far, if the sequence ends there; and where it came from at each step.
+    reached: dict[Replica, float] = {}
+    ways: list[dict[Replica, Replica]] = []
+    for here in costs:
+        if not ways:
+            ways.append({one: one for one in here.allowed})
+            reached = {one: here.seconds[one] for one in here.allowed}
+            continue
+        cheapest = min(reached, key=lambda one: (reached[one], one))
+        way, now = {}, {}
+        for one in here.allowed:
+            stays_s = reached.get(one, float("inf"))
+            switches_s = reached[cheapest] + switch_cost_s
+            way[one] = one if stays_s <= switches_s else cheapest
+            now[one] = min(stays_s, switches_s) + here.seconds[one]
+        ways.append(way)
+        reached = now
+    last = min(reached, key=lambda one: (reached[one], one))
+    seconds, path = reached[last], [last]
+    for way in reversed(ways[1:]):
+        path.append(way[path[-1]])
+    return path[::-1], seconds

@@ -1,0 +1,114 @@
+"""Ask what a policy would have done on a recorded trace; no cluster."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from earl.errors import ConfigError
+from services.scheduler.profile import rows
+from services.scheduler.profile.table import ProfileTable
+from services.scheduler.selector import trace
+from services.scheduler.selector.policies import NAMES, policy_of
+from services.scheduler.selector.replay import Taken, Totals, oracle, run, totals
+
+app = typer.Typer(add_completion=False)
+
+MOST_BYTES = 64 << 20
+
+
+@app.command()
+def replay(
+    profile: Annotated[Path, typer.Option(help=f"CSV: {','.join(rows.COLUMNS)}")],
+    trace_file: Annotated[Path, typer.Option("--trace", help=f"CSV: {','.join(trace.COLUMNS)}")],
+    policy: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "earl",
+    switch_cost_s: Annotated[float, typer.Option(help="Seconds that a switch takes.")] = 1.0,
+    stage: Annotated[str, typer.Option(help="Of the profile; needed if it has several.")] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON line a step, then one of totals.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture of the replay: a .png file.")] = None,
+) -> None:
+    """Ask what a policy would have done on a recorded trace; no cluster.
+
+    Before a step, the policy has seen the rows before it, and the number of devices. A step lasts
+    concurrency x mean_tokens / (tokens_per_device_s x devices) seconds; a step that runs out of memory is
+    lost, and runs again with the best that fits, after a switch. The oracle knows the whole trace.
+    """
+    if not math.isfinite(switch_cost_s) or switch_cost_s < 0:
+        raise ConfigError(f"--switch-cost-s is {switch_cost_s}", "give seconds, 0 or more")
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise ConfigError(f"--plot is {plot}", "name a .png file")
+    table = _table(profile, stage)
+    steps = trace.parse(_text(trace_file), str(trace_file))
+    chosen = policy_of(policy, table, switch_cost_s)
+    path, oracle_seconds = oracle(table, steps, switch_cost_s)
+    taken: list[Taken] = []
+    for one in run(chosen, table, steps, switch_cost_s):
+        taken.append(one)
+        if as_json:
+            sys.stdout.write(json.dumps(_line(one)) + "\n")
+    sums = totals(taken, oracle_seconds)
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(sums)) + "\n")
+    else:
+        _show(taken, sums, chosen.name)
+    if plot is not None:
+        from services.scheduler.selector.plot import draw
+
+        draw(plot, table, steps, taken, path, chosen.name)
+        sys.stderr.write(f"written: {plot}\n")
+
+
+def _table(path: Path, stage: str) -> ProfileTable:
+    found = rows.parse(_text(path), str(path))
+    stages = sorted({row.stage for row in found})
+    if stage and stage not in stages:
+        raise ConfigError(f"{path} has no rows of stage {stage!r}", f"it has {', '.join(stages)}")
+    if not stage and len(stages) > 1:
+        raise ConfigError(f"{path} has rows of several stages: {', '.join(stages)}", "say which: --stage")
+    return ProfileTable(found, stage or stages[0])
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path} is larger than {MOST_BYTES >> 20} MiB", "leave rows out")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", "give a CSV file") from None
+
+
+def _line(one: Taken) -> dict[str, object]:
+    rate = one.decision.predicted_tokens_per_device_s
+    return {
+        "step": one.decision.step,
+        "parallelism": one.decision.after.as_dict(),
+        "switched": one.decision.switched,
+        "reason": one.decision.reason,
+        "predicted_tokens_per_device_s": rate,
+    }
+
+
+def _show(taken: Sequence[Taken], sums: Totals, name: str) -> None:
+    """Where the parallelism changed, or memory ran out, and the totals."""
+    console = Console()
+    shown = Table("step", "parallelism", "reason", title=f"{name}: {len(taken)} steps")
+    for at, one in enumerate(taken):
+        if at == 0 or one.decision.switched or one.oom:
+            oom = " (out of memory)" if one.oom else ""
+            shown.add_row(str(one.decision.step), f"{one.decision.after}{oom}", one.decision.reason)
+    console.print(shown)
+    console.print(
+        f"{sums.seconds:.6g} s, {sums.regret_vs_oracle:.1%} more than the oracle's "
+        f"{sums.oracle_seconds:.6g} s; {sums.switches} switches, {sums.oom_steps} steps out of memory"
+    )

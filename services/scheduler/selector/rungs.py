@@ -1,0 +1,103 @@
+"""When a switch pays: a ladder of ever dearer switches, each rung following the one below. Pure.
+
+    best that fits ◄── rung 0: a switch is free ◄── rung 1: a millisecond ◄── ... ◄── rung n: what it costs
+
+A rung stays, or goes where the rung below stands. So it is never elsewhere than that one but for having made
+fewer switches, and has never made more: a dearer switch never makes more of them, whatever the trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from earl.parallelism import Replica
+from services.scheduler.selector.decision import Candidate
+
+# Costs of a switch, in seconds: 0, then in ratios of RATIO from CHEAPEST_S on. A cost counts as the nearest.
+CHEAPEST_S = 2.0**-10
+RATIO = math.sqrt(2.0)
+# What must be saved beside the cost of a switch, as a fraction of a step: that much is noise.
+NOISE = 0.05
+# Steps for which it is remembered that a parallelism was left; each time doubles what a return must save.
+MEMORY = 64
+
+
+def rungs(cost_s: float) -> list[float]:
+    """Costs of the ladder up to the one that is nearest to `cost_s`, which must be finite and >= 0."""
+    if cost_s < CHEAPEST_S / 2:
+        return [0.0]
+    steps = max(0, round(math.log(cost_s / CHEAPEST_S) / math.log(RATIO)))
+    return [0.0, *(CHEAPEST_S * RATIO**at for at in range(steps + 1))]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rung does in one step.
+
+    urgent: where it stood no longer fits. lead: where the rung below stands.
+    steps: for how many in a row the lead has been the better. saving_s: of a step.
+    saved_s: what those steps would have saved, and as many more will. threshold_s: what that must exceed.
+    """
+
+    moves: bool
+    urgent: bool
+    lead: Candidate
+    steps: int = 0
+    saving_s: float = 0.0
+    saved_s: float = 0.0
+    threshold_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Rung:
+    """One cost's way. at: the replica that it stands at.
+
+    chosen: for what was seen; a beginning is not, and leaving it is nothing to remember.
+    """
+
+    cost_s: float
+    at: Replica
+    chosen: bool = True
+    # By replica: for how many steps in a row it has been better than where this rung stands, and what those
+    # would have saved.
+    _better: dict[Replica, tuple[int, float]] = field(default_factory=dict)
+    _left: dict[Replica, list[int]] = field(default_factory=dict)
+
+    def follow(self, step: int, candidates: Mapping[Replica, Candidate], lead: Candidate) -> Verdict:
+        """Stays, or goes where `lead` is. candidates: by replica, as weighed for this step."""
+        here, to = candidates.get(self.at), lead.parallelism.replica
+        if here is not None:
+            self._compare(here, candidates)
+        if self.at == to:
+            return Verdict(False, False, lead)
+        if here is None or (lead.fits and not here.fits):
+            self._go(step, to)
+            return Verdict(True, True, lead)
+        if to not in self._better:
+            return Verdict(False, False, lead)
+        steps, saved_s = self._better[to]
+        saving_s = here.step_s - lead.step_s
+        # As long again as it has been so, the coming step counted as behind.
+        expected_s = saved_s + steps * saving_s
+        returns = sum(step - left <= MEMORY for left in self._left.get(to, ()))
+        threshold_s = (self.cost_s + NOISE * here.step_s) * 2**returns
+        verdict = Verdict(expected_s > threshold_s, False, lead, steps, saving_s, expected_s, threshold_s)
+        if verdict.moves:
+            self._go(step, to)
+        return verdict
+
+    def _compare(self, here: Candidate, candidates: Mapping[Replica, Candidate]) -> None:
+        better = {}
+        for replica, one in candidates.items():
+            if one.fits and one.step_s < here.step_s:
+                steps, saved_s = self._better.get(replica, (0, 0.0))
+                better[replica] = steps + 1, saved_s + here.step_s - one.step_s
+        self._better = better
+
+    def _go(self, step: int, to: Replica) -> None:
+        if self.chosen:
+            left = [at for at in self._left.get(self.at, ()) if step - at <= MEMORY]
+            self._left[self.at] = [*left, step]
+        self.at, self.chosen, self._better = to, True, {}

@@ -1,0 +1,83 @@
+"""The candidates of a pool, weighed for a workload. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from earl.parallelism import Parallelism
+from services.scheduler.profile.table import ProfileTable
+from services.scheduler.selector.decision import Candidate, Workload
+
+_POINTS = 48
+
+
+def weigh(
+    table: ProfileTable, devices: int, load: Workload, must_fit: Sequence[tuple[float, float]] = ()
+) -> tuple[Candidate, ...]:
+    """What each parallelism would do: throughput at the mean length, memory at the maximum.
+
+    must_fit: (length in tokens, concurrency) that have to fit; the load's own maximum if none are given.
+    Raises ConfigError if nothing can be cut from the devices.
+    """
+    corners = must_fit or ((load.max_tokens, load.concurrency),)
+    weighed = []
+    for one in table.candidates(devices):
+        rate = table.predict(one, load.mean_tokens, load.concurrency).tokens_per_device_s
+        at = [table.predict(one, *corner) for corner in corners]
+        worst = next((found for found in at if not found.fits), at[0])
+        fractions = [found.memory_fraction for found in at if found.memory_fraction is not None]
+        weighed.append(
+            Candidate(
+                one,
+                rate,
+                max(fractions, default=None),
+                worst.fits and rate > 0,
+                load.concurrency * load.mean_tokens / (rate * devices) if rate > 0 else math.inf,
+                worst.why,
+            )
+        )
+    return tuple(weighed)
+
+
+def best(candidates: Sequence[Candidate]) -> Candidate:
+    """The quickest that fits; of equals the one that is cut least. If none fits, the one with most room."""
+    fitting = [one for one in candidates if one.fits]
+    if fitting:
+        return min(fitting, key=lambda one: (one.step_s, _size(one.parallelism), one.parallelism))
+    return max(candidates, key=_room)
+
+
+def roomiest(table: ProfileTable, devices: int, margin: float) -> tuple[Parallelism, tuple[Candidate, ...]]:
+    """What to begin with when nothing is known, weighed at the profile's longest context and highest load.
+
+    What fits all of the profile and `margin` times its extent is safe, and the quickest of those is chosen,
+    by the geometric mean over the profile's points, of a long profile some. If nothing is: what fits most
+    points, then with most room.
+    """
+    points = table.points[:: 1 + len(table.points) // _POINTS]
+    context, concurrency = table.extent
+    most = (context * margin, concurrency * margin)
+    candidates = weigh(table, devices, Workload(context, context, context, concurrency), [most, *points])
+    safe = [one for one in candidates if one.fits]
+
+    def pace(one: Candidate) -> float:
+        rates = [table.predict(one.parallelism, *point).tokens_per_device_s for point in points]
+        return sum(math.log(rate) for rate in rates)
+
+    def fitting(one: Candidate) -> int:
+        return sum(table.predict(one.parallelism, *point).fits for point in points)
+
+    if safe:
+        return max(safe, key=lambda one: (pace(one), one.parallelism)).parallelism, candidates
+    return max(candidates, key=lambda one: (fitting(one), *_room(one))).parallelism, candidates
+
+
+def _size(one: Parallelism) -> int:
+    return one.tp * one.cp * one.pp
+
+
+def _room(one: Candidate) -> tuple[float, int, Parallelism]:
+    """More is safer: less memory used, then the larger replica."""
+    used = one.memory_fraction if one.memory_fraction is not None else math.inf
+    return -used, _size(one.parallelism), one.parallelism
