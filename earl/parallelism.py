@@ -41,7 +41,7 @@ class Parallelism:
         return cls(**degrees)
 
     @property
-    def replica(self) -> Replica:
+    def replica(self) -> tuple[int, int, int]:
         """(tp, cp, pp): how one replica is cut."""
         return self.tp, self.cp, self.pp
 

@@ -101,7 +101,7 @@ class ProfileTable:
         self.points = sorted({(row.context_tokens, row.concurrency) for row in self.rows})
         self.extent = max(at for at, _ in self.points), max(at for _, at in self.points)
         self._sheets = {parallelism: _Sheet(rows) for parallelism, rows in sorted(by.items())}
-        self.predict = lru_cache(maxsize=1 << 16)(self._predict)
+        self._predicted = lru_cache(maxsize=1 << 16)(self._predict)
 
     @property
     def parallelisms(self) -> tuple[Parallelism, ...]:
@@ -119,10 +119,16 @@ class ProfileTable:
             )
         return tuple(found)
 
-    def _predict(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
-        """At a context in tokens, with so many sequences in the whole pool. Raises ConfigError."""
-        sheet = self._sheet(parallelism)
-        share = sheet.parallelism.dp / parallelism.dp
+    def predict(self, one: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        """At a context in tokens, with so many sequences in the whole pool.
+
+        Raises ConfigError if the profile has no rows of it.
+        """
+        return self._predicted(one, context_tokens, concurrency)
+
+    def _predict(self, one: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        sheet = self._sheet(one)
+        share = sheet.parallelism.dp / one.dp
         return sheet.predict(max(1.0, context_tokens), max(1e-9, concurrency * share))
 
     def _sheet(self, parallelism: Parallelism) -> _Sheet:

@@ -11,8 +11,7 @@ from bisect import bisect_left
 
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
-from services.scheduler.profile.table import ProfileTable
-from services.scheduler.selector.decision import Candidate, Decision, Workload
+from services.scheduler.selector.decision import Candidate, Decision, Layout, Outlook, Workload
 from services.scheduler.selector.weigh import best, roomiest, weigh
 
 DRIFT = 0.3
@@ -28,12 +27,12 @@ class PaperPolicy:
 
     name = "earl-paper"
 
-    def __init__(self, table: ProfileTable) -> None:
+    def __init__(self, table: Outlook) -> None:
         self._table = table
-        self._contexts = sorted({row.context_tokens for row in table.rows})
+        self._contexts = sorted({context for context, _ in table.points})
         self._concurrency: float | None = None
         self._mean: float = 0.0
-        self._now: Parallelism | None = None
+        self._now: Layout | None = None
 
     def decide(self, step: int, devices: int) -> Decision:
         before = self._now and self._now.over(devices)
@@ -61,11 +60,11 @@ class DriftPolicy:
 
     name = "drift30"
 
-    def __init__(self, table: ProfileTable) -> None:
+    def __init__(self, table: Outlook) -> None:
         self._table = table
         self._seen: Workload | None = None
         self._planned: Workload | None = None
-        self._now: Parallelism | None = None
+        self._now: Layout | None = None
 
     def decide(self, step: int, devices: int) -> Decision:
         before = self._now and self._now.over(devices)
@@ -91,7 +90,7 @@ class DriftPolicy:
 class StaticPolicy:
     """One parallelism, whatever comes. Raises ConfigError where devices cannot be cut so."""
 
-    def __init__(self, table: ProfileTable, parallelism: Parallelism) -> None:
+    def __init__(self, table: Outlook, parallelism: Parallelism) -> None:
         self.name = (
             f"static:{','.join(f'{k}={v}' for k, v in parallelism.as_dict().items() if v > 1) or 'tp=1'}"
         )

@@ -2,10 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from earl.parallelism import Parallelism
+from earl.parallelism import Replica
+from services.scheduler.profile.table import Prediction
+
+
+class Layout(Protocol):
+    """What can be chosen: a stage's Parallelism, or one for each of the stages that share devices."""
+
+    @property
+    def replica(self) -> Replica: ...
+
+    @property
+    def devices(self) -> int: ...
+
+    def over(self, devices: int) -> Any:
+        """The same replicas over so many devices; None if they do not divide them."""
+        ...
+
+    def as_dict(self) -> Mapping[str, Any]: ...
+
+
+class Outlook(Protocol):
+    """What a profile knows: a stage's ProfileTable, or of the stages that share devices."""
+
+    @property
+    def points(self) -> Sequence[tuple[float, float]]:
+        """(context in tokens, concurrency) that were measured, in order."""
+        ...
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """The longest context and the highest concurrency of those."""
+        ...
+
+    def candidates(self, devices: int) -> Sequence[Any]:
+        """What can be cut from so many devices, in order. Raises ConfigError if nothing can."""
+        ...
+
+    def predict(self, one: Any, context_tokens: float, concurrency: float) -> Prediction:
+        """Of one layout at a context in tokens, with so many sequences in the whole pool."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +68,7 @@ class Candidate:
     why: in words, where it does not fit.
     """
 
-    parallelism: Parallelism
+    parallelism: Layout
     tokens_per_device_s: float
     memory_fraction: float | None
     fits: bool
@@ -48,8 +88,8 @@ class Decision:
     """
 
     step: int
-    before: Parallelism | None
-    after: Parallelism
+    before: Layout | None
+    after: Layout
     reason: str
     candidates: tuple[Candidate, ...] = ()
     expected: Workload | None = None

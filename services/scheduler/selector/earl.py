@@ -16,10 +16,8 @@ import math
 from collections import deque
 
 from earl.errors import ConfigError
-from earl.parallelism import Parallelism
-from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import expect
-from services.scheduler.selector.decision import Candidate, Decision, Workload
+from services.scheduler.selector.decision import Candidate, Decision, Layout, Outlook, Workload
 from services.scheduler.selector.rungs import Rung, Verdict, rungs
 from services.scheduler.selector.weigh import best, roomiest, weigh
 
@@ -32,7 +30,7 @@ class EarlPolicy:
 
     name = "earl"
 
-    def __init__(self, table: ProfileTable, switch_cost_s: float, start: Parallelism | None = None) -> None:
+    def __init__(self, table: Outlook, switch_cost_s: float, start: Layout | None = None) -> None:
         if not math.isfinite(switch_cost_s) or switch_cost_s < 0:
             raise ConfigError(f"a switch cannot cost {switch_cost_s} s", "give seconds, 0 or more")
         self._table = table
@@ -74,7 +72,7 @@ class EarlPolicy:
     def observe(self, workload: Workload) -> None:
         self._seen.append(workload)
 
-    def settle(self, parallelism: Parallelism) -> None:
+    def settle(self, parallelism: Layout) -> None:
         """What the stage has in truth: a switch failed and was rolled back, or somebody else made one."""
         self._now = parallelism
         self._rungs = [Rung(cost_s, parallelism.replica) for cost_s in rungs(self._cost_s)]
@@ -92,7 +90,7 @@ class EarlPolicy:
     def _weighed(self, devices: int) -> tuple[tuple[expect.Corner, ...], tuple[Candidate, ...]]:
         """The corners that have to fit, and the candidates weighed for them."""
 
-        def fitting(one: Parallelism) -> expect.Fits:
+        def fitting(one: Layout) -> expect.Fits:
             return lambda corner: self._table.predict(one, *corner).fits
 
         corners = expect.corners(list(self._seen), [fitting(one) for one in self._table.candidates(devices)])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from earl.parallelism import Replica
-from services.scheduler.profile.table import ProfileTable
+from services.scheduler.selector.decision import Outlook
 from services.scheduler.selector.replay import Taken
 from services.scheduler.selector.trace import Step
 
@@ -16,7 +16,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f
 
 def draw(
     path: Path,
-    table: ProfileTable,
+    table: Outlook,
     steps: Sequence[Step],
     taken: Sequence[Taken],
     oracle: Sequence[Replica],
@@ -74,7 +74,7 @@ def draw(
     figure.savefig(path, dpi=130)
 
 
-def _rate(table: ProfileTable, step: Step, replica: Replica) -> tuple[float, bool]:
+def _rate(table: Outlook, step: Step, replica: Replica) -> tuple[float, bool]:
     """(tokens a second and device, whether it fits) of a step; (0, False) where it cannot be cut so."""
     one = next((one for one in table.candidates(step.devices) if one.replica == replica), None)
     if one is None:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from earl.errors import ConfigError
-from earl.parallelism import Parallelism, Replica
-from services.scheduler.profile.table import ProfileTable
-from services.scheduler.selector.decision import Decision, Policy, Workload
+from earl.parallelism import Replica
+from services.scheduler.selector.decision import Decision, Layout, Outlook, Policy, Workload
 from services.scheduler.selector.trace import Step
 
 
@@ -59,7 +58,7 @@ class Cost:
         return min(self.seconds[one] for one in self.allowed)
 
 
-def cost(table: ProfileTable, devices: int, workload: Workload) -> Cost:
+def cost(table: Outlook, devices: int, workload: Workload) -> Cost:
     """Of a step. Raises ConfigError if nothing can be cut from the devices or has a throughput."""
     seconds: dict[Replica, float] = {}
     fits = set()
@@ -78,13 +77,13 @@ def cost(table: ProfileTable, devices: int, workload: Workload) -> Cost:
     return Cost(seconds, frozenset(fits))
 
 
-def step_s(table: ProfileTable, one: Parallelism, devices: int, workload: Workload) -> float | None:
+def step_s(table: Outlook, one: Layout, devices: int, workload: Workload) -> float | None:
     """Seconds of a step at its mean length; None where the profile has no throughput."""
     rate = table.predict(one, workload.mean_tokens, workload.concurrency).tokens_per_device_s
     return workload.concurrency * workload.mean_tokens / (rate * devices) if rate > 0 else None
 
 
-def run(policy: Policy, table: ProfileTable, steps: Sequence[Step], switch_cost_s: float) -> Iterator[Taken]:
+def run(policy: Policy, table: Outlook, steps: Sequence[Step], switch_cost_s: float) -> Iterator[Taken]:
     """The policy's way through the trace."""
     for step in steps:
         here = cost(table, step.devices, step.workload)
@@ -116,7 +115,7 @@ def totals(taken: Sequence[Taken], oracle_seconds: float) -> Totals:
     )
 
 
-def oracle(table: ProfileTable, steps: Sequence[Step], switch_cost_s: float) -> tuple[list[Replica], float]:
+def oracle(table: Outlook, steps: Sequence[Step], switch_cost_s: float) -> tuple[list[Replica], float]:
     """The cheapest feasible sequence, that knows the whole trace, and its seconds (dynamic programming).
 
     Of equally cheap ones, the one that switches latest.

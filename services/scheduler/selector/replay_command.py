@@ -18,8 +18,10 @@ from earl.errors import ConfigError
 from services.scheduler.profile import rows
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import trace
+from services.scheduler.selector.decision import Outlook
 from services.scheduler.selector.policies import NAMES, policy_of
 from services.scheduler.selector.replay import Taken, Totals, oracle, run, totals
+from services.scheduler.selector.together import SharedTable
 
 app = typer.Typer(add_completion=False)
 
@@ -32,7 +34,10 @@ def replay(
     trace_file: Annotated[Path, typer.Option("--trace", help=f"CSV: {','.join(trace.COLUMNS)}")],
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "earl",
     switch_cost_s: Annotated[float, typer.Option(help="Seconds that a switch takes.")] = 1.0,
-    stage: Annotated[str, typer.Option(help="Of the profile; needed if it has several.")] = "",
+    stage: Annotated[
+        str,
+        typer.Option(help="Of the profile, if it has several; with commas: stages that share the devices."),
+    ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON line a step, then one of totals.")
     ] = False,
@@ -69,14 +74,17 @@ def replay(
         sys.stderr.write(f"written: {plot}\n")
 
 
-def _table(path: Path, stage: str) -> ProfileTable:
+def _table(path: Path, stage: str) -> Outlook:
     found = rows.parse(_text(path), str(path))
     stages = sorted({row.stage for row in found})
-    if stage and stage not in stages:
-        raise ConfigError(f"{path} has no rows of stage {stage!r}", f"it has {', '.join(stages)}")
+    wanted = [one.strip() for one in stage.split(",")] if stage else stages
+    for one in wanted:
+        if one not in stages:
+            raise ConfigError(f"{path} has no rows of stage {one!r}", f"it has {', '.join(stages)}")
     if not stage and len(stages) > 1:
         raise ConfigError(f"{path} has rows of several stages: {', '.join(stages)}", "say which: --stage")
-    return ProfileTable(found, stage or stages[0])
+    tables = [ProfileTable(found, one) for one in dict.fromkeys(wanted)]
+    return tables[0] if len(tables) == 1 else SharedTable(tables)
 
 
 def _text(path: Path) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from earl.parallelism import Parallelism
-from services.scheduler.profile.table import ProfileTable
-from services.scheduler.selector.decision import Candidate, Workload
+from earl.parallelism import Replica
+from services.scheduler.selector.decision import Candidate, Layout, Outlook, Workload
 
 _POINTS = 48
 
 
 def weigh(
-    table: ProfileTable, devices: int, load: Workload, must_fit: Sequence[tuple[float, float]] = ()
+    table: Outlook, devices: int, load: Workload, must_fit: Sequence[tuple[float, float]] = ()
 ) -> tuple[Candidate, ...]:
     """What each parallelism would do: throughput at the mean length, memory at the maximum.
 
@@ -44,11 +43,11 @@ def best(candidates: Sequence[Candidate]) -> Candidate:
     """The quickest that fits; of equals the one that is cut least. If none fits, the one with most room."""
     fitting = [one for one in candidates if one.fits]
     if fitting:
-        return min(fitting, key=lambda one: (one.step_s, _size(one.parallelism), one.parallelism))
+        return min(fitting, key=lambda one: (one.step_s, _size(one), one.parallelism.replica))
     return max(candidates, key=_room)
 
 
-def roomiest(table: ProfileTable, devices: int, margin: float) -> tuple[Parallelism, tuple[Candidate, ...]]:
+def roomiest(table: Outlook, devices: int, margin: float) -> tuple[Layout, tuple[Candidate, ...]]:
     """What to begin with when nothing is known, weighed at the profile's longest context and highest load.
 
     What fits all of the profile and `margin` times its extent is safe, and the quickest of those is chosen,
@@ -69,15 +68,16 @@ def roomiest(table: ProfileTable, devices: int, margin: float) -> tuple[Parallel
         return sum(table.predict(one.parallelism, *point).fits for point in points)
 
     if safe:
-        return max(safe, key=lambda one: (pace(one), one.parallelism)).parallelism, candidates
+        return max(safe, key=lambda one: (pace(one), one.parallelism.replica)).parallelism, candidates
     return max(candidates, key=lambda one: (fitting(one), *_room(one))).parallelism, candidates
 
 
-def _size(one: Parallelism) -> int:
-    return one.tp * one.cp * one.pp
+def _size(one: Candidate) -> int:
+    """Devices of a replica."""
+    return math.prod(one.parallelism.replica)
 
 
-def _room(one: Candidate) -> tuple[float, int, Parallelism]:
+def _room(one: Candidate) -> tuple[float, int, Replica]:
     """More is safer: less memory used, then the larger replica."""
     used = one.memory_fraction if one.memory_fraction is not None else math.inf
-    return -used, _size(one.parallelism), one.parallelism
+    return -used, _size(one), one.parallelism.replica

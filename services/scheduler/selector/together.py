@@ -1,0 +1,94 @@
+"""Stages that share devices, decided together: they take turns, and each keeps its memory. Pure.
+
+A choice is a parallelism for each stage. A token costs the seconds of all stages; memory is the sum; it fits
+if each stage fits and the sum does. To a policy it looks like one stage's profile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from earl.errors import ConfigError
+from earl.parallelism import Parallelism, Replica
+from services.scheduler.profile.table import Prediction, ProfileTable
+
+# Three stages with eight parallelisms each.
+MOST_CHOICES = 512
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shared:
+    """A parallelism for each of the stages, in their order; all over the same devices."""
+
+    stages: tuple[str, ...]
+    parallelisms: tuple[Parallelism, ...]
+
+    @property
+    def replica(self) -> Replica:
+        return tuple(degree for one in self.parallelisms for degree in one.replica)
+
+    @property
+    def devices(self) -> int:
+        return self.parallelisms[0].devices
+
+    def over(self, devices: int) -> Shared | None:
+        """The same replicas over so many devices; None if one stage's do not divide them."""
+        cut = [one.over(devices) for one in self.parallelisms]
+        fitting = tuple(one for one in cut if one is not None)
+        return Shared(self.stages, fitting) if len(fitting) == len(cut) else None
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        return {stage: one.as_dict() for stage, one in zip(self.stages, self.parallelisms, strict=True)}
+
+    def __str__(self) -> str:
+        return " + ".join(f"{stage} {one}" for stage, one in zip(self.stages, self.parallelisms, strict=True))
+
+
+class SharedTable:
+    """What the profiles of several stages predict for all at once. Raises ConfigError for fewer than two."""
+
+    def __init__(self, tables: Sequence[ProfileTable]) -> None:
+        if len(tables) < 2:
+            raise ConfigError("devices are shared by two stages at least", "give more than one stage")
+        self._tables = tuple(tables)
+        self._stages = tuple(table.stage for table in tables)
+        self.points = sorted({point for table in tables for point in table.points})
+        self.extent = max(table.extent[0] for table in tables), max(table.extent[1] for table in tables)
+        self._predicted = lru_cache(maxsize=1 << 16)(self._predict)
+
+    def candidates(self, devices: int) -> tuple[Shared, ...]:
+        """What can be cut from so many devices. Raises ConfigError if a stage cannot, or for too many."""
+        each = [table.candidates(devices) for table in self._tables]
+        if math.prod(map(len, each)) > MOST_CHOICES:
+            raise ConfigError(
+                f"stages {', '.join(self._stages)} have {math.prod(map(len, each))} parallelisms together",
+                f"profile fewer of them: at most {MOST_CHOICES}",
+            )
+        return tuple(Shared(self._stages, cut) for cut in product(*each))
+
+    def predict(self, one: Shared, context_tokens: float, concurrency: float) -> Prediction:
+        """As ProfileTable.predict, of all stages."""
+        return self._predicted(one, context_tokens, concurrency)
+
+    def _predict(self, one: Shared, context_tokens: float, concurrency: float) -> Prediction:
+        found = [
+            table.predict(cut, context_tokens, concurrency)
+            for table, cut in zip(self._tables, one.parallelisms, strict=True)
+        ]
+        rates = [each.tokens_per_device_s for each in found]
+        rate = 1 / sum(1 / rate for rate in rates) if all(rates) else 0.0
+        fractions = [each.memory_fraction for each in found if each.memory_fraction is not None]
+        fraction = sum(fractions) if fractions else None
+        beyond = any(each.source == "extrapolated" for each in found)
+        source = "extrapolated" if beyond else "interpolated"
+        for stage, each in zip(self._stages, found, strict=True):
+            if not each.fits:
+                return Prediction(rate, fraction, False, each.source, f"{stage}: {each.why}")
+        if fraction is not None and fraction > 1.0:
+            why = f"{fraction:.0%} of a device's memory predicted for {' and '.join(self._stages)}"
+            return Prediction(rate, fraction, False, source, why)
+        return Prediction(rate, fraction, True, source)
