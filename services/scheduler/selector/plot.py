@@ -26,7 +26,10 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    replicas = sorted({one.replica for step in steps for one in table.candidates(step.devices)})
+    named = {one.replica: one for step in steps for one in table.candidates(step.devices)}
+    used = [*dict.fromkeys([*oracle, *(one.decision.after.replica for one in taken)])]
+    # Of many, those that somebody used.
+    replicas = sorted(named) if len(named) <= len(COLOURS) else sorted(used)
     colour = {replica: COLOURS[at % len(COLOURS)] for at, replica in enumerate(replicas)}
     numbers = [step.step for step in steps]
     figure = Figure(figsize=(11, 8), layout="constrained")
@@ -46,9 +49,7 @@ def draw(
 
     for replica in replicas:
         points = [(step.step, *_rate(table, step, replica)) for step in steps]
-        label = (
-            "·".join(f"{k}{v}" for k, v in zip(("tp", "cp", "pp"), replica, strict=True) if v > 1) or "tp1"
-        )
+        label = str(named[replica])
         whole = [(at, rate if fits else None) for at, rate, fits in points]
         rates.plot(*zip(*whole, strict=True), color=colour[replica], lw=1, label=label)
     chosen = [
