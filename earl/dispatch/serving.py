@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import sys
+import time
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
@@ -19,9 +20,11 @@ from earl.errors import ConfigError, InsecureBind, TransportUnavailable
 
 log = logging.getLogger(__name__)
 
-_START_S = 30.0
+# For a busy machine: a process that cannot start ends, which is noticed at once.
+_START_S = 60.0
 _STOP_S = 3.0
-_RESTARTS = 5
+# Ends in a row, each sooner than that after its start, until it is given up.
+_RESTARTS, _SETTLED_S = 5, 60.0
 
 
 class ServingProcess:
@@ -116,9 +119,12 @@ class ServingProcess:
             ) from error
 
     async def _watch(self) -> None:
-        for _ in range(_RESTARTS):
+        early = 0
+        while early < _RESTARTS:
             assert self._process is not None
+            started = time.monotonic()
             code = await self._process.wait()
+            early = early + 1 if time.monotonic() - started < _SETTLED_S else 1
             log.error("serving process of %s ended with %d: starting another", self._arena.owner, code)
             try:
                 await self._spawn(port=int(self.address.rpartition(":")[2]))

@@ -124,7 +124,14 @@ class Agent:
         return described
 
     def deregister(self, described: Any) -> None:
-        self._agent.deregisterMem(described, [self._backend])
+        """Forget memory that `register` made known. Raises TransportUnavailable when it is not known."""
+        try:
+            self._agent.deregisterMem(described, [self._backend])
+        except self._errors as error:
+            raise TransportUnavailable(
+                f"NIXL cannot deregister memory: {error!r}",
+                "it was never registered, or is deregistered already",
+            ) from error
 
     def add_peer(self, metadata: bytes) -> str:
         """The name of the agent whose metadata this is; from an authenticated peer only. Raises PeerLost."""
@@ -164,11 +171,13 @@ class Agent:
 
     def release(self, handle: int) -> None:
         """Free a transfer that has ended: of one that has not, the memory would still be written."""
-        self._agent.releaseXferReq(handle)
+        with contextlib.suppress(*self._errors):  # kept by NIXL until it can let go
+            self._agent.releaseXferReq(handle)
 
     def progress(self) -> None:
-        """Handle what arrived while nothing was asked."""
-        self._agent.getNotifs({}, [self._backend])
+        """Handle what arrived while nothing was asked; a peer that is lost is told by its next transfer."""
+        with contextlib.suppress(*self._errors):
+            self._agent.getNotifs({}, [self._backend])
 
 
 def _lost(peer: str, error: Exception) -> PeerLost:

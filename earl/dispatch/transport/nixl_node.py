@@ -3,8 +3,9 @@
 ```
 submit, read ─► orders ─► [thread: obey ─► post ─► ask every transfer ─► sleep ever longer] ─► futures
 ```
-Promises: with nothing under way the thread sleeps on its orders; the memory of a transfer is held until
-NIXL is done with it, whoever waited: NIXL cannot take a transfer back (a released one still writes).
+Promises: with nothing under way the thread sleeps on its orders; whatever goes wrong with an order or a
+transfer is told to whoever gave it, and the thread goes on; the memory of a transfer is held until NIXL is
+done with it, whoever waited: NIXL cannot take a transfer back (a released one still writes).
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ import numpy as np
 
 from earl.dispatch.transport.base import failure_of
 from earl.dispatch.transport.nixl_agent import Agent, Wire
-from earl.errors import EarlError, PeerLost
+from earl.errors import PeerLost
 
 T = TypeVar("T")
 
 # The pause between two looks at transfers is a part of the time since one ended: a frozen peer costs little.
 _PART = 1 / 64
 _SHORTEST_S, _LONGEST_S = 20e-6, 0.01
+_DRAIN_PAUSE_S = 1e-4
 # How often the thread looks at what arrived while nothing is under way.
 _LOOK_S = 1.0
+# How long an agent that closes waits for what is under way: UCX over TCP aborts the process that is sending
+# when its reader's end goes away between two pieces of one answer. A frozen peer is left after that.
+_DRAIN_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
@@ -65,14 +70,16 @@ class NixlNode:
         self._thread.start()
 
     def submit(self, work: Callable[[Agent], T]) -> asyncio.Future[T]:
-        """Do something with the agent on its thread."""
+        """Do something with the agent on its thread; the future has what it returns or raises."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def order() -> None:
             try:
-                self._tell(_resolve, future, work(self._agent), None)
-            except EarlError as error:
+                result = work(self._agent)
+            except Exception as error:  # noqa: BLE001  (told to who asked)
                 self._tell(_resolve, future, None, error)
+            else:
+                self._tell(_resolve, future, result, None)
 
         self._order(order)
         if self._closed:
@@ -115,7 +122,7 @@ class NixlNode:
         def post() -> None:
             try:
                 transfer.handle = self._agent.post(peer, local, remote, length)
-            except PeerLost as error:
+            except Exception as error:  # noqa: BLE001  (told to who waits for the transfer)
                 self._tell(_end, transfer, error)
             else:
                 self._active.append(transfer)
@@ -126,7 +133,7 @@ class NixlNode:
         return transfer
 
     async def close(self) -> None:
-        """End every transfer with the agent; afterwards NIXL writes no memory at all."""
+        """End every transfer, then the agent; afterwards NIXL writes no memory at all."""
         self._closed = True
         self._orders.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -180,6 +187,10 @@ class NixlNode:
         self._agent.remove_peer(name)
 
     def _stop(self) -> None:
+        until = time.monotonic() + _DRAIN_S
+        while self._active and time.monotonic() < until:
+            if not self._reap():
+                time.sleep(_DRAIN_PAUSE_S)
         del self._agent
         for transfer in self._active:
             self._tell(_end, transfer, _gone(transfer.peer))
