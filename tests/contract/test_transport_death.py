@@ -1,7 +1,8 @@
 """Owners and serving processes that are killed or frozen: typed, in time, and nobody else is harmed.
 
-That PeerLost comes within 2 s is asserted by the deadline: a read given 2 s must end with it and
-not with ReadTimeout.
+That PeerLost comes within 2 s is asserted by the deadline: a read from the dead must end with it and
+not with ReadTimeout. On a machine that is busy with other things the deadline is later by a few times
+what a read from the living takes there, and whatever must be read has all the time that it needs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,31 +21,29 @@ import pytest_asyncio
 
 from earl.dispatch.dispatcher import Dispatcher
 from earl.errors import PeerLost, ReadTimeout, RegionGone, TransportUnavailable
+from tests.support.content import MIB, assert_random, assert_same, random_bytes
 from tests.support.dispatch import (
-    MIB,
     PREFIX,
     READ_S,
-    TRANSPORTS,
     OwnerProcess,
     Plane,
     ReaderProcess,
-    open_plane,
-    random_bytes,
+    plane_fixtures,
     served,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LOST_S = 2.0
+# What else a busy machine makes later, in times of a read from the living.
+PATIENCE = 10
+POLL_S = 0.01
 SIZE = 12 * MIB + 345
 # Too much to be under way all at once.
 LONG = 96 * MIB
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
-async def plane(request, tmp_path_factory) -> AsyncIterator[Plane]:
-    async with open_plane(request.param, tmp_path_factory.mktemp(request.param), 64 * MIB) as opened:
-        yield opened
+opened, plane = plane_fixtures(size_bytes=64 * MIB)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -53,23 +53,25 @@ async def owner(plane: Plane, tmp_path: Path) -> AsyncIterator[OwnerProcess]:
     await started.close()
 
 
-async def survivor_is_well(plane: Plane) -> None:
-    data = random_bytes(3 * MIB, 9)
-    await plane.store.put("survivor", {"x": data})
-    into = np.zeros_like(data)
+async def survivor_is_well(plane: Plane) -> float:
+    """Returns within how many seconds a death must be known on this machine, now."""
+    began = time.monotonic()
+    await plane.store.put("survivor", {"x": random_bytes(3 * MIB, 9)})
+    into = np.zeros(3 * MIB, np.uint8)
     await plane.read("survivor", "x", into)
-    np.testing.assert_array_equal(into, data)
+    assert_random(into, 9)
     await plane.store.remove("survivor")
+    return LOST_S + PATIENCE * (time.monotonic() - began)
 
 
-async def read_or_lost(plane: Plane, owner: OwnerProcess, into: np.ndarray) -> str:
-    """What became of a read of 2 s: never a hang, never wrong bytes."""
+async def read_or_lost(plane: Plane, owner: OwnerProcess, into: np.ndarray, within_s: float = READ_S) -> str:
+    """What became of a read: never a hang, never wrong bytes."""
     try:
-        await plane.read(owner.key, "x", into, deadline_s=LOST_S)
+        await plane.read(owner.key, "x", into, deadline_s=within_s)
     except (PeerLost, RegionGone) as error:
         into[:] = 0x77
         return type(error).__name__
-    np.testing.assert_array_equal(into, random_bytes(len(into), owner.incarnation))
+    assert_random(into, owner.incarnation)
     return "read"
 
 
@@ -77,14 +79,14 @@ async def until_read(plane: Plane, owner: OwnerProcess) -> None:
     """Each read is refused at once until the new server listens."""
     async with asyncio.timeout(READ_S):
         into = np.zeros(owner.size_bytes, np.uint8)
-        while await read_or_lost(plane, owner, into) != "read":
-            pass
+        while await read_or_lost(plane, owner, into) != "read":  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)  # the new server needs the cores too
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool], poll_s: float) -> None:
     async with asyncio.timeout(READ_S):
         while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+            await asyncio.sleep(poll_s)
 
 
 def dialling(address: str) -> bool:
@@ -104,20 +106,21 @@ async def test_killed_at_each_stage(plane: Plane, tmp_path: Path, stage: str, vi
     pid = owner.serving_pid if victim == "server" else owner.process.pid
     try:
         into = np.zeros(size, np.uint8)
+        lost_s = await survivor_is_well(plane)
         if stage == "idle":
             assert await read_or_lost(plane, owner, into) == "read"
         if stage in ("before", "idle"):
             os.kill(pid, signal.SIGKILL)
-            ending = await read_or_lost(plane, owner, into)
+            ending = await read_or_lost(plane, owner, into, lost_s)
         else:
             if stage == "handshake":
                 os.kill(owner.serving_pid, signal.SIGSTOP)
-            reading = asyncio.create_task(read_or_lost(plane, owner, into))
+            reading = asyncio.create_task(read_or_lost(plane, owner, into, lost_s))
             if stage == "handshake":
                 address = (await plane.registry.get([owner.key]))[0].tensors[0].shards[0].region.arena
-                await until(lambda: dialling(served(address)))
+                await until(lambda: dialling(served(address)), POLL_S)
             else:
-                await until(lambda: bool(into[0]) or reading.done())
+                await until(lambda: bool(into[0]) or reading.done(), 0)
                 if owner.serving_pid:
                     os.kill(owner.serving_pid, signal.SIGSTOP)
             os.kill(pid, signal.SIGKILL)
@@ -130,7 +133,8 @@ async def test_killed_at_each_stage(plane: Plane, tmp_path: Path, stage: str, vi
         assert ending == "PeerLost" if certain else ending in ("PeerLost", "read")
         assert plane.kind != "shm" or ending == "read"
         await survivor_is_well(plane)
-        assert ending == "read" or (into == 0x77).all(), "a lost read wrote into its target later"
+        if ending != "read":
+            assert_same(into, 0x77)  # a read that was lost writes no more
         if victim == "server":
             await until_read(plane, owner)
             return
@@ -161,21 +165,23 @@ async def test_a_killed_reader_harms_nobody(plane: Plane, owner: OwnerProcess, r
 
 async def test_killed_at_any_moment_of_reads(plane: Plane, tmp_path: Path):
     endings = []
+    lost_s = await survivor_is_well(plane)
     for turn in range(5):
         owner = await OwnerProcess.start(
             plane.config, plane.url, PREFIX, tmp_path / str(turn), "victim", SIZE
         )
         try:
             targets = [np.zeros(SIZE, np.uint8) for _ in range(2)]
-            reads = [asyncio.create_task(read_or_lost(plane, owner, into)) for into in targets]
+            reads = [asyncio.create_task(read_or_lost(plane, owner, into, lost_s)) for into in targets]
             for _ in range(turn * 12):
                 await asyncio.sleep(0)
             os.kill(owner.serving_pid or owner.process.pid, signal.SIGKILL)
             await owner.kill()
             endings += await asyncio.gather(*reads)
             for ending, into in zip(endings[-2:], targets, strict=True):
-                assert ending == "read" or (into == 0x77).all(), "a lost read wrote into its target later"
-            await survivor_is_well(plane)
+                if ending != "read":
+                    assert_same(into, 0x77)  # a read that was lost writes no more
+            lost_s = await survivor_is_well(plane)
         finally:
             await owner.close()
     if plane.kind != "shm":
@@ -204,8 +210,8 @@ async def test_a_frozen_server_is_a_timeout_and_comes_back(plane: Plane, owner: 
     await survivor_is_well(plane)
     os.kill(owner.serving_pid, signal.SIGCONT)
     await plane.read(owner.key, "x", again)
-    np.testing.assert_array_equal(again, random_bytes(SIZE, owner.incarnation))
-    assert (into == 0x33).all()
+    assert_random(again, owner.incarnation)
+    assert_same(into, 0x33)
 
 
 async def test_a_dead_server_is_replaced_at_its_address(plane: Plane, owner: OwnerProcess):

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-import pytest_asyncio
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.dispatcher import Dispatcher
+from earl.dispatch.dispatcher import Dispatcher, Read
 from earl.dispatch.store import TensorStore
 from earl.dispatch.transport.nixl_agent import wire_here
 from earl.dispatch.transport.nixl_link import NixlLink
 from earl.dispatch.transport.nixl_node import NixlNode
-from earl.errors import TransportUnavailable
-from tests.support.dispatch import MIB, READ_S, Plane, open_plane, random_bytes
+from earl.errors import PeerLost, TransportUnavailable
+from tests.support.content import MIB, assert_same, random_bytes
+from tests.support.dispatch import READ_S, Plane, open_plane, plane_fixtures
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="install earl[nixl]"),
 ]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def plane(tmp_path_factory) -> AsyncIterator[Plane]:
-    async with open_plane("nixl", tmp_path_factory.mktemp("nixl"), 64 * MIB) as opened:
-        yield opened
+opened, plane = plane_fixtures(["nixl"], 64 * MIB)
 
 
 def loaded(library: str) -> bool:
@@ -68,6 +64,37 @@ async def test_a_peer_on_a_lesser_wire_is_refused(plane: Plane):
     await node.close()
 
 
+async def test_what_goes_wrong_is_told_to_who_asked_and_harms_nobody_else(plane: Plane):
+    node = NixlNode(f"reader-{secrets.token_hex(4)}", "tcp", loopback=True)
+    memory, span = np.zeros(MIB, np.uint8), np.array([64], np.uint64)
+    described = await node.submit(lambda agent: agent.register(memory))
+    async with asyncio.timeout(READ_S):
+        with pytest.raises(PeerLost, match="nobody"):
+            await node.read("nobody", memory, span, span).future
+        with pytest.raises(ZeroDivisionError):
+            await node.submit(lambda agent: 1 // 0)
+        await node.submit(lambda agent: agent.deregister(described))
+        with pytest.raises(TransportUnavailable, match="deregister"):
+            await node.submit(lambda agent: agent.deregister(described))
+        assert await node.submit(lambda agent: agent.metadata)
+    await node.close()
+
+
+async def test_readers_that_close_in_the_middle_of_reads_leave_the_server_alive(plane: Plane):
+    """UCX over TCP aborts who sends to an agent that goes away: one waits for what is under way."""
+    await plane.store.put("closing", {"x": np.ones(48 * MIB, np.uint8)})
+    server, into = plane.store.serving_pid, np.zeros(48 * MIB, np.uint8)
+    for _ in range(10):
+        into[0] = 0
+        async with await Dispatcher.create(plane.registry, plane.config) as reader:
+            reading = asyncio.create_task(reader.read([Read(("closing",), "x", None, into)], READ_S))
+            while not into[0] and not reading.done():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        await asyncio.wait([reading])
+        assert reading.exception() is None or isinstance(reading.exception(), PeerLost)
+    assert psutil.pid_exists(server) and plane.store.serving_pid == server
+
+
 @pytest.mark.parametrize("name", ["UCX_TLS", "UCX_NET_DEVICES"])
 async def test_a_wire_forced_from_outside_is_refused(
     plane: Plane, monkeypatch: pytest.MonkeyPatch, name: str
@@ -89,6 +116,5 @@ async def test_nixl_and_ucxx_read_in_one_process(plane: Plane, tmp_path: Path):
                 *((plane, other)[i % 2].read("both", "x", into) for i, into in enumerate(targets))
             )
         for into in targets:
-            np.testing.assert_array_equal(into, data)
+            assert_same(into, data)
         assert loaded("nixl_cu12.libs/libucp") and loaded("libucx/lib/libucp")
-    await plane.store.remove("both")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from earl.bus.connection import open_redis
 from earl.dispatch.dispatcher import Read, SequenceRead
@@ -15,7 +13,7 @@ from earl.dispatch.layout import Box
 from earl.dispatch.ragged import ContextSlice
 from earl.dispatch.sequences import SequenceStore
 from earl.errors import ArenaFull, ChecksumMismatch, DescriptorMissing, LayoutError, LayoutGap, RegionGone
-from tests.support.dispatch import PATHS, READ_S, TRANSPORTS, Plane, open_plane
+from tests.support.dispatch import PATHS, READ_S, Plane, plane_fixtures
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,10 +21,7 @@ COLUMNS = [("tokens", "int32"), ("loss_mask", "uint8"), ("logprobs", "float32")]
 LENGTHS = [5, 1, 0, 300, 64, 7, 4096, 33, 70_000]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
-async def plane(request, tmp_path_factory) -> AsyncIterator[Plane]:
-    async with open_plane(request.param, tmp_path_factory.mktemp(request.param)) as opened:
-        yield opened
+opened, plane = plane_fixtures()
 
 
 def values(name: str, number: int, rows: int) -> np.ndarray:
@@ -64,8 +59,6 @@ async def test_columns_of_several_owners_pack_in_the_order_that_was_asked_for(pl
         np.testing.assert_array_equal(array, expected)
     assert receipt.size_bytes_by_path == {PATHS[plane.kind]: 8 * int(rows.sum())}
     assert receipt.verified == (plane.kind != "shm")
-    for owner in owners:
-        await owner.remove(owner.names)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -88,7 +81,6 @@ async def test_a_context_parallel_rank_reads_its_zigzag_slices(plane: Plane, siz
                 for a, b in zip(start[number], stop[number], strict=True)
             ]
             np.testing.assert_array_equal(array, np.concatenate(slices))
-    await store.remove(store.names)
 
 
 async def test_what_cannot_be_read_is_named(plane: Plane):
@@ -175,8 +167,6 @@ async def test_a_registry_that_lost_everything_is_told_again(plane: Plane):
         [SequenceRead([*keys, store.key_of("7/1")], rows, targets(35, ["tokens"]))], READ_S
     )
     await redis.aclose()
-    await store.remove(store.names)
-    await plane.store.remove("plain")
 
 
 async def test_records_that_were_lost_behind_a_living_head_are_noticed(plane: Plane):
@@ -188,7 +178,6 @@ async def test_records_that_were_lost_behind_a_living_head_are_noticed(plane: Pl
     assert await store.renew() is True
     await plane.reader.read([SequenceRead(keys, np.array([3, 4]), targets(7, ["tokens"]))], READ_S)
     await redis.aclose()
-    await store.remove(store.names)
 
 
 async def test_what_is_removed_while_it_is_published_is_not_known(plane: Plane):
@@ -220,7 +209,6 @@ async def test_an_empty_range_among_others_is_nothing(plane: Plane):
     assert [array.tolist() for array in into] == [[1, 2, 3], [], [8, 9]]
     with pytest.raises(LayoutError, match="1 counts of rows for 2 sequences"):
         await plane.reader.read([SequenceRead(["a#1", "a#2"], np.array([1]), {})], READ_S)
-    await plane.store.remove("ranges")
 
 
 async def test_a_full_arena_says_so_and_keeps_nothing(plane: Plane):

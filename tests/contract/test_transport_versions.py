@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from earl.dispatch.classes import TensorClass
 from earl.dispatch.dispatcher import Repeated, VersionRead
 from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
 from earl.errors import VersionGone
-from tests.support.dispatch import PATHS, READ_S, TRANSPORTS, Plane, open_plane
+from tests.support.dispatch import PATHS, READ_S, Plane, plane_fixtures
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,10 +21,7 @@ CLASS = TensorClass(
 BOX = Box((8, 4), (ROWS, COLUMNS - 12))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
-async def plane(request, tmp_path_factory) -> AsyncIterator[Plane]:
-    async with open_plane(request.param, tmp_path_factory.mktemp(request.param)) as opened:
-        yield opened
+opened, plane = plane_fixtures()
 
 
 def key(version: int) -> str:
@@ -67,4 +61,3 @@ async def test_each_version_arrives_and_one_that_is_gone_spoils_none(plane: Plan
     await plane.reader.read([VersionRead((key(8),), slices)], READ_S)
     np.testing.assert_array_equal(into, values[:, *BOX.slices()])
     await plane.registry.remove([key(5)])
-    await plane.store.remove([key(7), key(8)])

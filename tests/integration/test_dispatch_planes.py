@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from earl.dispatch import codec
 from earl.dispatch.arena import Arena
@@ -19,15 +17,13 @@ from earl.dispatch.layout import shard_box
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import Placed, TensorSpec, TensorStore
 from earl.errors import ArenaFull, DescriptorMissing, LayoutError, LayoutGap, VersionGone
-from tests.support.dispatch import MIB, PREFIX, READ_S, OwnerProcess, Plane, changed, open_plane, random_bytes
+from tests.support.content import MIB, random_bytes
+from tests.support.dispatch import PREFIX, READ_S, OwnerProcess, Plane, changed, plane_fixtures
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["shm", "ucx"])
-async def plane(request, tmp_path_factory) -> AsyncIterator[Plane]:
-    async with open_plane(request.param, tmp_path_factory.mktemp(request.param), 64 * MIB) as opened:
-        yield opened
+opened, plane = plane_fixtures(["shm", "ucx"], 64 * MIB)
 
 
 async def test_three_owners_reshard_to_two_readers(plane: Plane, tmp_path: Path):
@@ -144,4 +140,3 @@ async def test_auto_prefers_shared_memory_and_falls_back_to_the_wire(plane: Plan
             receipt = await reader.read([Read(("far",), "x", None, into)], READ_S)
             assert receipt.path == "ucx-tcp"
         np.testing.assert_array_equal(into, data)
-    await plane.store.remove("auto")

@@ -6,14 +6,16 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from earl.bus.connection import open_redis
 from earl.bus.embedded import EmbeddedValkey
@@ -24,22 +26,19 @@ from earl.dispatch.dispatcher import Dispatcher, Read, Receipt
 from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
+from tests.support.content import MIB
 
-READ_S = 30.0
-MIB = 1 << 20
+# Ends what hangs: a busy machine is slow, and need not fail for it.
+READ_S = 60.0
 PREFIX = "{earl:contract}:"
 PATHS = {"shm": "shm", "ucx": "ucx-tcp", "nixl": "nixl-tcp"}
-# Parameters of a fixture that opens a plane: every transport, one that is not installed skipped by name. NIXL
-# stands among the slow ones: on a machine that is busy with other things its tests ran out of their time.
+# Parameters of a fixture that opens a plane: every transport, one that is not installed skipped by name.
 TRANSPORTS = [
     "shm",
     "ucx",
     pytest.param(
         "nixl",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="install earl[nixl]"),
-        ],
+        marks=pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="install earl[nixl]"),
     ),
 ]
 
@@ -59,6 +58,16 @@ class Plane:
         self, key: str, name: str, into: np.ndarray, box: Box | None = None, deadline_s: float = READ_S
     ) -> Receipt:
         return await self.reader.read([Read((key,), name, box, into)], deadline_s)
+
+    async def clear(self) -> None:
+        """Free whatever a test left: one that failed fails alone."""
+        await self.store.remove(self.store.keys)
+        for sequences in self.store._sequences:
+            await sequences.remove(sequences.names)
+        left = list(self.store.arena._live.values())
+        for region in left:
+            region.free()
+        assert not left, "regions that no store holds were left behind"
 
 
 @asynccontextmanager
@@ -82,10 +91,21 @@ async def open_plane(kind: str, directory: Path, size_bytes: int = 320 * MIB) ->
         await valkey.stop()
 
 
-def random_bytes(size_bytes: int, seed: int = 0) -> np.ndarray:
-    """Random bytes that repeat with a prime period: cheap to make, and no misplaced block looks right."""
-    period = np.random.default_rng(seed).integers(0, 256, min(size_bytes, 1_048_583), dtype=np.uint8)
-    return np.resize(period, size_bytes)
+def plane_fixtures(kinds: Sequence[Any] = TRANSPORTS, size_bytes: int = 320 * MIB) -> tuple[Any, Any]:
+    """Two fixtures: a plane of each kind, opened once a module; and that one, cleared after each test."""
+
+    @pytest_asyncio.fixture(scope="module", loop_scope="module", params=kinds)
+    async def opened(request, tmp_path_factory) -> AsyncIterator[Plane]:
+        directory = tmp_path_factory.mktemp(request.param)
+        async with open_plane(request.param, directory, size_bytes) as made:
+            yield made
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def plane(opened: Plane) -> AsyncIterator[Plane]:
+        yield opened
+        await opened.clear()
+
+    return opened, plane
 
 
 def changed(descriptor: Descriptor, key: str, change: Callable[[RegionRef], RegionRef]) -> Descriptor:

@@ -17,7 +17,7 @@ from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorSpec, TensorStore
-from tests.support.dispatch import random_bytes
+from tests.support.content import random_bytes
 
 
 async def main() -> None:
