@@ -12,10 +12,11 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
+
+from earl.obs.memory import host_bytes
 
 # There where NVIDIA's driver is; found without loading torch.
 _NVIDIA = Path("/dev/nvidiactl")
@@ -82,9 +83,6 @@ def answers() -> IO[str]:
     return ours
 
 
-# --- memory ---------------------------------------------------------------------------------
-
-
 def bound_memory(device: str, ranks: int) -> None:
     """What this process and those that it starts may each map and write: its part of the host's memory, if
     they compute there. So what does not fit fails, instead of making the host end a process of its choice.
@@ -95,32 +93,3 @@ def bound_memory(device: str, ranks: int) -> None:
         return
     most = host_bytes() // ranks
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-
-
-def host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def forget_peaks(pids: Iterable[int]) -> None:
-    """Peaks are those since now. Linux only; elsewhere, and where it is not allowed, they stay."""
-    for pid in pids:
-        try:
-            Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
-        except OSError:
-            pass
-
-
-def peak_bytes(pids: Iterable[int]) -> int:
-    """The most memory that these processes held, each alone: no files, nothing shared, which others count."""
-    return sum(map(_peak_bytes, pids))
-
-
-def _peak_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    found: Callable[[str], int] = lambda name: next(  # noqa: E731
-        (int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0
-    )
-    return max(found("RssAnon"), found("VmHWM") - found("RssFile") - found("RssShmem"))

@@ -55,6 +55,20 @@ def fullest(parts: Iterable[DeviceMemory]) -> float | None:
     return max(fractions, default=None)
 
 
+def forget_peaks(pids: Iterable[int]) -> None:
+    """From now on, `peak_bytes` of these processes is of what follows; where the system allows it."""
+    for pid in pids:
+        try:
+            Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            pass
+
+
+def peak_bytes(pids: Iterable[int]) -> int:
+    """The most that these processes held alone at any time, as far as the kernel counts it; see on_host."""
+    return sum(map(_peak_bytes, pids))
+
+
 def host_bytes() -> int:
     """Memory that this host has, or its container may use."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -72,3 +86,15 @@ def _private_bytes(pid: int) -> int:
     except OSError:
         return 0
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    found = dict(line.split(":", 1) for line in lines)
+    peak, private, files, shared = (
+        int(found.get(name, "0 kB").split()[0]) * 1024 for name in ("VmHWM", "RssAnon", "RssFile", "RssShmem")
+    )
+    return max(private, peak - files - shared)

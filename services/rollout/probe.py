@@ -25,6 +25,7 @@ import numpy as np
 from earl.config.run import RunConfig
 from earl.errors import EarlError, EngineLost, EngineOutOfMemory, OutOfMemory
 from earl.models.spec import load_spec
+from earl.obs.memory import forget_peaks, host_bytes, peak_bytes
 from earl.profiling import (
     Job,
     Sample,
@@ -33,9 +34,6 @@ from earl.profiling import (
     bound_memory,
     decode,
     encode,
-    forget_peaks,
-    host_bytes,
-    peak_bytes,
     read_job,
 )
 from services.rollout.engines.base import EngineSpec, GenerateRequest
@@ -43,8 +41,7 @@ from services.rollout.engines.client import EngineProcess
 
 # Tokens of a turn: fewer say little, and so many are as good as more.
 FEWEST, MOST = 4, 256
-# Bound of one turn.
-TURN_S = 600.0
+# Of the engines; what follows is bounded by who asks.
 START_S = 300.0
 KEEPER = "keeper"
 
@@ -112,13 +109,12 @@ class RolloutProbe:
     ) -> float:
         """Seconds for a turn of so many tokens, one sequence for each of `engines`."""
         started = time.perf_counter()
-        async with asyncio.timeout(TURN_S):
-            await asyncio.gather(
-                *(
-                    self._generate(engine, context_tokens, tokens, session and f"{session}-{number}")
-                    for number, engine in enumerate(engines)
-                )
+        await asyncio.gather(
+            *(
+                self._generate(engine, context_tokens, tokens, session and f"{session}-{number}")
+                for number, engine in enumerate(engines)
             )
+        )
         return time.perf_counter() - started
 
     async def _generate(self, engine: EngineProcess, context_tokens: int, tokens: int, session: str) -> None:
@@ -128,17 +124,28 @@ class RolloutProbe:
         await engine.generate_all(request)
 
     async def _memory(self, visit: Visit) -> float | None:
-        """What the engines' processes held at most, as a fraction of the host's memory; with this point's KV
-        instead of that which other points left in the cache, and which the engines count."""
-        stats = [await engine.stats() for engine in self._engines]
-        if self._rollout.engine != "torch" or not all(
-            engine.caps.device == "cpu" for engine in self._engines
-        ):
+        """A fraction of the host's memory, or of the fullest CUDA device's; with this point's KV instead of
+        what the cache holds, which the engines count. None for engines that do not count it."""
+        if self._rollout.engine != "torch":
             return None
-        ranks = self._job.tp
-        kept = sum(one.kv_committed_tokens * one.kv_token_bytes for one in stats) * ranks
-        own = visit.concurrency * visit.context_tokens * stats[0].kv_token_bytes * ranks
-        return (peak_bytes(self._pids) - kept + own) / host_bytes()
+        stats = [await engine.stats() for engine in self._engines]
+        # Of each engine's sequences.
+        own = [
+            len(range(first, visit.concurrency, self._job.dp)) * visit.context_tokens * one.kv_token_bytes
+            for first, one in enumerate(stats)
+        ]
+        if self._engines[0].caps.device == "cpu":
+            kept = sum(one.kv_committed_tokens * one.kv_token_bytes for one in stats)
+            return (peak_bytes(self._pids) + (sum(own) - kept) * self._job.tp) / host_bytes()
+        # Allocated whole.
+        return max(
+            (
+                (one.memory.used_bytes + bytes_ - one.kv_tokens * one.kv_token_bytes) / one.memory.size_bytes
+                for one, bytes_ in zip(stats, own, strict=True)
+                if one.memory is not None
+            ),
+            default=None,
+        )
 
 
 def _specs(job: Job, config: RunConfig, slots: int, context: int) -> list[EngineSpec]:

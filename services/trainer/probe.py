@@ -26,6 +26,7 @@ from earl.config.run import RunConfig
 from earl.dispatch.layout import Box
 from earl.errors import EarlError, OutOfMemory, ran_out_of_memory
 from earl.models.spec import ModelSpec, load_spec
+from earl.obs.memory import forget_peaks, host_bytes, peak_bytes
 from earl.profiling import (
     Job,
     Sample,
@@ -34,9 +35,6 @@ from earl.profiling import (
     bound_memory,
     decode,
     encode,
-    forget_peaks,
-    host_bytes,
-    peak_bytes,
     read_job,
 )
 from services.trainer.batch import Columns

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from earl.config.run import RunConfig
+from earl.obs.memory import host_bytes
 from earl.parallelism import Parallelism
-from earl.profiling import host_bytes
 from services.scheduler.profile.command import Measured, measure
 from services.scheduler.profile.rows import Row
 from services.scheduler.profile.table import ProfileTable

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import os
 
-from earl.obs.memory import DeviceMemory, fullest, host_bytes, on_cuda, on_host
+from earl.obs.memory import (
+    DeviceMemory,
+    forget_peaks,
+    fullest,
+    host_bytes,
+    on_cuda,
+    on_host,
+    peak_bytes,
+)
 from services.rollout.engines.figures import device_memory
 
 
@@ -26,3 +34,15 @@ def test_a_process_that_uses_no_cuda_device_knows_of_none() -> None:
     assert on_cuda() is None and device_memory("cuda:1") is None
     here = device_memory("cpu", [os.getpid()])
     assert here is not None and here.host and here.used_bytes >= 2 * on_host([os.getpid()]).used_bytes * 0.9
+
+
+def test_a_peak_stays_until_it_is_forgotten() -> None:
+    size = 64 << 20
+    forget_peaks([os.getpid(), 1 << 30])
+    before = peak_bytes([os.getpid(), 1 << 30])
+    held = bytearray(b"x") * size
+    assert peak_bytes([os.getpid()]) > before + size / 2
+    del held
+    assert peak_bytes([os.getpid()]) > before + size / 2
+    forget_peaks([os.getpid()])
+    assert peak_bytes([os.getpid()]) < before + size / 2
