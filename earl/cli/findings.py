@@ -78,7 +78,10 @@ def _wire(name: str, probed: Mapping[str, Any], offers: Any, needed: bool) -> Fi
 
 def _ucx_offers(facts: Mapping[str, Any]) -> str:
     transports = ", ".join(f"{name} ({', '.join(on)})" for name, on in facts["transports"].items())
-    return f"UCX {facts['version']} {'with' if facts['verbs'] else 'without'} verbs: {transports}"
+    gathers = (
+        facts["gathers_because"] and f", what lies in pieces is gathered first ({facts['gathers_because']})"
+    )
+    return f"UCX {facts['version']} {'with' if facts['verbs'] else 'without'} verbs: {transports}{gathers}"
 
 
 def _nixl_offers(facts: Mapping[str, Any]) -> str:

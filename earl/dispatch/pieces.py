@@ -130,7 +130,7 @@ class Pieces:
         size = self.regions.block_bytes
         apart = self if between else self.cut(np.where(self.stride > size, 1, self.rows))
         first = apart.offset // size
-        index, nth = _each(-(-apart.stop // size) - first)
+        index, nth = counted(-(-apart.stop // size) - first)
         block = first[index] + nth
         return np.unique(np.stack([apart.region[index], block], axis=1), axis=0)
 
@@ -147,7 +147,7 @@ class Pieces:
 
     def cut(self, rows: np.ndarray) -> Pieces:
         """The same copies, none of more than rows[i] rows: int64[P], at least 1."""
-        index, nth = _each(-(-self.rows // rows))
+        index, nth = counted(-(-self.rows // rows))
         first = nth * rows[index]
         parts = self.take(index)
         return replace(
@@ -165,7 +165,7 @@ class Pieces:
         long = cut.run > limit_bytes
         if not long.any():
             return cut
-        index, nth = _each(np.where(long, -(-cut.run // limit_bytes), 1))
+        index, nth = counted(np.where(long, -(-cut.run // limit_bytes), 1))
         parts, step = cut.take(index), nth * limit_bytes
         run = np.where(long[index], np.minimum(limit_bytes, parts.run - step), parts.run)
         return replace(parts, offset=parts.offset + step, at=parts.at + step, run=run)
@@ -233,14 +233,14 @@ def coalesce(
             unroll.append((np.where(left, count, 1), source, target))
     index = np.arange(len(copy))
     for counts, source, target in reversed(unroll):
-        again, step = _each(counts[index])
+        again, step = counted(counts[index])
         index = index[again]
         offset = offset[again] + step * source[index]
         at = at[again] + step * target[index]
     return Strips(copy[index], offset, rows[index], run[index], stride[index], at, target_stride[index])
 
 
-def _each(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(i, n), int64 each: index i counts[i] times, n counting from 0 in each."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)

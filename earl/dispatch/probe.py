@@ -42,8 +42,10 @@ def ucx(config: DataPlaneConfig, facts: Facts) -> None:
     import ucxx
     from ucxx._lib import libucxx as api
 
+    from earl.dispatch.transport import ucp
     from earl.dispatch.transport import ucx as transport  # says what to do where UCX is missing
 
+    facts["gathers_because"] = ucp.refusal()
     facts["version"] = ".".join(map(str, ucxx.get_ucx_version()))
     facts["ucxx"] = ucxx.__version__
     maps = Path("/proc/self/maps").read_text().splitlines()

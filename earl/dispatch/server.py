@@ -15,7 +15,6 @@ import contextlib
 import logging
 
 import numpy as np
-import xxhash
 
 from earl.dispatch.arena import MappedArena
 from earl.dispatch.pieces import Pieces, Regions
@@ -24,6 +23,8 @@ from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.copying import gather
 from earl.dispatch.transport.handshake import hear, is_loopback, welcome
+from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of
+from earl.dispatch.transport.ucp import through_buffer
 from earl.dispatch.transport.ucx_node import Endpoint, Node
 from earl.errors import PeerLost, PortInUse, RegionGone
 
@@ -37,8 +38,8 @@ _MAX_CONNECTIONS = 1024
 _GATHERING = 16
 _GATHERING_OF_ONE = 2
 _NOTHING = np.empty(0, np.uint8)
-# The column of a request's pieces that counts runs.
-_ROWS = 2
+# Columns of a request's pieces.
+_ROWS, _RUN = 2, 3
 
 
 class ArenaServer:
@@ -143,16 +144,16 @@ class ArenaServer:
     async def _answer(
         self, endpoint: Endpoint, connection: int, request: wire.Request, gathering: asyncio.Semaphore
     ) -> None:
-        table = request.piece_table()
-        gathers = len(table) > 1 or int(table[0, _ROWS]) > 1
+        short = through_buffer(request.piece_table()[:, _ROWS], request.piece_table()[:, _RUN])
         async with contextlib.AsyncExitStack() as held:
-            if gathers:
+            buffer = None
+            if short.any():
                 await held.enter_async_context(gathering)
                 await held.enter_async_context(self._gathering)
-            buffer = self._buffers.take() if gathers else None
+                buffer = self._buffers.take()
             try:
                 try:
-                    regions, payload, status = self._prepare(request, buffer)
+                    regions, payload, status = self._prepare(request, short, buffer)
                 except RegionGone as error:
                     regions, payload, status = None, _NOTHING, wire.failed(error)
                 async with asyncio.timeout(_TAKEN_S):
@@ -168,9 +169,9 @@ class ArenaServer:
                     self._buffers.give(buffer)
 
     def _prepare(
-        self, request: wire.Request, buffer: np.ndarray | None
-    ) -> tuple[Regions, np.ndarray, wire.Status]:
-        """The regions, the payload, in the arena itself or gathered into `buffer`, and its digests."""
+        self, request: wire.Request, short: np.ndarray, buffer: np.ndarray | None
+    ) -> tuple[Regions, np.ndarray | Runs, wire.Status]:
+        """The regions, the payload and its digests; pieces that are `short` are gathered into `buffer`."""
         arena = self._arena
         if request.arena_nonce != arena.nonce or arena.abandoned:
             raise RegionGone(f"{arena.path} is not arena {request.arena_nonce:x}", "read a newer descriptor")
@@ -181,17 +182,23 @@ class ArenaServer:
         regions = Regions(slots, generations, *arena.extents(slots, generations), *none, block_bytes)
         pieces = _pieces(regions, request.piece_table())
         arena.check_extents(pieces)
-        if buffer is None:
-            first = int(regions.offset_bytes[pieces.region[0]] + pieces.offset[0])
-            payload = arena.memory[first : first + int(pieces.run[0])]
-        else:
-            payload = buffer[: pieces.size_bytes]
-            gather(arena.memory, pieces, payload)
+        payload = self._payload(pieces, short, buffer)
         if not block_bytes:
             return regions, payload, wire.Status("", "", 0, ())
         digests = arena.digests(regions, pieces.blocks().tolist())
-        sent = xxhash.xxh3_64_intdigest(payload.data)
-        return regions, payload, wire.Status("", "", sent, tuple(digests))
+        return regions, payload, wire.Status("", "", digest(payload), tuple(digests))
+
+    def _payload(self, pieces: Pieces, short: np.ndarray, buffer: np.ndarray | None) -> np.ndarray | Runs:
+        memory = self._arena.memory
+        first = pieces.regions.offset_bytes[pieces.region] + pieces.offset
+        if len(pieces) == 1 and pieces.rows[0] == 1 and buffer is None:
+            return memory[first[0] : first[0] + pieces.run[0]]
+        if buffer is not None:
+            gathered = pieces.take(np.flatnonzero(short))
+            gather(memory, gathered, buffer)
+            if len(gathered) == len(pieces):
+                return buffer[: pieces.size_bytes]
+        return runs_of(pieces, address_of(memory) + first, pieces.stride, short, buffer, memory)
 
     def _recheck(self, regions: Regions, status: wire.Status) -> wire.Status:
         try:

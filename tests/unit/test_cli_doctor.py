@@ -53,7 +53,9 @@ def found(**changes: Any) -> dict[str, Any]:
     """Facts of a machine without RDMA, where everything else works."""
     moved = {"moved_bytes": 16 << 20, "gb_per_s": 2.5}
     shm = {"directory": "/dev/shm", "file_system": "tmpfs", "size_bytes": 8 << 30, "free_bytes": 4 << 30}
-    ucx = {"version": "1.21.0", "verbs": False, "components": ["tcp"], "transports": {"tcp": ["eth0", "lo"]}}
+    transports = {"tcp": ["eth0", "lo"]}
+    ucx = {"version": "1.21.0", "verbs": False, "components": ["tcp"], "transports": transports}
+    ucx["gathers_because"] = ""
     facts = {
         "memory": {**shm, "path": "shm", **moved},
         "ucx": {**ucx, "path": "ucx-tcp", **moved},

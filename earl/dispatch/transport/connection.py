@@ -10,6 +10,7 @@ import numpy as np
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.handshake import greet
+from earl.dispatch.transport.runs import Runs
 from earl.dispatch.transport.ucx_node import Endpoint, Node
 
 
@@ -54,7 +55,7 @@ class Connection:
         return self._seq
 
     def exchange(
-        self, request: wire.Request, payload: np.ndarray, status: np.ndarray
+        self, request: wire.Request, payload: np.ndarray | Runs, status: np.ndarray
     ) -> list[asyncio.Future[None]]:
         """Receives are posted before the request leaves, so that payloads land in place."""
         seq = request.seq

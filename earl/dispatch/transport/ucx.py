@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
@@ -27,6 +26,8 @@ from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.connection import Connection
 from earl.dispatch.transport.copying import scatter
 from earl.dispatch.transport.handshake import is_loopback
+from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of
+from earl.dispatch.transport.ucp import through_buffer
 from earl.dispatch.transport.ucx_node import Node
 from earl.errors import ChecksumMismatch, PeerLost, TransportUnavailable
 
@@ -104,25 +105,24 @@ class UcxTcp(Transport):
     async def _request(self, connection: Connection, arena: ArenaRef, chunk: _Chunk) -> None:
         pieces = chunk.pieces
         request, blocks = _request(connection.next_seq(), arena, chunk)
-        pooled = None if chunk.direct else self._buffers.take()
+        short, pooled = np.zeros(len(pieces), bool), None
+        if not chunk.direct:
+            short = through_buffer(pieces.rows, pieces.run)
+            pooled = self._buffers.take() if short.any() else None
         try:
-            if pooled is None:
-                first = int(pieces.at[0])
-                payload = pieces.buffers[pieces.buffer[0]][first : first + pieces.size_bytes]
-            else:
-                payload = pooled[: pieces.size_bytes]
+            payload = _payload(chunk, short, pooled)
             status = await self._exchange(connection, request, payload, len(blocks))
             wire.raise_failure(status, connection.peer)
             if chunk.block_bytes:
                 _verify(pieces, blocks, payload, status)
             if pooled is not None:
-                scatter(payload, pieces)
+                scatter(pooled, pieces.take(np.flatnonzero(short)))
         finally:
             if pooled is not None:
                 self._buffers.give(pooled)
 
     async def _exchange(
-        self, connection: Connection, request: wire.Request, payload: np.ndarray, blocks: int
+        self, connection: Connection, request: wire.Request, payload: np.ndarray | Runs, blocks: int
     ) -> wire.Status:
         """One round trip. Returns or raises only when UCX is done with `payload`."""
         frame = np.empty(wire.status_bytes(blocks), np.uint8)
@@ -246,7 +246,19 @@ def _request(seq: int, arena: ArenaRef, chunk: _Chunk) -> tuple[wire.Request, np
     return request, pieces.blocks() if chunk.block_bytes else np.zeros((0, 2), np.int64)
 
 
-def _verify(pieces: Pieces, blocks: np.ndarray, payload: np.ndarray, status: wire.Status) -> None:
+def _payload(chunk: _Chunk, short: np.ndarray, pooled: np.ndarray | None) -> np.ndarray | Runs:
+    """Where the answer goes: in place, but for the pieces that are `short`, end to end in `pooled`."""
+    pieces = chunk.pieces
+    if chunk.direct:
+        first = int(pieces.at[0])
+        return pieces.buffers[pieces.buffer[0]][first : first + pieces.size_bytes]
+    if pooled is not None and short.all():
+        return pooled[: pieces.size_bytes]
+    first = np.array([address_of(buffer) for buffer in pieces.buffers])[pieces.buffer] + pieces.at
+    return runs_of(pieces, first, pieces.target_stride, short, pooled, pieces.buffers)
+
+
+def _verify(pieces: Pieces, blocks: np.ndarray, payload: np.ndarray | Runs, status: wire.Status) -> None:
     regions = pieces.regions
     if len(status.block_digests) != len(blocks):
         raise ChecksumMismatch(
@@ -257,7 +269,7 @@ def _verify(pieces: Pieces, blocks: np.ndarray, payload: np.ndarray, status: wir
         if verifiable[region]:
             expected = regions.checksum(region, block)
             refuse_mismatch(expected, found, block, f"region {regions.slot[region]}")
-    arrived = xxhash.xxh3_64_intdigest(payload.data)
+    arrived = digest(payload)
     if arrived != status.payload_digest:
         raise ChecksumMismatch(
             f"{payload.nbytes} bytes arrived with xxh3 {arrived:016x}, sent was {status.payload_digest:016x}",

@@ -14,25 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import logging
+import weakref
 from typing import Any
 
 import numpy as np
 
+from earl.dispatch.transport import ucp
+from earl.dispatch.transport.runs import Runs
+from earl.dispatch.transport.ucp import Array, api
 from earl.errors import PeerLost, TransportUnavailable
 
-# Read when the libraries load: no chatter on stdout.
-os.environ.setdefault("UCX_LOG_LEVEL", "error")
-os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
-
-try:
-    import ucxx  # noqa: F401  (loads libucxx and libucp)
-    from ucxx._lib import libucxx as api  # private; ucxx is pinned exactly
-    from ucxx._lib.arr import Array
-except ImportError as error:
-    raise TransportUnavailable(
-        f"UCX cannot be loaded: {error}", "install earl[stack], or set data_plane.transport to shm"
-    ) from error
+log = logging.getLogger(__name__)
 
 # 512k segments bring UCX over TCP to a plain socket's speed; both directions are needed. The registration
 # cache, and so the hooks on mmap that it needs, is a must: UCX 1.21 without it crashes the survivor when a
@@ -42,6 +35,8 @@ _CONFIG = {
     "RCACHE_ENABLE": "y",
     "TCP_TX_SEG_SIZE": "512k",
     "TCP_RX_SEG_SIZE": "512k",
+    # Runs sent with one call; UCP goes no further.
+    "TCP_MAX_IOV": "16",
     "KEEPALIVE_INTERVAL": "1s",
 }
 # Turns of `drive` before other callbacks of the loop get their turn.
@@ -56,37 +51,55 @@ class Endpoint:
         self._endpoint = endpoint
         self.peer = peer
         self.alive = True
+        # UCX ends what is sent with the endpoint; a receive that nothing has arrived for, only ucxx's own.
+        self._receives: weakref.WeakSet[ucp.RunsRequest] = weakref.WeakSet()
 
-    def send(self, data: np.ndarray | bytes, tag: int) -> asyncio.Future[None]:
+    def send(self, data: np.ndarray | bytes | Runs, tag: int) -> asyncio.Future[None]:
         """Done when UCX no longer needs `data`. The future fails with PeerLost."""
         array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
         return self._submit("tag_send", array, tag)
 
-    def receive(self, into: np.ndarray, tag: int) -> asyncio.Future[None]:
-        """Done when a message with this tag lies in `into`, a contiguous writable array at least as long."""
+    def receive(self, into: np.ndarray | Runs, tag: int) -> asyncio.Future[None]:
+        """Done when a message with this tag lies in `into`: a contiguous writable array at least as long,
+
+        or runs that are as long.
+        """
         return self._submit("tag_recv", into, tag)
 
     def abort(self) -> None:
         """End every request of this endpoint now; their futures fail with PeerLost."""
         if self.alive:
             self.alive = False
+            for request in list(self._receives):
+                request.cancel()
             with contextlib.suppress(api.UCXError):  # it was closed by its own error before
                 self._endpoint.close_blocking(period=10**8, max_attempts=1)
             self._node.kick()
 
-    def _submit(self, method: str, array: np.ndarray, tag: int) -> asyncio.Future[None]:
+    def _submit(self, method: str, data: np.ndarray | Runs, tag: int) -> asyncio.Future[None]:
         if not self.alive:
             future = asyncio.get_running_loop().create_future()
             future.set_exception(PeerLost(f"{self.peer} is not connected", "its owner died or restarted"))
             return future
-        wrapped = Array(array)
         try:
-            request = getattr(self._endpoint, method)(wrapped, api.UCXXTag(tag))
+            if isinstance(data, Runs):
+                request, held = self._submit_runs(method, data, tag), data
+            else:
+                held = Array(data)
+                request = getattr(self._endpoint, method)(held, api.UCXXTag(tag))
         except api.UCXError as error:
             future = asyncio.get_running_loop().create_future()
             future.set_exception(_lost(self.peer, error))
             return future
-        return self._node.track(request, self.peer, (array, wrapped))
+        return self._node.track(request, self.peer, (data, held))
+
+    def _submit_runs(self, method: str, runs: Runs, tag: int) -> ucp.RunsRequest:
+        endpoint, worker = self._endpoint.handle, self._endpoint.worker_handle
+        if method == "tag_send":
+            return ucp.send(endpoint, worker, runs, tag)
+        request = ucp.receive(worker, runs, tag)
+        self._receives.add(request)
+        return request
 
 
 class Node:
@@ -114,6 +127,8 @@ class Node:
         self.address: bytes = api.UCXAddress.create_from_worker(self._worker).tobytes()
         self._epoll_fd: int = self._worker.epoll_file_descriptor
         self._loop.add_reader(self._epoll_fd, self._drive)
+        if ucp.refusal():
+            log.warning("what lies in pieces is gathered before it is sent: %s", ucp.refusal())
         self.kick()
 
     def connect(self, ucx_address: bytes, peer: str) -> Endpoint:

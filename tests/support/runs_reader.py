@@ -1,0 +1,47 @@
+"""A reader of strided rows in its own process, for tests that kill it.
+
+Run as `python -m tests.support.runs_reader` with JSON {"config", "secret", "arena", "region", "rows", "run",
+"stride"} on stdin. It reads the rows over and over, and prints a line after each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import numpy as np
+
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.descriptor import ArenaRef, RegionRef
+from earl.dispatch.pieces import Pieces, Regions
+from earl.dispatch.transport.ucx import UcxTcp
+
+
+def strided(
+    region: RegionRef, parts: list[tuple[int, int, int, int]], into: np.ndarray, target_stride: int = 0
+) -> Pieces:
+    """Pieces (offset, rows, run, stride), one behind the other in `into`, or each run target_stride on."""
+    offset, rows, run, stride = np.array(parts, np.int64).T
+    steps = np.full(len(run), target_stride) if target_stride else run
+    spans = rows * steps
+    first = np.zeros(len(parts), np.int32)
+    at = np.cumsum(spans) - spans
+    return Pieces(Regions.of([region]), first, offset, rows, run, stride, (into,), first, at, steps)
+
+
+async def main() -> None:
+    said = json.loads(sys.stdin.readline())
+    arena = ArenaRef(**said["arena"])
+    region = RegionRef(arena=arena, **said["region"])
+    rows, run, stride = said["rows"], said["run"], said["stride"]
+    into = np.zeros(rows * run, np.uint8)
+    config = DataPlaneConfig.model_validate(said["config"])
+    transport = UcxTcp(config, bytes.fromhex(said["secret"]))
+    while True:
+        await transport.read(arena, strided(region, [(0, rows, run, stride)], into), verify=False)
+        print("read", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
