@@ -78,9 +78,8 @@ def _wire(name: str, probed: Mapping[str, Any], offers: Any, needed: bool) -> Fi
 
 def _ucx_offers(facts: Mapping[str, Any]) -> str:
     transports = ", ".join(f"{name} ({', '.join(on)})" for name, on in facts["transports"].items())
-    gathers = (
-        facts["gathers_because"] and f", what lies in pieces is gathered first ({facts['gathers_because']})"
-    )
+    why = facts["gathers_because"]
+    gathers = f", what lies in pieces is gathered first ({why})" if why else ""
     return f"UCX {facts['version']} {'with' if facts['verbs'] else 'without'} verbs: {transports}{gathers}"
 
 

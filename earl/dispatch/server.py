@@ -144,13 +144,14 @@ class ArenaServer:
     async def _answer(
         self, endpoint: Endpoint, connection: int, request: wire.Request, gathering: asyncio.Semaphore
     ) -> None:
-        short = through_buffer(request.piece_table()[:, _ROWS], request.piece_table()[:, _RUN])
+        rows, run = request.piece_table()[:, _ROWS : _RUN + 1].T
+        short = through_buffer(rows, run)
         async with contextlib.AsyncExitStack() as held:
             buffer = None
             if short.any():
                 await held.enter_async_context(gathering)
                 await held.enter_async_context(self._gathering)
-                buffer = self._buffers.take()
+                buffer = self._buffers.take(int((rows * run)[short].sum()))
             try:
                 try:
                     regions, payload, status = self._prepare(request, short, buffer)

@@ -85,6 +85,14 @@ def test_without_rdma_the_default_data_plane_works_and_it_is_said_in_words():
     assert findings["arena directory"].said == "/dev/shm is a tmpfs with 4.0 GiB free"
 
 
+def test_a_ucx_whose_structures_are_not_known_gathers_and_it_is_said():
+    probed = found()
+    probed["ucx"]["facts"]["gathers_because"] = "UCX 1.22.0 is not UCX 1.21"
+    finding = by_name(DataPlaneConfig(), probed)["ucx"]
+    assert finding.works
+    assert "what lies in pieces is gathered first (UCX 1.22.0 is not UCX 1.21)" in finding.said
+
+
 @pytest.mark.parametrize(
     ("keys", "probed", "fatal"),
     [

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.wire import (
     CHUNK_BYTES,
+    IN_PLACE_CHUNK_BYTES,
     MAX_BLOCK_BYTES,
     MAX_BLOCKS,
     MAX_PIECES,
@@ -42,9 +43,10 @@ def test_a_request_survives_its_frame():
 @pytest.mark.parametrize(
     "bad, says",
     [
-        (request((0, 0, 1, CHUNK_BYTES + 1, 0)), "out of bounds"),
-        (request((0, 0, 2, CHUNK_BYTES // 2 + 1, 0)), "bytes"),
-        (request((0, 0, CHUNK_BYTES, CHUNK_BYTES, 1)), "bytes"),
+        (request((0, 0, 1, IN_PLACE_CHUNK_BYTES + 1, 0)), "out of bounds"),
+        (request((0, 0, 2, IN_PLACE_CHUNK_BYTES // 2 + 1, 0)), "bytes"),
+        (request((0, 0, IN_PLACE_CHUNK_BYTES, IN_PLACE_CHUNK_BYTES, 1)), "bytes"),
+        (request((0, 0, 1, CHUNK_BYTES + 1, 0), block_bytes=1 << 20), "bytes"),
         (request((1, 0, 1, 4, 0)), "out of bounds"),
         (request((-1, 0, 1, 4, 0)), "out of bounds"),
         (request((0, -1, 1, 4, 0)), "out of bounds"),

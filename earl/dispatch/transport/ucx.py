@@ -1,8 +1,8 @@
 """Reads over the wire: UCX on TCP, two-sided, answered by the owner's serving process.
 
 ```
-read ─ pieces ─ chunks of ≤ 16 MiB ─► window of 3 a connection ─► request ─► payload straight into the
-       target where both sides are contiguous, else into a pooled buffer and scattered ─► status ─► verify
+read ─ pieces ─ chunks ─► window of 3 a connection ─► request ─► payload straight into the target, run by
+       run; short runs into a pooled buffer and scattered ─► status ─► verify
 ```
 Verification: the server digests the payload it sent and the region blocks it came from; the reader
 compares the first with what arrived and the second with what was published, so that a slice is
@@ -185,9 +185,9 @@ class UcxTcp(Transport):
 
 
 def _chunks(pieces: Pieces, verify: bool) -> Iterator[_Chunk]:
-    """Requests of at most CHUNK_BYTES, in order: what fills a long stretch of a buffer goes there directly,
+    """Requests of at most CHUNK_BYTES, or more where nobody has to buffer them, in order: what fills a long
 
-    short stretches travel together."""
+    stretch of a buffer goes there directly, short stretches travel together."""
     if not len(pieces):
         return
     block_bytes = 0
@@ -211,7 +211,8 @@ def _chunks(pieces: Pieces, verify: bool) -> Iterator[_Chunk]:
         while stop < len(opens) and not opens[stop]:
             stop += 1
         group = pieces.take(slice(int(bounds[at]), int(bounds[stop])))
-        for part in group.split(wire.CHUNK_BYTES):
+        buffered = block_bytes or through_buffer(group.rows, group.run).any()
+        for part in group.split(wire.CHUNK_BYTES if buffered else wire.IN_PLACE_CHUNK_BYTES):
             yield from _bounded(part, bool(long[at]), block_bytes)
 
 
