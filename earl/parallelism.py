@@ -59,5 +59,10 @@ class Parallelism:
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in _DEGREES}
 
+    @property
+    def words(self) -> str:
+        """As str() has it, and "1 device" for a single one."""
+        return str(self) if self.devices > 1 else "1 device"
+
     def __str__(self) -> str:
         return "·".join(f"{name}{getattr(self, name)}" for name in _DEGREES if getattr(self, name) > 1) or "1"

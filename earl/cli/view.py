@@ -21,7 +21,16 @@ from rich.table import Table
 from rich.text import Text
 
 from earl.cli.figures import interval
-from earl.stack.status import Evaluation, Ledger, ProcessState, RoleState, RunStatus, Transfers, WorkerState
+from earl.stack.status import (
+    Evaluation,
+    Ledger,
+    ProcessState,
+    RoleState,
+    RunStatus,
+    StageState,
+    Transfers,
+    WorkerState,
+)
 
 REFRESH_PER_S = 4
 PLAIN_EVERY_S = 2.0
@@ -128,6 +137,8 @@ class LiveView:
                     trajectories, title="where each trajectory is", title_align="left", border_style="grey50"
                 )
             )
+            if self._status.stages:
+                parts.append(stage_lines(self._status.stages))
             if self._status.evaluations:
                 parts.append(evaluation_table(self._status.evaluations, self._status.best_version))
             if self._status.done:
@@ -244,6 +255,14 @@ def roles_table(roles: Sequence[RoleState]) -> RenderableType:
     return table
 
 
+def stage_lines(stages: Sequence[StageState]) -> RenderableType:
+    """How each stage is cut; where the selector decides for it, what it said last."""
+    undecided = " · ".join(f"{one.name} {one.running or 'cut unevenly'}" for one in stages if not one.chosen)
+    lines = [Text(f"parallelism  {undecided}", style="grey50")] if undecided else []
+    decided = (one for one in stages if one.chosen)
+    return Group(*lines, *(Text(one.sentence, style="yellow" if one.differs else "") for one in decided))
+
+
 def role_figures(role: RoleState) -> list[tuple[str, int, str]]:
     """(word, trajectories, colour)"""
     colours = (("waiting", "yellow"), ("leased", "cyan"), ("done", "green"))
@@ -346,6 +365,10 @@ class PlainView:
             if self._said.get(process.name, "waiting") != process.state:
                 self._said[process.name] = process.state
                 self._say(f"{process.name} {process.state}")
+        for stage in status.stages:
+            if stage.chosen and self._said.get(f"{stage.name} should be") != stage.chosen:
+                self._said[f"{stage.name} should be"] = stage.chosen
+                self._say(stage.sentence)
         now = time.monotonic()
         if status.phase and (status.phase != self._phase or now - self._last_line_at >= PLAIN_EVERY_S):
             self._phase = status.phase

@@ -30,6 +30,14 @@ class SchedulerConfig(Section):
     temperature: float = Field(default=1.0, ge=0)
     # Trajectories of each batch, and episodes of each evaluation, that are kept as conversations.
     transcripts: int = Field(default=2, ge=0, le=64)
+    # "observe": after every step, decide for each stage that has a profile how it should be cut, and log
+    # the decision with its reasons (earl explain); nothing is switched.
+    selector: Literal["off", "observe"] = "observe"
+    # CSV file of `earl profile`, with the stages that are to be decided for. Empty: what it has kept for
+    # this model, machine and settings; if there is nothing, nothing is decided.
+    profile: str = ""
+    # What a switch of a stage's parallelism is taken to cost.
+    switch_cost_s: float = Field(default=1.0, ge=0)
     heartbeat_s: float = Field(default=1.0, gt=0)
     membership_s: float = Field(default=10.0, gt=0)
     bind: str = "127.0.0.1:0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from earl.parallelism import Parallelism
 from earl.rpc.client import Client
 from earl.stack.status import (
     Bounds,
@@ -11,6 +12,7 @@ from earl.stack.status import (
     Lengths,
     RoleState,
     RunStatus,
+    StageState,
     Transfers,
     WorkerState,
 )
@@ -65,6 +67,7 @@ def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:
         message=answer.message,
         best_version=answer.best_version,
         roles=tuple(RoleState(one.role, one.waiting, one.leased, one.done) for one in answer.roles),
+        stages=tuple(decode_stage(one) for one in answer.stages),
     )
 
 
@@ -89,16 +92,10 @@ def decode_evaluation(item: scheduler_pb2.EvaluationResult) -> Evaluation:
 
 
 def decode_worker(worker: scheduler_pb2.WorkerStatus) -> WorkerState:
-    degrees = worker.parallelism
-    cut = [
-        f"{name}{size}"
-        for name, size in (("dp", degrees.dp), ("tp", degrees.tp), ("cp", degrees.cp))
-        if size > 1
-    ]
     return WorkerState(
         name=worker.worker.name,
-        stage=common_pb2.Stage.Name(worker.worker.stage).removeprefix("STAGE_").lower(),
-        parallelism="·".join(cut) or "1",
+        stage=stage_name(worker.worker.stage),
+        parallelism=str(decode_parallelism(worker.parallelism)),
         capacity=worker.capacity,
         running=worker.running,
         version=worker.version,
@@ -108,6 +105,25 @@ def decode_worker(worker: scheduler_pb2.WorkerStatus) -> WorkerState:
             item.path: Transfers(item.size_bytes, item.seconds, item.retries) for item in worker.transfers
         },
     )
+
+
+def decode_stage(stage: scheduler_pb2.StageStatus) -> StageState:
+    return StageState(
+        name=stage_name(stage.stage),
+        running=decode_parallelism(stage.running).words if stage.HasField("running") else "",
+        chosen=decode_parallelism(stage.chosen).words if stage.HasField("chosen") else "",
+        sentence=stage.sentence,
+    )
+
+
+def stage_name(stage: common_pb2.Stage) -> str:
+    """For example "rollout"."""
+    return common_pb2.Stage.Name(stage).removeprefix("STAGE_").lower()
+
+
+def decode_parallelism(cut: common_pb2.Parallelism) -> Parallelism:
+    """A degree that was left out is 1."""
+    return Parallelism(*(max(1, degree) for degree in (cut.dp, cut.tp, cut.cp, cut.pp)))
 
 
 def decode_lengths(lengths: scheduler_pb2.LengthQuantiles) -> Lengths:

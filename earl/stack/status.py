@@ -63,6 +63,24 @@ class RoleState:
 
 
 @dataclass(frozen=True, slots=True)
+class StageState:
+    """How a stage is cut ("" while its workers differ), and what the selector said of it last, if it did.
+
+    chosen: what it would have; sentence: that, with the reason.
+    """
+
+    name: str
+    running: str
+    chosen: str = ""
+    sentence: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """The selector would have another parallelism."""
+        return bool(self.chosen) and self.chosen != self.running
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerState:
     """One worker as the scheduler sees it. transfers: by path."""
 
@@ -136,6 +154,7 @@ class RunStatus:
     best_version: int = 0
     # Stages that make columns, then the trainer; empty in a run without such a stage.
     roles: tuple[RoleState, ...] = ()
+    stages: tuple[StageState, ...] = ()
 
     def evaluation(self, name: str) -> Evaluation | None:
         """The latest evaluation of that name, for example "final"."""

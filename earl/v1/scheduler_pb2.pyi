@@ -542,6 +542,20 @@ class WorkerStatus(_message.Message):
     transfers: _containers.RepeatedCompositeFieldContainer[TransferTotals]
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., capacity: _Optional[int] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., silent_s: _Optional[float] = ..., gauges: _Optional[_Mapping[str, float]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ...) -> None: ...
 
+class StageStatus(_message.Message):
+    __slots__ = ("stage", "running", "chosen", "step", "sentence")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    stage: _common_pb2.Stage
+    running: _common_pb2.Parallelism
+    chosen: _common_pb2.Parallelism
+    step: int
+    sentence: str
+    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., running: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., step: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
+
 class EvaluationResult(_message.Message):
     __slots__ = ("name", "version", "episodes", "done", "win_rate", "mean_reward", "metrics", "reward_low", "reward_high", "win_low", "win_high", "gain", "gain_low", "gain_high", "gain_episodes", "failed")
     class MetricsEntry(_message.Message):
@@ -602,7 +616,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message", "best_version", "roles")
+    __slots__ = ("run", "phase", "step", "steps", "version", "ledger", "workers", "evaluations", "episode_tokens", "turn_tokens", "metrics", "elapsed_s", "done", "message", "best_version", "roles", "stages")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -626,6 +640,7 @@ class GetStatusResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     BEST_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     run: str
     phase: str
     step: int
@@ -642,7 +657,8 @@ class GetStatusResponse(_message.Message):
     message: str
     best_version: int
     roles: _containers.RepeatedCompositeFieldContainer[RoleProgress]
-    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleProgress, _Mapping]]] = ...) -> None: ...
+    stages: _containers.RepeatedCompositeFieldContainer[StageStatus]
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleProgress, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
     __slots__ = ("reason",)

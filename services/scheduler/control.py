@@ -31,6 +31,7 @@ from services.scheduler.reconcile import reconcile
 from services.scheduler.records import Attempt, Batch, Member, Result, State, Ticket, Verdict
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
+from services.scheduler.selection import Selection
 from services.scheduler.store import LedgerStore
 from services.scheduler.transcripts import Turn
 
@@ -50,6 +51,7 @@ class Scheduler:
         self.config = config
         self.ledger = ledger
         self.monitor = Monitor()
+        self.selection = Selection.open(config, run_dir, self.monitor)
         self.fleet = Fleet()
         self.report = RunReport(run_dir)
         self.samples = Samples(run_dir / "samples.jsonl")
@@ -93,6 +95,7 @@ class Scheduler:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.report.close()
             self.samples.close()
+            self.selection.close()
 
     # --- state of the run -------------------------------------------------------------------
 
@@ -271,7 +274,7 @@ class Scheduler:
                 members=self.ledger.book.members.values(),
                 engine_slots=self.config.rollout.max_sequences,
                 batch_tokens=tokens,
-                trainer_tokens_per_s=metrics.get("train_tokens_per_s"),
+                trainer=metrics,
                 now_s=time.monotonic(),
             )
             self.report.step(
@@ -288,6 +291,8 @@ class Scheduler:
                 stages=self.dock.progress(),
             )
             self.samples.trained(step, committed[1])
+            if phase == program.TRAIN:
+                self.selection.step(step, seen)
         await self._journal.durable()
 
     async def lease_columns(

@@ -174,14 +174,14 @@ class Monitor:
         members: Collection[Member],
         engine_slots: int,
         batch_tokens: Sequence[int],
-        trainer_tokens_per_s: float | None,
+        trainer: Mapping[str, float],
         now_s: float,
     ) -> Step:
         """A training step is committed: what it was, and the next begins.
 
         members: who takes part. engine_slots: sequences that one engine holds at once; what is leased
         beyond those of all waits. batch_tokens: lengths of the batch's trajectories.
-        trainer_tokens_per_s: of all its ranks.
+        trainer: what it said of the batch, of all its ranks.
         """
         self._forget({member.name for member in members})
         running = cuts(members)
@@ -204,7 +204,12 @@ class Monitor:
             seen[ROLLOUT] = self._seen(ROLLOUT, Workload(*lengths, mean), most, rate, cut)
             self._means.append(lengths[0])
         if batch is not None:
-            rates = {TRAINER: trainer_tokens_per_s, REFERENCE: self._sum(REFERENCE, "tokens_per_s")}
+            if "memory_fraction" in trainer:
+                self._memory[TRAINER] = max(self._memory.get(TRAINER, 0.0), trainer["memory_fraction"])
+            rates = {
+                TRAINER: trainer.get("train_tokens_per_s"),
+                REFERENCE: self._sum(REFERENCE, "tokens_per_s"),
+            }
             for stage in rates.keys() & running.keys():
                 seen[stage] = self._seen(stage, batch, batch.concurrency, rates[stage], running[stage])
         episodes, turns = self.lengths.episodes.summary(), self.lengths.turns.summary()

@@ -141,6 +141,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             done=scheduler.over,
             message=scheduler.message,
             roles=codec.encode_progress(roles.progress(scheduler.dock, scheduler.ledger)),
+            stages=codec.encode_stages(book.members.values(), scheduler.selection.last),
         )
 
     async def StopRun(self, request, context):

@@ -224,12 +224,9 @@ class Trainer:
             # Of the version before: this one is published after it is committed.
             "publish_s": seconds.get(PUBLISHING, 0.0),
             "train_tokens_per_s": counts[0] / max(seconds[TRAINING], 1e-9),
-        }
-        self._activity.gauges = {
-            "train_s": seconds[TRAINING],
-            "read_s": seconds[READING],
             "memory_fraction": memory_fraction(self._group),
         }
+        self._activity.gauges = {name: metrics[name] for name in ("train_s", "read_s", "memory_fraction")}
         self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
         if self._lead is not None:
             self._lead.commit(plan.batch_id, self.progress.version, metrics)

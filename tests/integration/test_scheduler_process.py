@@ -14,18 +14,29 @@ from pathlib import Path
 import pytest
 
 from earl.bus import Bus
+from earl.cli.decisions import read_decisions
 from earl.config.environment import EnvironmentConfig
 from earl.config.run import RunConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig
 from earl.config.trainer import TrainerConfig, WarmupConfig
 from earl.errors import EarlError, LedgerError, UnknownWorker, WorkerReplaced
+from earl.parallelism import Parallelism
 from earl.rpc import Client
+from earl.stack.codec import decode_status
+from earl.stack.status import StageState
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.events_pb2 import Event, WeightsPublished
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from tests.support.stack import Stack
 
 CALL_S = 20.0
+# Two devices of rollout: cut or not, by the lengths that Player plays, and what is far longer.
+PROFILE = """stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s,peak_memory_fraction
+rollout,2,1,1,1,8,8,120,0.2
+rollout,2,1,1,1,4096,8,20,0.9
+rollout,1,2,1,1,8,8,60,0.1
+rollout,1,2,1,1,4096,8,40,0.5
+"""
 
 
 def config(directory: Path, **scheduler) -> RunConfig:
@@ -70,7 +81,10 @@ class Player(Speaker):
         await self.say("Join", capacity=32)
         while True:
             leased = await self.say("LeaseTickets", credit=16, wait_s=0.5)
-            beat = await self.say("Heartbeat", running=len(leased.tickets), version=self.version)
+            gauges = {"memory_fraction": 0.25, "kv_tokens": 640.0, "kv_used_tokens": 96.0}
+            beat = await self.say(
+                "Heartbeat", running=len(leased.tickets), version=self.version, gauges=gauges
+            )
             if beat.stop:
                 return
             results = [self.result(ticket) for ticket in leased.tickets]
@@ -164,7 +178,9 @@ class Learner(Speaker):
 
 @pytest.fixture
 async def stack(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
-    async with Stack(config(tmp_path, **getattr(request, "param", {}))) as stack:
+    profile = tmp_path / "table.csv"
+    profile.write_text(PROFILE)
+    async with Stack(config(tmp_path, profile=str(profile), **getattr(request, "param", {}))) as stack:
         await stack.up("valkey", "scheduler")
         yield stack
 
@@ -202,7 +218,45 @@ async def test_a_scheduler_killed_in_mid_run_goes_on(stack: Stack) -> None:
     check_plans(learner.plans)
     check_evaluations(status, learner)
     check_files(stack.directory)
+    check_decisions(stack.directory)
     assert await stack.terminate("scheduler") == 0
+
+
+def check_decisions(directory: Path) -> None:
+    """One for every step after a committed one, whoever was killed in between, and why."""
+    [(stage, lines)] = read_decisions(directory).items()
+    assert stage == "rollout" and [line.step for line in lines] == [2, 3, 4, 5, 6, 7]
+    for line in lines:
+        # A player that has not joined again yet is not in the pool.
+        assert line.running in (Parallelism(1), Parallelism(2)) and line.devices == line.running.devices
+        # Exactly, but for a scheduler that saw too few of them end: it goes by the sketch.
+        lengths = [line.seen.mean_tokens, line.seen.p95_tokens, line.seen.max_tokens]
+        assert lengths == pytest.approx([12, 12, 12], rel=0.01)
+        assert 1 <= line.seen.concurrency <= line.seen.concurrency_most <= 64
+        assert line.decision_ms > 0 and line.verdict.reason in line.sentence
+    whole = [line for line in lines if line.devices == 2]
+    for line in whole:
+        assert line.verdict.after == Parallelism(dp=2)
+        assert {one.parallelism for one in line.candidates} == {Parallelism(dp=2), Parallelism(tp=2)}
+    assert any(line.seen.memory_fraction == 0.25 and line.seen.kv is not None for line in whole)
+
+
+async def test_the_selector_is_part_of_the_status(stack: Stack) -> None:
+    bus = await stack.bus()
+    players = [Player(stack.scheduler, f"rollout-{number}") for number in range(2)]
+    learner = Learner(stack.scheduler, bus)
+    works = [asyncio.create_task(player.work()) for player in players]
+    await learner.start()
+    before = decode_status(await learner.call("GetStatus")).stages
+    assert StageState("trainer", "1 device") in before and not any(one.chosen for one in before)
+    while len(learner.plans) < 3:
+        await learner.step()
+    stages = {one.name: one for one in decode_status(await learner.call("GetStatus")).stages}
+    assert stages.keys() == {"rollout", "trainer"}
+    assert stages["rollout"].running == stages["rollout"].chosen == "dp2" and not stages["rollout"].differs
+    assert stages["rollout"].sentence.startswith("rollout stays with dp2")
+    await learner.call("StopRun", reason="enough")
+    await asyncio.gather(*works)
 
 
 def check_plans(plans: list[scheduler_pb2.BatchPlan]) -> None:

@@ -22,6 +22,9 @@ from typing import Any
 import psutil
 import pytest
 
+from earl.cli.decisions import read_decisions
+from earl.parallelism import Parallelism
+
 ROOT = Path(__file__).resolve().parents[2]
 TICTACTOE = ROOT / "examples" / "tictactoe.toml"
 MARK = "EARL_TEST_RUN"
@@ -78,7 +81,8 @@ class Launched:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.directory,
-            env={**os.environ, MARK: self.name, "PYTHONPATH": str(self.directory)},
+            # What a test put into its directory, and this tree, whichever is installed.
+            env={**os.environ, MARK: self.name, "PYTHONPATH": f"{self.directory}{os.pathsep}{ROOT}"},
         )
 
     def until(self, pattern: str) -> None:
@@ -136,8 +140,43 @@ def assert_ledger_adds_up(figures: dict[str, Any]) -> None:
 # --- whole runs -----------------------------------------------------------------------------
 
 
-def test_a_run_trains_evaluates_and_leaves_a_report(launched: Launched):
-    code, figures = launched.start(scheduler__steps="4").finish()
+# One device of each: what there is to decide is known, what is measured beside it is the run's own.
+PROFILE = """stage,tp,context_tokens,concurrency,tokens_per_device_s,peak_memory_fraction
+rollout,1,16,4,2000,0.1
+rollout,1,256,16,3000,0.2
+trainer,1,16,16,20000,0.1
+trainer,1,256,16,10000,0.2
+"""
+
+
+def assert_decided(launched: Launched, steps: int) -> None:
+    """A decision a step for both stages, with what the run measured, shown wherever a person looks."""
+    decided = read_decisions(launched.run_directory)
+    assert decided.keys() == {"rollout", "trainer"}
+    for lines in decided.values():
+        assert [line.step for line in lines] == list(range(2, steps + 2))
+        assert {line.running for line in lines} == {Parallelism()} == {line.verdict.after for line in lines}
+        seen = lines[-1].seen
+        assert 8 < seen.mean_tokens <= seen.p95_tokens <= seen.max_tokens < 256
+        assert 1 <= seen.concurrency <= 16
+        assert seen.tokens_per_device_s is not None and seen.tokens_per_device_s > 0
+        assert seen.memory_fraction is not None and 0 < seen.memory_fraction < 1
+    kv = decided["rollout"][-1].seen.kv
+    assert kv is not None and 0 <= kv.used_tokens <= kv.committed_tokens <= kv.total_tokens > 0
+    assert "rollout stays with" in launched.said and "trainer stays with" in launched.said
+    report = (launched.run_directory / "report.html").read_text()
+    assert "Parallelism of rollout" in report and "Parallelism of trainer" in report
+    told = subprocess.run(
+        [sys.executable, "-c", "from earl.cli.explain import app; app()", str(launched.run_directory)],
+        capture_output=True, text=True, check=True, timeout=60, cwd=ROOT,
+    )  # fmt: skip
+    assert f"rollout, step {steps + 1} (decided after step {steps}, 1 device)" in told.stdout
+
+
+def test_a_run_trains_decides_evaluates_and_leaves_a_report(launched: Launched):
+    profile = launched.directory / "table.csv"
+    profile.write_text(PROFILE)
+    code, figures = launched.start(scheduler__steps="4", scheduler__profile=str(profile)).finish()
     assert code == 0, launched.said
     assert_ledger_adds_up(figures)
     assert figures["trained"] == 2 * 16 + 4 * 16
@@ -153,6 +192,7 @@ def test_a_run_trains_evaluates_and_leaves_a_report(launched: Launched):
     # Lengths of every step, intervals of both evaluations, and the same tasks before and after training.
     assert 'class="h8"' in report and 'class="line bar' in report and "before and after" in report
     assert figures["gain_low"] <= figures["gain"] <= figures["gain_high"] and figures["gain_episodes"] == 16
+    assert_decided(launched, 4)
     launched.assert_nothing_left()
 
 

@@ -15,6 +15,7 @@ from services.scheduler.records import Evaluation, Member, Purpose, Result, Tick
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
 from services.scheduler.transcripts import Turn
+from tests.support.selection import selecting
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
 TASKS = 64
@@ -39,7 +40,8 @@ def recorded(
     overrides: Sequence[tuple[str, str]] = (),
     seed: int = 0,
 ) -> None:
-    """`steps` training steps after two of warm-up, evaluations before and after, conversations of `text`."""
+    """`steps` training steps after two of warm-up, evaluations before and after, conversations of `text`,
+    and decisions for a rollout that would be cut otherwise from a mean of 100 tokens on."""
     draw = random.Random(seed)
     config = load_run(TICTACTOE, [("warmup.batches", "2"), *overrides])
     (directory / "run.json").write_text(config.model_dump_json())
@@ -59,6 +61,7 @@ def recorded(
     evaluations = [judged("start", 0)]
     report.evaluations(evaluations, 5.0)
     monitor = Monitor()
+    selection = selecting(directory)
     members = (
         Member(name="rollout-0", incarnation=1, stage=1, parallelism=(2, 1, 1, 1)),
         Member(name="trainer", incarnation=1, stage=3),
@@ -71,8 +74,8 @@ def recorded(
             monitor.observe(count, [count])
         monitor.playing(0, 10.0 * step - 2)
         seen = monitor.step(
-            members=members, engine_slots=16, batch_tokens=tokens, trainer_tokens_per_s=5000.0,
-            now_s=10.0 * step,
+            members=members, engine_slots=16, batch_tokens=tokens, now_s=10.0 * step,
+            trainer={"train_tokens_per_s": 5000.0, "memory_fraction": 0.4},
         )  # fmt: skip
         number += 1
         one = ticket(number, Purpose.TRAIN, step, step + 2, 1.0)
@@ -91,10 +94,12 @@ def recorded(
             ledger={"issued": 64 * step}, stages=stages,
         )  # fmt: skip
         report.spans("trainer", [("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])
+        selection.step(step, seen)
     evaluations.append(judged("final", steps))
     report.evaluations(evaluations, 10.0 * steps + 5)
     report.close()
     samples.close()
+    selection.close()
     (directory / "result.json").write_text(json.dumps({"seconds": 125.0, "best_version": steps + 3}))
 
 

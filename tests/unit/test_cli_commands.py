@@ -25,6 +25,7 @@ from earl.stack.status import (
     ProcessState,
     RoleState,
     RunStatus,
+    StageState,
     Transfers,
     WorkerState,
 )
@@ -202,6 +203,35 @@ def test_the_plain_view_says_what_changed(tmp_path: Path):
         view.update([ProcessState("gateway", "ready", 1.1, 0)], STATUS)
     lines = (tmp_path / "out").read_text().splitlines()
     assert [line.split("] ")[1].split(" ")[0] for line in lines] == ["gateway", "gateway", "evaluate:final"]
+
+
+DECIDED = replace(
+    STATUS,
+    stages=(
+        StageState(
+            "rollout", "dp2", "tp2", "rollout runs dp2; the selector goes to tp2: 0.3 s a step quicker"
+        ),
+        StageState("trainer", "1 device"),
+    ),
+)
+
+
+def test_the_views_say_how_stages_are_cut_and_what_the_selector_said(tmp_path: Path):
+    console = Console(file=io.StringIO(), width=120, force_terminal=False, record=True)
+    view = LiveView(console)
+    view.update([ProcessState("gateway", "ready", 1.0, 0)], DECIDED)
+    console.print(view._render())
+    text = console.export_text()
+    assert "rollout runs dp2; the selector goes to tp2: 0.3 s a step quicker" in text
+    assert "parallelism  trainer 1 device\n" in text
+    with open(tmp_path / "out", "w") as file, PlainView(file) as plain:
+        for status in (DECIDED, DECIDED, replace(DECIDED, step=201)):
+            plain.update([], status)
+        [rollout, trainer] = DECIDED.stages
+        stays = replace(rollout, chosen="dp2", sentence="rollout stays with dp2: lengths fell")
+        plain.update([], replace(DECIDED, stages=(stays, trainer)))
+    said = [line.split("] ")[1] for line in (tmp_path / "out").read_text().splitlines()]
+    assert [line for line in said if line.startswith("rollout ")] == [rollout.sentence, stays.sentence]
 
 
 def test_a_sparkline_runs_from_low_to_high():

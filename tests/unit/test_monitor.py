@@ -19,7 +19,12 @@ TRAINER = Member(name="t", incarnation=1, stage=3, parallelism=(4, 1, 1, 1))
 
 
 def committed(monitor: Monitor, now_s: float, *members: Member, **given) -> Step:
-    fields = {"engine_slots": 16, "batch_tokens": [10, 20, 30, 40], "trainer_tokens_per_s": 400.0, **given}
+    fields = {
+        "engine_slots": 16,
+        "batch_tokens": [10, 20, 30, 40],
+        "trainer": {"train_tokens_per_s": 400.0},
+        **given,
+    }
     return monitor.step(members=members or (ROLLOUT, TRAINER), now_s=now_s, **fields)
 
 
@@ -130,6 +135,9 @@ def test_the_trainers_step_is_the_batch() -> None:
     assert trainer.workload == Workload(25.0, 40.0, 40.0, 4.0)
     assert (trainer.tokens_per_device_s, reference.tokens_per_device_s) == (100.0, 25.0)
     assert (trainer.memory_fraction, reference.memory_fraction) == (None, 0.25)
+    said = {"train_tokens_per_s": 80.0, "memory_fraction": 0.5}
+    trainer = committed(monitor, 2.0, TRAINER, trainer=said).stages["trainer"]
+    assert (trainer.tokens_per_device_s, trainer.memory_fraction) == (20.0, 0.5)
 
 
 # --- KV and memory --------------------------------------------------------------------------

@@ -1,0 +1,202 @@
+"""The selector in a run: one decision a step for every stage that has a profile, written down.
+
+    commit ─► Monitor.step ─► Stages.decide ─► decisions.jsonl, the status
+                                  ▲
+      profile (scheduler.profile, or what `earl profile` kept for this model and machine)
+
+Promise: a decision delays the loop by what it takes to compute, which is measured and logged (and a
+roll-back once, by that of the MOST_PAST decisions before it); a stage whose profile has no answer is left
+alone, and the log says why, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, EarlError
+from earl.models.spec import load_spec
+from earl.obs.metrics import LineFile, read_lines
+from services.scheduler import decisions
+from services.scheduler.monitor import ROLLOUT, Monitor, Step
+from services.scheduler.selector.stages import Observed, Stages, Verdict
+
+log = logging.getLogger(__name__)
+
+# What the run decided by, in its directory.
+PROFILE = "profile.csv"
+# A decision that takes longer delays whoever waits for an answer noticeably.
+SLOW_S = 0.010
+# Decisions of former schedulers that the policies are brought back by.
+MOST_PAST = 128
+
+# A profile's CSV text, and what to call it.
+Profile = tuple[str, str]
+
+
+class Selection:
+    """last: the latest verdict by stage. Stages without a profile have none.
+
+    search: finds a profile, once training has begun, in a thread of its own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        monitor: Monitor,
+        switch_cost_s: float = 1.0,
+        search: Callable[[], Profile | None] | None = None,
+    ) -> None:
+        self.last: dict[str, Verdict] = {}
+        self._directory = directory
+        self._monitor = monitor
+        self._switch_cost_s = switch_cost_s
+        self._search = search
+        self._searched: Future[Profile | None] | None = None
+        self._make: Callable[[], Stages] = lambda: Stages({})
+        self._stages = self._make()
+        # The step of the last decisions.
+        self._decided = 0
+        self._file: LineFile | None = None
+        self._said: set[str] = set()
+
+    @classmethod
+    def open(cls, config: RunConfig, directory: Path, monitor: Monitor) -> Selection:
+        """The run's selector, where a former scheduler left it. Raises ConfigError for a bad profile."""
+        one = cls(directory, monitor, config.scheduler.switch_cost_s)
+        if config.scheduler.selector == "off":
+            return one
+        if config.scheduler.profile:
+            one.begin(*read_profile(config.scheduler.profile))
+        else:
+            one._search = partial(kept_profile, config, directory)
+        return one
+
+    def begin(self, text: str, name: str) -> None:
+        """Decides by this profile from now on. Raises ConfigError."""
+        self.decide_by(partial(stages_of, text, name, self._switch_cost_s))
+        (self._directory / PROFILE).write_text(text, encoding="utf-8")
+        log.info("parallelism of %s is decided by %s", ", ".join(sorted(self._stages.names)), name)
+
+    def decide_by(self, make: Callable[[], Stages]) -> None:
+        """From now on, and from where the decisions in the run's directory end."""
+        self._make = make
+        for mean_tokens in self._restore():
+            self._monitor.remember(mean_tokens)
+        self._file = LineFile(self._directory / decisions.NAME)
+
+    def step(self, committed: int, seen: Step) -> None:
+        """Training step `committed` is done: decides for the next one and writes it down."""
+        self._look()
+        if self._decided > committed:
+            # Rolled back: the steps since, and what was decided for them, have not been.
+            self._restore(committed + 1)
+        for stage in sorted(self._stages.names & seen.stages.keys()):
+            self._decide(stage, committed + 1, seen)
+        self._decided = committed + 1
+
+    def _restore(self, below: float = math.inf) -> Iterable[float]:
+        """Policies as the decisions for steps below this one left them; mean lengths of rollout's steps."""
+        self._stages = self._make()
+        past = decisions.past(read_lines(self._directory / decisions.NAME), MOST_PAST, below)
+        for stage in self._stages.names & past.keys():
+            try:
+                self._stages.restore(stage, past[stage])
+            except EarlError as error:
+                log.warning("decisions for %s begin anew, the profile is another one: %s", stage, error)
+        self._decided = max((one[-1].step for one in past.values()), default=0)
+        return [one.observed.workload.mean_tokens for one in past.get(ROLLOUT, ())]
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _look(self) -> None:
+        """Starts the search, or takes what it found."""
+        if self._search is None:
+            return
+        if self._searched is None:
+            executor = ThreadPoolExecutor(1, "profile")
+            self._searched = executor.submit(self._search)
+            executor.shutdown(wait=False)
+        elif self._searched.done():
+            self._search = None
+            try:
+                found = self._searched.result()
+                if found is not None:
+                    self.begin(*found)
+                    return
+                why = "there is no profile of this model on this machine"
+            except EarlError as error:
+                why = str(error)
+            log.info(
+                "no parallelism is decided: %s; measure one with `earl profile`, or name a file with "
+                "scheduler.profile",
+                why,
+            )
+
+    def _decide(self, stage: str, step: int, seen: Step) -> None:
+        assert self._file is not None
+        one = seen.stages[stage]
+        observed = Observed(seen.running[stage], one.workload, one.tokens_per_device_s)
+        began_s = time.perf_counter()
+        try:
+            verdict = self._stages.decide(stage, observed, step)
+        except EarlError as error:
+            if stage not in self._said:
+                self._said.add(stage)
+                log.warning("nothing is decided for %s: %s", stage, error)
+            return
+        took_s = time.perf_counter() - began_s
+        if took_s > SLOW_S:
+            log.warning("deciding for %s took %.1f ms, for which every call waited", stage, took_s * 1e3)
+        before = self.last.get(stage)
+        if before is None or before.decision.after != verdict.decision.after:
+            log.info("step %d: %s", step, verdict.sentence)
+        self.last[stage] = verdict
+        self._file.write(decisions.encode(verdict, seen, took_s))
+
+
+def read_profile(key: str) -> Profile:
+    """What scheduler.profile names. Raises ConfigError."""
+    path = Path(key).expanduser()
+    try:
+        return path.read_text(encoding="utf-8"), str(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"scheduler.profile = {key!r} cannot be read: {error}",
+            "give the CSV file that `earl profile` wrote, or remove the key",
+        ) from None
+
+
+def kept_profile(config: RunConfig, directory: Path) -> Profile | None:
+    """What `earl profile` has kept for the run's model and settings on this machine, all its stages together.
+
+    Looks at the hardware, so it may take seconds. Raises ModelNotFound.
+    """
+    from services.scheduler.profile.rows import STAGES, dump
+    from services.scheduler.profile.stages import cache_of
+
+    spec = load_spec(directory / "model")
+    caches = [cache_of(stage, config, spec) for stage in STAGES]
+    rows = [row for cache in caches for row in cache.rows()]
+    return (dump(rows), f"what earl profile kept in {caches[0].path.parent}") if rows else None
+
+
+def stages_of(text: str, name: str, switch_cost_s: float) -> Stages:
+    """A policy and its table for each stage that a profile has rows of. Raises ConfigError."""
+    from services.scheduler.profile.corrected import CorrectedTable  # numpy: not for a run without a profile
+    from services.scheduler.profile.rows import parse
+    from services.scheduler.selector.earl import EarlPolicy
+
+    rows = parse(text, name)
+    tables = {stage: CorrectedTable(rows, stage) for stage in sorted({row.stage for row in rows})}
+    return Stages(
+        {stage: partial(EarlPolicy, table, switch_cost_s) for stage, table in tables.items()}, tables
+    )

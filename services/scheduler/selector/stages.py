@@ -1,0 +1,117 @@
+"""A policy for each stage that has a profile, step by step in a run. Pure.
+
+Each follows its own course, as in a replay: `before` is what it chose last, whatever the stage runs with.
+Where the two differ, the verdict says what it would run instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from earl.parallelism import Parallelism
+from services.scheduler.selector.decision import Decision, Policy, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a stage runs with, and what its policy says of the step to come.
+
+    correction: of the predictions for what runs, by what was observed.
+    """
+
+    stage: str
+    running: Parallelism
+    decision: Decision
+    policy: str = ""
+    correction: float = 1.0
+
+    @property
+    def chosen(self) -> Parallelism:
+        """What the policy would have. One stage alone is decided for, so it is a parallelism."""
+        assert isinstance(self.decision.after, Parallelism)
+        return self.decision.after
+
+    @property
+    def sentence(self) -> str:
+        """For example "rollout runs dp2; the selector goes to tp2: ..."; a reason is a predicate."""
+        if self.decision.after.replica == self.running.replica and not self.decision.switched:
+            return f"{self.stage} {self.decision.reason}"
+        return f"{self.stage} runs {self.running.words}; the selector {self.decision.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A step of a stage: what it ran with, what there was to do, and its throughput, if that is known."""
+
+    running: Parallelism
+    workload: Workload
+    tokens_per_device_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A former scheduler's decision for `step`, after what was observed. before: of its own course."""
+
+    step: int
+    observed: Observed
+    before: Parallelism
+
+
+class Correctable(Protocol):
+    """What a policy's predictions come from, where a run may correct it."""
+
+    def observe(
+        self, parallelism: Parallelism, context_tokens: float, concurrency: float, tokens_per_device_s: float
+    ) -> None: ...
+
+    def correction(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> float: ...
+
+
+class Stages:
+    """By stage. make: the policy that begins with a parallelism; tables: what its predictions come from."""
+
+    def __init__(
+        self,
+        make: Mapping[str, Callable[[Parallelism], Policy]],
+        tables: Mapping[str, Correctable] | None = None,
+    ) -> None:
+        self.names = frozenset(make)
+        self._make = make
+        self._tables = tables or {}
+        self._policies: dict[str, Policy] = {}
+
+    def restore(self, stage: str, past: Sequence[Past]) -> None:
+        """Brings a policy to where these decisions, oldest first, left it.
+
+        Raises ConfigError, and then the stage begins anew.
+        """
+        if not past:
+            return
+        policy = self._make[stage](past[0].before)
+        for one in past:
+            self._correct(stage, one.observed)
+            policy.observe(one.observed.workload)
+            policy.decide(one.step, one.observed.running.devices)
+        self._policies[stage] = policy
+
+    def decide(self, stage: str, observed: Observed, step: int) -> Verdict:
+        """For `step`, after the one that was observed. Raises ConfigError where the profile has no answer."""
+        policy = self._policies.get(stage)
+        if policy is None:
+            policy = self._policies[stage] = self._make[stage](observed.running)
+        factor = self._correct(stage, observed)
+        policy.observe(observed.workload)
+        decision = policy.decide(step, observed.running.devices)
+        return Verdict(stage, observed.running, decision, policy.name, factor)
+
+    def _correct(self, stage: str, observed: Observed) -> float:
+        """What the predictions for what ran are multiplied by from now on."""
+        table, load = self._tables.get(stage), observed.workload
+        if table is None:
+            return 1.0
+        place = observed.running, load.mean_tokens, load.concurrency
+        if observed.tokens_per_device_s is not None:
+            table.observe(*place, observed.tokens_per_device_s)
+        return table.correction(*place)
