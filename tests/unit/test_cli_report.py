@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from earl.cli.report.charts import Series, line_chart, merged, nice_ticks, smooth, timeline
+from earl.cli.report.charts import Band, Mark, Series, line_chart, merged, nice_ticks, smooth, timeline
 from earl.cli.report.data import flat, read_run
 from earl.cli.report.page import transfers, write_report
 from earl.config.load import load_run
@@ -37,6 +37,28 @@ def test_a_chart_is_well_formed_and_escapes_names():
     assert "nothing was recorded" in line_chart([Series("empty", [])], x_label="x")
     flat_line = line_chart([Series("flat", [(0, 0.0), (1, 0.0)])], x_label="x")
     ElementTree.fromstring(f"<div>{flat_line}</div>")
+
+
+def test_a_logarithmic_chart_has_powers_of_two_and_what_lies_behind_it():
+    series = [Series("tokens", [(0, 100), (10, 3000)])]
+    bands = [Band("a", 0, 4, 1), Band("b < c", 4, 10, 4), Band("a", 0, 10, 1, floor=True)]
+    svg = line_chart(series, x_label="x", doubling=True, bands=bands, marks=[Mark("why & how", 4.0)])
+    root = ElementTree.fromstring(f"<div>{svg}</div>")
+    ticks = [text.text for text in root.findall(".//text[@text-anchor='end']")]
+    assert ticks == ["64", "256", "1K", "4K"]
+    left, right = root.findall(".//rect[@class='band c1']"), root.findall(".//rect[@class='band c4']")
+    edge = float(left[0].get("x", "")) + float(left[0].get("width", ""))
+    assert edge == pytest.approx(float(right[0].get("x", "")), abs=0.2)
+    [mark] = root.findall(".//line[@class='mark']")
+    assert float(mark.get("x1", "")) == pytest.approx(edge, abs=0.2)
+    assert root.find(".//g/title").text == "why & how"  # pyright: ignore[reportOptionalMemberAccess]
+    assert svg.count("</span>") == 3  # the line and two layouts, each once
+    # A doubling is as high wherever it is.
+    [line] = root.findall(".//polyline")
+    downs = [float(point.split(",")[1]) for point in line.get("points", "").split()]
+    grid = [float(one.get("y1", "")) for one in root.findall(".//line[@class='grid']")]
+    assert grid[0] > downs[0] > grid[1] and grid[2] > downs[1] > grid[3]
+    assert grid[0] - grid[1] == pytest.approx(grid[2] - grid[3], abs=0.2)
 
 
 def test_spans_that_cannot_be_told_apart_become_one():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from earl.cli.decisions import changes, read_decisions
 from earl.cli.report.conversations import CHOICES, conversations
 from earl.cli.report.data import heard, judged, read_run, surviving
 from earl.cli.report.heatmap import columns, heat_map, length_ticks
@@ -116,6 +117,52 @@ def test_the_reference_is_drawn_where_there_is_one(tmp_path: Path):
     text = write_report(tmp_path).read_text()
     assert "<h2>KL to the reference</h2>" in text and "Not measured" not in text
     assert "<h2>Reference log-probs</h2>" in text
+
+
+def test_layouts_are_bands_under_the_lengths_and_changes_are_marked(tmp_path: Path):
+    recorded(tmp_path, steps=20)
+    page = Reader.of(write_report(tmp_path).read_text())
+    classes = [attributes.get("class") or "" for _, attributes in page.tags]
+    lines = read_decisions(tmp_path)["rollout"]
+    changed = changes(lines)
+    assert len(changed) >= 1
+    tints = [name.removeprefix("band ") for name in classes if name.startswith("band ")]
+    # A stretch of steps with one verdict is one band; what ran is one strip in the colour of its layout.
+    assert len(tints) == len(changed) + 1 and len(set(tints)) == 2
+    [strip] = [name.removeprefix("floor ") for name in classes if name.startswith("floor ")]
+    assert strip == tints[0]
+    assert classes.count("mark") == classes.count("handle") == len(changed)
+    shown = " ".join("".join(page.text).split())
+    assert "Parallelism of rollout" in shown and f"The verdict changed {len(changed)} time" in shown
+    for line in changed:
+        assert f"step {line.step}: {line.verdict.reason}" in shown
+    assert f"step {changed[0].step} goes to tp2: lengths decide" in shown
+
+
+def test_a_run_without_decisions_says_why(tmp_path: Path):
+    recorded(tmp_path)
+    (tmp_path / "decisions.jsonl").unlink()
+    assert "there was no profile to decide by" in write_report(tmp_path).read_text()
+    recorded(tmp_path, overrides=[("scheduler.selector", "off")])
+    (tmp_path / "decisions.jsonl").unlink()
+    page = Reader.of(write_report(tmp_path).read_text())
+    assert 'nothing was decided (scheduler.selector = "off")' in "".join(page.text)
+
+
+def test_a_reason_stays_text_and_many_changes_are_not_all_listed(tmp_path: Path):
+    recorded(tmp_path)
+    *_, last = (json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines())
+    cuts = [{"dp": 2, "tp": 1, "cp": 1, "pp": 1}, {"dp": 1, "tp": 2, "cp": 1, "pp": 1}]
+    with (tmp_path / "decisions.jsonl").open("w") as file:
+        for step in range(2, 32):
+            verdict = {
+                **last["verdict"], "before": cuts[step % 2], "after": cuts[1 - step % 2], "switched": True,
+                "reason": EVIL,
+            }  # fmt: skip
+            file.write(json.dumps({**last, "step": step, "verdict": verdict}) + "\n")
+    page = Reader.of(write_report(tmp_path).read_text())
+    assert "script" not in [tag for tag, _ in page.tags] and EVIL in "".join(page.text)
+    assert "and 18 before these" in "".join(page.text)
 
 
 def test_a_run_of_another_version_is_refused(tmp_path: Path):

@@ -15,6 +15,8 @@ ROW_HEIGHT = 26
 JOIN_PIXELS = 0.7
 # Width of a phase's name.
 LABEL_PIXELS = 95
+# Height of a band that is a strip.
+FLOOR_PIXELS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,28 @@ class Series:
     bars: Sequence[tuple[float, float, float]] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Something that held from `start` to `end` on the horizontal axis, named `name`.
+
+    floor: a solid strip below the chart; otherwise a tint behind the whole chart.
+    """
+
+    name: str
+    start: float
+    end: float
+    colour: int
+    floor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at x."""
+
+    text: str
+    x: float
+
+
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers that span [low, high]."""
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
@@ -44,6 +68,23 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     while ticks[-1] < high - step * 1e-9:
         ticks.append(first + step * len(ticks))
     return ticks
+
+
+def octaves(value: float) -> float:
+    """Doublings above 1."""
+    return math.log2(max(1.0, value))
+
+
+def octave_ticks(low: float, high: float, count: int = 6) -> list[float]:
+    """Whole numbers of doublings that span [low, high], about `count`."""
+    first, last = math.floor(low), math.ceil(high)
+    step = math.ceil(max(1, last - first) / (count - 1))
+    return [float(tick) for tick in range(first, last + step, step)]
+
+
+def tokens_label(value: float) -> str:
+    """A power of two: 512, 4K."""
+    return f"{value / 1024:g}K" if value >= 1024 else label(value)
 
 
 def label(value: float) -> str:
@@ -65,33 +106,40 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     zero: bool = False,
     x_from: float = math.inf,
+    doubling: bool = False,
+    bands: Sequence[Band] = (),
+    marks: Sequence[Mark] = (),
 ) -> str:
     """An SVG element; a note in place of it when no series has a point.
 
-    zero: 0 is within the vertical axis. x_from: the horizontal one begins there at the latest.
+    zero: 0 is within the vertical axis, doubling: which is logarithmic, by powers of two, from 1 on.
+    x_from: the horizontal one begins there at the latest. Bands lie behind the series, marks across them.
     """
     drawn = [line for line in series if line.points]
     if not drawn:
         return '<p class="empty">nothing was recorded</p>'
     xs = [x for line in drawn for x, _ in line.points]
-    xs += [x_from] * math.isfinite(x_from)
+    xs += [x_from] * math.isfinite(x_from) + [end for band in bands for end in (band.start, band.end)]
     ys = [y for line in drawn for _, y in line.points]
     ys += [y for line in drawn for _, *ends in line.bars for y in ends] + [0.0] * zero
-    low, high = y_range or padded(min(ys), max(ys))
+    height = octaves if doubling else float
+    low, high = y_range or padded(height(min(ys)), height(max(ys)))
     x_ticks = nice_ticks(min(xs), max(xs), 7)
-    y_ticks = nice_ticks(low, high)
+    y_ticks = octave_ticks(low, high) if doubling else nice_ticks(low, high)
     x_low, x_high = min(xs), max(*xs, min(xs) + 1e-9)
     y_low, y_high = y_ticks[0], max(y_ticks[-1], y_ticks[0] + 1e-9)
 
     def place(x: float, y: float) -> tuple[float, float]:
         right = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
-        down = HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+        down = HEIGHT - BOTTOM - (height(y) - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
         return round(right, 1), round(min(max(down, TOP), HEIGHT - BOTTOM), 1)
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
+    parts += [band_box(band, place(band.start, 1.0)[0], place(band.end, 1.0)[0]) for band in bands]
     for tick in y_ticks:
-        _, y = place(x_low, tick)
-        text = f"{tick:.0%}" if percent else label(tick)
+        value = 2.0**tick if doubling else tick
+        _, y = place(x_low, value)
+        text = f"{value:.0%}" if percent else tokens_label(value) if doubling else label(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{text}</text>')
     if y_low < 0 < y_high:
@@ -99,17 +147,17 @@ def line_chart(
         parts.append(f'<line class="zero" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
     for tick in x_ticks:
         if x_low <= tick <= x_high:
-            x, _ = place(tick, y_low)
+            x, _ = place(tick, 1.0)
             parts.append(text_at(x, HEIGHT - BOTTOM + 16, label(tick)))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(
         f'<text class="axis" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>'
     )
     parts += [draw(line, place, percent) for line in drawn]
+    parts += [mark_line(mark, place(mark.x, 1.0)[0]) for mark in marks]
     parts.append("</svg>")
-    return "".join(parts) + legend(
-        [(line.name, f"c{line.colour % COLOURS}{' faint' * line.faint}") for line in drawn]
-    )
+    entries = [(line.name, f"c{line.colour % COLOURS}{' faint' * line.faint}") for line in drawn]
+    return "".join(parts) + legend([*entries, *dict.fromkeys((one.name, f"c{one.colour}") for one in bands)])
 
 
 def text_at(x: float, y: float, text: str) -> str:
@@ -143,6 +191,21 @@ def draw(line: Series, place: Callable[[float, float], tuple[float, float]], per
         return f'<circle class="{colour}" cx="{right}" cy="{down}" r="3"/>'
     title = f"<title>{escape(line.name)}</title>"
     return f'<polyline class="line {colour}{faint}" points="{path}">{title}</polyline>'
+
+
+def band_box(band: Band, left: float, right: float) -> str:
+    """A tint over the chart's height, or a strip just under it."""
+    bottom = HEIGHT - BOTTOM
+    top, height, kind = (bottom, FLOOR_PIXELS, "floor") if band.floor else (TOP, bottom - TOP, "band")
+    box = f'x="{left}" y="{top}" width="{max(0.6, right - left):.1f}" height="{height}"'
+    return f'<rect class="{kind} c{band.colour}" {box}><title>{escape(band.name)}</title></rect>'
+
+
+def mark_line(mark: Mark, x: float) -> str:
+    """A dashed line with a handle that says what it is."""
+    title = f"<title>{escape(mark.text)}</title>"
+    line = f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+    return f'<g>{title}{line}<path class="handle" d="M{x - 5:.1f} {TOP - 8}h10l-5 8z"/></g>'
 
 
 def bar(low: tuple[float, float], high: tuple[float, float], colour: str) -> str:

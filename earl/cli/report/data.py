@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from earl.cli.decisions import Line, read_decisions
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.obs.metrics import read_lines
@@ -30,6 +31,8 @@ class RunRecord:
     spans: Spans
     result: Record
     samples: Sequence[Record] = ()
+    # Of the selector, by stage.
+    decisions: Mapping[str, Sequence[Line]] = field(default_factory=dict)
 
     def points(self, key: str, *, phase: str = "", over: str = "step") -> list[tuple[float, float]]:
         """(step or seconds, value) of every record of a phase that has the key."""
@@ -79,6 +82,7 @@ def read_run(directory: Path) -> RunRecord:
         spans=in_seconds(spans, start_ns(metrics, spans)),
         result=json.loads(result_path.read_text(encoding="utf-8")) if result_path.is_file() else {},
         samples=heard(read_lines(directory / "samples.jsonl"), newest),
+        decisions=read_decisions(directory),
     )
 
 

@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from earl.cli.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, label, nice_ticks, text_at
+from earl.cli.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    label,
+    nice_ticks,
+    text_at,
+    tokens_label,
+)
 
 COLUMNS = 96
 LEVELS = 8
@@ -141,7 +152,7 @@ def length_axis(frame: Frame) -> list[str]:
     for tokens in length_ticks(2 ** (frame.low / frame.per_octave), 2 ** (frame.high / frame.per_octave)):
         y = frame.down(frame.bin_of(tokens))
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        text = f"{tokens >> 10}K" if tokens >= 1024 and tokens % 1024 == 0 else label(tokens)
+        text = tokens_label(tokens) if tokens % 1024 == 0 else label(tokens)
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{text}</text>')
     return parts
 

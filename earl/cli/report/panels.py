@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
+from earl.cli.decisions import changes
 from earl.cli.report.charts import Series, line_chart, smooth
 from earl.cli.report.data import Record, RunRecord
 from earl.cli.report.heatmap import columns, heat_map
+from earl.cli.report.layouts import layouts_chart
 
 TRAIN = "train"
 SMOOTHING_STEPS = 8
@@ -43,6 +45,7 @@ def charts(run: RunRecord) -> Iterable[str | Absent]:
     yield reward(run)
     yield gain(run)
     yield lengths(run)
+    yield from parallelism(run)
     yield staleness(run)
     yield mismatch(run)
     truncated = run.points("truncated_fraction", phase=TRAIN)
@@ -147,6 +150,24 @@ def lengths(run: RunRecord) -> str:
     return card(
         title, line_chart(series, x_label=STEP), note="Tokens of whole episodes that were played of late."
     )
+
+
+def parallelism(run: RunRecord) -> Iterable[str | Absent]:
+    """What the selector decided, a card a stage."""
+    if not run.decisions:
+        why = "there was no profile to decide by; `earl profile` measures one."
+        if run.config.scheduler.selector == "off":
+            why = 'nothing was decided (scheduler.selector = "off").'
+        yield Absent("Parallelism", why)
+    for stage, lines in run.decisions.items():
+        changed = len(changes(lines))
+        yield card(
+            f"Parallelism of {stage}",
+            layouts_chart(lines, x_label=STEP),
+            note=f"Tokens of what each step worked on. Tint: what the selector chose for the step; strip: "
+            f"what it ran with. The verdict changed {changed} time{'s' * (changed != 1)}; "
+            "earl explain tells why at every step.",
+        )
 
 
 def staleness(run: RunRecord) -> str:

@@ -66,6 +66,9 @@ main { padding-bottom: 40px; }
   .tiles { grid-template-columns: 1fr 1fr; gap: 8px; } .turn { max-width: 100%; }
   svg { overflow: visible; } .tick, .axis { font-size: 17px; }
   .scroll svg { min-width: 900px; } .scroll .tick, .scroll .axis { font-size: 13px; } }
+.changes { margin-top: 6px; font-size: 13px; }
+.band { stroke: none; opacity: .16; } .floor { stroke: none; }
+.mark { stroke: var(--ink); stroke-dasharray: 3 3; } .handle { fill: var(--ink); }
 """
 
 SERIES = "".join(
