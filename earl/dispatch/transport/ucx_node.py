@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 # 512k segments bring UCX over TCP to a plain socket's speed; both directions are needed. The registration
 # cache, and so the hooks on mmap that it needs, is a must: UCX 1.21 without it crashes the survivor when a
-# peer dies in the middle of a rendezvous (openucx/ucx#11467). Sockets keep the kernel's own buffers: with 4 MiB
-# what is under way leaves the processor's cache, and a reader took 1.6 times as long over it.
+# peer dies in the middle of a rendezvous (openucx/ucx#11467). Sockets keep the kernel's own buffers: with
+# 4 MiB what is under way leaves the processor's cache, and a reader took 1.6 times as long over it.
 _CONFIG = {
     "TLS": "tcp",
     "RCACHE_ENABLE": "y",
