@@ -10,7 +10,7 @@ from earl.errors import IllegalParallelism
 # How one replica is cut, (tp, cp, pp); of stages that share devices, one after the other.
 Replica = tuple[int, ...]
 _DEGREES = ("dp", "tp", "cp", "pp")
-_PART = re.compile(r"^(dp|tp|cp|pp)=?([0-9]+)$")
+_PART = re.compile(r"^(dp|tp|cp|pp)=?([0-9]{1,9})$")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,4 +65,5 @@ class Parallelism:
         return str(self) if self.devices > 1 else "1 device"
 
     def __str__(self) -> str:
-        return "·".join(f"{name}{getattr(self, name)}" for name in _DEGREES if getattr(self, name) > 1) or "1"
+        parts = [f"{name}{degree}" for name, degree in self.as_dict().items() if degree > 1]
+        return "·".join(parts) or "tp1"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from earl.errors import ConfigError, IllegalParallelism
 from earl.parallelism import Parallelism
+from services.scheduler.csv_text import Cells, positive, records
 
 STAGES = ("rollout", "reference", "trainer")
 COLUMNS = (
@@ -26,6 +26,7 @@ OOM = "oom"
 _OPTIONAL = ("dp", "cp", "pp", "peak_memory_fraction")
 # A profile has some hundreds of rows; what is larger is not one.
 MOST_ROWS = 100_000
+MOST_DEGREE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +54,10 @@ def parse(text: str, name: str) -> list[Row]:
 
     name: of the file, for errors. Raises ConfigError naming the line.
     """
-    reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")), skipinitialspace=True)
-    given = [column.strip() for column in reader.fieldnames or ()]
-    reader.fieldnames = given
-    missing = [
-        column for column in COLUMNS if column not in (*given, "dp", "cp", "pp", "peak_memory_fraction")
+    rows = [
+        _row(cells, where)
+        for where, cells in records(text, name, COLUMNS, optional=_OPTIONAL, most=MOST_ROWS)
     ]
-    if missing:
-        raise ConfigError(f"{name} has no column {missing[0]!r}", f"its first line is {','.join(COLUMNS)}")
-    rows = []
-    for record in reader:
-        if len(rows) == MOST_ROWS:
-            raise ConfigError(f"{name} has more than {MOST_ROWS} rows", "leave rows out")
-        if any((value or "").strip() for value in record.values() if not isinstance(value, list)):
-            rows.append(_row(record, f"{name}, line {reader.line_num}"))
     if not rows:
         raise ConfigError(f"{name} has no rows", "measure some: earl profile")
     return rows
@@ -88,22 +79,23 @@ def dump(rows: Iterable[Row]) -> str:
     return out.getvalue()
 
 
-def _row(record: Mapping[str, str | None], where: str) -> Row:
-    cells = {name: (value or "").strip() for name, value in record.items() if isinstance(name, str)}
+def _row(cells: Cells, where: str) -> Row:
     stage = cells["stage"].lower()
     if stage not in STAGES:
         raise ConfigError(f"{where}: stage is {cells['stage']!r}", f"it is one of {', '.join(STAGES)}")
-    degrees = [_number(cells.get(name, "") or "1", name, where) for name in ("dp", "tp", "cp", "pp")]
-    if any(degree != int(degree) or degree > 1 << 20 for degree in degrees):
-        raise ConfigError(f"{where}: degrees {degrees} are not whole numbers", "give dp, tp, cp, pp >= 1")
+    degrees = [positive(cells[name] or "1", name, where) for name in ("dp", "tp", "cp", "pp")]
+    if any(degree != int(degree) or degree > MOST_DEGREE for degree in degrees):
+        raise ConfigError(
+            f"{where}: degrees {degrees}", f"give whole numbers dp, tp, cp, pp from 1 to {MOST_DEGREE}"
+        )
     try:
         parallelism = Parallelism(*map(int, degrees))
     except IllegalParallelism as error:
         raise ConfigError(f"{where}: {error.message}", error.remedy) from None
-    rate_text, fraction_text = cells["tokens_per_device_s"], cells.get("peak_memory_fraction", "")
+    rate_text, fraction_text = cells["tokens_per_device_s"], cells["peak_memory_fraction"]
     oom = rate_text.lower() == OOM
-    rate = None if oom or not rate_text else _number(rate_text, "tokens_per_device_s", where)
-    fraction = _number(fraction_text, "peak_memory_fraction", where) if fraction_text else None
+    rate = None if oom or not rate_text else positive(rate_text, "tokens_per_device_s", where)
+    fraction = positive(fraction_text, "peak_memory_fraction", where) if fraction_text else None
     if not oom and rate is None and fraction is None:
         raise ConfigError(
             f"{where}: neither tokens_per_device_s nor peak_memory_fraction", "give one, or leave the row out"
@@ -111,20 +103,9 @@ def _row(record: Mapping[str, str | None], where: str) -> Row:
     return Row(
         stage,
         parallelism,
-        _number(cells["context_tokens"], "context_tokens", where),
-        _number(cells["concurrency"], "concurrency", where),
+        positive(cells["context_tokens"], "context_tokens", where),
+        positive(cells["concurrency"], "concurrency", where),
         rate,
         fraction,
         oom,
     )
-
-
-def _number(text: str, name: str, where: str) -> float:
-    """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{where}: {name} is {text!r}", "give a number above 0")
-    return value

@@ -1,8 +1,11 @@
 """A positive value over (context length, concurrency), from points that need not form a grid. Pure.
 
-at each length with points     along log concurrency, linear in the logarithm of the value
+at each length with points     along log concurrency, linear in the logarithm of the value;
+                               beyond its points the nearest one, times the roofline's ratio
 between two such lengths       along log context, likewise
-beyond                         the nearest point that the above covers, times the roofline's ratio
+beyond all lengths             the nearest, times the roofline's ratio
+
+So it is continuous everywhere.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Point = tuple[float, float]
@@ -20,16 +22,6 @@ class Shape(Protocol):
     def at(self, context_tokens: float, concurrency: float) -> float:
         """> 0."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Corner:
-    """What one line of points contributes; all but the weight are logarithms."""
-
-    weight: float
-    context: float
-    log_value: float
-    sequences: float
 
 
 class Surface:
@@ -61,28 +53,33 @@ class Surface:
         above = min(bisect_right(self._contexts, inside), len(self._contexts) - 1)
         below = max(0, above - 1)
         share = _share(inside, self._contexts[below], self._contexts[above])
-        corners = [
-            _Corner(weight, self._contexts[at], *self._along(at, sequences))
-            for at, weight in ((below, 1 - share), (above, share))
-            if weight > 0
-        ]
-        value = math.exp(sum(corner.weight * corner.log_value for corner in corners))
-        if inside == context and all(corner.sequences == sequences for corner in corners):
-            return value, "interpolated"
-        reached = sum(
-            corner.weight * math.log(self._shape.at(math.exp(corner.context), math.exp(corner.sequences)))
-            for corner in corners
-        )
-        return value * self._shape.at(context_tokens, concurrency) / math.exp(reached), "extrapolated"
+        ends = [(at, weight) for at, weight in ((below, 1 - share), (above, share)) if weight > 0]
+        lines = [(weight, *self._along(at, sequences)) for at, weight in ends]
+        log_value = sum(weight * value for weight, value, _ in lines)
+        if inside == context and not any(beyond for _, _, beyond in lines):
+            return math.exp(log_value), "interpolated"
+        log_value += self._way((inside, sequences), (context, sequences))
+        return math.exp(log_value), "extrapolated"
 
-    def _along(self, line: int, sequences: float) -> tuple[float, float]:
-        """(log value, log concurrency that it belongs to) of a line, nearest to a log concurrency."""
+    def _along(self, line: int, sequences: float) -> tuple[float, bool]:
+        """(log value of a line at a log concurrency, whether that lies beyond its points)."""
         points = self._lines[line]
         reached = min(max(sequences, points[0][0]), points[-1][0])
         above = min(bisect_right(points, (reached, math.inf)), len(points) - 1)
         below = max(0, above - 1)
         share = _share(reached, points[below][0], points[above][0])
-        return points[below][1] * (1 - share) + points[above][1] * share, reached
+        value = points[below][1] * (1 - share) + points[above][1] * share
+        if reached == sequences:
+            return value, False
+        context = self._contexts[line]
+        return value + self._way((context, reached), (context, sequences)), True
+
+    def _way(self, start: Point, end: Point) -> float:
+        """Logarithm of the shape's ratio between two points, given as logarithms."""
+        if start == end:
+            return 0.0
+        at_end, at_start = (self._shape.at(*map(math.exp, point)) for point in (end, start))
+        return math.log(at_end / at_start)
 
 
 def _share(at: float, low: float, high: float) -> float:

@@ -128,8 +128,8 @@ class ProfileTable:
 
     def _predict(self, one: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
         sheet = self._sheet(one)
-        share = sheet.parallelism.dp / one.dp
-        return sheet.predict(max(1.0, context_tokens), max(1e-9, concurrency * share))
+        share = concurrency * sheet.parallelism.dp / one.dp
+        return sheet.predict(max(1.0, context_tokens), max(1e-9, share))
 
     def _sheet(self, parallelism: Parallelism) -> _Sheet:
         sheet = self._sheets.get(parallelism)

@@ -8,14 +8,17 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from earl.errors import ConfigError
+from services.scheduler.csv_text import Cells, positive, records
 from services.scheduler.selector.decision import Workload
 
 COLUMNS = ("step", "mean_tokens", "p95_tokens", "max_tokens", "concurrency", "devices")
 MOST_STEPS = 1_000_000
+# Of a step or of devices: whole numbers up to here are exact.
+MOST_NUMBER = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +35,12 @@ def parse(text: str, name: str) -> list[Step]:
 
     name: of the file, for errors. Raises ConfigError naming the line.
     """
-    reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")), skipinitialspace=True)
-    reader.fieldnames = [column.strip() for column in reader.fieldnames or ()]
-    missing = [column for column in COLUMNS if column not in reader.fieldnames]
-    if missing:
-        raise ConfigError(f"{name} has no column {missing[0]!r}", f"its first line is {','.join(COLUMNS)}")
     steps: list[Step] = []
-    for record in reader:
-        if not any((record[column] or "").strip() for column in COLUMNS):
-            continue
-        if len(steps) == MOST_STEPS:
-            raise ConfigError(f"{name} has more than {MOST_STEPS} steps", "leave steps out")
-        steps.append(_step(record, f"{name}, line {reader.line_num}"))
+    for where, cells in records(text, name, COLUMNS, most=MOST_STEPS):
+        steps.append(_step(cells, where))
         if len(steps) > 1 and steps[-1].step <= steps[-2].step:
             raise ConfigError(
-                f"{name}, line {reader.line_num}: step {steps[-1].step} comes after step {steps[-2].step}",
+                f"{where}: step {steps[-1].step} comes after step {steps[-2].step}",
                 "order the rows by step, each once",
             )
     if not steps:
@@ -66,23 +60,25 @@ def dump(steps: Iterable[Step]) -> str:
     return out.getvalue()
 
 
-def _step(record: Mapping[str, str | None], where: str) -> Step:
-    values: dict[str, float] = {}
-    for name in COLUMNS:
-        text = (record[name] or "").strip()
-        try:
-            values[name] = float(text)
-        except ValueError:
-            values[name] = math.nan
-        if not math.isfinite(values[name]) or values[name] < 0 or (name != "step" and values[name] == 0):
-            raise ConfigError(f"{where}: {name} is {text!r}", "give a number above 0; steps begin at 0")
-    for name in ("step", "devices"):
-        if values[name] != int(values[name]):
-            raise ConfigError(f"{where}: {name} is {values[name]:g}", "give a whole number")
-    if values["mean_tokens"] > values["max_tokens"]:
+def _step(cells: Cells, where: str) -> Step:
+    values = [positive(cells[name], name, where) for name in COLUMNS[1:5]]
+    load = Workload(*values)
+    if load.mean_tokens > load.max_tokens:
         raise ConfigError(
-            f"{where}: mean_tokens {values['mean_tokens']:g} is above max_tokens {values['max_tokens']:g}",
+            f"{where}: mean_tokens {load.mean_tokens:g} is above max_tokens {load.max_tokens:g}",
             "a mean is at most the maximum",
         )
-    load = Workload(*(values[name] for name in COLUMNS[1:5]))
-    return Step(int(values["step"]), load, int(values["devices"]))
+    return Step(_whole(cells["step"], "step", where, 0), load, _whole(cells["devices"], "devices", where, 1))
+
+
+def _whole(text: str, name: str, where: str, least: int) -> int:
+    """A whole number, also as "4.0"."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= MOST_NUMBER or value != int(value):
+        raise ConfigError(
+            f"{where}: {name} is {text!r}", f"give a whole number from {least} to {MOST_NUMBER}"
+        )
+    return int(value)
