@@ -125,14 +125,14 @@ def trace(kind: str, table: ProfileTable, random: random.Random) -> list[Step]:
         means, loads = _growth(random, most / spread), _swings(random)
     steps: list[Step] = []
     longest = means[0] * spread
-    concurrency = loads[0]
+    concurrency = round(loads[0])
     for at, (mean, wanted) in enumerate(zip(means, loads, strict=True)):
         longest = min(mean * spread * random.uniform(0.95, 1.05), longest * GROWTH, most)
-        concurrency = min(wanted, concurrency * GROWTH)
-        workload = Workload(min(mean, longest), min(mean * 1.2, longest), longest, round(concurrency))
+        concurrency = min(round(wanted), math.floor(concurrency * GROWTH))
+        workload = Workload(min(mean, longest), min(mean * 1.2, longest), longest, concurrency)
         while not any(one.fits for one in weigh(table, DEVICES, workload)):
             longest *= 0.9
-            workload = Workload(min(mean, longest), min(mean * 1.2, longest), longest, round(concurrency))
+            workload = Workload(min(mean, longest), min(mean * 1.2, longest), longest, concurrency)
         steps.append(Step(at, workload, DEVICES))
     return steps
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from earl.parallelism import Replica
@@ -64,9 +65,10 @@ def draw(
 
     rows = (("oracle", list(oracle)), (name, [one.decision.after.replica for one in taken]))
     for row, (_, path_taken) in enumerate(rows):
-        for at, (step, replica) in enumerate(zip(steps, path_taken, strict=True)):
-            end = steps[at + 1].step if at + 1 < len(steps) else step.step + 1
-            bands.barh(row, end - step.step, left=step.step, height=0.8, color=colour[replica])
+        begins = [at for at, replica in enumerate(path_taken) if not at or replica != path_taken[at - 1]]
+        for at, after in pairwise([*begins, len(steps)]):
+            end = steps[after].step if after < len(steps) else numbers[-1] + 1
+            bands.barh(row, end - numbers[at], left=numbers[at], height=0.8, color=colour[path_taken[at]])
     for step, one in zip(steps, taken, strict=True):
         if one.decision.switched:
             for axes in (lengths, rates):

@@ -47,12 +47,17 @@ def replay(
 
     Before a step, the policy has seen the rows before it, and the number of devices. A step lasts
     concurrency x mean_tokens / (tokens_per_device_s x devices) seconds; a step that runs out of memory is
-    lost, and runs again with the best that fits, after a switch. The oracle knows the whole trace.
+    lost, and runs again with the best that fits, between a switch there and one back. The oracle knows the
+    whole trace.
     """
     if not math.isfinite(switch_cost_s) or switch_cost_s < 0:
         raise ConfigError(f"--switch-cost-s is {switch_cost_s}", "give seconds, 0 or more")
     if plot is not None and plot.suffix.lower() != ".png":
         raise ConfigError(f"--plot is {plot}", "name a .png file")
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(
+            f"--plot {plot}: there is no directory {plot.parent}", "make it, or write elsewhere"
+        )
     table = _table(profile, stage)
     steps = trace.parse(_text(trace_file), str(trace_file))
     chosen = policy_of(policy, table, switch_cost_s)
@@ -61,16 +66,19 @@ def replay(
     for one in run(chosen, table, steps, switch_cost_s):
         taken.append(one)
         if as_json:
-            sys.stdout.write(json.dumps(_line(one)) + "\n")
+            _print(_line(one))
     sums = totals(taken, oracle_seconds)
     if as_json:
-        sys.stdout.write(json.dumps(asdict(sums)) + "\n")
+        _print(asdict(sums))
     else:
         _show(taken, sums, chosen.name)
     if plot is not None:
         from services.scheduler.selector.plot import draw
 
-        draw(plot, table, steps, taken, path, chosen.name)
+        try:
+            draw(plot, table, steps, taken, path, chosen.name)
+        except OSError as error:
+            raise ConfigError(f"--plot {plot} cannot be written: {error}", "write elsewhere") from None
         sys.stderr.write(f"written: {plot}\n")
 
 
@@ -105,6 +113,12 @@ def _line(one: Taken) -> dict[str, object]:
         "reason": one.decision.reason,
         "predicted_tokens_per_device_s": rate,
     }
+
+
+def _print(line: dict[str, object]) -> None:
+    """At once, for whoever reads along."""
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
 
 
 def _show(taken: Sequence[Taken], sums: Totals, name: str) -> None:

@@ -18,6 +18,8 @@ from services.scheduler.selector.decision import Candidate
 # Costs of a switch, in seconds: 0, then in ratios of RATIO from CHEAPEST_S on. A cost counts as the nearest.
 CHEAPEST_S = 2.0**-10
 RATIO = math.sqrt(2.0)
+# Some thirty years: what costs more counts as that.
+DEAREST_S = 2.0**30
 # What must be saved beside the cost of a switch, as a fraction of a step: that much is noise.
 NOISE = 0.05
 # Steps for which it is remembered that a parallelism was left; each time doubles what a return must save.
@@ -28,7 +30,7 @@ def rungs(cost_s: float) -> list[float]:
     """Costs of the ladder up to the one that is nearest to `cost_s`, which must be finite and >= 0."""
     if cost_s < CHEAPEST_S / 2:
         return [0.0]
-    steps = max(0, round(math.log(cost_s / CHEAPEST_S) / math.log(RATIO)))
+    steps = max(0, round(math.log(min(cost_s, DEAREST_S) / CHEAPEST_S) / math.log(RATIO)))
     return [0.0, *(CHEAPEST_S * RATIO**at for at in range(steps + 1))]
 
 
@@ -72,7 +74,7 @@ class Rung:
             self._compare(here, candidates)
         if self.at == to:
             return Verdict(False, False, lead)
-        if here is None or (lead.fits and not here.fits):
+        if here is None or not here.fits:
             self._go(step, to)
             return Verdict(True, True, lead)
         if to not in self._better:

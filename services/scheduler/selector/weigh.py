@@ -77,7 +77,7 @@ def _size(one: Candidate) -> int:
     return math.prod(one.parallelism.replica)
 
 
-def _room(one: Candidate) -> tuple[float, int, Replica]:
-    """More is safer: less memory used, then the larger replica."""
+def _room(one: Candidate) -> tuple[bool, float, int, Replica]:
+    """More is safer: of what has a throughput, less memory used, then the larger replica."""
     used = one.memory_fraction if one.memory_fraction is not None else math.inf
-    return -used, _size(one), one.parallelism.replica
+    return math.isfinite(one.step_s), -used, _size(one), one.parallelism.replica
