@@ -29,7 +29,7 @@ from earl.models.spec import ModelSpec, spec_of
 from services.rollout.engines.base import EngineSpec, GenerateRequest
 from services.rollout.engines.client import EngineProcess
 from services.scheduler.profile.command import Measured, measure
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import STAGES, Row
 from services.scheduler.profile.table import ProfileTable
 
 app = typer.Typer(add_completion=False)
@@ -79,53 +79,53 @@ def profile(
 ) -> None:
     """How well a profile that is measured in minutes predicts what is measured afterwards."""
     if dtype not in ("bfloat16", "float32"):
-        raise typer.BadParameter(f"{dtype!r} is neither bfloat16 nor float32")
-    grid, held = (
-        (whole_numbers(contexts), whole_numbers(concurrency)),
-        (whole_numbers(held_contexts), whole_numbers(held_concurrency)),
-    )
+        raise typer.BadParameter(f"--dtype {dtype} is neither bfloat16 nor float32")
     names = stages.split(",")
+    if not set(names) <= set(STAGES):
+        raise typer.BadParameter(f"--stages {stages!r} is no list of {', '.join(STAGES)}")
+    grid = (whole_numbers(contexts), whole_numbers(concurrency))
+    held = (whole_numbers(held_contexts), whole_numbers(held_concurrency))
+    whole = whole_numbers(step)
+    if len(whole) != 2:
+        raise typer.BadParameter(f"--step {step!r} is no length and concurrency such as 512,4")
+    settings = {"dtype": dtype, "threads": threads, "layers": layers, "vocabulary": vocabulary}
     with tempfile.TemporaryDirectory(prefix="earl-bench-profile-") as temporary:
-        model = write_model(Path(temporary) / "model", layers, vocabulary, dtype)
+        directory = Path(temporary)
+        model = write_model(directory / "model", layers, vocabulary, dtype)
         config = run_config(model, dtype, threads, max(*grid[0], *held[0]))
         started = time.monotonic()
-        table = measured(config, names, grid, 60 * minutes, Path(temporary) / "grid")
+        table = measured(config, names, grid, 60 * minutes, directory / "grid")
         profile_s = time.monotonic() - started
-        after = measured(config, names, held, 60 * held_minutes, Path(temporary) / "held")
-        compared = compare(rows_of(table), rows_of(after))
-        whole = {}
-        if "rollout" in names:
-            length, count = whole_numbers(step)
-            whole = whole_step(config, model, length, count, rows_of(table))
+        after = measured(config, names, held, 60 * held_minutes, directory / "held")
+        found = figures(table, after)
+        if any(row.stage == "rollout" for row in rows_of(table)):
+            found |= whole_step(config, model, whole[0], whole[1], rows_of(table))
     publish(
         "profile",
-        {
-            "measures": MEASURES,
-            "dtype": dtype,
-            "threads": threads,
-            "layers": layers,
-            "vocabulary": vocabulary,
-            "contexts": grid[0],
-            "concurrency": grid[1],
-            **summary(compared),
-            **whole,
-            "profile_s": round(profile_s, 1),
-            "not_measured": [f"{one.stage} {name}" for one in (*table, *after) for name in one.lacking],
-            "held_out": [{**asdict(one), "error": round(one.error, 4)} for one in compared],
-            "table": [
-                [
-                    row.stage,
-                    row.context_tokens,
-                    row.concurrency,
-                    row.tokens_per_device_s,
-                    row.peak_memory_fraction,
-                ]
-                for row in rows_of(table)
-            ],
-        },
+        {"measures": MEASURES, **settings, "profile_s": round(profile_s, 1), **found},
         results,
         as_json=as_json,
     )
+
+
+def figures(table: list[Measured], after: list[Measured]) -> dict[str, Any]:
+    """What a profile predicts of what was measured after it."""
+    compared = compare(rows_of(table), rows_of(after))
+    return {
+        **summary(compared),
+        "not_measured": [f"{one.stage} {name}" for one in (*table, *after) for name in one.lacking],
+        "held_out": [{**asdict(one), "error": round(one.error, 4)} for one in compared],
+        "table": [
+            {
+                "stage": row.stage,
+                "context_tokens": row.context_tokens,
+                "concurrency": row.concurrency,
+                "tokens_per_device_s": row.tokens_per_device_s,
+                "peak_memory_fraction": row.peak_memory_fraction,
+            }
+            for row in rows_of(table)
+        ],
+    }
 
 
 def measured(
