@@ -29,6 +29,8 @@ from services.scheduler.profile.stages import cache_of, plan_of
 app = typer.Typer(add_completion=False)
 
 CREATE_S = 600.0
+# Of the time that was given: a last window may be slow, and processes have to end.
+USED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ async def measure(
     kept: directory of what was measured; None: below EARL's cache. window_s: of one window at most. Raises
     ConfigError, ProcessFailed.
     """
-    ends = time.monotonic() + seconds
+    ends = time.monotonic() + seconds * USED
     with tempfile.TemporaryDirectory(prefix="earl-profile-") as temporary:
         directory = Path(temporary)
         model = await asyncio.to_thread(_model, config, directory)
