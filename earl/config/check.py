@@ -24,6 +24,7 @@ def cross_check(config: RunConfig) -> None:
     check_engine(config)
     check_deterministic(config)
     check_reference(config)
+    check_profile(config)
     check_data_plane(config)
 
 
@@ -177,6 +178,16 @@ def check_deterministic(config: RunConfig) -> None:
             f'deterministic = true with rollout.engine = "{engine}": its tokens depend on what they are '
             "batched with",
             'set rollout.engine = "torch"',
+        )
+
+
+def check_profile(config: RunConfig) -> None:
+    """What the selector is to decide by is there."""
+    profile = config.scheduler.profile
+    if profile and not Path(profile).expanduser().is_file():
+        raise ConfigError(
+            f"scheduler.profile = {profile!r} is not a file",
+            "measure one with `earl profile`, or remove the key",
         )
 
 

@@ -77,8 +77,15 @@ class RunDirectory:
         return self.path / LOGS / f"{process}.log"
 
     def write(self, config: RunConfig, launched: RunConfig) -> None:
-        """Writes run.toml (as asked for, its runs_dir absolute) and run.json (with this launch's ports)."""
-        lasting = config.model_copy(update={"runs_dir": str(self.path.parent.resolve())})
+        """Writes run.toml (as asked for, its paths absolute) and run.json (with this launch's ports)."""
+        profile = config.scheduler.profile
+        named = str(Path(profile).expanduser().resolve()) if profile else ""
+        lasting = config.model_copy(
+            update={
+                "runs_dir": str(self.path.parent.resolve()),
+                "scheduler": config.scheduler.model_copy(update={"profile": named}),
+            }
+        )
         replace(self.run_toml, to_toml(lasting.model_dump(mode="json")))
         replace(self.run_json, launched.model_dump_json(indent=1))
 

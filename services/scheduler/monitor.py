@@ -106,7 +106,7 @@ class Seen:
     """What one step was to one stage; None where nobody said.
 
     concurrency_most: beside the workload's mean. tokens_per_device_s: of the sequences' tokens, while there
-    were any. memory_fraction: of the fullest device, kv: of all engines, both at their highest.
+    were any. memory_fraction: of the fullest device; kv: of all engines, each worker's at its fullest.
     """
 
     workload: Workload
@@ -140,10 +140,10 @@ class Monitor:
         self._busy = Levels()
         self._played = _Played()
         self._means: deque[float] = deque(maxlen=TREND_STEPS)
-        # By stage and worker, as heard last; by stage, the highest since the last step.
+        # By stage and worker, as heard last; by stage, and by rollout worker, the highest of this step.
         self._gauges: dict[str, dict[str, Mapping[str, float]]] = {}
         self._memory: dict[str, float] = {}
-        self._kv: KvUse | None = None
+        self._kv: dict[str, KvUse] = {}
 
     def observe(self, total_tokens: int, turn_tokens: Sequence[int]) -> None:
         """One accepted trajectory."""
@@ -160,9 +160,9 @@ class Monitor:
         if "memory_fraction" in gauges:
             self._memory[stage] = max(self._memory.get(stage, 0.0), gauges["memory_fraction"])
         if stage == ROLLOUT:
-            kv = self._kv_now()
-            if kv is not None and (self._kv is None or kv.used_fraction >= self._kv.used_fraction):
-                self._kv = kv
+            kv, before = _kv_of(gauges), self._kv.get(worker)
+            if kv is not None and (before is None or kv.used_tokens >= before.used_tokens):
+                self._kv[worker] = kv
 
     def remember(self, mean_tokens: float) -> None:
         """The mean episode length of a step before this scheduler's time."""
@@ -189,18 +189,16 @@ class Monitor:
         seen: dict[str, Seen] = {}
         batch = _workload_of(batch_tokens) if batch_tokens else None
         # Where hardly anything ended: what was played of late; at first, what the batch holds.
-        lengths = played.lengths if 2 * played.count >= len(batch_tokens) else None
-        lengths = (
-            lengths
-            or _lengths_of(self.lengths.episodes.summary())
-            or (batch and (batch.mean_tokens, batch.p95_tokens, batch.max_tokens))
-        )
+        enough = 2 * played.count >= max(1, len(batch_tokens))
+        lengths = played.lengths if enough else None
+        lengths = lengths or _lengths_of(self.lengths.episodes.summary())
+        lengths = lengths or (batch and (batch.mean_tokens, batch.p95_tokens, batch.max_tokens))
         self._busy = playing if playing.seconds > 0 else self._busy
         if ROLLOUT in running and lengths is not None:
             cut = running[ROLLOUT]
             slots = engine_slots * cut.dp
             mean, most = (max(1.0, min(one, slots)) for one in (self._busy.mean, self._busy.most))
-            rate = played.tokens / playing.seconds if playing.seconds > 0 and played.tokens else None
+            rate = played.tokens / playing.seconds if enough and playing.seconds > 0 else None
             seen[ROLLOUT] = self._seen(ROLLOUT, Workload(*lengths, mean), most, rate, cut)
             self._means.append(lengths[0])
         if batch is not None:
@@ -224,7 +222,8 @@ class Monitor:
 
     def _begin(self) -> None:
         """The highest of the next step begin with what was heard last."""
-        self._kv = self._kv_now()
+        heard = ((name, _kv_of(gauges)) for name, gauges in self._gauges.get(ROLLOUT, {}).items())
+        self._kv = {name: kv for name, kv in heard if kv is not None}
         for stage, workers in self._gauges.items():
             known = [gauges["memory_fraction"] for gauges in workers.values() if "memory_fraction" in gauges]
             self._memory.pop(stage, None)
@@ -239,12 +238,8 @@ class Monitor:
             max(most, workload.concurrency),
             rate / cut.devices if rate is not None else None,
             self._memory.get(stage),
-            self._kv if stage == ROLLOUT else None,
+            _together(self._kv.values()) if stage == ROLLOUT else None,
         )
-
-    def _kv_now(self) -> KvUse | None:
-        sums = [self._sum(ROLLOUT, f"kv_{name}tokens") for name in ("used_", "committed_", "")]
-        return KvUse(*(one or 0.0 for one in sums)) if sums[-1] else None
 
     def _sum(self, stage: str, gauge: str) -> float | None:
         known = [gauges[gauge] for gauges in self._gauges.get(stage, {}).values() if gauge in gauges]
@@ -272,6 +267,25 @@ class _Played:
             return None
         summary = self._sketch.summary()
         return summary.mean, min(summary.p95, float(self._most)), float(self._most)
+
+
+def _kv_of(gauges: Mapping[str, float]) -> KvUse | None:
+    """None for a worker that does not say."""
+    if not gauges.get("kv_tokens"):
+        return None
+    return KvUse(
+        gauges.get("kv_used_tokens", 0.0), gauges.get("kv_committed_tokens", 0.0), gauges["kv_tokens"]
+    )
+
+
+def _together(parts: Collection[KvUse]) -> KvUse | None:
+    if not parts:
+        return None
+    return KvUse(
+        sum(one.used_tokens for one in parts),
+        sum(one.committed_tokens for one in parts),
+        sum(one.total_tokens for one in parts),
+    )
 
 
 def _workload_of(batch_tokens: Sequence[int]) -> Workload:

@@ -100,6 +100,13 @@ def test_a_wrong_value_names_key_value_and_remedy(key: str, value: str, message:
     assert caught.value.exit_code == 2
 
 
+def test_a_profile_that_is_not_there_is_named():
+    with pytest.raises(
+        ConfigError, match=r"scheduler\.profile = 'none\.csv' is not a file; .*`earl profile`"
+    ):
+        load_run(TICTACTOE, [("scheduler.profile", "none.csv")])
+
+
 def test_a_missing_key_is_named(tmp_path: Path):
     (tmp_path / "run.toml").write_text('name = "x"\n')
     with pytest.raises(ConfigError, match=r"environment is missing; add environment"):

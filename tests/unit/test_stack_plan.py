@@ -152,3 +152,15 @@ def test_only_a_ready_line_is_a_ready_line():
     assert ready_address(b'{"ready": "gateway", "address": "127.0.0.1:7"}\n') == "127.0.0.1:7"
     for line in (b"hello\n", b'{"ready": broken\n', b'{"metrics": 1}\n'):
         assert ready_address(line) is None
+
+
+def test_a_saved_run_file_can_be_resumed_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.csv").write_text("stage\n")
+    asked = config(Path("runs"), scheduler__profile="table.csv")
+    with RunDirectory(asked, resume=False) as directory:
+        directory.write(asked, asked)
+    monkeypatch.chdir("/")
+    again = load_run(tmp_path / "runs" / asked.name / "run.toml")
+    assert again.scheduler.profile == str(tmp_path / "table.csv")
+    assert again.runs_dir == str(tmp_path / "runs")
