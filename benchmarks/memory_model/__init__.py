@@ -1,0 +1,1 @@
+"""Predicted against measured peaks of memory: `earl bench memory-model`."""

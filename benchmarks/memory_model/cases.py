@@ -1,0 +1,137 @@
+"""What is measured: a stage of a model in a parallelism, at a length and a concurrency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from earl.config.run import RunConfig
+from earl.models.spec import ModelSpec
+from earl.parallelism import Parallelism
+
+STAGES = ("rollout", "trainer", "reference")
+# Of an agent's tokens those that it sampled: every other span of so many tokens.
+TURN_TOKENS = 32
+SAMPLED = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """model: fields of ModelSpec. sections: of a run file, beside what the measurement decides.
+
+    shared_tokens: how many first tokens all sequences have in common; none of them is trained on.
+    """
+
+    stage: str
+    parallelism: str
+    context_tokens: int
+    concurrency: int
+    model: Mapping[str, Any]
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    shared_tokens: int = 0
+
+    @property
+    def cut(self) -> Parallelism:
+        return Parallelism.parse(self.parallelism)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec("llama", max_positions=self.context_tokens, **self.model)
+
+    @property
+    def config(self) -> RunConfig:
+        sections: dict[str, dict[str, Any]] = {name: {"device": "cpu"} for name in STAGES}
+        for name, fields in self.sections.items():
+            sections.setdefault(name, {}).update(fields)
+        sections["rollout"].setdefault("max_context_tokens", self.context_tokens)
+        return RunConfig.model_validate({"name": "m", "environment": {"name": "m"}, **sections})
+
+    @property
+    def trained_fraction(self) -> float:
+        return SAMPLED * (1 - self.shared_tokens / self.context_tokens)
+
+    @property
+    def tiny(self) -> Case:
+        """The same of a model of a few kilobytes: what it takes is the process itself."""
+        return replace(self, context_tokens=64, concurrency=self.cut.dp, model=TINY, shared_tokens=0)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sizes(
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate: int,
+    vocab: int,
+    *,
+    tied: bool = True,
+) -> dict[str, Any]:
+    """Fields of ModelSpec."""
+    return dict(locals())
+
+
+TINY = sizes(32, 1, 4, 4, 8, 32, 64)
+# A wide vocabulary; many layers; an untied output; ranks that share a key-value head.
+WIDE = sizes(256, 4, 4, 4, 64, 1024, 8192)
+DEEP = sizes(256, 16, 4, 2, 64, 768, 2048)
+UNTIED = sizes(512, 6, 8, 4, 64, 1024, 4096, tied=False)
+SHARING = sizes(512, 4, 8, 1, 64, 1024, 8192, tied=False)
+
+
+def trainer(
+    model: Mapping[str, Any],
+    parallelism: str,
+    tokens: int,
+    sequences: int,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    shared_tokens: int = 0,
+) -> Case:
+    section = {"microbatch_tokens": 4096, "lr": 1e-5, **(fields or {})}
+    return Case("trainer", parallelism, tokens, sequences, model, {"trainer": section}, shared_tokens)
+
+
+def rollout(model: Mapping[str, Any], parallelism: str, tokens: int, sequences: int, **fields: Any) -> Case:
+    made = {"rollout": {"max_sequences": sequences, **fields}}
+    return Case("rollout", parallelism, tokens, sequences, model, made)
+
+
+def reference(model: Mapping[str, Any], parallelism: str, tokens: int, sequences: int, **fields: Any) -> Case:
+    return Case("reference", parallelism, tokens, sequences, model, {"trainer": fields})
+
+
+AGAIN = {"activation_checkpointing": True}
+NARROW = {"dtype": "bfloat16"}
+CASES = {
+    "trainer": trainer(WIDE, "dp=1", 1024, 1),
+    "trainer checkpointing": trainer(WIDE, "dp=1", 1024, 1, AGAIN),
+    "trainer bfloat16": trainer(WIDE, "dp=1", 1024, 1, NARROW),
+    "trainer short": trainer(WIDE, "dp=1", 256, 8),
+    "trainer shared": trainer(WIDE, "dp=1", 512, 4, shared_tokens=256),
+    "trainer micro-batches": trainer(WIDE, "dp=1", 512, 8, {"microbatch_tokens": 1024}),
+    "trainer adapters": trainer(WIDE, "dp=1", 1024, 1, {"lora_rank": 8}),
+    "trainer untied": trainer(UNTIED, "dp=1", 1024, 1),
+    "trainer untied checkpointing": trainer(UNTIED, "dp=1", 1024, 1, AGAIN),
+    "trainer deep": trainer(DEEP, "dp=1", 512, 1),
+    "trainer dp2": trainer(WIDE, "dp=2", 1024, 2),
+    "trainer dp2 checkpointing": trainer(WIDE, "dp=2", 1024, 2, AGAIN),
+    "trainer deep dp2": trainer(DEEP, "dp=2", 512, 2),
+    "trainer deep dp2 checkpointing": trainer(DEEP, "dp=2", 512, 2, AGAIN),
+    "trainer deep dp2 bfloat16": trainer(DEEP, "dp=2", 512, 2, NARROW),
+    "trainer tp2": trainer(WIDE, "tp=2", 1024, 1),
+    "trainer deep tp2 checkpointing": trainer(DEEP, "tp=2", 512, 1, AGAIN),
+    "reference": reference(WIDE, "dp=1", 4096, 1),
+    "reference tp2": reference(UNTIED, "tp=2", 2048, 4),
+    "reference tp2 bfloat16": reference(UNTIED, "tp=2", 2048, 4, **NARROW),
+    "rollout": rollout(WIDE, "tp=1", 512, 16),
+    "rollout long": rollout(WIDE, "tp=1", 2048, 4),
+    "rollout short": rollout(WIDE, "tp=1", 128, 64),
+    "rollout bfloat16": rollout(UNTIED, "tp=1", 512, 16, **NARROW),
+    "rollout tp2": rollout(WIDE, "tp=2", 512, 16),
+    "rollout tp2 sharing": rollout(SHARING, "tp=2", 512, 16),
+}

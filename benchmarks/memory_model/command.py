@@ -1,0 +1,102 @@
+"""Predicted against measured peaks of memory: how far off services.scheduler.memory is."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.memory_model import engine, ranks
+from benchmarks.memory_model.cases import CASES, Case
+from benchmarks.output import RESULTS, AsJson, Results, publish
+from services.scheduler import memory
+
+app = typer.Typer(add_completion=False)
+
+MIB = 1 << 20
+COMPARES = (
+    "Peak private memory of a rank against services.scheduler.memory.predict, beyond what the same process "
+    "takes for a model of a few kilobytes. Every case is fresh processes on the CPU: trainer (two steps) and "
+    "reference ranks with the product's allocator settings; torch engines behind EngineProcess that load two "
+    "versions over the data plane and then generate. Of several ranks the one that took most. A trainer's "
+    "published versions lie in its arena, which is counted exactly and left out on both sides. error: "
+    "|predicted - measured| / measured."
+)
+
+
+@app.command("memory-model")
+def memory_model(
+    cases: Annotated[str, typer.Option(help="Names' beginnings, separated by commas; empty: all.")] = "",
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """Predicted against measured peak memory of engines, trainer and reference stage."""
+    begin = tuple(cases.split(",")) if cases else ("",)
+    chosen = {name: case for name, case in CASES.items() if name.startswith(begin)}
+    if not chosen:
+        raise typer.BadParameter(f"{cases!r} begins no case: {', '.join(CASES)}", param_hint="cases")
+    runs = asyncio.run(measure(chosen))
+    errors = [abs(run["error"]) for run in runs]
+    figures = {
+        "compares": COMPARES,
+        "memory_error": max(errors),
+        "memory_error_median": statistics.median(errors),
+        "runs": runs,
+    }
+    publish("memory-model", figures, results, as_json=as_json)
+
+
+async def measure(cases: Mapping[str, Case]) -> list[dict[str, Any]]:
+    """One record a case, one case at a time."""
+    runs: list[dict[str, Any]] = []
+    base_bytes: int | None = None
+    for name, case in cases.items():
+        if case.stage == "rollout":
+            if base_bytes is None:
+                base_bytes = await engine.measure(case.tiny)
+            found = await engine.measure(case) - base_bytes
+        else:
+            found = await ranks.measure(case)
+        runs.append(record(name, case, found))
+        sys.stderr.write(f"{name}: {runs[-1]['predicted_mib']} of {runs[-1]['measured_mib']} MiB\n")
+    return runs
+
+
+def record(name: str, case: Case, measured_bytes: int) -> dict[str, Any]:
+    predicted = predict(case)
+    total = private_bytes(case, predicted)
+    return {
+        "case": name,
+        "stage": case.stage,
+        "parallelism": case.parallelism,
+        "context_tokens": case.context_tokens,
+        "concurrency": case.concurrency,
+        "measured_mib": round(measured_bytes / MIB, 1),
+        "predicted_mib": round(total / MIB, 1),
+        "error": round(total / measured_bytes - 1, 4),
+        "moment": predicted.moment,
+        "parts_mib": {part: round(size / MIB, 1) for part, size in predicted.parts().items() if size},
+    }
+
+
+def predict(case: Case) -> memory.Memory:
+    """What the memory model says of a case."""
+    return memory.predict(
+        case.stage,
+        case.config,
+        case.spec,
+        case.cut,
+        case.context_tokens,
+        case.concurrency,
+        shared_tokens=case.shared_tokens,
+        trained_fraction=case.trained_fraction,
+    )
+
+
+def private_bytes(case: Case, predicted: memory.Memory) -> int:
+    """Without a trainer's arena, which is shared memory."""
+    return predicted.total_bytes - (predicted.staging if case.stage == "trainer" else 0)

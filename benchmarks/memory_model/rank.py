@@ -1,0 +1,136 @@
+"""One rank of a trainer or of a reference stage: `python -m benchmarks.memory_model.rank CASE`.
+
+Started fresh, with torchrun's environment. It works for a tiny model first, so that all is imported and
+every thread is there, then for the case's; it says on stdout how much more memory that took at most.
+Threads, allocator and process group are as the product sets them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from benchmarks.memory_model.cases import TURN_TOKENS, Case
+from benchmarks.memory_model.measured import peak_bytes, present_bytes
+from earl.models.module import Decoder
+from earl.models.parallel import TensorParallel
+from services.trainer import parallel
+from services.trainer.batch import Columns
+from services.trainer.group import Group, leave
+from services.trainer.parallel import Policy
+from services.trainer.plan import Item, Plan
+from services.trainer.reference.place import Place, take_place
+from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices
+from services.trainer.runtime import settle
+from services.trainer.step import Stepper
+
+# Weights' deviation.
+DEVIATION = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    group: Group
+    place: Place | None
+
+    @classmethod
+    def of(cls, case: Case) -> Rank:
+        """Joins the others, as a rank of the case's stage does."""
+        config, cut = case.config, case.cut
+        if case.stage == "reference":
+            torch.set_num_threads(config.reference.threads)
+            group = Group("cpu")
+            return cls(group, take_place(group, cut.dp, cut.tp))
+        settle(config)
+        group = Group("cpu")
+        if cut.tp > 1:
+            # The trainer's own ranks are data parallel only; its decoder need not be.
+            mesh = init_device_mesh("cpu", (cut.dp, cut.tp), mesh_dim_names=("fsdp", "tp"))
+            tensor = TensorParallel(mesh["tp"].get_local_rank(), cut.tp, mesh["tp"].get_group())
+            parallel.Decoder = partial(Decoder, tp=tensor)  # type: ignore[misc, assignment]
+            group.mesh, group.size, group.rank = mesh["fsdp"], cut.dp, mesh["fsdp"].get_local_rank()
+        return cls(group, None)
+
+    def work(self, case: Case) -> None:
+        if self.place is None:
+            train(case, self.group)
+        else:
+            refer(case, self.place)
+
+
+def measure(case: Case) -> int:
+    """Bytes that the case takes of this rank."""
+    rank = Rank.of(case)
+    rank.work(case.tiny)
+    before = present_bytes()
+    rank.work(case)
+    return peak_bytes() - before
+
+
+@torch.no_grad()
+def fill(tensors: list[torch.Tensor]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for tensor in tensors:
+        if tensor.ndim > 1:
+            tensor.normal_(0.0, DEVIATION, generator=generator)
+        else:
+            tensor.fill_(1.0)
+
+
+def train(case: Case, group: Group) -> None:
+    """Two steps: the second one finds what the first one left behind."""
+    config, spec, cut = case.config, case.spec, case.cut
+    policy = Policy.of(spec, group, config)
+    fill(
+        [shard.local for shard in {one.name: one for one in (*policy.model_shards, *policy.shards)}.values()]
+    )
+    stepper = Stepper(policy, group, config)
+    found = [trajectory(case, number) for number in range(case.concurrency)]
+    items = [Item(n, 1, one.key, 1.0, len(one.tokens), position=n) for n, one in enumerate(found)]
+    ranks = tuple(tuple(items[rank :: cut.dp]) for rank in range(cut.dp))
+    columns = Columns()
+    columns.take(ranks[group.rank])
+    for index, item in enumerate(ranks[group.rank]):
+        one, into = found[item.ticket_id], columns.of(index)
+        into["tokens"][:], into["loss_mask"][:] = one.tokens, one.loss_mask
+        into["logprobs"][:] = -np.log(spec.vocab) * one.loss_mask
+    for version in (1, 2):
+        stepper.train(Plan(version, version, "policy_gradient", ranks, False, False, 0.0, False), columns)
+
+
+def refer(case: Case, place: Place) -> None:
+    config = case.config
+    policy = ReferencePolicy(
+        case.spec,
+        place.tensor,
+        place.group.device,
+        config.trainer.dtype or config.model.dtype,
+        temperature=config.scheduler.temperature,
+        microbatch_tokens=config.reference.microbatch_tokens,
+        deterministic=config.deterministic,
+        share_prefixes=config.trainer.share_prefixes,
+    )
+    fill(list(policy.decoder.parameters()))
+    found = [trajectory(case, number) for number in range(place.replica, case.concurrency, place.dp)]
+    box = slices(np.concatenate([one.loss_mask for one in found]), place.tensor.size)[place.tensor.rank]
+    policy.logprobs(found, box, np.empty(box.size, np.float32))
+
+
+def trajectory(case: Case, number: int) -> Trajectory:
+    """Every other sequence is a token shorter: attention's rows are moved, as those of real ones are."""
+    length = case.context_tokens - number % 2
+    tokens = np.random.default_rng(number).integers(0, case.spec.vocab, length).astype(np.int32)
+    mask = (np.arange(length) // TURN_TOKENS % 2).astype(np.uint8)
+    tokens[: case.shared_tokens], mask[: case.shared_tokens] = 1, 0
+    return Trajectory(f"m{number}", tokens, mask)
+
+
+if __name__ == "__main__":
+    print(json.dumps({"bytes": measure(Case(**json.loads(sys.argv[1])))}), flush=True)
+    leave(0)

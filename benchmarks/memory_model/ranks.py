@@ -1,0 +1,48 @@
+"""Starts the ranks of a case, each a fresh process, and gathers what they took."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+
+from benchmarks.machine import ROOT
+from benchmarks.memory_model.cases import Case
+
+MODULE = "benchmarks.memory_model.rank"
+CASE_S = 600.0
+
+
+async def measure(case: Case) -> int:
+    """Bytes of the rank that took most. Raises RuntimeError if one fails, TimeoutError after CASE_S."""
+    config, ranks = case.config, case.cut.devices
+    threads = getattr(config, case.stage).threads
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    if ranks > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+        environment |= {"GLOO_SOCKET_IFNAME": "lo"}
+    text = json.dumps(case.as_json())
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", MODULE, text, cwd=ROOT, env={**environment, "RANK": str(rank)},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    try:
+        async with asyncio.timeout(CASE_S):
+            outputs = await asyncio.gather(*(process.communicate() for process in processes))
+    finally:
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        if process.returncode:
+            raise RuntimeError(f"a rank ended with {process.returncode}: {errors.decode()[-2000:]}")
+    return max(json.loads(said.splitlines()[-1])["bytes"] for said, _ in outputs)

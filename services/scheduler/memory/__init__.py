@@ -1,0 +1,7 @@
+"""What a stage takes of a device's memory in a parallelism: `predict`."""
+
+from services.scheduler.memory.model import Device, predict, ranks_here
+from services.scheduler.memory.numbers import ModelNumbers
+from services.scheduler.memory.parts import Memory
+
+__all__ = ["Device", "Memory", "ModelNumbers", "predict", "ranks_here"]

@@ -1,0 +1,193 @@
+"""What a stage of a run takes of a device's memory, before it is tried. Pure.
+
+The run file and the model say how a stage computes; the parallelism, the context and the concurrency of the
+whole pool say how much of it one rank does. rollout.py, trainer.py and reference.py know the terms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from earl.config.run import RunConfig
+from earl.config.trainer import TrainerConfig
+from earl.errors import ConfigError
+from earl.models.spec import ModelSpec
+from earl.parallelism import Parallelism
+from services.scheduler.memory.numbers import ModelNumbers
+from services.scheduler.memory.parts import ITEM_BYTES, Memory, ceil_div
+from services.scheduler.memory.reference import ReferenceNumbers, reference_memory
+from services.scheduler.memory.rollout import RolloutNumbers, rollout_memory
+from services.scheduler.memory.trainer import Lora, TrainerNumbers, trainer_memory
+
+Device = Literal["cpu", "cuda"]
+# services.trainer.prefixes.SHORTEST_SHARED.
+SHORTEST_SHARED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What all devices of a stage do together.
+
+    context_tokens: of the longest sequence; concurrency: sequences of the whole pool (rollout) or of a batch.
+    shared_tokens: first tokens that sequences of a micro-batch have in common. trained_fraction: of their
+    tokens, those that were sampled.
+    """
+
+    context_tokens: int
+    concurrency: int
+    shared_tokens: int = 0
+    trained_fraction: float = 1.0
+
+
+def predict(
+    stage: str,
+    config: RunConfig,
+    spec: ModelSpec,
+    parallelism: Parallelism,
+    context_tokens: float,
+    concurrency: float,
+    *,
+    device: Device | None = None,
+    shared_tokens: int = 0,
+    trained_fraction: float = 1.0,
+    base_bytes: int = 0,
+) -> Memory:
+    """The memory of the rank of `stage` that takes most.
+
+    concurrency: sequences of the whole pool; of a trainer or reference stage, of a batch. device: None: what
+    the run file says, "cpu" where it says "auto". shared_tokens, trained_fraction: as in Load; unknown, they
+    are such that more is predicted. base_bytes: of a process before it has a model, as it was measured.
+    Raises ConfigError (no such stage, nothing to do), IllegalParallelism.
+    """
+    make = _STAGES.get(stage)
+    if make is None:
+        raise ConfigError(f"stage is {stage!r}", f"it is one of {', '.join(_STAGES)}")
+    if context_tokens <= 0 or concurrency <= 0:
+        raise ConfigError(
+            f"{context_tokens} tokens at a concurrency of {concurrency}", "give numbers above 0"
+        )
+    load = Load(math.ceil(context_tokens), math.ceil(concurrency), shared_tokens, trained_fraction)
+    said = getattr(config, stage).device
+    memory = make(config, spec, parallelism, load, device or ("cuda" if said == "cuda" else "cpu"))
+    return memory.beside(base_bytes)
+
+
+def ranks_here(config: RunConfig) -> int:
+    """Processes of a run with a model in them, all on one machine: what its memory is divided by."""
+    rollout, reference = config.rollout, config.reference
+    ranks = rollout.workers * rollout.engines * rollout.tp + config.trainer.ranks
+    return ranks + (reference.dp * reference.tp if config.trainer.kl_coefficient > 0 else 0)
+
+
+def _rollout(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, device: Device) -> Memory:
+    rollout = config.rollout
+    context = max(rollout.max_context_tokens, load.context_tokens)
+    how = RolloutNumbers(
+        device=device,
+        native=rollout.engine == "torch",
+        tp=cut.tp,
+        item_bytes=ITEM_BYTES[rollout.dtype or config.model.dtype],
+        published_bytes=ITEM_BYTES[config.model.dtype],
+        slots=rollout.max_sequences,
+        context=context,
+        kv_tokens=rollout.kv_tokens,
+        # What is beyond an engine's slots waits.
+        sequences=min(ceil_div(load.concurrency, cut.dp), rollout.max_sequences),
+        length=load.context_tokens,
+    )
+    return rollout_memory(ModelNumbers.of(spec, cut.tp, cut.pp, fused=True), how)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A micro-batch as one rank sees it; fields as in TrainerNumbers."""
+
+    rows: int
+    trained_rows: int
+    padded: int
+    moved: bool
+
+
+def _micro_batch(load: Load, sequences: int, capacity: int, share: bool, cut: Parallelism) -> _Pass:
+    """The fullest of services.trainer.prefixes.bins: full, if there are tokens enough. A sequence is cut
+    by context parallelism only; several are moved for attention, as if of unlike length (packing.py)."""
+    context = load.context_tokens
+    padded = max(context, min(capacity, sequences * context))
+    rows = padded
+    if share and load.shared_tokens >= SHORTEST_SHARED:
+        rows -= load.shared_tokens * (padded // context - 1)
+    trained = min(rows, math.ceil(load.trained_fraction * padded))
+    return _Pass(
+        rows=ceil_div(rows, cut.cp),
+        trained_rows=ceil_div(trained, cut.cp),
+        padded=ceil_div(padded, cut.cp),
+        moved=sequences > 1,
+    )
+
+
+def _trainer(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, device: Device) -> Memory:
+    trainer = config.trainer
+    model = ModelNumbers.of(spec, cut.tp, cut.pp)
+    sequences = ceil_div(ceil_div(load.concurrency, cut.dp), trainer.minibatches)
+    one = _micro_batch(load, sequences, trainer.microbatch_tokens, trainer.share_prefixes, cut)
+    how = TrainerNumbers(
+        device=device,
+        # Ranks of one sequence (cp) share parameters as those of different ones do.
+        dp=cut.dp * cut.cp,
+        item_bytes=ITEM_BYTES[trainer.dtype or config.model.dtype],
+        model_bytes=ITEM_BYTES[config.model.dtype],
+        rows=one.rows,
+        trained_rows=one.trained_rows,
+        padded=one.padded,
+        moved=one.moved,
+        accumulates=sequences * load.context_tokens > one.padded * cut.cp,
+        checkpointed=trainer.activation_checkpointing,
+        entropy=trainer.entropy_coefficient > 0,
+        lora=_lora(model, trainer),
+    )
+    return trainer_memory(model, how)
+
+
+def _lora(model: ModelNumbers, trainer: TrainerConfig) -> Lora | None:
+    """Shapes as earl.models.lora.LoraLinear makes them."""
+    if not trainer.lora_rank:
+        return None
+    rank, hidden, query, key, inner = (
+        trainer.lora_rank, model.hidden, model.query, model.key, model.intermediate,
+    )  # fmt: skip
+    ends = {
+        "q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key),
+        "o_proj": (query, hidden), "gate_proj": (hidden, inner), "up_proj": (hidden, inner),
+        "down_proj": (inner, hidden),
+    }  # fmt: skip
+    targets = sorted(set(trainer.lora_targets))
+    shapes = (shape for name in targets for shape in ((rank, ends[name][0]), (ends[name][1], rank)))
+    return Lora(rank, len(targets), tuple(shapes))
+
+
+def _reference(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, device: Device) -> Memory:
+    reference = config.reference
+    sequences = ceil_div(load.concurrency, cut.dp)
+    # Deterministic stages compute one sequence at a time.
+    capacity = 0 if config.deterministic else reference.microbatch_tokens
+    one = _micro_batch(load, sequences, capacity, config.trainer.share_prefixes, cut)
+    how = ReferenceNumbers(
+        device=device,
+        item_bytes=ITEM_BYTES[config.trainer.dtype or config.model.dtype],
+        rows=one.rows,
+        # Each of tp ranks takes its slice of the positions (ReferencePolicy).
+        trained_rows=one.trained_rows if config.deterministic else ceil_div(one.trained_rows, cut.tp),
+        padded=one.padded,
+        moved=one.moved,
+    )
+    return reference_memory(ModelNumbers.of(spec, cut.tp, cut.pp), how)
+
+
+_STAGES: dict[str, Callable[[RunConfig, ModelSpec, Parallelism, Load, Device], Memory]] = {
+    "rollout": _rollout,
+    "trainer": _trainer,
+    "reference": _reference,
+}

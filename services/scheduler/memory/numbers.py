@@ -1,0 +1,81 @@
+"""What of a model memory depends on: the sizes of one rank's part of it. Pure; from earl.models.slices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from earl.models.slices import own_parameters
+from earl.models.spec import ModelSpec
+from earl.models.tp import rank_heads
+from services.scheduler.memory.parts import ceil_div
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNumbers:
+    """Of a rank under tensor (and pipeline) parallelism.
+
+    hidden, vocab, head_dim as in ModelSpec; layers, heads, kv_heads, intermediate: this rank's. block: shapes
+    of one layer's parameters, root: of all others, tied ones once. Where ranks share a key-value head each
+    has it; norms and embeddings are every rank's (earl.models.slices).
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    qk_norm: bool
+    block: Shapes
+    root: Shapes
+
+    @classmethod
+    def of(cls, spec: ModelSpec, tp: int = 1, pp: int = 1, *, fused: bool = False) -> ModelNumbers:
+        """fused: as engines hold it, with qkv_proj and gate_up_proj. Raises IllegalParallelism."""
+        return _numbers(spec, tp, pp, fused)
+
+    @property
+    def query(self) -> int:
+        """Width of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        """Width of all keys, or values, of a token."""
+        return self.kv_heads * self.head_dim
+
+    def elements(self, dp: int = 1) -> int:
+        """Of all parameters of this rank, FSDP2's share of them where dp ranks share."""
+        return self.layers * elements(self.block, dp) + elements(self.root, dp)
+
+
+def elements(shapes: Shapes, dp: int = 1) -> int:
+    """FSDP2 cuts each parameter by rows, the last parts padded."""
+    return sum(ceil_div(shape[0], dp) * math.prod(shape[1:]) for shape in shapes)
+
+
+@lru_cache(maxsize=256)
+def _numbers(spec: ModelSpec, tp: int, pp: int, fused: bool) -> ModelNumbers:
+    own = {name: one for name, one in own_parameters(spec, 0, tp, fused=fused).items() if not one.same_as}
+    block = tuple(one.shape for name, one in own.items() if name.startswith("model.layers.0."))
+    root = tuple(one.shape for name, one in own.items() if not name.startswith("model.layers."))
+    heads, kv_heads = rank_heads(spec, tp)
+    return ModelNumbers(
+        hidden=spec.hidden,
+        layers=ceil_div(spec.layers, pp),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=spec.head_dim,
+        intermediate=spec.intermediate // tp,
+        vocab=spec.vocab,
+        tied=spec.tied,
+        qk_norm=spec.qk_norm,
+        block=block,
+        root=root,
+    )

@@ -1,0 +1,90 @@
+"""What a device's memory is taken by, at the moment at which a stage takes most of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from earl.errors import ConfigError
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+WIDE_BYTES = ITEM_BYTES["float32"]
+# Ids, positions, targets, packing and the losses' columns, of one row of a packed micro-batch.
+ROW_BYTES = 160
+# Of what comes and goes within a step: what the allocator cannot use again at once.
+MARGIN = 0.1
+# glibc's largest dynamic mmap threshold (DEFAULT_MMAP_THRESHOLD_MAX).
+HEAP_TENSOR_BYTES = 32 << 20
+# earl.models.logprobs.CHUNK_BYTES.
+CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one rank of a stage, by what they are for, when it takes most.
+
+    moment: which part of its work that is. weights: parameters, whatever copies of them there are, tables of
+    positions. gradients: of parameters. optimizer: moments. kv: cached keys and values. activations: what
+    layers keep for the backward pass and what the current one computes with. logits: as wide as the
+    vocabulary. staging: versions of the weights on their way, read or published. margin: what the allocator
+    keeps beyond what is in use. base: the process itself and its libraries.
+    """
+
+    moment: str
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    kv: int = 0
+    activations: int = 0
+    logits: int = 0
+    staging: int = 0
+    margin: int = 0
+    base: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by name, in the order above."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "moment"}
+
+    def beside(self, base_bytes: int) -> Memory:
+        """With what the process itself takes."""
+        return replace(self, base=base_bytes)
+
+    def fraction(self, device_bytes: int) -> float:
+        """Of a device that has so many bytes: above 1 it does not fit. Raises ConfigError."""
+        if device_bytes <= 0:
+            raise ConfigError(f"a device of {device_bytes} bytes", "give the memory of one device, in bytes")
+        return self.total_bytes / device_bytes
+
+
+def largest(moments: Iterable[Memory]) -> Memory:
+    """The moment that takes most; of equals the first."""
+    return max(moments, key=lambda one: one.total_bytes)
+
+
+def together(moments: Iterable[Memory]) -> Memory:
+    """The moment that takes most, in a heap that gives the room of one kind to no other: each part's own most
+    counts, wherever it is. The difference is the margin's."""
+    moments = list(moments)
+    most = largest(moments)
+    whole = sum(max(one.parts()[name] for one in moments) for name in most.parts())
+    return replace(most, margin=most.margin + whole - most.total_bytes)
+
+
+def in_heap(moments: Iterable[Memory], wide: Memory, tensor_bytes: int) -> Memory:
+    """Of a process with glibc's default settings. wide: the moment of the logits, of tensor_bytes a tensor:
+    larger ones than the heap takes are mapped, and given back at once."""
+    kept = wide.logits * min(tensor_bytes, HEAP_TENSOR_BYTES) // max(1, tensor_bytes)
+    return largest([together([*moments, replace(wide, logits=kept)]), wide])
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def chunk_elements(vocab: int, rows: int) -> int:
+    """Logits that exist at once (earl.models.logprobs)."""
+    return vocab * min(rows, max(1, CHUNK_BYTES // (WIDE_BYTES * vocab)))

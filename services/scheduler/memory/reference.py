@@ -1,0 +1,82 @@
+"""Memory of a reference rank: a frozen decoder, one forward pass at a time. Pure.
+
+services/trainer/reference/policy.py: each micro-batch through earl/models/module.py without gradients, its
+log-probs chunk by chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.scheduler.memory.numbers import ModelNumbers
+from services.scheduler.memory.parts import (
+    HEAP_TENSOR_BYTES,
+    MARGIN,
+    ROW_BYTES,
+    WIDE_BYTES,
+    Memory,
+    chunk_elements,
+    in_heap,
+    largest,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceNumbers:
+    """How one rank computes log-probs. rows, trained_rows, padded, moved: as in TrainerNumbers."""
+
+    device: str
+    item_bytes: int
+    rows: int
+    trained_rows: int
+    padded: int
+    moved: bool
+
+
+def reference_memory(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
+    """The moment of a forward pass at which most is there."""
+    forward, logprobs = _forward(model, how), _logprobs(model, how)
+    if how.device != "cpu":
+        return largest([forward, logprobs])
+    return in_heap([forward], logprobs, WIDE_BYTES * chunk_elements(model.vocab, how.trained_rows))
+
+
+def _forward(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
+    """One block's (module.py): attention or MLP, beside the residual stream."""
+    hidden, query, key, inner = model.hidden, model.query, model.key, model.intermediate
+    # The stream twice and its norm; queries and keys before and after rotation, one product each.
+    rotating = (3 * hidden + 3 * query + 4 * key) * how.rows
+    # On a CPU keys and values repeated for every head; the output; copies of all where rows are moved.
+    wide = query if how.device == "cpu" else key
+    copies = query + 2 * key if how.moved else 0
+    attending = (2 * hidden + query + 2 * key) * how.rows + (2 * query + 2 * wide + copies) * how.padded
+    mlp = (4 * hidden + 3 * inner) * how.rows
+    activations = how.item_bytes * max(rotating, attending, mlp)
+    if how.item_bytes < WIDE_BYTES:
+        # _RMSNorm in float32.
+        activations += WIDE_BYTES * hidden * how.rows
+    return _moment("forward", model, how, activations)
+
+
+def _logprobs(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
+    """A chunk and its exponentials; narrower, the product in its own dtype (logprobs.py)."""
+    chunk = chunk_elements(model.vocab, how.trained_rows)
+    narrow = how.item_bytes if how.item_bytes < WIDE_BYTES else 0
+    logits = (2 * WIDE_BYTES + narrow) * chunk
+    if WIDE_BYTES * chunk > HEAP_TENSOR_BYTES:
+        logits -= narrow * chunk  # given back before the exponentials are there
+    return _moment(
+        "log-probs", model, how, how.item_bytes * model.hidden * (2 * how.rows + how.trained_rows), logits
+    )
+
+
+def _moment(
+    name: str, model: ModelNumbers, how: ReferenceNumbers, activations: int, logits: int = 0
+) -> Memory:
+    return Memory(
+        moment=name,
+        weights=how.item_bytes * model.elements(),
+        activations=activations + (2 * how.item_bytes * model.head_dim + ROW_BYTES) * how.rows,
+        logits=logits,
+        margin=int(MARGIN * (activations + logits)),
+    )

@@ -1,0 +1,163 @@
+"""Memory of an engine's rank: weights, what is staged of the next version, KV, and one step. Pure.
+
+    staged version ─► weights, on a CPU a second time in the layout that multiplies fastest
+    step: up to `step_tokens` rows through the layers (KV beside them) ─► logits of each sequence ─► sampling
+
+Terms are the torch engine's: runner, linear, staging, cache, slots, attention and sampling in
+services/rollout/engines. vLLM and SGLang differ in that they cut the embedding too and take their KV cache
+whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.scheduler.memory.numbers import ModelNumbers
+from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, Memory, ceil_div, in_heap, largest
+
+# linear.PACK_ELEMENTS; cache.PAGE_BYTES, attention.ALIGNED; torch_engine.PREFILL_TOKENS;
+# vllm_core.BLOCK_TOKENS.
+PACK_ELEMENTS = 1 << 17
+PAGE_BYTES = 4096
+ALIGNED = 16
+STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
+BLOCK_TOKENS = 32
+# sampling.BLOCK: logits are padded to whole blocks.
+SAMPLE_BLOCK = 128
+# slots.Slots: tokens, log-probs and versions of every position.
+COLUMN_BYTES = 8 + 4 + 8
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutNumbers:
+    """How one engine generates.
+
+    native: the torch engine. item_bytes: of what it computes in; published_bytes: of what it stages.
+    slots, context, kv_tokens (0: slots x context): what its cache is made for. sequences: in it at once, each
+    of `length` tokens.
+    """
+
+    device: str
+    native: bool
+    tp: int
+    item_bytes: int
+    published_bytes: int
+    slots: int
+    context: int
+    kv_tokens: int
+    sequences: int
+    length: int
+
+
+def rollout_memory(model: ModelNumbers, how: RolloutNumbers) -> Memory:
+    """The moment of a step at which most is there. model: fused. Of rank 0, which samples too."""
+    *layers, sampling = _moments(model, how)
+    if how.device != "cpu":
+        return largest([*layers, sampling])
+    return in_heap(layers, sampling, WIDE_BYTES * model.vocab * how.sequences)
+
+
+def kv_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
+    """Keys and values of every layer.
+
+    On a CPU the torch engine's pages of what is written, up to the bound (KvCache, KvMemory); elsewhere the
+    whole cache, which is allocated at the start.
+    """
+    row_bytes = model.head_dim * how.item_bytes
+    token_bytes = model.layers * 2 * model.kv_heads * row_bytes
+    bound = how.kv_tokens or how.slots * how.context
+    if not how.native:
+        whole = max(bound, how.context)
+        return token_bytes * ceil_div(whole, BLOCK_TOKENS) * BLOCK_TOKENS
+    if how.device != "cpu":
+        context = min(how.context, bound)
+        slots = min(how.slots, bound // context)
+        return token_bytes * slots * ceil_div(context, ALIGNED) * ALIGNED
+    page = PAGE_BYTES // math.gcd(PAGE_BYTES, row_bytes)
+    # Beyond the bound the youngest sequences are put back.
+    return token_bytes * min(how.sequences * ceil_div(how.length, page) * page, bound + page * how.slots)
+
+
+def weight_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
+    """Runner.weights, tables of positions, and on a CPU Linear's copies in blocked layout."""
+    table = model.vocab * model.hidden
+    own = model.elements()
+    if not how.native:
+        own -= (1 if model.tied else 2) * (table - table // how.tp)
+    tables = 2 * how.context * model.head_dim
+    blocked = _blocked(model, how)
+    # Each is made anew before the old one goes.
+    copies = sum(blocked) + max(blocked, default=0)
+    return how.item_bytes * (own + tables + copies)
+
+
+def _blocked(model: ModelNumbers, how: RolloutNumbers) -> list[int]:
+    """Elements of the matrices that Linear.pack keeps a second time."""
+    if how.device != "cpu" or not how.native:
+        return []
+    matrices = [math.prod(shape) for shape in model.block if len(shape) > 1] * model.layers
+    return [size for size in (*matrices, model.vocab * model.hidden) if size >= PACK_ELEMENTS]
+
+
+def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[Memory]:
+    item = how.item_bytes
+    weights, kv = weight_bytes(model, how), kv_bytes(model, how)
+    if how.device == "cpu":
+        kv += COLUMN_BYTES * how.sequences * how.length
+    staging = how.published_bytes * model.elements() if how.device == "cpu" else 0
+    all_tokens = how.sequences * how.length
+    rows = max(how.sequences, min(STEP_TOKENS[how.device], all_tokens))
+
+    def moment(name: str, activations: int, logits: int = 0) -> Memory:
+        return Memory(
+            moment=name,
+            weights=weights,
+            kv=kv,
+            activations=activations,
+            logits=logits,
+            staging=staging,
+            margin=int(MARGIN * (activations + logits)),
+        )
+
+    yield moment("prefill", layer_bytes(model, item, rows, attention=_prefill_attention(model, how, rows)))
+    yield moment("decoding", layer_bytes(model, item, how.sequences, attention=_decode_attention(model, how)))
+    padded = ceil_div(model.vocab, SAMPLE_BLOCK) * SAMPLE_BLOCK
+    # Logits, those of the sequences that are complete, weights in float32, those padded.
+    wide = item * 2 + WIDE_BYTES + (WIDE_BYTES if padded > model.vocab else 0)
+    yield moment("sampling", item * model.hidden * rows, how.sequences * padded * wide)
+
+
+def layer_bytes(model: ModelNumbers, item: int, rows: int, attention: int) -> int:
+    """Runner._block: queries, keys and values stay until the block's end, beside either attention or the MLP.
+
+    attention: bytes of its own.
+    """
+    hidden, query, key, inner = model.hidden, model.query, model.key, model.intermediate
+    held = 2 * hidden + query + 2 * key + 2 * model.head_dim
+    rotating = hidden + 3 * (query + key)
+    attending = 2 * query + 2 * key
+    finishing = 2 * hidden + query + 3 * inner
+    index = 8 * (model.kv_heads + 4)
+    return rows * (item * (held + max(rotating, finishing)) + index) + max(
+        0, attention + rows * item * (attending - max(rotating, finishing))
+    )
+
+
+def _prefill_attention(model: ModelNumbers, how: RolloutNumbers, rows: int) -> int:
+    """attention._Alone: where a prefill goes on, which positions a query sees, as bool and in the dtype."""
+    if how.length <= STEP_TOKENS[how.device] // 2:
+        return 0
+    return min(rows, how.length) * how.length * (1 + how.item_bytes)
+
+
+def _decode_attention(model: ModelNumbers, how: RolloutNumbers) -> int:
+    """attention._Decoding: scores and their softmax in float32, in between the mask for every key head."""
+    if how.device != "cpu" or not how.native:
+        return 0
+    scores = 2 * WIDE_BYTES * model.heads + WIDE_BYTES * model.kv_heads + 1 + WIDE_BYTES
+    if how.item_bytes < WIDE_BYTES:
+        # Keys and values in a layout of the product's own, and the softmax narrowed.
+        scores += how.item_bytes * (2 * model.key + model.heads)
+    return how.sequences * how.length * scores

@@ -1,0 +1,224 @@
+"""Memory of a trainer's rank: FSDP2 over dp, decoders cut over tp, packed micro-batches. Pure.
+
+    parameters ─ gathered in the compute dtype ─► forward, block by block: activations are kept
+        ─► log-probs, chunk by chunk ─► backward: activations go, gradients come ─► AdamW
+
+What is there at each of these moments follows from services/trainer/{parallel,step,optimizer,publish}.py,
+from earl/models/{module,fused,packing,logprobs,lora}.py, and from FSDP2 as torch 2.13 has it
+(torch/distributed/fsdp/_fully_shard).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from services.scheduler.memory.numbers import ModelNumbers, Shapes, elements
+from services.scheduler.memory.parts import MARGIN, ROW_BYTES, WIDE_BYTES, Memory, chunk_elements, largest
+
+# services.trainer.publish.SLOTS.
+SLOTS = 2
+# AdamW keeps two moments in float32.
+MOMENTS = 2
+# On a CPU freed room stays in holes: glibc's memalign asks for more than it uses, so that a freed tensor's
+# room does not serve the next one of the same size, and FSDP2 makes tensors of one size for every block.
+# Measured with glibc 2.36 (`earl bench memory-model`), as copies of all parameters: in float32 (gradients and
+# what is reduced), with one rank and with several; and in the compute dtype what several ranks gather, more
+# of it where activations are computed again in between.
+HOLES_ALONE, HOLES_REDUCED = 2.4, 1.5
+HOLES_GATHERED, HOLES_GATHERED_AGAIN = 2.0, 3.1
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """rank of the adapters, how many a block has, and the shapes of their parameters."""
+
+    rank: int
+    targets: int
+    shapes: Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerNumbers:
+    """How one rank trains.
+
+    dp: ranks that the parameters are cut over. item_bytes: of the dtype that is computed in; model_bytes: of
+    what is published, and of the model itself under adapters. rows: packed rows of a micro-batch;
+    trained_rows: whose log-probs are wanted; padded: rows that attention sees. moved: rows are gathered for
+    attention and scattered after it (sequences of unlike length or
+    with shared beginnings). accumulates: an optimizer step has several micro-batches. entropy: it has a
+    gradient.
+    """
+
+    device: str
+    dp: int
+    item_bytes: int
+    model_bytes: int
+    rows: int
+    trained_rows: int
+    padded: int
+    moved: bool
+    accumulates: bool
+    checkpointed: bool
+    entropy: bool
+    lora: Lora | None = None
+
+
+def trainer_memory(model: ModelNumbers, how: TrainerNumbers) -> Memory:
+    """The moment of a step at which most is there."""
+    return largest(_moments(model, how))
+
+
+def saved_bytes(model: ModelNumbers, how: TrainerNumbers) -> int:
+    """What one block keeps for the backward pass (module.py, fused.py, packing.py).
+
+    Of a row: both norms' inputs and outputs; rotated queries, keys and values as attention reads them (on a
+    CPU keys and values repeated to the number of heads) and what it gives; gate, up and their product. In
+    float32: scales of the norms and attention's normalisers.
+    """
+    wide = model.query if how.device == "cpu" else model.key
+    linear = 4 * model.hidden + 3 * model.intermediate
+    attention = 2 * model.query + 2 * wide
+    small = WIDE_BYTES * (2 + model.heads)
+    if model.qk_norm:
+        linear += model.query + model.key
+        small += WIDE_BYTES * (model.heads + model.kv_heads)
+    if how.moved:
+        linear += model.query
+    if how.lora is not None:
+        linear += how.lora.rank * how.lora.targets
+    return how.item_bytes * (linear * how.rows + attention * how.padded) + small * how.padded
+
+
+def block_backward_bytes(model: ModelNumbers, how: TrainerNumbers) -> int:
+    """What one block's backward pass computes with beyond what was saved, less what it has freed by then."""
+    item, hidden, inner, query = how.item_bytes, model.hidden, model.intermediate, model.query
+    # _GatedSilu.backward: gradients of gate and up, one product more; those of the stream and of its norm.
+    mlp = item * (2 * inner + 2 * hidden) * how.rows
+    # The flash kernel's: gradients of its output, of queries, keys and values; for short sequences, which
+    # there may be, in float32 too (packing._ShortFlash).
+    attention = item * 4 * query * how.padded
+    if how.device == "cpu" and item < WIDE_BYTES:
+        attention += WIDE_BYTES * 8 * query * how.padded
+    attention -= item * (3 * inner + hidden) * how.rows
+    # _RMSNorm.backward, in float32: normed, gradient, inner and a product.
+    norm = (WIDE_BYTES * 4 * hidden - item * 3 * inner) * how.rows
+    return max(mlp, attention, norm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """Elements. whole: of this rank's slices, all dp ranks' shards together; block: of them one layer's.
+
+    trained: this rank's shard of what has gradients; trained_block, trained_root: unsharded. table: of the
+    output matrix where it has a gradient. stored: bytes of this rank's shards, before anything is gathered.
+    """
+
+    whole: int
+    block: int
+    trained: int
+    trained_block: int
+    trained_root: int
+    table: int
+    stored: int
+
+    @classmethod
+    def of(cls, model: ModelNumbers, how: TrainerNumbers) -> _Parameters:
+        local, block, root = model.elements(how.dp), elements(model.block), elements(model.root)
+        whole = model.layers * block + root
+        if how.lora is None:
+            table = model.vocab * model.hidden
+            return cls(whole, block, local, block, root, table, WIDE_BYTES * local)
+        adapters, share = elements(how.lora.shapes), model.layers * elements(how.lora.shapes, how.dp)
+        return cls(
+            whole=whole + model.layers * adapters,
+            block=block + adapters,
+            trained=share,
+            trained_block=adapters,
+            trained_root=0,
+            table=0,
+            stored=how.model_bytes * local + WIDE_BYTES * share,
+        )
+
+
+def _moments(model: ModelNumbers, how: TrainerNumbers) -> Iterator[Memory]:
+    item, own = how.item_bytes, _Parameters.of(model, how)
+    optimizer = MOMENTS * WIDE_BYTES * own.trained
+    staging = SLOTS * how.model_bytes * model.elements(how.dp)
+    # Alone, every block stays gathered until its backward pass; otherwise one is, the next is on its way, and
+    # what the root owns to the end.
+    root = own.whole - model.layers * own.block
+    gathered = item * (own.whole if how.dp == 1 else root + 2 * own.block)
+    # From the second micro-batch on.
+    before = WIDE_BYTES * own.trained if how.accumulates else 0
+    row = item * model.hidden
+    kept, saved, current = row * how.rows, saved_bytes(model, how), block_backward_bytes(model, how)
+    layers = model.layers * (kept if how.checkpointed else saved)
+    again = saved if how.checkpointed else 0
+    tables = (2 * item * model.head_dim + ROW_BYTES) * how.rows
+
+    def moment(name: str, weights: int, gradients: int, activations: int, logits: int = 0) -> Memory:
+        activations += tables
+        moving = weights + gradients + activations + logits
+        return Memory(
+            moment=name,
+            weights=own.stored + weights,
+            gradients=gradients,
+            optimizer=optimizer,
+            activations=activations,
+            logits=logits,
+            staging=staging,
+            margin=_margin(how, own, moving),
+        )
+
+    # Into the last norm, out of it, the rows that are trained; their gradient.
+    final, slope = 2 * kept + row * how.trained_rows, row * how.trained_rows
+    yield moment("forward", gathered, before, layers + again + item * (2 * model.intermediate) * how.rows)
+    yield moment("log-probs", gathered, before, layers + final, _logits_forward(model, how))
+    # The output matrix' gradient adds up in float32, then waits, narrowed, for that of the embedding.
+    chunks = _logits_backward(model, how, own)
+    yield moment(
+        "log-probs, backward", gathered, before + WIDE_BYTES * own.table, layers + final + slope, chunks
+    )
+    head, block = item * own.table, item * own.trained_block
+    yield moment("backward, last block", gathered, before + head + block, layers + again + current)
+    # A block's input to the reduction outlives it until the next one's.
+    reduction = WIDE_BYTES * own.trained_block
+    blocks = before or WIDE_BYTES * (own.trained * model.layers * own.trained_block) // max(
+        1, model.layers * own.trained_block + own.trained_root
+    )
+    yield moment(
+        "backward, first block",
+        item * (root + (1 if how.dp == 1 else 2) * own.block),
+        blocks + reduction + head + block,
+        (kept if how.checkpointed else saved) + again + current,
+    )
+    yield moment(
+        "backward, embedding",
+        item * root,
+        blocks + reduction + item * own.trained_root + (head if model.tied else 0),
+        kept,
+    )
+    reduced = item * own.trained_root + WIDE_BYTES * own.trained_root
+    yield moment("reduction of the embedding", 0, max(before, WIDE_BYTES * own.trained) + reduced, 0)
+
+
+def _margin(how: TrainerNumbers, own: _Parameters, moving: int) -> int:
+    if how.device != "cpu":
+        return int(MARGIN * moving)
+    if how.dp == 1:
+        return int(HOLES_ALONE * WIDE_BYTES * own.whole)
+    gathered = HOLES_GATHERED_AGAIN if how.checkpointed else HOLES_GATHERED
+    return int((HOLES_REDUCED * WIDE_BYTES + gathered * how.item_bytes) * own.whole)
+
+
+def _logits_forward(model: ModelNumbers, how: TrainerNumbers) -> int:
+    """A chunk and its exponentials (before those, where it is narrower, the product in its own dtype)."""
+    return 2 * WIDE_BYTES * chunk_elements(model.vocab, how.trained_rows)
+
+
+def _logits_backward(model: ModelNumbers, how: TrainerNumbers, own: _Parameters) -> int:
+    """A chunk, its probabilities where the entropy has a gradient; narrower, chunk and product once more."""
+    chunk = chunk_elements(model.vocab, how.trained_rows)
+    total = WIDE_BYTES * chunk * (2 if how.entropy else 1)
+    return total + (how.item_bytes * (chunk + own.table) if how.item_bytes < WIDE_BYTES else 0)
