@@ -13,8 +13,6 @@ WIDE_BYTES = ITEM_BYTES["float32"]
 ROW_BYTES = 160
 # Of what comes and goes within a step: what the allocator cannot use again at once.
 MARGIN = 0.1
-# glibc's largest dynamic mmap threshold (DEFAULT_MMAP_THRESHOLD_MAX).
-HEAP_TENSOR_BYTES = 32 << 20
 # earl.models.logprobs.CHUNK_BYTES.
 CHUNK_BYTES = 64 << 20
 
@@ -66,19 +64,12 @@ def largest(moments: Iterable[Memory]) -> Memory:
 
 
 def together(moments: Iterable[Memory]) -> Memory:
-    """The moment that takes most, in a heap that gives the room of one kind to no other: each part's own most
-    counts, wherever it is. The difference is the margin's."""
+    """The moment that takes most, in a heap that gives the room of one kind to no other, as glibc's: each
+    part's own most counts, wherever it is. The difference is the margin's."""
     moments = list(moments)
     most = largest(moments)
     whole = sum(max(one.parts()[name] for one in moments) for name in most.parts())
     return replace(most, margin=most.margin + whole - most.total_bytes)
-
-
-def in_heap(moments: Iterable[Memory], wide: Memory, tensor_bytes: int) -> Memory:
-    """Of a process with glibc's default settings. wide: the moment of the logits, of tensor_bytes a tensor:
-    larger ones than the heap takes are mapped, and given back at once."""
-    kept = wide.logits * min(tensor_bytes, HEAP_TENSOR_BYTES) // max(1, tensor_bytes)
-    return largest([together([*moments, replace(wide, logits=kept)]), wide])
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from services.scheduler.memory.numbers import ModelNumbers
 from services.scheduler.memory.parts import (
-    HEAP_TENSOR_BYTES,
     MARGIN,
     ROW_BYTES,
     WIDE_BYTES,
     Memory,
     chunk_elements,
-    in_heap,
     largest,
+    together,
 )
 
 
@@ -35,10 +34,8 @@ class ReferenceNumbers:
 
 def reference_memory(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
     """The moment of a forward pass at which most is there."""
-    forward, logprobs = _forward(model, how), _logprobs(model, how)
-    if how.device != "cpu":
-        return largest([forward, logprobs])
-    return in_heap([forward], logprobs, WIDE_BYTES * chunk_elements(model.vocab, how.trained_rows))
+    moments = (_forward(model, how), _logprobs(model, how))
+    return together(moments) if how.device == "cpu" else largest(moments)
 
 
 def _forward(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
@@ -60,14 +57,10 @@ def _forward(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
 
 def _logprobs(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
     """A chunk and its exponentials; narrower, the product in its own dtype (logprobs.py)."""
-    chunk = chunk_elements(model.vocab, how.trained_rows)
     narrow = how.item_bytes if how.item_bytes < WIDE_BYTES else 0
-    logits = (2 * WIDE_BYTES + narrow) * chunk
-    if WIDE_BYTES * chunk > HEAP_TENSOR_BYTES:
-        logits -= narrow * chunk  # given back before the exponentials are there
-    return _moment(
-        "log-probs", model, how, how.item_bytes * model.hidden * (2 * how.rows + how.trained_rows), logits
-    )
+    logits = (2 * WIDE_BYTES + narrow) * chunk_elements(model.vocab, how.trained_rows)
+    hidden = how.item_bytes * model.hidden * (2 * how.rows + how.trained_rows)
+    return _moment("log-probs", model, how, hidden, logits)
 
 
 def _moment(

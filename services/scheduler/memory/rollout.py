@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.scheduler.memory.numbers import ModelNumbers
-from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, Memory, ceil_div, in_heap, largest
+from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, Memory, ceil_div, largest, together
 
 # linear.PACK_ELEMENTS; cache.PAGE_BYTES, attention.ALIGNED; torch_engine.PREFILL_TOKENS;
 # vllm_core.BLOCK_TOKENS.
@@ -53,10 +53,8 @@ class RolloutNumbers:
 
 def rollout_memory(model: ModelNumbers, how: RolloutNumbers) -> Memory:
     """The moment of a step at which most is there. model: fused. Of rank 0, which samples too."""
-    *layers, sampling = _moments(model, how)
-    if how.device != "cpu":
-        return largest([*layers, sampling])
-    return in_heap(layers, sampling, WIDE_BYTES * model.vocab * how.sequences)
+    moments = _moments(model, how)
+    return together(moments) if how.device == "cpu" else largest(moments)
 
 
 def kv_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
@@ -147,7 +145,8 @@ def layer_bytes(model: ModelNumbers, item: int, rows: int, attention: int) -> in
 
 def _prefill_attention(model: ModelNumbers, how: RolloutNumbers, rows: int) -> int:
     """attention._Alone: where a prefill goes on, which positions a query sees, as bool and in the dtype."""
-    if how.length <= STEP_TOKENS[how.device] // 2:
+    # The oldest sequence gets at least half of a step: up to that length none is cut.
+    if not how.native or how.length <= STEP_TOKENS[how.device] // 2:
         return 0
     return min(rows, how.length) * how.length * (1 + how.item_bytes)
 

@@ -25,8 +25,8 @@ MOMENTS = 2
 # Measured with glibc 2.36 (`earl bench memory-model`), as copies of all parameters: in float32 (gradients and
 # what is reduced), with one rank and with several; and in the compute dtype what several ranks gather, more
 # of it where activations are computed again in between.
-HOLES_ALONE, HOLES_REDUCED = 2.4, 1.5
-HOLES_GATHERED, HOLES_GATHERED_AGAIN = 2.0, 3.1
+HOLES_ALONE, HOLES_REDUCED = 2.4, 1.1
+HOLES_GATHERED, HOLES_GATHERED_AGAIN = 2.0, 2.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class TrainerNumbers:
 
 def trainer_memory(model: ModelNumbers, how: TrainerNumbers) -> Memory:
     """The moment of a step at which most is there."""
-    return largest(_moments(model, how))
+    step = _Step(model, how, _Parameters.of(model, how))
+    return largest([*step.forward(), *step.backward()])
 
 
 def saved_bytes(model: ModelNumbers, how: TrainerNumbers) -> int:
@@ -108,15 +109,19 @@ def block_backward_bytes(model: ModelNumbers, how: TrainerNumbers) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    """Elements. whole: of this rank's slices, all dp ranks' shards together; block: of them one layer's.
+    """Elements. whole: of this rank's slices, the shards of all dp ranks; root, block: of them what no layer
+    has, and what one layer has.
 
-    trained: this rank's shard of what has gradients; trained_block, trained_root: unsharded. table: of the
-    output matrix where it has a gradient. stored: bytes of this rank's shards, before anything is gathered.
+    trained: this rank's shard of what has gradients, blocks: of those the layers'; trained_block and
+    trained_root: unsharded. table: of the output matrix where it has a gradient. stored: bytes of this rank's
+    shards, before anything is gathered.
     """
 
     whole: int
+    root: int
     block: int
     trained: int
+    blocks: int
     trained_block: int
     trained_root: int
     table: int
@@ -124,16 +129,27 @@ class _Parameters:
 
     @classmethod
     def of(cls, model: ModelNumbers, how: TrainerNumbers) -> _Parameters:
-        local, block, root = model.elements(how.dp), elements(model.block), elements(model.root)
-        whole = model.layers * block + root
+        layers, dp, local = model.layers, how.dp, model.elements(how.dp)
+        block, root = elements(model.block), elements(model.root)
         if how.lora is None:
-            table = model.vocab * model.hidden
-            return cls(whole, block, local, block, root, table, WIDE_BYTES * local)
-        adapters, share = elements(how.lora.shapes), model.layers * elements(how.lora.shapes, how.dp)
+            return cls(
+                whole=layers * block + root,
+                root=root,
+                block=block,
+                trained=local,
+                blocks=layers * elements(model.block, dp),
+                trained_block=block,
+                trained_root=root,
+                table=model.vocab * model.hidden,
+                stored=WIDE_BYTES * local,
+            )
+        adapters, share = elements(how.lora.shapes), layers * elements(how.lora.shapes, dp)
         return cls(
-            whole=whole + model.layers * adapters,
+            whole=layers * (block + adapters) + root,
+            root=root,
             block=block + adapters,
             trained=share,
+            blocks=share,
             trained_block=adapters,
             trained_root=0,
             table=0,
@@ -141,66 +157,89 @@ class _Parameters:
         )
 
 
-def _moments(model: ModelNumbers, how: TrainerNumbers) -> Iterator[Memory]:
-    item, own = how.item_bytes, _Parameters.of(model, how)
-    optimizer = MOMENTS * WIDE_BYTES * own.trained
-    staging = SLOTS * how.model_bytes * model.elements(how.dp)
-    # Alone, every block stays gathered until its backward pass; otherwise one is, the next is on its way, and
-    # what the root owns to the end.
-    root = own.whole - model.layers * own.block
-    gathered = item * (own.whole if how.dp == 1 else root + 2 * own.block)
-    # From the second micro-batch on.
-    before = WIDE_BYTES * own.trained if how.accumulates else 0
-    row = item * model.hidden
-    kept, saved, current = row * how.rows, saved_bytes(model, how), block_backward_bytes(model, how)
-    layers = model.layers * (kept if how.checkpointed else saved)
-    again = saved if how.checkpointed else 0
-    tables = (2 * item * model.head_dim + ROW_BYTES) * how.rows
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The moments of an optimizer step, of its last micro-batch."""
 
-    def moment(name: str, weights: int, gradients: int, activations: int, logits: int = 0) -> Memory:
-        activations += tables
+    model: ModelNumbers
+    how: TrainerNumbers
+    own: _Parameters
+
+    def forward(self) -> Iterator[Memory]:
+        model, how, own = self.model, self.how, self.own
+        item, before = how.item_bytes, self.accumulated
+        # Alone, every block stays gathered until its backward pass; otherwise one is, the next is on its way,
+        # and what the root owns to the end.
+        gathered = item * (own.whole if how.dp == 1 else own.root + 2 * own.block)
+        layers = model.layers * (self.kept if how.checkpointed else self.saved)
+        yield self.moment(
+            "forward", gathered, before, layers + self.again + item * 2 * model.intermediate * how.rows
+        )
+        # Into the last norm, out of it, the rows that are trained; then their gradient.
+        trained = item * model.hidden * how.trained_rows
+        final = layers + 2 * self.kept + trained
+        yield self.moment("log-probs", gathered, before, final, _logits_forward(model, how))
+        # The output matrix' gradient adds up in float32, then waits, narrowed, for that of the embedding.
+        chunks = _logits_backward(model, how, own)
+        wide = WIDE_BYTES * own.table
+        yield self.moment("log-probs, backward", gathered, before + wide, final + trained, chunks)
+        gradients = before + item * (own.table + own.trained_block)
+        yield self.moment("backward, last block", gathered, gradients, layers + self.current)
+
+    def backward(self) -> Iterator[Memory]:
+        """When all layers but the first are done."""
+        how, own, item = self.how, self.own, self.how.item_bytes
+        # A block's input to the reduction outlives it until the next one's.
+        done = (self.accumulated or WIDE_BYTES * own.blocks) + WIDE_BYTES * own.trained_block
+        head = item * own.table
+        gathered = item * (own.root + (1 if how.dp == 1 else 2) * own.block)
+        first = (self.kept if how.checkpointed else self.saved) + self.current
+        yield self.moment("backward, first block", gathered, done + head + item * own.trained_block, first)
+        tied = head if self.model.tied else 0
+        table = done + item * own.trained_root + tied
+        yield self.moment("backward, embedding", item * own.root, table, self.kept)
+        reduced = WIDE_BYTES * own.trained + (item + WIDE_BYTES) * own.trained_root
+        yield self.moment("reduction of the embedding", 0, reduced, 0)
+
+    @property
+    def accumulated(self) -> int:
+        """Gradients that are there when the micro-batch begins."""
+        return WIDE_BYTES * self.own.trained if self.how.accumulates else 0
+
+    @property
+    def kept(self) -> int:
+        """A block's input, as every other tensor of the stream's width."""
+        return self.how.item_bytes * self.model.hidden * self.how.rows
+
+    @property
+    def saved(self) -> int:
+        return saved_bytes(self.model, self.how)
+
+    @property
+    def again(self) -> int:
+        """Of the block that is computed again."""
+        return self.saved if self.how.checkpointed else 0
+
+    @property
+    def current(self) -> int:
+        """Of the block whose backward pass is computed, beyond what the forward pass kept."""
+        return self.again + block_backward_bytes(self.model, self.how)
+
+    def moment(self, name: str, weights: int, gradients: int, activations: int, logits: int = 0) -> Memory:
+        """weights: bytes gathered, beside the shards."""
+        model, how, own = self.model, self.how, self.own
+        activations += (2 * how.item_bytes * model.head_dim + ROW_BYTES) * how.rows
         moving = weights + gradients + activations + logits
         return Memory(
             moment=name,
             weights=own.stored + weights,
             gradients=gradients,
-            optimizer=optimizer,
+            optimizer=MOMENTS * WIDE_BYTES * own.trained,
             activations=activations,
             logits=logits,
-            staging=staging,
+            staging=SLOTS * how.model_bytes * model.elements(how.dp),
             margin=_margin(how, own, moving),
         )
-
-    # Into the last norm, out of it, the rows that are trained; their gradient.
-    final, slope = 2 * kept + row * how.trained_rows, row * how.trained_rows
-    yield moment("forward", gathered, before, layers + again + item * (2 * model.intermediate) * how.rows)
-    yield moment("log-probs", gathered, before, layers + final, _logits_forward(model, how))
-    # The output matrix' gradient adds up in float32, then waits, narrowed, for that of the embedding.
-    chunks = _logits_backward(model, how, own)
-    yield moment(
-        "log-probs, backward", gathered, before + WIDE_BYTES * own.table, layers + final + slope, chunks
-    )
-    head, block = item * own.table, item * own.trained_block
-    yield moment("backward, last block", gathered, before + head + block, layers + again + current)
-    # A block's input to the reduction outlives it until the next one's.
-    reduction = WIDE_BYTES * own.trained_block
-    blocks = before or WIDE_BYTES * (own.trained * model.layers * own.trained_block) // max(
-        1, model.layers * own.trained_block + own.trained_root
-    )
-    yield moment(
-        "backward, first block",
-        item * (root + (1 if how.dp == 1 else 2) * own.block),
-        blocks + reduction + head + block,
-        (kept if how.checkpointed else saved) + again + current,
-    )
-    yield moment(
-        "backward, embedding",
-        item * root,
-        blocks + reduction + item * own.trained_root + (head if model.tied else 0),
-        kept,
-    )
-    reduced = item * own.trained_root + WIDE_BYTES * own.trained_root
-    yield moment("reduction of the embedding", 0, max(before, WIDE_BYTES * own.trained) + reduced, 0)
 
 
 def _margin(how: TrainerNumbers, own: _Parameters, moving: int) -> int:
