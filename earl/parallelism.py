@@ -59,11 +59,6 @@ class Parallelism:
     def as_dict(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in _DEGREES}
 
-    @property
-    def words(self) -> str:
-        """As str() has it, and "1 device" for a single one."""
-        return str(self) if self.devices > 1 else "1 device"
-
     def __str__(self) -> str:
         parts = [f"{name}{degree}" for name, degree in self.as_dict().items() if degree > 1]
         return "·".join(parts) or "tp1"

@@ -148,7 +148,7 @@ def candidate_row(one: Candidate, line: Line) -> tuple[str, ...]:
     if one.parallelism.replica == line.running.replica:
         marks.insert(0, "runs")
     return (
-        one.parallelism.words,
+        str(one.parallelism),
         _number(one.tokens_per_device_s) if one.tokens_per_device_s else "unknown",
         f"{_number(one.step_s)} s" if one.step_s is not None else "",
         f"{one.memory_fraction:.0%}" if one.memory_fraction is not None else "unknown",
@@ -177,7 +177,7 @@ def change_lines(decided: Mapping[str, Sequence[Line]]) -> Iterable[str]:
         found = changes(lines)
         span = f"steps {lines[0].step} to {lines[-1].step}"
         if not found:
-            yield f"{stage}: the verdict was {lines[-1].verdict.after.words} throughout, {span}"
+            yield f"{stage}: the verdict was {lines[-1].verdict.after} throughout, {span}"
             continue
         yield f"{stage}: the verdict changed {len(found)} time{'s' * (len(found) > 1)}, {span}"
         yield from (f"  step {line.step}: {line.verdict.reason}" for line in found)

@@ -110,8 +110,8 @@ def decode_worker(worker: scheduler_pb2.WorkerStatus) -> WorkerState:
 def decode_stage(stage: scheduler_pb2.StageStatus) -> StageState:
     return StageState(
         name=stage_name(stage.stage),
-        running=decode_parallelism(stage.running).words if stage.HasField("running") else "",
-        chosen=decode_parallelism(stage.chosen).words if stage.HasField("chosen") else "",
+        running=str(decode_parallelism(stage.running)) if stage.HasField("running") else "",
+        chosen=str(decode_parallelism(stage.chosen)) if stage.HasField("chosen") else "",
         sentence=stage.sentence,
     )
 

@@ -248,7 +248,7 @@ async def test_the_selector_is_part_of_the_status(stack: Stack) -> None:
     works = [asyncio.create_task(player.work()) for player in players]
     await learner.start()
     before = decode_status(await learner.call("GetStatus")).stages
-    assert StageState("trainer", "1 device") in before and not any(one.chosen for one in before)
+    assert StageState("trainer", "tp1") in before and not any(one.chosen for one in before)
     while len(learner.plans) < 3:
         await learner.step()
     stages = {one.name: one for one in decode_status(await learner.call("GetStatus")).stages}

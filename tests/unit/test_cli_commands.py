@@ -211,7 +211,7 @@ DECIDED = replace(
         StageState(
             "rollout", "dp2", "tp2", "rollout runs dp2; the selector goes to tp2: 0.3 s a step quicker"
         ),
-        StageState("trainer", "1 device"),
+        StageState("trainer", "tp1"),
     ),
 )
 
@@ -223,7 +223,7 @@ def test_the_views_say_how_stages_are_cut_and_what_the_selector_said(tmp_path: P
     console.print(view._render())
     text = console.export_text()
     assert "rollout runs dp2; the selector goes to tp2: 0.3 s a step quicker" in text
-    assert "parallelism  trainer 1 device\n" in text
+    assert "parallelism  trainer tp1\n" in text
     with open(tmp_path / "out", "w") as file, PlainView(file) as plain:
         for status in (DECIDED, DECIDED, replace(DECIDED, step=201)):
             plain.update([], status)

@@ -40,7 +40,7 @@ ROWS = "stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s,peak_me
 def test_a_verdict_is_a_sentence(before: Parallelism, after: Parallelism, said: str) -> None:
     assert Verdict("rollout", DP2, Decision(3, before, after, "decides so: why")).sentence == said
     alone = Verdict("trainer", Parallelism(), Decision(3, TP2, Parallelism(), "decides so: why"))
-    assert alone.sentence == "trainer runs 1 device; the selector decides so: why"
+    assert alone.sentence == "trainer runs tp1; the selector decides so: why"
 
 
 # --- what is written ------------------------------------------------------------------------

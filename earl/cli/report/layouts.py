@@ -44,7 +44,7 @@ def bands(
     out = []
     for one, run in groupby(cuts, key=lambda cut: cut[1]):
         steps = [step for step, _ in run]
-        out.append(Band(one.words, float(steps[0]), float(steps[-1] + 1), tints[one], floor))
+        out.append(Band(str(one), float(steps[0]), float(steps[-1] + 1), tints[one], floor))
     return out
 
 

@@ -38,7 +38,7 @@ class Verdict:
         """For example "rollout runs dp2; the selector goes to tp2: ..."; a reason is a predicate."""
         if self.decision.after.replica == self.running.replica and not self.decision.switched:
             return f"{self.stage} {self.decision.reason}"
-        return f"{self.stage} runs {self.running.words}; the selector {self.decision.reason}"
+        return f"{self.stage} runs {self.running}; the selector {self.decision.reason}"
 
 
 @dataclass(frozen=True, slots=True)
