@@ -7,7 +7,7 @@
 - What is in use and no longer fits is left at once, for the quickest that does.
 - Otherwise a switch must pay (services.scheduler.selector.rungs): what it would have saved in the steps for
   which it has been the better, and will in as many more, must exceed its cost, and 5 % of a step for noise;
-  twice that for each time within 64 steps that the layout was left before.
+  four times that for each time within 64 steps that the layout was left before.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ RATIO = math.sqrt(2.0)
 DEAREST_S = 2.0**30
 # What must be saved beside the cost of a switch, as a fraction of a step: that much is noise.
 NOISE = 0.05
-# Steps for which it is remembered that a parallelism was left; each time doubles what a return must save.
+# For so many steps it is remembered that a parallelism was left; each time, a return must save RETURN times
+# as much.
 MEMORY = 64
+RETURN = 4
 
 
 def rungs(cost_s: float) -> list[float]:
@@ -84,7 +86,7 @@ class Rung:
         # As long again as it has been so, the coming step counted as behind.
         expected_s = saved_s + steps * saving_s
         returns = sum(step - left <= MEMORY for left in self._left.get(to, ()))
-        threshold_s = (self.cost_s + NOISE * here.step_s) * 2**returns
+        threshold_s = (self.cost_s + NOISE * here.step_s) * RETURN**returns
         verdict = Verdict(expected_s > threshold_s, False, lead, steps, saving_s, expected_s, threshold_s)
         if verdict.moves:
             self._go(step, to)
