@@ -37,11 +37,15 @@ app = typer.Typer(add_completion=False)
 VOCABULARY, LAYERS, POSITIONS = 49_152, 30, 8_192
 # Prompt of the whole step's sequences, and the bound of that step.
 PROMPT_TOKENS, STEP_S = 8, 600.0
+# For points that are measured once more.
+AGAIN_S = 60.0
 MEASURES = (
     "profile_error: the largest of |predicted - measured| / measured over the points of `held_out`, whose "
     "lengths and concurrencies lie between those of the grid; predicted from the grid alone, measured after "
     "it in the same way. step_error: the same for the seconds of one whole step, every token of which is "
-    "generated. profile_s: what the grid took, starts included."
+    "generated. machine_drift: points of the grid measured once more at the end, over what they were: far "
+    "from 1 it is the machine that changed, and the errors say little. profile_s: what the grid took, "
+    "starts included."
 )
 
 
@@ -97,7 +101,10 @@ def profile(
         table = measured(config, names, grid, 60 * minutes, directory / "grid")
         profile_s = time.monotonic() - started
         after = measured(config, names, held, 60 * held_minutes, directory / "held")
-        found = figures(table, after)
+        # At the middle of the grid's lengths, with fewest and most sequences.
+        same = ([grid[0][len(grid[0]) // 2]], sorted({min(grid[1]), max(grid[1])}))
+        again = measured(config, names, same, AGAIN_S, directory / "again")
+        found = {"machine_drift": drift(rows_of(table), rows_of(again)), **figures(table, after)}
         if any(row.stage == "rollout" for row in rows_of(table)):
             found |= whole_step(config, model, whole[0], whole[1], rows_of(table))
     publish(
@@ -165,6 +172,17 @@ def summary(compared: list[Compared]) -> dict[str, float | None]:
         "profile_error": round(max(errors), 4) if errors else None,
         "profile_error_median": round(statistics.median(errors), 4) if errors else None,
     }
+
+
+def drift(table: list[Row], again: list[Row]) -> float | None:
+    """The median of what the table's points do now, over what they did."""
+    before = {(row.stage, row.context_tokens, row.concurrency): row.tokens_per_device_s for row in table}
+    ratios = []
+    for row in again:
+        was = before.get((row.stage, row.context_tokens, row.concurrency))
+        if was and row.tokens_per_device_s:
+            ratios.append(row.tokens_per_device_s / was)
+    return round(statistics.median(ratios), 4) if ratios else None
 
 
 def whole_step(config: RunConfig, model: Path, length: int, count: int, table: list[Row]) -> dict[str, Any]:

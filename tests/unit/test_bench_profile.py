@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.profile import app, compare, summary
+from benchmarks.profile import app, compare, drift, summary
 from earl.parallelism import Parallelism
 from services.scheduler.profile.rows import Row
 
@@ -28,6 +28,12 @@ def test_errors_are_relative_to_what_was_measured():
     assert summary([]) == {"profile_error": None, "profile_error_median": None}
 
 
+def test_a_machine_that_changed_is_told_by_points_measured_twice():
+    table = [row(100, 1, 10.0), row(100, 4, 40.0), row(400, 4, None)]
+    assert drift(table, [row(100, 1, 5.0), row(100, 4, 40.0), row(400, 4, 3.0), row(7, 7, 1.0)]) == 0.75
+    assert drift(table, []) is None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_runs_from_model_to_figures(tmp_path):
@@ -42,4 +48,5 @@ def test_it_runs_from_model_to_figures(tmp_path):
     assert done.exit_code == 0 and figures["not_measured"] == []
     assert {one["stage"] for one in figures["held_out"]} == {"rollout", "trainer"}
     assert figures["profile_error"] >= figures["profile_error_median"] >= 0 and figures["step_error"] >= 0
+    assert figures["machine_drift"] > 0
     assert len(figures["table"]) == 8
