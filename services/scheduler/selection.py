@@ -16,19 +16,27 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
-from earl.models.spec import load_spec
+from earl.models.spec import ModelSpec, load_spec
+from earl.obs.memory import host_bytes
 from earl.obs.metrics import LineFile, read_lines
+from earl.parallelism import Parallelism
 from services.scheduler import decisions
 from services.scheduler.monitor import ROLLOUT, Monitor, Step
 from services.scheduler.selector.stages import Observed, Stages, Verdict
 
+if TYPE_CHECKING:
+    from services.scheduler.profile.table import MemoryModel
+
 log = logging.getLogger(__name__)
 
+# There where a host has NVIDIA's driver.
+NVIDIA = Path("/dev/nvidiactl")
 # What the run decided by, in its directory.
 PROFILE = "profile.csv"
 # A decision that takes longer delays whoever waits for an answer noticeably.
@@ -52,12 +60,14 @@ class Selection:
         monitor: Monitor,
         switch_cost_s: float = 1.0,
         search: Callable[[], Profile | None] | None = None,
+        memory: Callable[[str], MemoryModel] | None = None,
     ) -> None:
         self.last: dict[str, Verdict] = {}
         self._directory = directory
         self._monitor = monitor
         self._switch_cost_s = switch_cost_s
         self._search = search
+        self._memory = memory
         self._searched: Future[Profile | None] | None = None
         self._make: Callable[[], Stages] = lambda: Stages({})
         self._stages = self._make()
@@ -69,7 +79,8 @@ class Selection:
     @classmethod
     def open(cls, config: RunConfig, directory: Path, monitor: Monitor) -> Selection:
         """The run's selector, where a former scheduler left it. Raises ConfigError for a bad profile."""
-        one = cls(directory, monitor, config.scheduler.switch_cost_s)
+        memory = partial(memory_of, config, directory)
+        one = cls(directory, monitor, config.scheduler.switch_cost_s, memory=memory)
         if config.scheduler.selector == "off":
             return one
         if config.scheduler.profile:
@@ -80,7 +91,7 @@ class Selection:
 
     def begin(self, text: str, name: str) -> None:
         """Decides by this profile from now on. Raises ConfigError."""
-        self.decide_by(partial(stages_of, text, name, self._switch_cost_s))
+        self.decide_by(partial(stages_of, text, name, self._switch_cost_s, self._memory))
         (self._directory / PROFILE).write_text(text, encoding="utf-8")
         log.info("parallelism of %s is decided by %s", ", ".join(sorted(self._stages.names)), name)
 
@@ -189,14 +200,41 @@ def kept_profile(config: RunConfig, directory: Path) -> Profile | None:
     return (dump(rows), f"what earl profile kept in {caches[0].path.parent}") if rows else None
 
 
-def stages_of(text: str, name: str, switch_cost_s: float) -> Stages:
+def memory_of(config: RunConfig, directory: Path, stage: str) -> MemoryModel:
+    """The memory model of one stage, for where its profile has no fractions.
+
+    Of CPUs alone: how much memory GPUs have, the scheduler does not know. None before the run has its model.
+    """
+
+    @lru_cache(maxsize=1)
+    def spec() -> ModelSpec:
+        return load_spec(directory / "model")
+
+    def model(one: Parallelism, context_tokens: float, concurrency: float) -> float | None:
+        from services.scheduler.memory import predict, ranks_here
+
+        device = getattr(config, stage).device
+        if device == "cuda" or (device == "auto" and NVIDIA.exists()) or not (directory / "model").is_dir():
+            return None
+        taken = predict(stage, config, spec(), one, context_tokens, concurrency, device="cpu")
+        return taken.fraction(host_bytes() // ranks_here(config))
+
+    return model
+
+
+def stages_of(
+    text: str, name: str, switch_cost_s: float, memory: Callable[[str], MemoryModel] | None = None
+) -> Stages:
     """A policy and its table for each stage that a profile has rows of. Raises ConfigError."""
     from services.scheduler.profile.corrected import CorrectedTable  # numpy: not for a run without a profile
     from services.scheduler.profile.rows import parse
     from services.scheduler.selector.earl import EarlPolicy
 
     rows = parse(text, name)
-    tables = {stage: CorrectedTable(rows, stage) for stage in sorted({row.stage for row in rows})}
+    tables = {
+        stage: CorrectedTable(rows, stage, memory and memory(stage))
+        for stage in sorted({row.stage for row in rows})
+    }
     return Stages(
         {stage: partial(EarlPolicy, table, switch_cost_s) for stage, table in tables.items()}, tables
     )

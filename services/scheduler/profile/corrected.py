@@ -8,14 +8,17 @@ from dataclasses import replace
 from earl.parallelism import Parallelism
 from services.scheduler.profile.refine import Refinement
 from services.scheduler.profile.rows import Row
-from services.scheduler.profile.table import Prediction, ProfileTable
+from services.scheduler.profile.table import MemoryModel, Prediction, ProfileTable
 
 
 class CorrectedTable(ProfileTable):
-    """Throughput is corrected; what fits is the profile's to say. Raises ConfigError if there are no rows."""
+    """Throughput is corrected; what fits is the profile's to say, or the memory model's.
 
-    def __init__(self, rows: Iterable[Row], stage: str) -> None:
-        super().__init__(rows, stage)
+    Raises ConfigError if there are no rows.
+    """
+
+    def __init__(self, rows: Iterable[Row], stage: str, model: MemoryModel | None = None) -> None:
+        super().__init__(rows, stage, model)
         self._refinement = Refinement()
         self._factors: dict[tuple[Parallelism, float, float], float] = {}
         self._measured, self.predict = self.predict, self._corrected  # type: ignore[assignment]

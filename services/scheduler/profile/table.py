@@ -14,8 +14,8 @@ rows of the dp that is asked for, those of the nearest dp serve, at the same sha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -26,6 +26,9 @@ from services.scheduler.profile.rows import Row
 from services.scheduler.profile.surface import Surface
 
 Source = Literal["measured", "interpolated", "extrapolated", "oom"]
+# The fraction of a device's memory that a parallelism takes at a context in tokens and a concurrency of the
+# whole pool; None where that cannot be said.
+MemoryModel = Callable[[Parallelism, float, float], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class _Sheet:
                     f"out of memory at {tokens:g} tokens x {sequences:g} sequences, by the profile",
                 )  # fmt: skip
         if fraction is not None and fraction > 1.0:
-            return Prediction(rate, fraction, False, source, f"{fraction:.0%} of a device's memory predicted")
+            return Prediction(rate, fraction, False, source, _too_much(fraction))
         if not rate:
             return Prediction(rate, fraction, False, source, "the profile has no throughput of it")
         return Prediction(rate, fraction, True, source)
@@ -87,11 +90,12 @@ class ProfileTable:
     """The rows of one stage. Raises ConfigError if there are none.
 
     points: (context in tokens, concurrency) that any row has, in order. extent: the longest context and the
-    highest concurrency of any row.
+    highest concurrency of any row. model: of the memory, for parallelisms whose rows have no fractions.
     """
 
-    def __init__(self, rows: Iterable[Row], stage: str) -> None:
+    def __init__(self, rows: Iterable[Row], stage: str, model: MemoryModel | None = None) -> None:
         self.stage = stage
+        self._model = model
         self.rows = [row for row in rows if row.stage == stage]
         if not self.rows:
             raise ConfigError(f"the profile has no rows of stage {stage!r}", "measure it: earl profile")
@@ -129,7 +133,13 @@ class ProfileTable:
     def _predict(self, one: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
         sheet = self._sheet(one)
         share = concurrency * sheet.parallelism.dp / one.dp
-        return sheet.predict(max(1.0, context_tokens), max(1e-9, share))
+        found = sheet.predict(max(1.0, context_tokens), max(1e-9, share))
+        if found.memory_fraction is not None or self._model is None:
+            return found
+        fraction = self._model(one, context_tokens, concurrency)
+        if fraction is None or fraction <= 1.0 or not found.fits:
+            return replace(found, memory_fraction=fraction)
+        return replace(found, memory_fraction=fraction, fits=False, why=_too_much(fraction))
 
     def _sheet(self, parallelism: Parallelism) -> _Sheet:
         sheet = self._sheets.get(parallelism)
@@ -144,6 +154,10 @@ class ProfileTable:
         return min(
             same, key=lambda one: (abs(math.log(one.parallelism.dp / parallelism.dp)), one.parallelism)
         )
+
+
+def _too_much(fraction: float) -> str:
+    return f"{fraction:.0%} of a device's memory predicted"
 
 
 def _corners(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
