@@ -112,10 +112,10 @@ class Fixed:
         self.path, self.before = list(path), None
         self.seen: list[Workload] = []
 
-    def decide(self, at: int, devices: int) -> Decision:
-        assert len(self.seen) == at, "it has seen the rows before, and no other"
-        before, self.before = self.before, self.path[at]
-        return Decision(at, before, self.path[at], "told so")
+    def decide(self, step: int, devices: int) -> Decision:
+        assert len(self.seen) == step, "it has seen the rows before, and no other"
+        before, self.before = self.before, self.path[step]
+        return Decision(step, before, self.path[step], "told so")
 
     def observe(self, workload: Workload) -> None:
         self.seen.append(workload)

@@ -262,7 +262,8 @@ def test_a_return_within_the_memory_must_save_twice_as_much():
     policy, made = EarlPolicy(table, 1.0, start=Parallelism(2)), []
     for step in range(40):
         made.append(policy.decide(step, 2))
-        policy.observe(Workload(*[1000.0 if step < 10 or 20 <= step < 30 else 100.0] * 3, 10))
+        length = 1000.0 if step < 10 or 20 <= step < 30 else 100.0
+        policy.observe(Workload(length, length, length, 10))
     switches = [one for one in made if one.switched]
     assert [str(one.after) for one in switches] == ["tp2", "dp2", "tp2", "dp2"]
     thresholds = [float(one.reason.rsplit("more than the ", 1)[1].split()[0]) for one in switches]
