@@ -18,6 +18,9 @@ from services.scheduler.selector import replay_command, trace
 from services.scheduler.selector.decision import Workload
 from services.scheduler.selector.trace import Step
 
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "selector"
+
 # EARL (arXiv 2510.05943), 72B on GPUs of 8 a node, as ratios to TP8, which is all that it states: with 32
 # responses TP4 is up to 31 % faster where contexts are short, from 16K on TP8 by about 5 %; with 128
 # responses and 32K TP4 is out of memory. What a step does beside that ratio is the same for both.
@@ -100,6 +103,13 @@ def test_at_short_contexts_no_load_makes_tp8_the_better(published, tmp_path):
     swings = [(3000.0, 32 * 2 ** (1 - math.cos(at / 8))) for at in range(60)]
     steps, totals = lines(published, written(tmp_path / "t.csv", swings))
     assert all(one["parallelism"] == TP4 for one in steps[5:]) and totals["oom_steps"] == 0
+
+
+def test_the_decision_that_the_documentation_makes_by_hand_is_made():
+    steps, _ = lines(EXAMPLES / "profile.csv", EXAMPLES / "trace.csv")
+    page = (ROOT / "docs" / "selector.md").read_text(encoding="utf-8")
+    assert steps[24]["switched"] and not steps[23]["switched"]
+    assert f"> {steps[24]['reason']}\n" in page
 
 
 # --- what is printed ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from services.scheduler.selector import expect, replay
 from services.scheduler.selector.decision import Decision, Workload
 from services.scheduler.selector.earl import EarlPolicy
 from services.scheduler.selector.policies import NAMES, policy_of
-from services.scheduler.selector.rungs import CHEAPEST_S, DEAREST_S, rungs
+from services.scheduler.selector.rungs import CHEAPEST_S, DEAREST_S, RETURN, rungs
 from services.scheduler.selector.trace import Step
 
 SEEDS = st.integers(0, 10**6)
@@ -253,7 +253,7 @@ def test_what_has_no_throughput_is_no_refuge():
     assert {str(one.after) for one in settled(ProfileTable(rows, "rollout"), 0.0, Parallelism(2))} == {"dp2"}
 
 
-def test_a_return_within_the_memory_must_save_twice_as_much():
+def test_a_return_within_the_memory_must_save_more():
     table = ProfileTable(
         [Row("rollout", cut, context, 10, rate)
          for cut, rates in ((Parallelism(2), (150, 100)), (Parallelism(1, 2), (100, 125)))
@@ -268,8 +268,9 @@ def test_a_return_within_the_memory_must_save_twice_as_much():
     assert [str(one.after) for one in switches] == ["tp2", "dp2", "tp2", "dp2"]
     thresholds = [float(one.reason.rsplit("more than the ", 1)[1].split()[0]) for one in switches]
     # 50 s a step at 1000 tokens with dp 2, 5 s at 100 with tp 2; left not at all, once, once, twice.
+    paid = [1 + 0.05 * 50, 1 + 0.05 * 5] * 2
     assert thresholds == pytest.approx(
-        [1 + 0.05 * 50, 2 * (1 + 0.05 * 5), 2 * (1 + 0.05 * 50), 4 * (1 + 0.05 * 5)]
+        [pays * RETURN**left for pays, left in zip(paid, (0, 1, 1, 2), strict=True)]
     )
 
 
