@@ -99,6 +99,14 @@ async def test_pause_keeps_sequences_and_resume_continues_them(shared):
     assert len((await later).ids) == 2
 
 
+async def test_an_engine_says_how_full_its_device_is(shared):
+    memory = (await shared.stats()).memory
+    assert memory is not None and 0 < memory.used_bytes < memory.size_bytes
+    if shared.caps.device.startswith("cpu"):
+        # Each engine's part of what all of the host share; Python with torch alone holds some 50 MB.
+        assert memory.host and memory.used_bytes > 50 << 20
+
+
 async def test_pause_without_keep_ends_requests(shared):
     tasks = [asyncio.create_task(shared.generate_all(ask(prompt(6, n), 1000))) for n in range(SLOTS + 2)]
     await shared.stats()
