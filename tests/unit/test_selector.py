@@ -356,6 +356,20 @@ def test_the_beginning_is_safe_for_all_of_the_profile_or_fits_most_of_it():
     assert begins.after == Parallelism(1, 2) and begins.before is None and not begins.switched
 
 
+def test_of_a_long_profile_all_loads_are_looked_at_to_begin_with():
+    """tp 1 fits only the lowest load, tp 2 all but the longest contexts: most of the profile."""
+    rows = []
+    for at in range(40):
+        for load in (1, 8, 64):
+            rows.append(
+                Row("rollout", Parallelism(2), 100 + at, load, None if load > 1 else 100.0, None, load > 1)
+            )
+            rows.append(
+                Row("rollout", Parallelism(1, 2), 100 + at, load, None if at > 24 else 50.0, None, at > 24)
+            )
+    assert EarlPolicy(ProfileTable(rows, "rollout"), 1.0).decide(0, 2).after == Parallelism(1, 2)
+
+
 def test_a_switch_that_failed_is_told():
     policy = EarlPolicy(flat(100, 125), 4.0, start=Parallelism(2))
     for step in range(4):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 
 from earl.parallelism import Replica
 from services.scheduler.selector.decision import Candidate, Layout, Outlook, Workload
 
-_POINTS = 48
+# Points of a profile that are looked at to begin with, for all candidates together, and for each at least.
+_LOOKS, _LEAST = 256, 8
 
 
 def weigh(
@@ -54,10 +56,14 @@ def roomiest(table: Outlook, devices: int, margin: float) -> tuple[Layout, tuple
     by the geometric mean over the profile's points, of a long profile some. If nothing is: what fits most
     points, then with most room.
     """
-    points = table.points[:: 1 + len(table.points) // _POINTS]
+    points = table.points
+    most = max(_LEAST, _LOOKS // len(table.candidates(devices)))
+    if len(points) > most:
+        # By lot, always the same: every n-th point of a grid might have the same load.
+        points = random.Random(0).sample(points, most)
     context, concurrency = table.extent
-    most = (context * margin, concurrency * margin)
-    candidates = weigh(table, devices, Workload(context, context, context, concurrency), [most, *points])
+    beyond = (context * margin, concurrency * margin)
+    candidates = weigh(table, devices, Workload(context, context, context, concurrency), [beyond, *points])
     safe = [one for one in candidates if one.fits]
 
     def pace(one: Candidate) -> float:
