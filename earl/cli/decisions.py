@@ -55,6 +55,7 @@ class Candidate(_Value):
     fits: bool
     step_s: float | None = None
     why: str = ""
+    source: str = ""
 
 
 class Verdict(_Value):

@@ -143,6 +143,8 @@ def beside(line: Line) -> Iterable[str]:
 
 def candidate_row(one: Candidate, line: Line) -> tuple[str, ...]:
     marks = [] if one.fits else [f"does not fit: {one.why}" if one.why else "does not fit"]
+    if one.source == "extrapolated":
+        marks.append("beyond the profile")
     if one.parallelism.replica == line.verdict.after.replica:
         marks.insert(0, "chosen")
     if one.parallelism.replica == line.running.replica:

@@ -43,7 +43,7 @@ def test_what_the_profile_measured_as_oom_stays_so():
     oom = Row("rollout", TP2, 2048, 8, None, oom=True)
     table = ProfileTable([BLANK, oom], "rollout", lambda *_: 0.1)
     found = table.predict(TP2, 2048, 8)
-    assert not found.fits and found.source == "oom"
+    assert not found.fits and "by the profile" in found.why and found.memory_fraction == 0.1
 
 
 @pytest.mark.parametrize(("device", "known"), [("cpu", True), ("cuda", False)])

@@ -190,7 +190,7 @@ def test_what_does_not_fit_extends_to_everything_longer_and_more_concurrent(bad,
     found = of.predict(TP4, *point)
     beyond = point[0] >= 2048 and point[1] >= 32
     if beyond:
-        assert not found.fits and found.source == "oom" and "2048 tokens x 32 sequences" in found.why
+        assert not found.fits and "2048 tokens x 32 sequences" in found.why
     elif "fraction" not in bad:
         assert found.fits and not found.why
     assert found.tokens_per_device_s > 0

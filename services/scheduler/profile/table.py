@@ -25,7 +25,7 @@ from services.scheduler.profile.roofline import Roofline
 from services.scheduler.profile.rows import Row
 from services.scheduler.profile.surface import Surface
 
-Source = Literal["measured", "interpolated", "extrapolated", "oom"]
+Source = Literal["measured", "interpolated", "extrapolated"]
 # The fraction of a device's memory that a parallelism takes at a context in tokens and a concurrency of the
 # whole pool; None where that cannot be said.
 MemoryModel = Callable[[Parallelism, float, float], float | None]
@@ -37,7 +37,7 @@ class Prediction:
 
     tokens_per_device_s: what it would do if it fitted; 0 where the profile knows no throughput at all.
     memory_fraction: of a device's memory; None where the profile has none.
-    why: in words, where it does not fit.
+    source: of the throughput. why: in words, where it does not fit.
     """
 
     tokens_per_device_s: float
@@ -76,7 +76,7 @@ class _Sheet:
         for tokens, sequences in self.bursts:
             if context >= tokens and concurrency >= sequences:
                 return Prediction(
-                    rate, fraction, False, "oom",
+                    rate, fraction, False, source,
                     f"out of memory at {tokens:g} tokens x {sequences:g} sequences, by the profile",
                 )  # fmt: skip
         if fraction is not None and fraction > 1.0:

@@ -65,7 +65,8 @@ class Candidate:
     tokens_per_device_s: predicted at the mean length. memory_fraction: of a device's memory, at the
     longest length and highest concurrency expected; None where nothing is known of it.
     step_s: predicted seconds of the step; infinite where there is no throughput.
-    why: in words, where it does not fit.
+    why: in words, where it does not fit. source: of the throughput: "measured", "interpolated" between the
+    profile's rows or "extrapolated" beyond them.
     """
 
     parallelism: Layout
@@ -74,6 +75,7 @@ class Candidate:
     fits: bool
     step_s: float
     why: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Decision:
     expected: the workload that throughput was judged at, and lengths and concurrency that must fit;
     None before anything was seen.
     urgent: what was in use is about to run out of memory: no payback was asked for.
-    saving_s: predicted seconds that the step after the switch saves over the horizon; cost_s: of a switch.
+    saving_s: predicted seconds by which a step would be quicker; cost_s: of a switch.
     horizon_steps: expected steps until the next crossing.
     """
 

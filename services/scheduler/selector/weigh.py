@@ -24,7 +24,8 @@ def weigh(
     corners = must_fit or ((load.max_tokens, load.concurrency),)
     weighed = []
     for one in table.candidates(devices):
-        rate = table.predict(one, load.mean_tokens, load.concurrency).tokens_per_device_s
+        predicted = table.predict(one, load.mean_tokens, load.concurrency)
+        rate = predicted.tokens_per_device_s
         at = [table.predict(one, *corner) for corner in corners]
         worst = next((found for found in at if not found.fits), at[0])
         fractions = [found.memory_fraction for found in at if found.memory_fraction is not None]
@@ -36,6 +37,7 @@ def weigh(
                 worst.fits and rate > 0,
                 load.concurrency * load.mean_tokens / (rate * devices) if rate > 0 else math.inf,
                 worst.why,
+                predicted.source,
             )
         )
     return tuple(weighed)
