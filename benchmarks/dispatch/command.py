@@ -45,8 +45,9 @@ COMPARES = (
     "faster of the two at each size (frame sizes, Unix sockets, larger messages and flow-control windows "
     "made no difference beyond noise). socket: TCP straight from producers to consumers, sendmsg of rows "
     "where they lie, recv_into the target; both ends know what to send, so nothing is published, asked for "
-    "or planned within its time. memcpy_floor: np.copyto of the same slices from mapped, touched "
-    "memory, one thread a consumer. moved_bytes: what arrived at every hop, as counted there. A size is MiB "
+    "or planned within its time. ucx_bytes_vs_socket: that time over the ucx arm's bytes_ms, the longest of "
+    "its consumers' reads once it was known what lies where. memcpy_floor: np.copyto of the same slices from "
+    "mapped, touched memory, one thread a consumer. moved_bytes: what arrived at every hop, as counted there. A size is MiB "
     "a worker; a consumer reads as much in one go. Everything on one host; a network would punish a "
     "controller further (capped)."
 )
@@ -124,9 +125,10 @@ def summary(by_size: dict[str, dict[str, Any]]) -> dict[str, Any]:
         found[size] = {**ratios(by_arm), "arms": by_arm}
     headline = f"{headline_of(map(float, found)):g}"
     top = {name: value for name, value in found[headline].items() if name != "arms"}
-    against_sockets = [one["ucx_vs_socket"] for one in found.values() if "ucx_vs_socket" in one]
-    if against_sockets:
-        top["ucx_vs_socket"] = min(against_sockets)
+    for name in ("ucx_vs_socket", "ucx_bytes_vs_socket"):
+        against = [one[name] for one in found.values() if name in one]
+        if against:
+            top[name] = min(against)
     return {"headline_mib": float(headline), **top, "sizes_mib": found}
 
 
@@ -150,6 +152,8 @@ def ratios(by_arm: dict[str, Any]) -> dict[str, Any]:
         divide(f"{wire}_speedup_vs_central_grpc", "central_grpc", wire)
         divide(f"{wire}_speedup_vs_central_same_transport", f"central_{wire}", wire)
         divide(f"{wire}_vs_socket", "socket", wire)
+        if "socket" in ms and by_arm.get(wire, {}).get("bytes_ms"):
+            ratio[f"{wire}_bytes_vs_socket"] = round(ms["socket"] / by_arm[wire]["bytes_ms"], 3)
     return ratio
 
 

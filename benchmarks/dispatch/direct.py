@@ -40,7 +40,8 @@ class Direct(Arm):
         began_ns = time.monotonic_ns()
         wanted = Read(keys, TENSOR, round_.pattern.wanted(me.rank), me.array)
         receipt = await (await me.dispatcher(self.transport)).read([wanted], WAIT_S)
-        return Done(receipt.size_bytes, time.monotonic_ns() - began_ns)
+        bytes_ns = round((receipt.seconds - receipt.planned_s) * 1e9)
+        return Done(receipt.size_bytes, time.monotonic_ns() - began_ns, bytes_ns)
 
 
 class CentralSameTransport(Direct):

@@ -28,6 +28,8 @@ from earl.bus import EmbeddedValkey
 
 MODULE = "benchmarks.dispatch.roles"
 WARM_UP = 1
+# Of a producer's time, of a consumer's, and of the latter, once it was known what lies where.
+PARTS_OF_TIME = ("publish_ms", "read_ms", "bytes_ms")
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class Samples:
     """Of one arm at one size, a value a round: milliseconds, and bytes counted by whom they reached."""
 
     total_ms: list[float] = field(default_factory=list)
-    parts_ms: dict[str, list[float]] = field(default_factory=lambda: {"publish_ms": [], "read_ms": []})
+    parts_ms: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PARTS_OF_TIME})
     moved_bytes: set[int] = field(default_factory=set)
 
     def add(self, one: dict[str, Any]) -> None:
@@ -143,6 +145,7 @@ async def one_round(fleet: Fleet, round_: Round) -> dict[str, Any]:
         "total_ms": (max(one["at_ns"] for one in consumed) - opened_ns) / 1e6,
         "publish_ms": max(one["part_ns"] for one in produced) / 1e6,
         "read_ms": max(one["part_ns"] for one in consumed) / 1e6,
+        "bytes_ms": max(one.get("bytes_ns", 0) for one in consumed) / 1e6,
         "moved_bytes": sum(one["moved_bytes"] for one in said),
         "right": all(one["right"] for one in checked),
     }

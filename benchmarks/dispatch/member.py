@@ -50,10 +50,14 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What one side did: bytes that reached it over the arm's way, and what part of the time took."""
+    """What one side did: bytes that reached it over the arm's way, and what part of the time took.
+
+    bytes_ns: of that part, once it was known what lies where; 0 where that is not told apart.
+    """
 
     moved_bytes: int = 0
     part_ns: int = 0
+    bytes_ns: int = 0
 
 
 class Member:

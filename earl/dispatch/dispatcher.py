@@ -44,12 +44,14 @@ AnyRead = Read | SequenceRead | VersionRead
 class Receipt:
     """What a transfer did: bytes by the path really used ("shm", "ucx-tcp", "nixl-tcp", "nixl-rdma"),
 
-    seconds, checksums verified, requests that were sent again."""
+    seconds, checksums verified, requests that were sent again. planned_s: of the seconds, those until it was
+    known what lies where."""
 
     size_bytes_by_path: Mapping[str, int]
     seconds: float
     verified: bool
     retries: int = 0
+    planned_s: float = 0.0
 
     @property
     def size_bytes(self) -> int:
@@ -110,15 +112,16 @@ class Dispatcher:
         try:
             async with asyncio.timeout(deadline_s):
                 batches = await self._batches(reads)
+                planned_s = time.perf_counter() - started
                 await run_all(self._read_batch(batch) for batch in batches)
         except TimeoutError:
             raise ReadTimeout(
                 f"{len(reads)} reads were not done within {deadline_s} s",
                 "is the owner frozen or the wire slow? data_plane.read_s bounds a read",
             ) from None
-        return self._receipt(batches, time.perf_counter() - started)
+        return self._receipt(batches, time.perf_counter() - started, planned_s)
 
-    def _receipt(self, batches: Sequence[_Batch], seconds: float) -> Receipt:
+    def _receipt(self, batches: Sequence[_Batch], seconds: float, planned_s: float) -> Receipt:
         by_path: dict[str, int] = {}
         for batch in batches:
             path = batch.transport.path
@@ -130,7 +133,8 @@ class Dispatcher:
             total.seconds += seconds
             total.transfers += 1
         verified = bool(batches) and all(batch.verified for batch in batches)
-        return Receipt(by_path, seconds, verified, sum(batch.retries for batch in batches))
+        retries = sum(batch.retries for batch in batches)
+        return Receipt(by_path, seconds, verified, retries, planned_s)
 
     async def describe(self, keys: Sequence[str]) -> dict[str, Form]:
         """Dtype and shape of every tensor that these descriptors hold together, by name. Raises as `read`."""
