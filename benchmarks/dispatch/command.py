@@ -47,9 +47,9 @@ COMPARES = (
     "where they lie, recv_into the target; both ends know what to send, so nothing is published, asked for "
     "or planned within its time. ucx_bytes_vs_socket: that time over the ucx arm's bytes_ms, the longest of "
     "its consumers' reads once it was known what lies where. memcpy_floor: np.copyto of the same slices from "
-    "mapped, touched memory, one thread a consumer. moved_bytes: what arrived at every hop, as counted there. A size is MiB "
-    "a worker; a consumer reads as much in one go. Everything on one host; a network would punish a "
-    "controller further (capped)."
+    "mapped, touched memory, one thread a consumer. moved_bytes: what arrived at every hop, as counted "
+    "there. A size is MiB a worker; a consumer reads as much in one go. Everything on one host; a network "
+    "would punish a controller further (capped)."
 )
 
 
