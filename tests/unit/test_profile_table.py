@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 from services.scheduler.profile.roofline import Roofline
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import Row, parse
 from services.scheduler.profile.surface import Surface
 from services.scheduler.profile.table import ProfileTable
 
@@ -277,3 +277,48 @@ def test_a_stage_has_its_own_rows():
     of = ProfileTable(rows, "trainer")
     assert of.points == [(9000, 99)] and of.extent == (9000, 99)
     assert of.predict(TP4, 9000, 99).tokens_per_device_s == 7.0
+
+
+LENGTHS_ALONE = """stage,dp,tp,context_tokens,concurrency,tokens_per_device_s
+rollout,8,1,2048,32,200
+rollout,8,1,8192,32,120
+rollout,2,4,2048,32,131
+rollout,2,4,16384,32,95
+rollout,1,8,2048,32,100
+rollout,1,8,16384,32,100
+"""
+
+
+@pytest.mark.parametrize("load", [1, 8, 64, 1024])
+def test_one_profiled_load_ranks_alike_at_every_other(load: float):
+    table = ProfileTable(parse(LENGTHS_ALONE, "lengths.csv"), "rollout")
+    for context in (512, 2048, 5000, 16384):
+        for one in table.candidates(8):
+            rates = [table.predict(one, context, each).tokens_per_device_s for each in (32, load)]
+            assert near(rates[0], rates[1])
+
+
+def test_what_other_loads_change_is_learned_from_whoever_was_profiled_at_them():
+    rows = LENGTHS_ALONE + "rollout,1,8,2048,128,300\n"
+    table = ProfileTable(parse(rows, "loads.csv"), "rollout")
+    for one in table.candidates(8):
+        few, some, many = (table.predict(one, 2048, each).tokens_per_device_s for each in (8, 32, 128))
+        assert few < some < many
+    # What a parallelism's own rows say of lengths stays its own.
+    tp1, tp8 = Parallelism(8, 1), Parallelism(1, 8)
+    assert table.predict(tp1, 8192, 32).tokens_per_device_s == 120
+    assert (
+        table.predict(tp1, 32768, 32).tokens_per_device_s
+        < 80
+        < table.predict(tp8, 16384, 32).tokens_per_device_s
+    )
+
+
+def test_memory_at_another_load_is_taken_to_grow_with_it():
+    rows = "stage,tp,context_tokens,concurrency,tokens_per_device_s,peak_memory_fraction\n"
+    rows += "rollout,1,1024,16,100,0.3\nrollout,1,4096,16,80,0.6\n"
+    table = ProfileTable(parse(rows, "memory.csv"), "rollout")
+    assert table.predict(Parallelism(), 4096, 16).fits
+    twice, four = (table.predict(Parallelism(), 4096, load) for load in (32, 64))
+    assert twice.memory_fraction is not None and near(twice.memory_fraction, 1.0, 0.01)
+    assert not four.fits

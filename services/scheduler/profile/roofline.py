@@ -4,6 +4,9 @@ A decoding step of B sequences at context L reads the weights once and each sequ
 each token: seconds per token = w / B + c + k L + s / (B L), all >= 0 (Williams, Waterman, Patterson, CACM
 2009, as sums instead of maxima; the last term is what a call costs whatever it does). Memory is the weights,
 what a sequence takes, what a token of the longest takes, and KV: m + b C + l L + k L C.
+
+Points that all have one concurrency, or one length, tell nothing of what another would change: of time, terms
+with it are left out; of memory, what grows is taken for KV, which grows with both.
 """
 
 from __future__ import annotations
@@ -30,21 +33,37 @@ class Roofline:
     @classmethod
     def of_time(cls, points: Sequence[Point], values: Sequence[float]) -> Roofline:
         """values: seconds of a device per token, at (context in tokens, concurrency)."""
-        return cls(points, values, lambda length, sequences: (
-            length / length, 1 / sequences, length, 1 / (length * sequences),
-        ))  # fmt: skip
+        by_length, by_load = _varies(points)
+
+        def terms(length: Any, sequences: Any) -> tuple[Any, ...]:
+            return (
+                length / length,
+                *([1 / sequences] if by_load else []),
+                *([length] if by_length else []),
+                *([1 / (length * sequences)] if by_length and by_load else []),
+            )
+
+        return cls(points, values, terms)
 
     @classmethod
     def of_memory(cls, points: Sequence[Point], values: Sequence[float]) -> Roofline:
         """values: fractions of a device's memory, at (context in tokens, concurrency)."""
-        return cls(points, values, lambda length, sequences: (
-            length / length, length * sequences, length, sequences,
-        ))  # fmt: skip
+        both = all(_varies(points))
+
+        def terms(length: Any, sequences: Any) -> tuple[Any, ...]:
+            return (length / length, length * sequences, *([length, sequences] if both else []))
+
+        return cls(points, values, terms)
 
     def at(self, context_tokens: float, concurrency: float) -> float:
         """The sum there, > 0."""
         terms = self._terms(context_tokens, concurrency)
         return max(sum(c * term for c, term in zip(self._coefficients, terms, strict=True)), 1e-300)
+
+
+def _varies(points: Sequence[Point]) -> tuple[bool, bool]:
+    """Whether lengths do, and concurrencies."""
+    return len({length for length, _ in points}) > 1, len({sequences for _, sequences in points}) > 1
 
 
 def _non_negative(design: np.ndarray, wanted: np.ndarray) -> np.ndarray:

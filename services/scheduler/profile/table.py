@@ -23,7 +23,7 @@ from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 from services.scheduler.profile.roofline import Roofline
 from services.scheduler.profile.rows import Row
-from services.scheduler.profile.surface import Surface
+from services.scheduler.profile.surface import Shape, Surface
 
 Source = Literal["measured", "interpolated", "extrapolated"]
 # The fraction of a device's memory that a parallelism takes at a context in tokens and a concurrency of the
@@ -47,22 +47,87 @@ class Prediction:
     why: str = ""
 
 
+_Values = dict[tuple[float, float], float]
+
+
+def _seconds(rows: Iterable[Row]) -> _Values:
+    """Seconds of a device per token where they were measured: a sum of the terms of a roofline."""
+    return {
+        (row.context_tokens, row.concurrency): 1 / row.tokens_per_device_s
+        for row in rows
+        if row.tokens_per_device_s
+    }
+
+
+def _fractions(rows: Iterable[Row]) -> _Values:
+    """Of a device's memory, where they were measured."""
+    return {
+        (row.context_tokens, row.concurrency): row.peak_memory_fraction
+        for row in rows
+        if row.peak_memory_fraction
+    }
+
+
+class _Pool:
+    """What all parallelisms together say of how a token's seconds change with length and concurrency."""
+
+    def __init__(self, each: Iterable[_Values]) -> None:
+        self._each = [values for values in each if values]
+        self._roofline: Roofline | None = None
+
+    @property
+    def roofline(self) -> Roofline:
+        """Fitted to every parallelism's values over their own mean."""
+        if self._roofline is None:
+            means = [math.exp(sum(map(math.log, one.values())) / len(one)) for one in self._each]
+            pooled = {
+                (at, *point): value / mean
+                for at, (one, mean) in enumerate(zip(self._each, means, strict=True))
+                for point, value in one.items()
+            }
+            points = [(context, sequences) for _, context, sequences in pooled]
+            self._roofline = Roofline.of_time(points, list(pooled.values()))
+        return self._roofline
+
+    def beside(self, points: Sequence[tuple[float, float]], values: Sequence[float]) -> Shape:
+        """The roofline of one parallelism; where its points have one length or one concurrency, what another
+        would change is the pool's to say."""
+        own = Roofline.of_time(points, values)
+        lengths, loads = ({*along} for along in zip(*points, strict=True))
+        if len(lengths) > 1 and len(loads) > 1:
+            return own
+        return _Beside(
+            own,
+            self.roofline,
+            min(lengths) if len(lengths) == 1 else None,
+            min(loads) if len(loads) == 1 else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """A roofline that knows one length or one concurrency alone, and the pool's, which knows the others."""
+
+    own: Roofline
+    pool: Roofline
+    context_tokens: float | None
+    concurrency: float | None
+
+    def at(self, context_tokens: float, concurrency: float) -> float:
+        known = self.context_tokens or context_tokens, self.concurrency or concurrency
+        way = self.pool.at(context_tokens, concurrency) / self.pool.at(*known)
+        return self.own.at(context_tokens, concurrency) * way
+
+
 class _Sheet:
     """All rows of one parallelism."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row], pool: _Pool) -> None:
         self.parallelism = rows[0].parallelism
-        measured = [row for row in rows if row.tokens_per_device_s is not None]
-        weighed = [row for row in rows if row.peak_memory_fraction is not None]
-        points = [(row.context_tokens, row.concurrency) for row in measured]
-        weights = [(row.context_tokens, row.concurrency) for row in weighed]
-        rates = [row.tokens_per_device_s or 0.0 for row in measured]
-        # Seconds of a device per token: a sum of the terms of a roofline.
-        self.seconds = Surface(points, [1 / rate for rate in rates], Roofline.of_time) if measured else None
+        seconds, fractions = _seconds(rows), _fractions(rows)
+        self.seconds = Surface(list(seconds), list(seconds.values()), pool.beside) if seconds else None
         self.memory = (
-            Surface(weights, [row.peak_memory_fraction or 0.0 for row in weighed], Roofline.of_memory)
-            if weighed
-            else None
+            Surface(list(fractions), list(fractions.values()), Roofline.of_memory) if fractions else None
         )
         self.bursts = _corners((row.context_tokens, row.concurrency) for row in rows if not row.fits)
 
@@ -104,7 +169,8 @@ class ProfileTable:
             by.setdefault(row.parallelism, []).append(row)
         self.points = sorted({(row.context_tokens, row.concurrency) for row in self.rows})
         self.extent = max(at for at, _ in self.points), max(at for _, at in self.points)
-        self._sheets = {parallelism: _Sheet(rows) for parallelism, rows in sorted(by.items())}
+        pool = _Pool(map(_seconds, by.values()))
+        self._sheets = {one: _Sheet(rows, pool) for one, rows in sorted(by.items())}
         self._predicted = lru_cache(maxsize=1 << 16)(self._predict)
 
     @property
