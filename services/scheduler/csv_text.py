@@ -1,4 +1,4 @@
-"""Lines of a CSV text by the names of its columns, and the numbers in them. Pure.
+"""CSV texts: their lines by the names of the columns, the numbers in them, and how they are written. Pure.
 
 Columns stand in any order, and further ones are left alone; blank lines are skipped.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from earl.errors import ConfigError
 
@@ -51,6 +51,15 @@ def records(
             yield where, cells
     except csv.Error as error:
         raise ConfigError(f"{name}, line {reader.line_num}: {error}", "close its quotes") from None
+
+
+def text_of(columns: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """The text of a head and lines."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(lines)
+    return out.getvalue()
 
 
 def positive(text: str, name: str, where: str) -> float:

@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from earl.cli.figures import closing_lines
+from earl.cli.live_view import LiveView, progress_of, sparkline, worker_rates
 from earl.cli.main import report_error
-from earl.cli.view import LiveView, PlainView, progress_of, sparkline, status_line, worker_rates
+from earl.cli.plain_view import PlainView, status_line
 from earl.errors import EarlError, PortInUse
 from earl.stack.status import (
     Bounds,

@@ -21,7 +21,6 @@ class CorrectedTable(ProfileTable):
         super().__init__(rows, stage, model)
         self._refinement = Refinement()
         self._factors: dict[tuple[Parallelism, float, float], float] = {}
-        self._measured, self.predict = self.predict, self._corrected  # type: ignore[assignment]
 
     def observe(
         self, parallelism: Parallelism, context_tokens: float, concurrency: float, tokens_per_device_s: float
@@ -29,7 +28,7 @@ class CorrectedTable(ProfileTable):
         """A step of this mean length did so much; of what the profile does not know, nothing is learned."""
         if parallelism.replica not in {one.replica for one in self.parallelisms}:
             return
-        predicted = self._measured(parallelism, context_tokens, concurrency).tokens_per_device_s
+        predicted = super().predict(parallelism, context_tokens, concurrency).tokens_per_device_s
         self._refinement.observe(parallelism, context_tokens, concurrency, predicted, tokens_per_device_s)
         self._factors.clear()
 
@@ -40,7 +39,8 @@ class CorrectedTable(ProfileTable):
             self._factors[place] = self._refinement.factor(*place)
         return self._factors[place]
 
-    def _corrected(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
-        found = self._measured(parallelism, context_tokens, concurrency)
-        factor = self.correction(parallelism, context_tokens, concurrency)
+    def predict(self, one: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        """As the profile's, its throughput corrected."""
+        found = super().predict(one, context_tokens, concurrency)
+        factor = self.correction(one, context_tokens, concurrency)
         return replace(found, tokens_per_device_s=found.tokens_per_device_s * factor)

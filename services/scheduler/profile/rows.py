@@ -8,14 +8,12 @@ only the memory is known. peak_memory_fraction: of a device's memory; may be emp
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from earl.errors import ConfigError, IllegalParallelism
 from earl.parallelism import Parallelism
-from services.scheduler.csv_text import Cells, positive, records
+from services.scheduler.csv_text import Cells, positive, records, text_of
 
 STAGES = ("rollout", "reference", "trainer")
 COLUMNS = (
@@ -65,18 +63,15 @@ def parse(text: str, name: str) -> list[Row]:
 
 def dump(rows: Iterable[Row]) -> str:
     """The CSV text of rows, with its head."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        rate = OOM if row.oom else "" if row.tokens_per_device_s is None else f"{row.tokens_per_device_s:.6g}"
-        fraction = "" if row.peak_memory_fraction is None else f"{row.peak_memory_fraction:.4g}"
-        cut = row.parallelism
-        writer.writerow(
-            (row.stage, cut.dp, cut.tp, cut.cp, cut.pp, f"{row.context_tokens:.10g}",
-             f"{row.concurrency:.10g}", rate, fraction)
-        )  # fmt: skip
-    return out.getvalue()
+    return text_of(COLUMNS, map(_cells, rows))
+
+
+def _cells(row: Row) -> tuple[object, ...]:
+    rate = OOM if row.oom else "" if row.tokens_per_device_s is None else f"{row.tokens_per_device_s:.6g}"
+    # Precise: what is a little above 1 must not come back as 1, which fits.
+    fraction = "" if row.peak_memory_fraction is None else f"{row.peak_memory_fraction:.9g}"
+    cut, context, load = row.parallelism, f"{row.context_tokens:.10g}", f"{row.concurrency:.10g}"
+    return row.stage, cut.dp, cut.tp, cut.cp, cut.pp, context, load, rate, fraction
 
 
 def _row(cells: Cells, where: str) -> Row:

@@ -10,7 +10,7 @@ from earl.parallelism import Replica
 from services.scheduler.profile.table import Prediction
 
 
-class Layout(Protocol):
+class Choice(Protocol):
     """What can be chosen: a stage's Parallelism, or one for each of the stages that share devices."""
 
     @property
@@ -44,7 +44,7 @@ class Outlook(Protocol):
         ...
 
     def predict(self, one: Any, context_tokens: float, concurrency: float) -> Prediction:
-        """Of one layout at a context in tokens, with so many sequences in the whole pool."""
+        """Of one choice at a context in tokens, with so many sequences in the whole pool."""
         ...
 
 
@@ -69,7 +69,7 @@ class Candidate:
     profile's rows or "extrapolated" beyond them.
     """
 
-    parallelism: Layout
+    parallelism: Choice
     tokens_per_device_s: float
     memory_fraction: float | None
     fits: bool
@@ -90,8 +90,8 @@ class Decision:
     """
 
     step: int
-    before: Layout | None
-    after: Layout
+    before: Choice | None
+    after: Choice
     reason: str
     candidates: tuple[Candidate, ...] = ()
     expected: Workload | None = None

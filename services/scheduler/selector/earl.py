@@ -17,7 +17,7 @@ from collections import deque
 
 from earl.errors import ConfigError
 from services.scheduler.selector import expect
-from services.scheduler.selector.decision import Candidate, Decision, Layout, Outlook, Workload
+from services.scheduler.selector.decision import Candidate, Choice, Decision, Outlook, Workload
 from services.scheduler.selector.rungs import Rung, Verdict, rungs
 from services.scheduler.selector.weigh import best, roomiest, weigh
 
@@ -30,7 +30,7 @@ class EarlPolicy:
 
     name = "earl"
 
-    def __init__(self, table: Outlook, switch_cost_s: float, start: Layout | None = None) -> None:
+    def __init__(self, table: Outlook, switch_cost_s: float, start: Choice | None = None) -> None:
         if not math.isfinite(switch_cost_s) or switch_cost_s < 0:
             raise ConfigError(f"a switch cannot cost {switch_cost_s} s", "give seconds, 0 or more")
         self._table = table
@@ -72,7 +72,7 @@ class EarlPolicy:
     def observe(self, workload: Workload) -> None:
         self._seen.append(workload)
 
-    def settle(self, parallelism: Layout) -> None:
+    def settle(self, parallelism: Choice) -> None:
         """What the stage has in truth: a switch failed and was rolled back, or somebody else made one."""
         self._now = parallelism
         self._rungs = [Rung(cost_s, parallelism.replica) for cost_s in rungs(self._cost_s)]
@@ -90,7 +90,7 @@ class EarlPolicy:
     def _weighed(self, devices: int) -> tuple[tuple[expect.Corner, ...], tuple[Candidate, ...]]:
         """The corners that have to fit, and the candidates weighed for them."""
 
-        def fitting(one: Layout) -> expect.Fits:
+        def fitting(one: Choice) -> expect.Fits:
             return lambda corner: self._table.predict(one, *corner).fits
 
         corners = expect.corners(list(self._seen), [fitting(one) for one in self._table.candidates(devices)])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from earl.errors import ConfigError
 from earl.parallelism import Replica
-from services.scheduler.selector.decision import Decision, Layout, Outlook, Policy, Workload
+from services.scheduler.selector.decision import Choice, Decision, Outlook, Policy, Workload
 from services.scheduler.selector.trace import Step
 
 
@@ -77,7 +77,7 @@ def cost(table: Outlook, devices: int, workload: Workload) -> Cost:
     return Cost(seconds, frozenset(fits))
 
 
-def step_s(table: Outlook, one: Layout, devices: int, workload: Workload) -> float | None:
+def step_s(table: Outlook, one: Choice, devices: int, workload: Workload) -> float | None:
     """Seconds of a step at its mean length; None where the profile has no throughput."""
     rate = table.predict(one, workload.mean_tokens, workload.concurrency).tokens_per_device_s
     return workload.concurrency * workload.mean_tokens / (rate * devices) if rate > 0 else None

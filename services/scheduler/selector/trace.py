@@ -5,14 +5,12 @@ step,mean_tokens,p95_tokens,max_tokens,concurrency,devices
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from earl.errors import ConfigError
-from services.scheduler.csv_text import Cells, positive, records
+from services.scheduler.csv_text import Cells, positive, records, text_of
 from services.scheduler.selector.decision import Workload
 
 COLUMNS = ("step", "mean_tokens", "p95_tokens", "max_tokens", "concurrency", "devices")
@@ -50,14 +48,13 @@ def parse(text: str, name: str) -> list[Step]:
 
 def dump(steps: Iterable[Step]) -> str:
     """The CSV text of steps, with its head."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for one in steps:
-        load = one.workload
-        numbers = (load.mean_tokens, load.p95_tokens, load.max_tokens, load.concurrency)
-        writer.writerow((one.step, *(f"{number:.10g}" for number in numbers), one.devices))
-    return out.getvalue()
+    return text_of(COLUMNS, map(_cells, steps))
+
+
+def _cells(one: Step) -> tuple[object, ...]:
+    load = one.workload
+    numbers = (load.mean_tokens, load.p95_tokens, load.max_tokens, load.concurrency)
+    return one.step, *(f"{number:.10g}" for number in numbers), one.devices
 
 
 def _step(cells: Cells, where: str) -> Step:

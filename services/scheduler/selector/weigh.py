@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from earl.parallelism import Replica
-from services.scheduler.selector.decision import Candidate, Layout, Outlook, Workload
+from services.scheduler.selector.decision import Candidate, Choice, Outlook, Workload
 
 # Points of a profile that are looked at to begin with, for all candidates together, and for each at least.
 _LOOKS, _LEAST = 256, 8
@@ -51,7 +51,7 @@ def best(candidates: Sequence[Candidate]) -> Candidate:
     return max(candidates, key=_room)
 
 
-def roomiest(table: Outlook, devices: int, margin: float) -> tuple[Layout, tuple[Candidate, ...]]:
+def roomiest(table: Outlook, devices: int, margin: float) -> tuple[Choice, tuple[Candidate, ...]]:
     """What to begin with when nothing is known, weighed at the profile's longest context and highest load.
 
     What fits all of the profile and `margin` times its extent is safe, and the quickest of those is chosen,
