@@ -314,10 +314,12 @@ async def test_a_thread_with_a_loop_of_its_own_reads_too(plane: Plane):
     assert_same(into, data)
 
 
-async def test_idle_costs_nothing(plane: Plane):
+@pytest.mark.parametrize("cores", [0.1, pytest.param(0.01, marks=pytest.mark.slow)])
+async def test_idle_costs_nothing(plane: Plane, cores: float):
     await plane.store.put("idle", {"x": random_bytes(MIB)})
     await plane.read("idle", "x", np.zeros(MIB, np.uint8))
-    await assert_sleeps([os.getpid(), *([plane.store.serving_pid] if plane.store.serving_pid else [])])
+    pids = [os.getpid(), *([plane.store.serving_pid] if plane.store.serving_pid else [])]
+    await assert_sleeps(pids, wakeups_per_s=50, cores=cores)
     await plane.store.remove("idle")
 
 

@@ -1,7 +1,7 @@
 """Whether processes sleep while nothing is to be done.
 
 What polls wakes up, again and again, however fast the machine; what spins uses a whole core. The CPU
-seconds of a process that sleeps depend on the machine and on its other guests: benchmarks report them.
+seconds of a process that sleeps depend on the machine and on its other guests: the slow tests bound them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,13 @@ class Activity:
     wakeups_per_s: float
     cores: float
 
-    def is_sleep(self) -> bool:
-        return self.wakeups_per_s <= 120 and self.cores <= 0.1
 
-
-async def assert_sleeps(pids: Sequence[int]) -> None:
-    """Raises AssertionError unless all processes sleep through one of STRETCHES stretches of time."""
+async def assert_sleeps(pids: Sequence[int], wakeups_per_s: float, cores: float = 0.1) -> None:
+    """Raises AssertionError unless all processes stay below both through one of STRETCHES stretches of time."""
     seen: list[list[Activity]] = []
     for _ in range(STRETCHES):
         seen.append(await activities(pids))
-        if all(one.is_sleep() for one in seen[-1]):
+        if all(one.wakeups_per_s <= wakeups_per_s and one.cores <= cores for one in seen[-1]):
             return
     raise AssertionError(f"awake with nothing to do: {seen}")
 
