@@ -96,20 +96,28 @@ class WeightsPublished(_message.Message):
     def __init__(self, version: _Optional[int] = ..., descriptor_keys: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class ParallelismChanged(_message.Message):
-    __slots__ = ("stage", "epoch", "before", "after", "reason", "stall_s")
+    __slots__ = ("stage", "epoch", "before", "after", "reason", "stall_s", "rolled_back", "message", "sequences_continued", "moved_bytes")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_CONTINUED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     stage: _common_pb2.Stage
     epoch: int
     before: _common_pb2.Parallelism
     after: _common_pb2.Parallelism
     reason: str
     stall_s: float
-    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., epoch: _Optional[int] = ..., before: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., after: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., reason: _Optional[str] = ..., stall_s: _Optional[float] = ...) -> None: ...
+    rolled_back: bool
+    message: str
+    sequences_continued: int
+    moved_bytes: int
+    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., epoch: _Optional[int] = ..., before: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., after: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., reason: _Optional[str] = ..., stall_s: _Optional[float] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerJoined(_message.Message):
     __slots__ = ("worker",)

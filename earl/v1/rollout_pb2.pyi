@@ -32,16 +32,18 @@ class GetRolloutStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetRolloutStatusResponse(_message.Message):
-    __slots__ = ("worker", "engines", "epoch", "episodes")
+    __slots__ = ("worker", "engines", "epoch", "episodes", "parallelism")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EPISODES_FIELD_NUMBER: _ClassVar[int]
+    PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     engines: _containers.RepeatedCompositeFieldContainer[EngineStatus]
     epoch: int
     episodes: int
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., epoch: _Optional[int] = ..., episodes: _Optional[int] = ...) -> None: ...
+    parallelism: _common_pb2.Parallelism
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., epoch: _Optional[int] = ..., episodes: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ...) -> None: ...
 
 class ReparallelizeRolloutRequest(_message.Message):
     __slots__ = ("epoch", "parallelism", "prepare_s", "quiesce_s", "switch_s", "verify_s", "logprob_tolerance", "reason")
@@ -64,7 +66,7 @@ class ReparallelizeRolloutRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., prepare_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., logprob_tolerance: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReparallelizeRolloutResponse(_message.Message):
-    __slots__ = ("epoch", "parallelism", "rolled_back", "message", "stall_s", "sequences_continued", "kv_moved_bytes", "max_logprob_difference")
+    __slots__ = ("epoch", "parallelism", "rolled_back", "message", "stall_s", "sequences_continued", "kv_moved_bytes", "max_logprob_difference", "cold", "kv_recomputed_tokens", "seconds")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +75,9 @@ class ReparallelizeRolloutResponse(_message.Message):
     SEQUENCES_CONTINUED_FIELD_NUMBER: _ClassVar[int]
     KV_MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_LOGPROB_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    COLD_FIELD_NUMBER: _ClassVar[int]
+    KV_RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     parallelism: _common_pb2.Parallelism
     rolled_back: bool
@@ -81,7 +86,10 @@ class ReparallelizeRolloutResponse(_message.Message):
     sequences_continued: int
     kv_moved_bytes: int
     max_logprob_difference: float
-    def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., kv_moved_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ...) -> None: ...
+    cold: bool
+    kv_recomputed_tokens: int
+    seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., kv_moved_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ..., kv_recomputed_tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class DrainRolloutRequest(_message.Message):
     __slots__ = ("wait_s",)

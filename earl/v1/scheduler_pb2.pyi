@@ -51,7 +51,7 @@ class JoinResponse(_message.Message):
     def __init__(self, lease_s: _Optional[float] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., weight_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers")
+    __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers", "parallelism", "epoch")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,13 +65,17 @@ class HeartbeatRequest(_message.Message):
     GAUGES_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    PARALLELISM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.Worker
     running: int
     version: int
     gauges: _containers.ScalarMap[str, float]
     spans: _containers.RepeatedCompositeFieldContainer[BusySpan]
     transfers: _containers.RepeatedCompositeFieldContainer[TransferTotals]
-    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., spans: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ...) -> None: ...
+    parallelism: _common_pb2.Parallelism
+    epoch: int
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., gauges: _Optional[_Mapping[str, float]] = ..., spans: _Optional[_Iterable[_Union[BusySpan, _Mapping]]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class BusySpan(_message.Message):
     __slots__ = ("what", "start_ns", "end_ns")
@@ -543,18 +547,52 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., capacity: _Optional[int] = ..., running: _Optional[int] = ..., version: _Optional[int] = ..., silent_s: _Optional[float] = ..., gauges: _Optional[_Mapping[str, float]] = ..., transfers: _Optional[_Iterable[_Union[TransferTotals, _Mapping]]] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("stage", "running", "chosen", "step", "sentence")
+    __slots__ = ("stage", "running", "chosen", "step", "sentence", "pinned", "epoch", "switching", "last")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SWITCHING_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     stage: _common_pb2.Stage
     running: _common_pb2.Parallelism
     chosen: _common_pb2.Parallelism
     step: int
     sentence: str
-    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., running: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., step: _Optional[int] = ..., sentence: _Optional[str] = ...) -> None: ...
+    pinned: bool
+    epoch: int
+    switching: Switch
+    last: Switch
+    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., running: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., step: _Optional[int] = ..., sentence: _Optional[str] = ..., pinned: _Optional[bool] = ..., epoch: _Optional[int] = ..., switching: _Optional[_Union[Switch, _Mapping]] = ..., last: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
+
+class Switch(_message.Message):
+    __slots__ = ("epoch", "before", "after", "reason", "rolled_back", "message", "stall_s", "seconds", "sequences_continued", "moved_bytes", "max_logprob_difference")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STALL_S_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_CONTINUED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGPROB_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    before: _common_pb2.Parallelism
+    after: _common_pb2.Parallelism
+    reason: str
+    rolled_back: bool
+    message: str
+    stall_s: float
+    seconds: float
+    sequences_continued: int
+    moved_bytes: int
+    max_logprob_difference: float
+    def __init__(self, epoch: _Optional[int] = ..., before: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., after: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
     __slots__ = ("name", "version", "episodes", "done", "win_rate", "mean_reward", "metrics", "reward_low", "reward_high", "win_low", "win_high", "gain", "gain_low", "gain_high", "gain_episodes", "failed")
@@ -671,17 +709,21 @@ class StopRunResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SetParallelismRequest(_message.Message):
-    __slots__ = ("stage", "parallelism", "pin")
+    __slots__ = ("stage", "parallelism", "pin", "wait_s")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     stage: _common_pb2.Stage
     parallelism: _common_pb2.Parallelism
     pin: bool
-    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., pin: _Optional[bool] = ...) -> None: ...
+    wait_s: float
+    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., pin: _Optional[bool] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class SetParallelismResponse(_message.Message):
-    __slots__ = ("epoch",)
+    __slots__ = ("epoch", "outcome")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+    outcome: Switch
+    def __init__(self, epoch: _Optional[int] = ..., outcome: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...

@@ -30,7 +30,7 @@ class Activity:
 
 
 async def assert_sleeps(pids: Sequence[int], wakeups_per_s: float, cores: float = 0.1) -> None:
-    """Raises AssertionError unless all processes stay below both through one of STRETCHES stretches of time."""
+    """Raises AssertionError unless all processes stay below both through one of STRETCHES stretches."""
     seen: list[list[Activity]] = []
     for _ in range(STRETCHES):
         seen.append(await activities(pids))

@@ -14,7 +14,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -116,7 +116,7 @@ class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
     """What an engine can do, known once it has started."""
 
     engine: str
-    # Can change tp while sequences are in flight (reshape).
+    # Its sequences' KV can go to engines of another tp (offer_kv, take_kv).
     live_reshape: bool
     # pause(keep=True) holds sequences and their KV.
     pause_keep: bool
@@ -204,13 +204,38 @@ class LoadReport(msgspec.Struct, kw_only=True):
     stall_s: float = 0.0
 
 
-class ReshapeReport(msgspec.Struct, kw_only=True):
-    """What a change of tp took."""
+class KvSession(msgspec.Struct, kw_only=True, frozen=True):
+    """Where a session's KV lies in an offer: tokens [first, first + len(ids)) of the session are tokens
+    [at, at + len(ids)) of the offer's tensor."""
 
-    tp: int
-    stall_s: float
-    sequences_continued: int
-    kv_moved_bytes: int
+    session: str
+    first: int
+    at: int
+    # Of those tokens.
+    ids: list[int]
+
+
+class KvOffer(msgspec.Struct, kw_only=True, frozen=True):
+    """KV of sessions as an engine's ranks have published it.
+
+    keys: of the registry, one a rank, which together describe tensor "kv" [layers, 2, kv_heads, tokens,
+    head_dim], cut over ranks by heads as the model is. version: of the weights in use.
+    """
+
+    name: str
+    keys: list[str]
+    version: int
+    sessions: list[KvSession]
+    size_bytes: int
+
+
+class KvReport(msgspec.Struct, kw_only=True, frozen=True):
+    """What taking an offer took: bytes that were read, by all ranks together."""
+
+    sessions: int
+    tokens: int
+    size_bytes: int
+    seconds: float
 
 
 class Engine(ABC):
@@ -285,8 +310,26 @@ class Engine(ABC):
         )
 
     @abstractmethod
-    async def reshape(self, tp: int) -> ReshapeReport:
-        """Change tp while sequences are in flight. Raises ReshapeRefused if caps.live_reshape is False."""
+    async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:
+        """Publish the KV of sessions, those that run among them, for engines of any tp.
+
+        known: tokens of each session that takers have already; only what came since is offered. Steps go on.
+        An offer stays until `withdraw_kv`, whatever becomes of its sessions here. Raises ReshapeRefused if
+        caps.live_reshape is False, ArenaFull.
+        """
+
+    @abstractmethod
+    async def take_kv(self, offer: KvOffer, deadline_s: float) -> KvReport:
+        """Read the KV of the offer's sessions, which are then retained here: a request of such a session
+        computes only what it has beyond. What an earlier offer brought is continued.
+
+        Raises WeightsIncomplete if another version is in use here, PeerLost or another DataPlaneError,
+        EngineBusy if there is no place for all; sessions that were not taken whole are forgotten.
+        """
+
+    @abstractmethod
+    async def withdraw_kv(self, name: str) -> None:
+        """Give back the memory of an offer, once nobody takes it any more. Idempotent."""
 
     @abstractmethod
     async def release(self, session: str) -> None:

@@ -18,7 +18,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ from services.rollout.engines.base import (
     EngineStats,
     GenerateRequest,
     Generation,
+    KvOffer,
+    KvReport,
     LoadReport,
-    ReshapeReport,
     TokenChunk,
 )
 from services.rollout.engines.interpreter import interpreter_of
@@ -372,10 +373,19 @@ class EngineProcess(Engine):
     async def commit(self, version: int) -> LoadReport:
         return await self._call(wire.Commit, version)
 
-    async def reshape(self, tp: int) -> ReshapeReport:
-        raise ReshapeRefused(
-            f"engine {self.spec.name} ({self.spec.engine}) cannot go from tp {self.spec.tp} to tp {tp} live",
-            "start another engine with the new tp",
+    async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:
+        raise self._no_handover()
+
+    async def take_kv(self, offer: KvOffer, deadline_s: float) -> KvReport:
+        raise self._no_handover()
+
+    async def withdraw_kv(self, name: str) -> None:
+        raise self._no_handover()
+
+    def _no_handover(self) -> ReshapeRefused:
+        return ReshapeRefused(
+            f"engine {self.spec.name} ({self.spec.engine}) hands no KV over",
+            "let the other engine compute it again from the token ids",
         )
 
     async def stats(self) -> EngineStats:
