@@ -1,0 +1,75 @@
+"""Count on: as long as the agent goes on right, so does the episode. Its context grows with its skill.
+
+    user   4 0 7        agent  [8]      right: the next turn
+    user   1 9 2        agent  [3]      …
+    user   5 5 9        agent  [1]      wrong, 0 comes after 9: the end
+
+Task: {"turns": 64, "digits": 3}: turns at most, and digits that each turn shows. The agent answers the
+digit that comes after the last one; the others are there for length alone. Digits are drawn from the seed.
+
+Reward: right answers over `turns`, so from 0 to 1. Metrics: win (1 if every answer was right), right (the
+answers that were). An agent that answers rightly with probability p plays about 1 / (1 - p) turns: nothing
+else about the task changes while contexts become longer by two orders of magnitude.
+
+Legal actions, for a warm-up that teaches the form: all ten digits.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from earl.env.base import Environment, Observation, StepResult
+
+_ANSWER = re.compile(r"\[([0-9])\]")
+_ACTIONS = [f"[{digit}]" for digit in range(10)]
+_TASK = {"turns": (64, 1, 100_000), "digits": (3, 1, 1_000)}
+
+
+class Relay(Environment):
+    """Digits in, the next digit out, until the first mistake."""
+
+    name = "relay/digits"
+    description = "Answer the digit that comes after the last one shown, in brackets; 0 comes after 9."
+    reward_range = (0.0, 1.0)
+    blocking = False
+
+    def reset(self, seed: int, task: dict[str, Any]) -> Observation:
+        """ValueError for a bad task."""
+        settings = _checked(task)
+        self._turns, self._digits = settings["turns"], settings["digits"]
+        self._draw = random.Random(f"relay/{seed}")
+        self._right = 0
+        return self._shown()
+
+    def step(self, action: str) -> StepResult:
+        """The answer is the last digit in brackets; none is a wrong one."""
+        said = _ANSWER.findall(action)
+        right = bool(said) and int(said[-1]) == (self._last + 1) % 10
+        self._right += right
+        reward = right / self._turns
+        if right and self._right < self._turns:
+            return StepResult(self._shown(), reward)
+        metrics = {"win": float(right), "right": float(self._right)}
+        return StepResult(Observation("."), reward, done=True, metrics=metrics)
+
+    def _shown(self) -> Observation:
+        digits = [self._draw.randrange(10) for _ in range(self._digits)]
+        self._last = digits[-1]
+        return Observation(" ".join(map(str, digits)), _ACTIONS)
+
+
+def _checked(task: dict[str, Any]) -> dict[str, int]:
+    settings = {key: default for key, (default, _, _) in _TASK.items()} | task
+    if unknown := set(settings) - set(_TASK):
+        raise ValueError(f"unknown task key {sorted(unknown)[0]!r}; known are {', '.join(_TASK)}")
+    for key, (_, least, most) in _TASK.items():
+        if type(settings[key]) is not int or not least <= settings[key] <= most:
+            raise ValueError(f"{key} {settings[key]!r} is not a whole number between {least} and {most}")
+    return settings
+
+
+def environments() -> list[type[Environment]]:
+    """What a host serves of this module."""
+    return [Relay]

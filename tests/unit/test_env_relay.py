@@ -1,0 +1,49 @@
+"""The relay goes on exactly as long as the agent answers rightly."""
+
+import pytest
+
+from earl.env.adapters.relay import Relay
+from earl.env.serve import load
+
+
+def answer(observation):
+    return f"[{(int(observation.text.split()[-1]) + 1) % 10}]"
+
+
+def started(seed=5, **task):
+    relay = load("earl.env.adapters.relay:environments")["relay/digits"]()
+    return relay, relay.reset(seed, task)
+
+
+def test_right_answers_reach_the_last_turn_and_the_whole_reward():
+    relay, observation = started(turns=7, digits=4)
+    total, lengths = 0.0, set()
+    for turn in range(7):
+        lengths.add(len(observation.text.split()))
+        result = relay.step(answer(observation))
+        total += result.reward
+        assert result.done == (turn == 6)
+        observation = result.observation
+    assert lengths == {4}
+    assert total == pytest.approx(1.0) and result.metrics == {"win": 1.0, "right": 7.0}
+
+
+@pytest.mark.parametrize("said", ["no digit", "[12]", ""])
+def test_the_first_mistake_ends_it_and_keeps_what_was_right(said):
+    relay, observation = started(turns=4)
+    first = relay.step("let me think [0] " + answer(observation))
+    assert not first.done and first.reward == 0.25
+    last = relay.step(said)
+    assert last.done and last.reward == 0.0 and last.metrics == {"win": 0.0, "right": 1.0}
+
+
+def test_a_seed_is_an_instance():
+    texts = [started(seed)[1].text for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert set(started()[1].legal_actions) == {f"[{digit}]" for digit in range(10)}
+
+
+@pytest.mark.parametrize("task", [{"turns": 0}, {"digits": 1.5}, {"turns": True}, {"rounds": 3}])
+def test_a_bad_task_is_named(task):
+    with pytest.raises(ValueError, match=next(iter(task))):
+        Relay().reset(0, task)
