@@ -22,6 +22,7 @@ from services.scheduler import evaluation, plans, program, roles
 from services.scheduler.bell import Bell
 from services.scheduler.codec import rules_of
 from services.scheduler.dock import Lease, Location
+from services.scheduler.endings import Endings
 from services.scheduler.fleet import STAGES, Fleet, Report
 from services.scheduler.journal import Journal
 from services.scheduler.ledger import Ledger
@@ -55,6 +56,7 @@ class Scheduler:
         self.fleet = Fleet()
         self.report = RunReport(run_dir)
         self.samples = Samples(run_dir / "samples.jsonl")
+        self.endings = Endings(run_dir)
         self.stop_reason: str | None = None
         self._bus = bus
         self._journal = Journal(ledger.book, store)
@@ -95,6 +97,7 @@ class Scheduler:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.report.close()
             self.samples.close()
+            self.endings.close(self.elapsed_s)
             self.selection.close()
 
     # --- state of the run -------------------------------------------------------------------
@@ -196,10 +199,12 @@ class Scheduler:
         verdicts = []
         for (attempt, result), said in zip(results, transcripts, strict=True):
             ticket = self.ledger.book.tickets.get(attempt.ticket_id)
-            asked = ticket is not None and ticket.transcript and ticket.state is State.LEASED
+            first = ticket is not None and ticket.state is State.LEASED
             verdict, reason = self.ledger.complete(name, incarnation, attempt, result)
+            if first and verdict is not Verdict.REFUSED:
+                self.endings.count(result)
             if verdict is Verdict.ACCEPTED:
-                if ticket is not None and asked:
+                if ticket is not None and first and ticket.transcript:
                     self.samples.heard(program.training_steps(self.ledger), ticket, result, said)
                 self.monitor.observe(result.total_tokens, result.turn_tokens)
             verdicts.append((verdict, reason))
@@ -388,6 +393,7 @@ class Scheduler:
             self._settle()
             await self._journal.durable()
             self.report.evaluations(self.ledger.book.evaluations.values(), self.elapsed_s)
+            self.endings.write(self.elapsed_s)
             await asyncio.sleep(TICK_S)
 
     def _give_up(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from services.scheduler.advantages import group_advantages
 from services.scheduler.assign import balance
 from services.scheduler.dock import NOWHERE, Location
-from services.scheduler.records import Batch, Purpose, Result, Ticket
+from services.scheduler.records import Batch, Ending, Purpose, Result, Ticket
 
 # Numbers of an environment's last result that are 0 or 1: their means are rates.
 INDICATORS = frozenset({"win", "draw", "loss", "illegal"})
@@ -110,6 +110,7 @@ def summary(batch: Batch, tickets: Sequence[Ticket]) -> dict[str, float]:
         "length_mean": sum(result.total_tokens for result in results) / count,
         "length_max": float(max(result.total_tokens for result in results)),
         "turns_mean": sum(result.turns for result in results) / count,
+        "truncated_episodes": float(sum(result.ending is Ending.TRUNCATED for result in results)),
         "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
         "staleness_max": float(max(staleness, default=0)),
     }

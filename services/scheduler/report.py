@@ -68,6 +68,7 @@ class RunReport:
             "episode_tokens": asdict(seen.episodes),
             "turn_tokens": asdict(seen.turns),
             "growth": round(seen.growth, 6),
+            "parallelism": {stage: cut.as_dict() for stage, cut in seen.running.items()},
             "load": {stage: load_line(one) for stage, one in seen.stages.items()},
             "length_histogram": asdict(histogram(length_tokens)),
             "transfers": {

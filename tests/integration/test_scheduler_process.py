@@ -220,6 +220,9 @@ async def test_a_scheduler_killed_in_mid_run_goes_on(stack: Stack) -> None:
     check_files(stack.directory)
     check_decisions(stack.directory)
     assert await stack.terminate("scheduler") == 0
+    # What ended just before a scheduler was killed is missing; the last one played the final evaluation.
+    ends = [json.loads(line) for line in (stack.directory / "endings.jsonl").read_text().splitlines()]
+    assert sum(line["ok"] for line in ends) >= 10 and not any(line["timeout"] for line in ends)
 
 
 def check_decisions(directory: Path) -> None:
@@ -304,6 +307,8 @@ def check_files(directory: Path) -> None:
         line["ticket"] for line in samples if line["step"] == 6 and line["evaluation"]
     }
     assert samples[0]["turns"] == [{"role": "assistant", "text": "[1]", "tokens": 6}]
+    assert last["parallelism"]["trainer"] == {"dp": 1, "tp": 1, "cp": 1, "pp": 1}
+    assert last["truncated_episodes"] == 0.0
 
 
 async def test_a_worker_that_comes_back_loses_its_leases_at_once(stack: Stack) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from earl.obs.metrics import LineFile, read_lines
+from services.scheduler.endings import PERIOD_S, Endings
 from services.scheduler.fleet import Fleet, Moved, Report
-from services.scheduler.records import Evaluation, Result
+from services.scheduler.records import Ending, Evaluation, Result
 from services.scheduler.report import RunReport
 
 
@@ -73,3 +74,28 @@ def test_transfers_of_former_lives_stay_counted() -> None:
     assert fleet.moved() == {"shm": Moved(157, 2.0, 3, retries=3), "ucx-tcp": Moved(1)}
     assert fleet.moved()["shm"].gb_per_s == pytest.approx(157 / 2 / 1e9)
     assert fleet.moved()["ucx-tcp"].gb_per_s == 0.0
+
+
+def test_endings_are_counted_over_time_and_none_is_lost_or_counted_twice(tmp_path: Path) -> None:
+    lost = "EngineOutOfMemory: engine rollout-0/0 is gone: rank 0 ran out of memory"
+    first = Endings(tmp_path)
+    first.count(Result())
+    first.count(Result(ending=Ending.TRUNCATED))
+    first.write(PERIOD_S - 0.1)
+    first.count(Result(ending=Ending.INFRA_ERROR, message=lost))
+    first.write(PERIOD_S + 0.1)
+    first.write(3 * PERIOD_S)
+    first.count(Result(ending=Ending.INFRA_ERROR, message="EngineLost: engine rollout-0/0 is gone"))
+    first.close(3 * PERIOD_S)
+    # A scheduler that takes over writes on.
+    second = Endings(tmp_path)
+    second.count(Result(ending=Ending.ENV_ERROR, message="it says EngineOutOfMemory: no"))
+    second.close(4 * PERIOD_S)
+    second = Endings(tmp_path)
+    second.close(5 * PERIOD_S)
+    zero = {"ok": 0, "truncated": 0, "env_error": 0, "infra_error": 0, "timeout": 0, "out_of_memory": 0}
+    assert list(read_lines(tmp_path / "endings.jsonl")) == [
+        {"time_s": 5.1, **zero, "ok": 1, "truncated": 1, "infra_error": 1, "out_of_memory": 1},
+        {"time_s": 15.0, **zero, "infra_error": 1},
+        {"time_s": 20.0, **zero, "env_error": 1},
+    ]

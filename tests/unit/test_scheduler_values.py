@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.scheduler.admission import Candidate, choose, target_version
 from services.scheduler.advantages import group_advantages
 from services.scheduler.plans import cut, summary
-from services.scheduler.records import Batch, Purpose, Result, Ticket
+from services.scheduler.records import Batch, Ending, Purpose, Result, Ticket
 from services.scheduler.seeds import env_seed, sample_seed, splitmix64
 
 
@@ -152,3 +152,8 @@ def test_a_summary_says_what_was_trained() -> None:
     numbers = summary(batch, list(tickets.values()))
     assert numbers["reward_mean"] == 0.5 and numbers["win_rate"] == 0.75 and numbers["illegal_rate"] == 0
     assert numbers["staleness_mean"] == 1 and numbers["staleness_max"] == 1
+    assert numbers["truncated_episodes"] == 0
+    cut_short = tickets[0].result
+    assert cut_short is not None
+    cut_short.ending = Ending.TRUNCATED
+    assert summary(batch, list(tickets.values()))["truncated_episodes"] == 1
