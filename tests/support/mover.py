@@ -1,0 +1,160 @@
+"""Ranks that move tensors from cut to cut and say whether every bit came; under torch's environment.
+
+Each prints one JSON line: what it found wrong, and the figures of its moves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+import torch
+
+from earl.dispatch.exchange import Recut
+from earl.dispatch.layout import Box
+from earl.dispatch.placements import Placement, placement_boxes
+from services.trainer.group import Group, leave
+from services.trainer.move import Column, Memory, Moved, move
+
+RANKS = 4
+CHUNK_BYTES = 512
+REPLICATE: Placement = ("replicate",)
+# What tensor parallelism cuts, by name; 7 rows over 4 ranks are 2, 2, 2, 1 and 5 are 2, 2, 1, none.
+SHAPES = {"embed": (29, 6), "rows": (12, 7), "columns": (7, 8), "norm": (5,), "head": (4, 3, 2)}
+TENSOR_CUT = {"rows": 0, "columns": 1, "head": 0}
+WIDE = ("value", "first", "second")
+
+
+def boxes(name: str, cut: str) -> tuple[Box, ...]:
+    """By rank. cut: "fsdp4", "tp2fsdp2" (fsdp over tp slices), "tp4", "copies"."""
+    shape = SHAPES[name]
+    of_tensor: Placement = ("shard", TENSOR_CUT[name]) if name in TENSOR_CUT else REPLICATE
+    mesh, placements = {
+        "fsdp4": ((RANKS,), [("shard", 0)]),
+        "tp2fsdp2": ((2, 2), [of_tensor, ("shard", 0)]),
+        "tp4": ((RANKS,), [of_tensor]),
+        "copies": ((RANKS,), [REPLICATE]),
+    }[cut]
+    found: list[Box] = []
+    for rank in range(RANKS):
+        at = [int(i) for i in np.unravel_index(rank, mesh)]
+        held = placement_boxes(shape, mesh, placements, at)
+        found.append(held[0] if held else Box((0,) * len(shape), (0,) * len(shape)))
+    return tuple(found)
+
+
+def whole(name: str, column: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed_of(name, column))
+    values = torch.randn(SHAPES[name], generator=generator)
+    return values.bfloat16() if name == "head" else values
+
+
+def seed_of(name: str, column: str) -> int:
+    return 100 * list(SHAPES).index(name) + WIDE.index(column)
+
+
+class Impatient(Group):
+    """Time is over at the n-th agreement."""
+
+    patience = 10**6
+
+    def agree(self, ok: bool) -> bool:
+        self.patience -= 1
+        return super().agree(ok and self.patience > 0)
+
+
+class Ranks:
+    def __init__(self) -> None:
+        self.group = Impatient("cpu")
+        self.wrong: list[str] = []
+        self.moves: list[dict[str, int]] = []
+        self.held = self._memories("fsdp4")
+        for (name, column), memory in self.held.items():
+            memory.values.copy_(whole(name, column)[memory.box.slices()])
+        self.cut = "fsdp4"
+
+    def _memories(self, cut: str) -> dict[tuple[str, str], Memory]:
+        found = {}
+        for name in SHAPES:
+            box = boxes(name, cut)[self.group.rank]
+            for column in WIDE:
+                # As FSDP2 pads: a row more than the box has.
+                padded = torch.zeros((box.shape[0] + 1, *box.shape[1:]), dtype=whole(name, column).dtype)
+                found[name, column] = Memory(padded[: box.shape[0]], box)
+        return found
+
+    def columns(self, cut: str) -> tuple[list[Column], dict[tuple[str, str], Memory]]:
+        new = self._memories(cut)
+        found: list[Column] = []
+        for (name, column), memory in new.items():
+            memory.free()
+            item_bytes = whole(name, column).element_size()
+            recut = Recut(SHAPES[name], item_bytes, boxes(name, self.cut), boxes(name, cut))
+            found.append(Column(recut, self.held[name, column], memory))
+        return found, new
+
+    def move(self, cut: str) -> None:
+        columns, new = self.columns(cut)
+        moved = move(columns, self.group, chunk_bytes=CHUNK_BYTES)
+        self._note(moved, columns)
+        for memory in self.held.values():
+            self._expect(memory._local.untyped_storage().nbytes() == 0, f"{cut}: old memory is held")
+        self.held, self.cut = new, cut
+        self.check(cut)
+
+    def there_and_back(self, cut: str, patience: int) -> None:
+        """Time is over part way; what had moved goes back."""
+        columns, _ = self.columns(cut)
+        self.group.patience = patience
+        moved = move(columns, self.group, chunk_bytes=CHUNK_BYTES)
+        self.group.patience = 10**6
+        self._expect(0 < moved.columns < len(columns), f"{moved.columns} of {len(columns)} columns moved")
+        back = [column.reversed() for column in columns[: moved.columns]]
+        self._note(move(back, self.group, chunk_bytes=CHUNK_BYTES), back)
+        self.check(f"back from {cut}")
+
+    def check(self, when: str) -> None:
+        for (name, column), memory in self.held.items():
+            expected = whole(name, column)[memory.box.slices()]
+            self._expect(torch.equal(memory.values, expected), f"{when}: {name}, {column}")
+            rest = memory._local.untyped_storage().nbytes() // expected.element_size() - expected.numel()
+            if rest:
+                padded = torch.empty(0, dtype=expected.dtype).set_(memory._local.untyped_storage())
+                self._expect(not padded[expected.numel() :].any(), f"{when}: {name} is not padded with zeros")
+
+    def _note(self, moved: Moved, columns: list[Column]) -> None:
+        largest = max(column.new.size_bytes + column.old.size_bytes for column in columns)
+        # Buffers of both directions, padded to 16 bytes a part, and what a round begins.
+        bound = 3 * CHUNK_BYTES + 2 * largest + 16 * 2 * RANKS * len(columns)
+        self._expect(moved.peak_extra_bytes <= bound, f"{moved} beyond {bound} bytes")
+        self.moves.append({"sent_bytes": moved.sent_bytes, "peak_extra_bytes": moved.peak_extra_bytes})
+
+    def _expect(self, ok: bool, what: str) -> None:
+        if not ok:
+            self.wrong.append(what)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks()
+    for cut in ("tp2fsdp2", "tp4", "fsdp4", "copies", "tp2fsdp2"):
+        ranks.move(cut)
+    ranks.there_and_back("fsdp4", patience=3)
+    ranks.move("fsdp4")
+    print(json.dumps({"rank": ranks.group.rank, "wrong": ranks.wrong, "moves": ranks.moves}), flush=True)
+    if "--die" in sys.argv:
+        if ranks.group.rank == 1:
+            os._exit(9)
+        try:
+            ranks.move("tp4")
+        except RuntimeError as error:
+            print(json.dumps({"lost": type(error).__name__}), flush=True)
+        leave(0)
+    ranks.group.close()
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()
