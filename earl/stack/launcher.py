@@ -80,8 +80,10 @@ async def launch(
             stack = Launch(launched, supervisor, signals, on_update)
             try:
                 return await stack.run(directory.path, started_at)
-            except EarlError:
-                if not stack.was_ready:
+            except EarlError as error:
+                if stack.was_ready:
+                    directory.failed(error)
+                else:
                     directory.clear()
                 raise
 

@@ -8,6 +8,7 @@ runs/<name>/
   checkpoints/     each with its manifest
   valkey/          the embedded Valkey's data: ledger and events
   *.jsonl          metrics, timeline, evaluations
+  failure.json     why the last launch of a run that had begun failed, if it did
   report.html      made at the end
 """
 
@@ -22,10 +23,11 @@ from types import TracebackType
 from typing import Any
 
 from earl.config.run import RunConfig
-from earl.errors import ConfigError
+from earl.errors import ConfigError, EarlError
 
 LOCK = "launcher.lock"
 LOGS = "logs"
+FAILURE = "failure.json"
 
 
 class RunDirectory:
@@ -77,7 +79,10 @@ class RunDirectory:
         return self.path / LOGS / f"{process}.log"
 
     def write(self, config: RunConfig, launched: RunConfig) -> None:
-        """Writes run.toml (as asked for, its paths absolute) and run.json (with this launch's ports)."""
+        """Writes run.toml (as asked for, its paths absolute) and run.json (with this launch's ports).
+
+        What an earlier launch failed with is forgotten.
+        """
         profile = config.scheduler.profile
         named = str(Path(profile).expanduser().resolve()) if profile else ""
         lasting = config.model_copy(
@@ -88,6 +93,12 @@ class RunDirectory:
         )
         replace(self.run_toml, to_toml(lasting.model_dump(mode="json")))
         replace(self.run_json, launched.model_dump_json(indent=1))
+        (self.path / FAILURE).unlink(missing_ok=True)
+
+    def failed(self, error: EarlError) -> None:
+        """Keeps why this launch failed, after the run had begun."""
+        said = {"error": type(error).__name__, "message": error.message, "exit_code": error.exit_code}
+        replace(self.path / FAILURE, json.dumps(said) + "\n")
 
     def clear(self) -> None:
         """After a start that failed: only the logs stay, so that the same name can be tried again."""

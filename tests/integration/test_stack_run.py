@@ -268,6 +268,24 @@ def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched)
     launched.assert_nothing_left()
 
 
+@pytest.mark.slow
+def test_a_run_that_fails_keeps_why_until_it_is_resumed(launched: Launched):
+    launched.start(scheduler__steps="6", stack__restarts="0").until(r"train [1-9]\d*/")
+    launched.kill("services.rollout ")
+    code, _ = launched.finish()
+    assert code == 13, launched.said
+    failure = json.loads((launched.run_directory / "failure.json").read_text())
+    assert (failure["error"], failure["exit_code"]) == ("ProcessFailed", 13)
+    assert "rollout-0 was ended by SIGKILL" in failure["message"]
+    code, _ = launched.resume().finish()
+    assert code == 0, launched.said
+    assert not (launched.run_directory / "failure.json").exists()
+    ends = [json.loads(line) for line in (launched.run_directory / "endings.jsonl").open()]
+    # 16 a step, of six; those of a step that was rolled back count again.
+    assert sum(line["ok"] for line in ends) >= 6 * 16
+    launched.assert_nothing_left()
+
+
 # --- bad input ------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import tomllib
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from earl.config.load import load_run
 from earl.config.run import RunConfig
-from earl.errors import BusUnavailable, ConfigError, EnvProtocolError, PortInUse
+from earl.errors import BusUnavailable, ConfigError, EngineLost, EnvProtocolError, PortInUse
 from earl.stack.plan import plan
 from earl.stack.ports import resolve_bind
 from earl.stack.process import error_of_exit_code, readable, ready_address
@@ -99,6 +100,18 @@ def test_another_model_does_not_continue_a_run(tmp_path: Path):
     longer = config(tmp_path, scheduler__steps="500")
     with RunDirectory(longer, resume=True):
         pass
+
+
+def test_why_a_launch_failed_is_kept_until_the_next_one(tmp_path: Path):
+    given = config(tmp_path)
+    with RunDirectory(given, resume=False) as directory:
+        directory.write(given, given)
+        directory.failed(EngineLost("engine 0 is gone", "look at its log"))
+    said = json.loads((directory.path / "failure.json").read_text())
+    assert said == {"error": "EngineLost", "message": "engine 0 is gone", "exit_code": 14}
+    with RunDirectory(given, resume=True) as directory:
+        directory.write(given, given)
+    assert not (directory.path / "failure.json").exists()
 
 
 def test_a_free_name_skips_runs_that_are_there(tmp_path: Path):
