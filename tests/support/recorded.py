@@ -9,9 +9,10 @@ from pathlib import Path
 
 from earl.config.load import load_run
 from services.scheduler.dock import Progress
+from services.scheduler.endings import Endings
 from services.scheduler.fleet import Moved
 from services.scheduler.monitor import Monitor
-from services.scheduler.records import Evaluation, Member, Purpose, Result, Ticket
+from services.scheduler.records import Ending, Evaluation, Member, Purpose, Result, Ticket
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
 from services.scheduler.transcripts import Turn
@@ -39,13 +40,16 @@ def recorded(
     text: str = "12 + 30 = ?",
     overrides: Sequence[tuple[str, str]] = (),
     seed: int = 0,
+    cut: tuple[int, int, int, int] = (2, 1, 1, 1),
 ) -> None:
     """`steps` training steps after two of warm-up, evaluations before and after, conversations of `text`,
-    and decisions for a rollout that would be cut otherwise from a mean of 100 tokens on."""
+    and decisions for a rollout that is cut so and would be cut otherwise from a mean of 100 tokens on; in the
+    last three steps episodes are truncated, and in the last one an engine runs out of memory."""
     draw = random.Random(seed)
     config = load_run(TICTACTOE, [("warmup.batches", "2"), *overrides])
     (directory / "run.json").write_text(config.model_dump_json())
     report, samples = RunReport(directory), Samples(directory / "samples.jsonl")
+    endings = Endings(directory)
     levels = [draw.random() for _ in range(TASKS)]
     number = 0
 
@@ -63,15 +67,20 @@ def recorded(
     monitor = Monitor()
     selection = selecting(directory)
     members = (
-        Member(name="rollout-0", incarnation=1, stage=1, parallelism=(2, 1, 1, 1)),
+        Member(name="rollout-0", incarnation=1, stage=1, parallelism=cut),
         Member(name="trainer", incarnation=1, stage=3),
     )
     stages = {"reference": Progress(12, 4, 48)} if config.trainer.kl_coefficient > 0 else {}
     for step in range(1, steps + 1):
         tokens = [max(4, round(draw.lognormvariate(4 + 0.1 * step, 0.4))) for _ in range(64)]
         monitor.playing(32, 10.0 * step - 8)
-        for count in tokens:
+        truncated = max(0, step - steps + 3)
+        for at, count in enumerate(tokens):
             monitor.observe(count, [count])
+            endings.count(Result(ending=Ending.TRUNCATED if at < truncated else Ending.OK))
+        if step == steps:
+            endings.count(Result(ending=Ending.INFRA_ERROR, message="EngineOutOfMemory: engine 0 is gone"))
+        endings.write(10.0 * step)
         monitor.playing(0, 10.0 * step - 2)
         seen = monitor.step(
             members=members, engine_slots=16, batch_tokens=tokens, now_s=10.0 * step,
@@ -86,6 +95,7 @@ def recorded(
             trajectories={
                 "reward_mean": step / steps, "win_rate": step / steps, "tokens": float(sum(tokens)),
                 "length_mean": sum(tokens) / 64, "length_max": float(max(tokens)),
+                "trained_tokens": sum(tokens) / 2, "truncated_episodes": float(truncated),
                 "staleness_mean": 0.5, "staleness_max": 1.0,
             },
             trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
@@ -98,6 +108,7 @@ def recorded(
     evaluations.append(judged("final", steps))
     report.evaluations(evaluations, 10.0 * steps + 5)
     report.close()
+    endings.close(10.0 * steps + 5)
     samples.close()
     selection.close()
     (directory / "result.json").write_text(json.dumps({"seconds": 125.0, "best_version": steps + 3}))

@@ -105,7 +105,7 @@ def line_chart(
     percent: bool = False,
     y_range: tuple[float, float] | None = None,
     zero: bool = False,
-    x_from: float = math.inf,
+    reach: Sequence[tuple[float, float]] = (),
     doubling: bool = False,
     bands: Sequence[Band] = (),
     marks: Sequence[Mark] = (),
@@ -113,14 +113,15 @@ def line_chart(
     """An SVG element; a note in place of it when no series has a point.
 
     zero: 0 is within the vertical axis, doubling: which is logarithmic, by powers of two, from 1 on.
-    x_from: the horizontal one begins there at the latest. Bands lie behind the series, marks across them.
+    reach: (x, y) that are within the axes too; charts with the same have the same axes, if all of theirs lies
+    between. Bands lie behind the series, marks across them.
     """
     drawn = [line for line in series if line.points]
     if not drawn:
         return '<p class="empty">nothing was recorded</p>'
-    xs = [x for line in drawn for x, _ in line.points]
-    xs += [x_from] * math.isfinite(x_from) + [end for band in bands for end in (band.start, band.end)]
-    ys = [y for line in drawn for _, y in line.points]
+    xs = [x for line in drawn for x, _ in (*line.points, *reach)]
+    xs += [end for band in bands for end in (band.start, band.end)]
+    ys = [y for line in drawn for _, y in (*line.points, *reach)]
     ys += [y for line in drawn for _, *ends in line.bars for y in ends] + [0.0] * zero
     height = octaves if doubling else float
     low, high = y_range or padded(height(min(ys)), height(max(ys)))

@@ -33,6 +33,12 @@ class RunRecord:
     samples: Sequence[Record] = ()
     # Of the selector, by stage.
     decisions: Mapping[str, Sequence[Line]] = field(default_factory=dict)
+    # How episodes ended, over time.
+    endings: Sequence[Record] = ()
+    # Changes of parallelism that were executed, well or not.
+    switches: Sequence[Record] = ()
+    # What its last launch failed with: error, message, exit_code.
+    failure: Record = field(default_factory=dict)
 
     def points(self, key: str, *, phase: str = "", over: str = "step") -> list[tuple[float, float]]:
         """(step or seconds, value) of every record of a phase that has the key."""
@@ -73,17 +79,24 @@ def read_run(directory: Path) -> RunRecord:
     metrics = surviving(flat(record) for record in read_lines(directory / "metrics.jsonl"))
     newest = max((int(record.get("version", 0)) for record in metrics), default=None)
     spans = list(read_lines(directory / "timeline.jsonl"))
-    result_path = directory / "result.json"
     return RunRecord(
         directory=directory,
         config=config,
         metrics=metrics,
         evaluations=judged(read_lines(directory / "evaluations.jsonl"), newest),
         spans=in_seconds(spans, start_ns(metrics, spans)),
-        result=json.loads(result_path.read_text(encoding="utf-8")) if result_path.is_file() else {},
+        result=read_object(directory / "result.json"),
         samples=heard(read_lines(directory / "samples.jsonl"), newest),
         decisions=read_decisions(directory),
+        endings=list(read_lines(directory / "endings.jsonl")),
+        switches=list(read_lines(directory / "switches.jsonl")),
+        failure=read_object(directory / "failure.json"),
     )
+
+
+def read_object(path: Path) -> Record:
+    """A JSON object; an empty one where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

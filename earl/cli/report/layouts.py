@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
@@ -27,7 +27,7 @@ def layouts_chart(lines: Sequence[Line], *, x_label: str) -> str:
         for name, key, colour in LENGTHS
     ]
     every = [*(line.running for line in lines), *(line.verdict.after for line in lines)]
-    tints = {one: TINTS[at % len(TINTS)] for at, one in enumerate(dict.fromkeys(every))}
+    tints = tints_of(every)
     # A decision is for the step after the one that it saw, which ran as it says.
     chosen = bands([(line.step, line.verdict.after) for line in lines], tints, floor=False)
     ran = bands([(line.step - 1, line.running) for line in lines], tints, floor=True)
@@ -35,6 +35,11 @@ def layouts_chart(lines: Sequence[Line], *, x_label: str) -> str:
     marks = [Mark(f"step {line.step}: {line.verdict.reason}", float(line.step)) for line in found]
     chart = line_chart(series, x_label=x_label, doubling=True, bands=[*chosen, *ran], marks=marks)
     return chart + listed(found)
+
+
+def tints_of(cuts: Iterable[Parallelism]) -> dict[Parallelism, int]:
+    """A colour for each layout, in order of their first appearance."""
+    return {one: TINTS[at % len(TINTS)] for at, one in enumerate(dict.fromkeys(cuts))}
 
 
 def bands(

@@ -22,7 +22,6 @@ def write_report(directory: Path) -> Path:
 
 def page(run: RunRecord) -> str:
     """The whole document."""
-    name = escape(run.config.name)
     busy = f'<div class="scroll">{timeline(run.spans, phase_starts(run), run.end_s)}</div>'
     measured, missing = panels(run)
     said, rules = conversations(run.samples)
@@ -36,12 +35,18 @@ def page(run: RunRecord) -> str:
         f'<div class="charts">{"".join(tables(run))}</div>',
         f'<details class="card wide"><summary>Run file</summary><pre>{run_file(run)}</pre></details>',
     ]
+    return document(run.config.name, subtitle(run), "".join(sections), rules)
+
+
+def document(title: str, text: str, body: str, rules: str = "") -> str:
+    """A page that needs nothing else. text: below the title; rules: CSS beside the reports' own."""
+    title = escape(title)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>EARL · {name}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>EARL · {title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{CSS}{rules}</style></head>"
-        f"<body><header><h1>{name}</h1><p>{escape(subtitle(run))}</p></header>"
-        f"<main>{''.join(sections)}</main></body></html>\n"
+        f"<body><header><h1>{title}</h1><p>{escape(text)}</p></header>"
+        f"<main>{body}</main></body></html>\n"
     )
 
 

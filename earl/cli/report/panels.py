@@ -130,7 +130,7 @@ def gain(run: RunRecord) -> str | Absent:
     tasks = f"{min(pairs)}" if min(pairs) == max(pairs) else f"{min(pairs)} to {max(pairs)}"
     return card(
         title,
-        line_chart([series], x_label=STEP, zero=True, x_from=step_of(run, run.evaluations[0])),
+        line_chart([series], x_label=STEP, reach=[(step_of(run, run.evaluations[0]), 0.0)]),
         note=f"Mean difference of rewards on the same {tasks} tasks, with the 95 % t interval of the paired "
         "differences. Above 0 it is an improvement that chance would rarely show.",
     )

@@ -1,0 +1,171 @@
+"""Compare runs: time, tokens/s, reward, contexts, episodes that failed, switches, side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from earl.cli.compare.figures import Figure, Measured, Value, figures, ratio, steps
+from earl.cli.compare.panels import rows, side_by_side, together
+from earl.cli.report.data import RunRecord, read_run
+from earl.cli.report.page import document, table
+from earl.cli.report.panels import card
+from earl.errors import ConfigError
+
+app = typer.Typer(add_completion=False)
+
+# Columns that no table needs.
+UNBOUNDED = 10_000
+
+Compared = Sequence[tuple[Figure, Sequence[Value]]]
+
+
+@app.command()
+def compare(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Two or more directories such as runs/demo.")
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with their charts on the same axes, too."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
+) -> None:
+    """Compare runs: time, tokens/s, reward, contexts, episodes that failed, switches, side by side.
+
+    Ratios are to the first of them. Reads their directories alone, also while a run goes on.
+    """
+    names, runs = read_all(run_dirs)
+    compared = [(figure, [figure.of(run) for run in runs]) for figure in figures()]
+    if html is not None:
+        write(html, page(names, runs, compared))
+    if as_json:
+        print(json.dumps(as_object(names, runs, compared)))
+    else:
+        show(names, compared)
+
+
+def read_all(directories: Sequence[Path]) -> tuple[list[str], list[RunRecord]]:
+    """Names that tell the runs apart, and their records.
+
+    Raises ConfigError: fewer than two runs, one of them twice, or one that is none or has no step yet.
+    """
+    if len(directories) < 2:
+        raise ConfigError(
+            f"{directories[0]} is one run alone", "name two or more, the one to compare with first"
+        )
+    whole = [directory.resolve() for directory in directories]
+    twice = [given for given, path in zip(directories, whole, strict=True) if whole.count(path) > 1]
+    if twice:
+        raise ConfigError(f"{twice[0]} is named twice", "name each run once")
+    runs = []
+    for directory in directories:
+        runs.append(read_run(directory))
+        if not steps(runs[-1]):
+            raise ConfigError(
+                f"{directory} has no training step yet (metrics.jsonl)", "compare it once it has made one"
+            )
+    names = [path.name for path in whole]
+    alike = len(set(names)) < len(names)
+    return [str(path) for path in directories] if alike else names, runs
+
+
+def shown(compared: Compared) -> Compared:
+    """Without what no run recorded."""
+    return [(figure, values) for figure, values in compared if any(value is not None for value in values)]
+
+
+def heads(names: Sequence[str]) -> list[str]:
+    """A column a run, and behind each but the first its ratio to that."""
+    first, *others = names
+    return ["", first, *(head for name in others for head in (name, f"÷ {first}"))]
+
+
+def cells(figure: Figure, values: Sequence[Value]) -> list[str]:
+    first, *others = values
+    found = [figure.title, figure.text(first)]
+    for value in others:
+        times = ratio(value, first)
+        found += [figure.text(value), f"{times:.2f}" if times is not None else ""]
+    return found
+
+
+def show(names: Sequence[str], compared: Compared) -> None:
+    """The table, on standard output: as wide as the terminal, or as it needs where there is none."""
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for at, head in enumerate(heads(names)):
+        drawn.add_column(Text(head), justify="right" if at else "left")
+    for figure, values in shown(compared):
+        drawn.add_row(*(Text(cell) for cell in cells(figure, values)))
+    console = Console()
+    if not console.is_terminal:
+        whole = console.options.update(max_width=UNBOUNDED)
+        console.width = max(console.width, Measurement.get(console, whole, drawn).maximum)
+    console.print(drawn)
+
+
+def as_object(names: Sequence[str], runs: Sequence[RunRecord], compared: Compared) -> dict[str, Any]:
+    """{"runs": [name, directory, figures, ratios to the first run, evaluations, switches,
+    failure]}.
+
+    Intervals are figures of their own, key_low and key_high; null is what was not recorded.
+    """
+    found = []
+    for at, (name, run) in enumerate(zip(names, runs, strict=True)):
+        numbers: dict[str, Any] = {}
+        for figure, values in compared:
+            numbers |= plain(figure.key, values[at])
+        found.append(
+            {
+                "name": name,
+                "directory": str(run.directory),
+                "figures": numbers,
+                "ratios": {figure.key: ratio(values[at], values[0]) for figure, values in compared if at},
+                "evaluations": [
+                    {key: value for key, value in one.items() if key not in ("rewards", "wins")}
+                    for one in run.evaluations
+                ],
+                "switches": list(run.switches),
+                "failure": run.failure or None,
+            }
+        )
+    return {"runs": found}
+
+
+def plain(key: str, value: Value) -> dict[str, Any]:
+    if not isinstance(value, Measured):
+        return {key: value}
+    bounds = {f"{key}_low": value.low, f"{key}_high": value.high} if value.low is not None else {}
+    return {key: value.value, **bounds}
+
+
+def page(names: Sequence[str], runs: Sequence[RunRecord], compared: Compared) -> str:
+    """The figures, one chart for all runs, and their own charts side by side."""
+    listed = table(heads(names), [cells(figure, values) for figure, values in shown(compared)])
+    note = "÷: how many times the first run's. First and last steps: the mean of up to 8, of fewer than half."
+    sections = [
+        card("Figures", listed, wide=True, note=note),
+        f'<div class="charts">{"".join(together(runs, names))}</div>',
+        *(side_by_side(row, names) for row in rows(runs)),
+    ]
+    return document(" and ".join(names), "the same axes in every row", "".join(sections))
+
+
+def write(path: Path, text: str) -> None:
+    """Raises ConfigError if it cannot."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--html {path} cannot be written: {error.strerror}", "name a file in a directory that is there"
+        ) from error
+    sys.stderr.write(f"page: {path}\n")

@@ -1,0 +1,235 @@
+"""`earl compare`: figures that agree with what runs recorded, charts on the same axes, clear mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from earl.cli.compare.command import app
+from earl.errors import ConfigError
+from earl.obs.metrics import LineFile, read_lines
+from tests.support.recorded import recorded
+
+SWITCH = {
+    "time_s": 105.0, "step": 11, "stage": "rollout", "epoch": 1, "reason": "a < b & c",
+    "before": {"dp": 2, "tp": 1, "cp": 1, "pp": 1}, "after": {"dp": 1, "tp": 2, "cp": 1, "pp": 1},
+}  # fmt: skip
+
+
+def told(*arguments: object) -> str:
+    """What it prints on standard output; raises what it raises."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """One that stays as it is cut, and a shorter one that was switched in step 11, and once in vain."""
+    fixed, moved = tmp_path / "fixed", tmp_path / "moved"
+    for directory in (fixed, moved):
+        directory.mkdir()
+    recorded(fixed, steps=24)
+    recorded(moved, steps=20, seed=1, cut=(1, 2, 1, 1))
+    lines = list(read_lines(moved / "metrics.jsonl"))
+    for line in lines[:10]:
+        line["parallelism"]["rollout"] = SWITCH["before"]
+    write(moved / "metrics.jsonl", lines)
+    failed = {**SWITCH, "epoch": 2, "rolled_back": True, "message": "no memory", "stall_s": 1.5}
+    write(moved / "switches.jsonl", [{**SWITCH, "rolled_back": False, "stall_s": 0.5}, failed])
+    (moved / "failure.json").write_text('{"error": "EngineLost", "message": "gone", "exit_code": 14}')
+    return fixed, moved
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.unlink(missing_ok=True)
+    file = LineFile(path)
+    file.write(*lines)
+    file.close()
+
+
+def row(text: str, title: str) -> list[str]:
+    """Cells of the row with this title."""
+    [line] = [line for line in text.splitlines() if line.startswith(f"{title}  ")]
+    return re.split(r" {2,}", line.removeprefix(title).strip())
+
+
+# --- figures --------------------------------------------------------------------------------
+
+
+def test_the_figures_are_those_of_the_runs(runs: tuple[Path, Path]) -> None:
+    found = json.loads(told(*runs, "--json"))["runs"]
+    for directory, one in zip(runs, found, strict=True):
+        lines = list(read_lines(directory / "metrics.jsonl"))
+        figures = one["figures"]
+        assert one["name"] == directory.name and figures["steps"] == len(lines)
+        # The last evaluation ends 5 s after the last step.
+        assert figures["elapsed_s"] == 10.0 * len(lines) + 5 and figures["step_s"] == 10.0
+        tokens = sum(line["tokens"] for line in lines)
+        assert figures["tokens_per_s"] == pytest.approx(tokens / figures["elapsed_s"])
+        assert figures["generated_tokens_per_s"] == pytest.approx(figures["tokens_per_s"] / 2)
+        assert figures["reward_first"] == pytest.approx(sum(line["reward_mean"] for line in lines[:8]) / 8)
+        assert figures["reward_last"] == figures["reward_best"] > figures["reward_first"]
+        assert figures["max_tokens_first"] == max(line["length_max"] for line in lines[:8])
+        assert figures["max_tokens"] == max(line["length_max"] for line in lines)
+        assert figures["mean_tokens_last"] == pytest.approx(
+            sum(line["length_mean"] for line in lines[-8:]) / 8
+        )
+        [start, final] = read_lines(directory / "evaluations.jsonl")
+        assert figures["first_evaluation_mean_reward"] == start["mean_reward"]
+        assert figures["gain_low"] == final["gain_low"] and figures["gain_high"] == final["gain_high"]
+        assert [one["name"] for one in one["evaluations"]] == ["start", "final"]
+        # 64 a step, and what was lost with an engine; 1, 2 and 3 were truncated in the last steps.
+        assert figures["episodes"] == 64 * len(lines) + 1
+        assert figures["episodes_truncated"] == figures["truncated_trained"] == 6
+        assert figures["episodes_infra_error"] == figures["episodes_out_of_memory"] == 1
+        assert figures["episodes_timeout"] == 0 and figures["memory_trainer"] == 0.4
+    fixed, moved = found
+    assert fixed["ratios"] == {} and moved["ratios"]["steps"] == pytest.approx(20 / 24)
+    assert moved["ratios"]["episodes_timeout"] is None and moved["ratios"]["outcome"] is None
+    assert (fixed["figures"]["outcome"], moved["figures"]["outcome"]) == ("complete", "failed: EngineLost")
+    assert fixed["failure"] is None and moved["failure"]["exit_code"] == 14
+
+
+def test_switches_are_counted_with_their_stalls(runs: tuple[Path, Path]) -> None:
+    fixed, moved = json.loads(told(*runs, "--json"))["runs"]
+    names = ("switches", "switches_rolled_back", "stall_s", "stall_s_most", "parallelism_rollout")
+    assert [fixed["figures"][name] for name in names] == [0, 0, 0, 0.0, "dp2"]
+    assert [moved["figures"][name] for name in names] == [1, 1, 2.0, 1.5, "dp2 → tp2"]
+    assert [one["epoch"] for one in moved["switches"]] == [1, 2] and fixed["switches"] == []
+
+
+def test_the_table_has_a_column_a_run_and_ratios_to_the_first(runs: tuple[Path, Path]) -> None:
+    text = told(*runs)
+    assert text.splitlines()[0].split() == ["fixed", "moved", "÷", "fixed"]
+    assert row(text, "training steps") == ["24", "20", "0.83"]
+    assert row(text, "wall time") == ["4 min 05 s", "3 min 25 s", "0.84"]
+    assert row(text, "ended TIMEOUT") == ["0", "0"]
+    assert row(text, "parallelism of rollout") == ["dp2", "dp2 → tp2"]
+    value, other, times = row(text, "last evaluation: win rate")
+    assert re.fullmatch(r"[\d.]+% \[[\d.]+%, [\d.]+%\]", value) and other != value and float(times) > 0
+    # Nothing of a reference stage was recorded by either.
+    assert "reference" not in text
+
+
+def test_what_a_run_did_not_record_is_no_zero(runs: tuple[Path, Path]) -> None:
+    fixed, moved = runs
+    for name in ("endings.jsonl", "evaluations.jsonl"):
+        (moved / name).unlink()
+    text = told(fixed, moved)
+    assert row(text, "ended TRUNCATED") == ["6", "–"]
+    assert row(text, "gain, last over first evaluation")[1:] == ["–"]
+    figures = json.loads(told(moved, fixed, "--json"))["runs"][0]["figures"]
+    assert figures["episodes"] is None and figures["gain"] is None and figures["best_evaluation"] is None
+
+
+def test_steps_that_were_rolled_back_do_not_count_but_their_episodes_do(runs: tuple[Path, Path]) -> None:
+    fixed, moved = runs
+    lines = list(read_lines(fixed / "metrics.jsonl"))
+    # The last four once more, as after a trainer that was restored from step 20.
+    write(fixed / "metrics.jsonl", lines + [{**line, "time_s": line["time_s"] + 40} for line in lines[20:]])
+    figures = json.loads(told(fixed, moved, "--json"))["runs"][0]["figures"]
+    assert (figures["steps"], figures["elapsed_s"]) == (24, 280.0)
+    assert figures["episodes"] == 64 * 24 + 1
+
+
+def test_three_runs_and_many_cuts_of_one(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    fixed, moved = runs
+    third = tmp_path / "third"
+    third.mkdir()
+    recorded(third, steps=10)
+    lines = list(read_lines(third / "metrics.jsonl"))
+    for at, line in enumerate(lines):
+        line["parallelism"]["rollout"] = SWITCH["after" if at % 2 else "before"]
+    write(third / "metrics.jsonl", lines)
+    text = told(fixed, moved, third)
+    assert row(text, "training steps") == ["24", "20", "0.83", "10", "0.42"]
+    assert row(text, "parallelism of rollout")[2] == "dp2 → … → tp2 (9 changes)"
+
+
+# --- page -----------------------------------------------------------------------------------
+
+
+def test_a_page_has_both_runs_charts_on_the_same_axes(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    told(*runs, "--html", page)
+    text = page.read_text()
+    for forbidden in ("http://", "https://", "<script", "<link", "@import", "url("):
+        assert forbidden not in text
+    assert "a < b & c" not in text and "a &lt; b &amp; c; stalled 0.50 s" in text
+    body = text[text.index("<body>") : text.index("</html>")]
+    cards = {str(section.findtext("h2")): section for section in ElementTree.fromstring(body).iter("section")}
+    side = (
+        "Context and parallelism of rollout", "Reward", "Throughput", "Memory",
+        "Episodes that were cut short or failed",
+    )  # fmt: skip
+    assert {*side, "Figures", "Reward over time", "Tokens/s over time"} <= cards.keys()
+    for title in side:
+        first, second = cards[title].iter("svg")
+        assert ticks(first) == ticks(second) and len(ticks(first)) > 4, title
+        assert [b.text for b in cards[title].iter("b")] == ["fixed", "moved"]
+    # The shorter run's lines end before the axis does.
+    first, second = cards["Throughput"].iter("svg")
+    assert right_end(second) < right_end(first)
+    # One tint for a layout, whichever run had it; a mark for each switch of the one that had any.
+    first, second = cards["Context and parallelism of rollout"].iter("svg")
+    [stays], [before, after] = bands(first), bands(second)
+    assert stays == before != after
+    assert [len(svg.findall(".//line[@class='mark']")) for svg in (first, second)] == [0, 2]
+    assert len(cards["Reward over time"].findall(".//polyline")) == 2
+
+
+def ticks(svg: ElementTree.Element) -> list[tuple[str, ...]]:
+    """Text and place of every tick of both axes."""
+    found = [one for one in svg.iter("text") if one.get("class") == "tick"]
+    return [(str(one.text), one.get("x", ""), one.get("y", "")) for one in found]
+
+
+def right_end(svg: ElementTree.Element) -> float:
+    return max(float(line.get("points", "").split()[-1].split(",")[0]) for line in svg.iter("polyline"))
+
+
+def bands(svg: ElementTree.Element) -> list[str]:
+    return [one.get("class", "") for one in svg.iter("rect") if one.get("class", "").startswith("band ")]
+
+
+def test_what_no_run_recorded_is_not_drawn(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    for directory in runs:
+        (directory / "endings.jsonl").unlink()
+    told(*runs, "--html", tmp_path / "page.html")
+    assert "cut short" not in (tmp_path / "page.html").read_text()
+
+
+# --- mistakes -------------------------------------------------------------------------------
+
+
+def test_mistakes_are_named_with_their_remedies(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    fixed, moved = runs
+    with pytest.raises(ConfigError, match="is one run alone; name two or more"):
+        told(fixed)
+    with pytest.raises(ConfigError, match="fixed is named twice"):
+        told(fixed, moved, fixed)
+    with pytest.raises(ConfigError, match="none is no run directory"):
+        told(fixed, tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"page\.html cannot be written: No such file or directory"):
+        told(fixed, moved, "--html", tmp_path / "none" / "page.html")
+    (moved / "metrics.jsonl").write_text('{"step": 1, "phase": "warmup", "version": 2}\n')
+    with pytest.raises(ConfigError, match="moved has no training step yet") as caught:
+        told(fixed, moved)
+    assert caught.value.exit_code == 2
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    fixed, moved = runs
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    moved.rename(other / "fixed")
+    found = json.loads(told(fixed, other / "fixed", "--json"))["runs"]
+    assert [one["name"] for one in found] == [str(fixed), str(other / "fixed")]
