@@ -178,6 +178,8 @@ def test_a_page_has_both_runs_charts_on_the_same_axes(runs: tuple[Path, Path], t
     # The shorter run's lines end before the axis does.
     first, second = cards["Throughput"].iter("svg")
     assert right_end(second) < right_end(first)
+    # Time begins with the run, at the axis' left end.
+    assert [x for text, x, y in ticks(first) if text == "0" and float(x) > 50] == ["52.0"]
     # One tint for a layout, whichever run had it; a mark for each switch of the one that had any.
     first, second = cards["Context and parallelism of rollout"].iter("svg")
     [stays], [before, after] = bands(first), bands(second)

@@ -57,7 +57,7 @@ class Row:
 
 def side_by_side(row: Row, names: Sequence[str]) -> str:
     """A card; empty if no run recorded anything of it."""
-    reach = [corner for plot in row.plots for corner in plot.corners]
+    reach = within([corner for plot in row.plots for corner in plot.corners], row.x_label)
     if not reach:
         return ""
     cells = (
@@ -69,6 +69,11 @@ def side_by_side(row: Row, names: Sequence[str]) -> str:
         for name, plot in zip(names, row.plots, strict=True)
     )
     return card(row.title, f'<div class="charts">{"".join(cells)}</div>', wide=True, note=row.note)
+
+
+def within(points: Sequence[tuple[float, float]], x_label: str) -> list[tuple[float, float]]:
+    """What the axes of a row reach: its points, and for an axis of time the run's start."""
+    return [*points, *((0.0, y) for _, y in points[:1] if x_label == SECONDS)]
 
 
 def together(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
@@ -83,7 +88,10 @@ def together(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
             Series(name, smooth(run.points(key, phase=TRAIN, over=over), window), at)
             for at, (run, name) in enumerate(zip(runs, names, strict=True))
         ]
-        yield card(title, line_chart(lines, x_label=x_label), note=f"Mean of up to {window} steps.")
+        reach = within([point for line in lines for point in line.points], x_label)
+        yield card(
+            title, line_chart(lines, x_label=x_label, reach=reach), note=f"Mean of up to {window} steps."
+        )
 
 
 def rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
