@@ -17,7 +17,7 @@ from earl.obs.metrics import LineFile, read_lines
 from tests.support.recorded import recorded
 
 SWITCH = {
-    "time_s": 105.0, "step": 11, "stage": "rollout", "epoch": 1, "reason": "a < b & c",
+    "end_ns": 105 * 10**9, "step": 11, "stage": "rollout", "epoch": 1, "reason": "a < b & c",
     "before": {"dp": 2, "tp": 1, "cp": 1, "pp": 1}, "after": {"dp": 1, "tp": 2, "cp": 1, "pp": 1},
 }  # fmt: skip
 
@@ -163,7 +163,7 @@ def test_a_page_has_both_runs_charts_on_the_same_axes(runs: tuple[Path, Path], t
     text = page.read_text()
     for forbidden in ("http://", "https://", "<script", "<link", "@import", "url("):
         assert forbidden not in text
-    assert "a < b & c" not in text and "a &lt; b &amp; c; stalled 0.50 s" in text
+    assert "a < b & c" not in text and "step 11: a &lt; b &amp; c; stalled 0.50 s" in text
     body = text[text.index("<body>") : text.index("</html>")]
     cards = {str(section.findtext("h2")): section for section in ElementTree.fromstring(body).iter("section")}
     side = (

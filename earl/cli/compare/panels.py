@@ -131,13 +131,13 @@ def lengths(runs: Sequence[RunRecord], stage: str) -> Row:
 
 
 def switches(run: RunRecord, stage: str) -> list[Mark]:
-    """Where a stage was switched, or could not be."""
+    """Where a stage was switched, or could not be: in the step that went on then, or after the last."""
     ends = [(int(record["step"]), float(record.get("time_s", 0.0))) for record in steps(run)]
     marks = []
     for one in run.switches:
-        if one.get("stage") != stage or not ends:
+        if one.get("stage") != stage:
             continue
-        at = next((step for step, end_s in ends if end_s >= float(one.get("time_s") or 0.0)), ends[-1][0])
+        at = next((step for step, end_s in ends if end_s >= one["time_s"]), ends[-1][0])
         how = f"rolled back: {one.get('message')}" if one.get("rolled_back") else str(one.get("reason", ""))
         marks.append(Mark(f"step {at}: {how}; stalled {float(one.get('stall_s') or 0.0):.2f} s", float(at)))
     return marks

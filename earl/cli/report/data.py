@@ -35,7 +35,7 @@ class RunRecord:
     decisions: Mapping[str, Sequence[Line]] = field(default_factory=dict)
     # How episodes ended, over time.
     endings: Sequence[Record] = ()
-    # Changes of parallelism that were executed, well or not.
+    # Changes of parallelism that were executed, well or not; time_s: at which they ended, about.
     switches: Sequence[Record] = ()
     # What its last launch failed with: error, message, exit_code.
     failure: Record = field(default_factory=dict)
@@ -79,17 +79,18 @@ def read_run(directory: Path) -> RunRecord:
     metrics = surviving(flat(record) for record in read_lines(directory / "metrics.jsonl"))
     newest = max((int(record.get("version", 0)) for record in metrics), default=None)
     spans = list(read_lines(directory / "timeline.jsonl"))
+    origin_ns = start_ns(metrics, spans)
     return RunRecord(
         directory=directory,
         config=config,
         metrics=metrics,
         evaluations=judged(read_lines(directory / "evaluations.jsonl"), newest),
-        spans=in_seconds(spans, start_ns(metrics, spans)),
+        spans=in_seconds(spans, origin_ns),
         result=read_object(directory / "result.json"),
         samples=heard(read_lines(directory / "samples.jsonl"), newest),
         decisions=read_decisions(directory),
         endings=list(read_lines(directory / "endings.jsonl")),
-        switches=list(read_lines(directory / "switches.jsonl")),
+        switches=timed(read_lines(directory / "switches.jsonl"), origin_ns),
         failure=read_object(directory / "failure.json"),
     )
 
@@ -165,6 +166,11 @@ def start_ns(metrics: Sequence[Record], spans: Sequence[Record]) -> int:
     if not ends or not metrics:
         return min(int(span["start_ns"]) for span in spans)
     return max(ends) - int(float(metrics[-1].get("time_s", 0.0)) * 1e9)
+
+
+def timed(records: Iterable[Record], origin_ns: int) -> list[Record]:
+    """Records with an end_ns, with their time_s in seconds since the origin."""
+    return [{**one, "time_s": (int(one["end_ns"]) - origin_ns) / 1e9} for one in records]
 
 
 def in_seconds(spans: Sequence[Record], origin_ns: int) -> Spans:
