@@ -58,7 +58,7 @@ def chosen(run_dir: Path, stage: str) -> dict[str, list[Line]]:
 
 HOW = (
     "measure the stages with `earl profile`, name the file in scheduler.profile, and start or resume the run "
-    'with scheduler.selector = "observe"'
+    'with scheduler.selector = "on" or "observe"'
 )
 
 
@@ -66,8 +66,8 @@ def none_because(run_json: Path) -> str:
     """Why a run decided nothing, as far as its run file tells."""
     try:
         scheduler = json.loads(run_json.read_text(encoding="utf-8"))["scheduler"]
-        if scheduler["selector"] == "off":
-            return 'scheduler.selector is "off"'
+        if scheduler["selector"] == "static":
+            return 'scheduler.selector is "static"'
         return "no training step is done yet" if scheduler["profile"] else "it had no profile"
     except (ValueError, KeyError, TypeError):
         return "it is a run of before the selector"

@@ -167,6 +167,12 @@ def check_deterministic(config: RunConfig) -> None:
             "token would depend on timing",
             "set scheduler.staleness = 0",
         )
+    if scheduler.selector == "on":
+        raise ConfigError(
+            'deterministic = true with scheduler.selector = "on": when a stage changes its parallelism would '
+            "depend on timing",
+            'set scheduler.selector = "observe" or "static"',
+        )
     if scheduler.train_limit_s:
         raise ConfigError(
             f"deterministic = true with scheduler.train_limit_s = {scheduler.train_limit_s:g}: the last step "

@@ -9,7 +9,7 @@ from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.environment import EnvironmentConfig, GatewayConfig
 from earl.config.model import ModelConfig
 from earl.config.rollout import RolloutConfig
-from earl.config.scheduler import EvaluationConfig, SchedulerConfig
+from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfig
 from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
 
 
@@ -28,7 +28,7 @@ class RunConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     seed: int = Field(default=0, ge=0, lt=1 << 31)
     # The same tokens and parameters, bit for bit, however often the run is killed and resumed; needs
-    # scheduler.staleness = 0, and costs speed.
+    # scheduler.staleness = 0 and a scheduler.selector that is not "on", and costs speed.
     deterministic: bool = False
     # Directory of runs; this one is <runs_dir>/<name>.
     runs_dir: str = "runs"
@@ -40,6 +40,7 @@ class RunConfig(Section):
     reference: ReferenceConfig = ReferenceConfig()
     warmup: WarmupConfig = WarmupConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    switch: SwitchConfig = SwitchConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     data_plane: DataPlaneConfig = DataPlaneConfig()
     bus: BusConfig = BusConfig()

@@ -30,17 +30,36 @@ class SchedulerConfig(Section):
     temperature: float = Field(default=1.0, ge=0)
     # Trajectories of each batch, and episodes of each evaluation, that are kept as conversations.
     transcripts: int = Field(default=2, ge=0, le=64)
-    # "observe": after every step, decide for each stage that has a profile how it should be cut, and log
-    # the decision with its reasons (earl explain); nothing is switched.
-    selector: Literal["off", "observe"] = "observe"
+    # "on": after every step, decide for each stage that has a profile how it should be cut, log the decision
+    # with its reasons (earl explain), and switch. "observe": the same, but nothing is switched. "static":
+    # nothing is decided. earl parallelism works with each of them.
+    selector: Literal["on", "observe", "static"] = "on"
     # CSV file of `earl profile`, with the stages that are to be decided for. Empty: what it has kept for
     # this model, machine and settings; if there is nothing, nothing is decided.
     profile: str = ""
-    # What a switch of a stage's parallelism is taken to cost.
+    # What a switch of a stage's parallelism is taken to cost until the first one is measured.
     switch_cost_s: float = Field(default=1.0, ge=0)
     heartbeat_s: float = Field(default=1.0, gt=0)
     membership_s: float = Field(default=10.0, gt=0)
     bind: str = "127.0.0.1:0"
+
+
+class SwitchConfig(Section):
+    """Bounds of a switch of a stage's parallelism. Past one of them the stage goes on as it was cut."""
+
+    # New engines start beside the old ones and load the weights.
+    prepare_s: float = Field(default=300.0, gt=0)
+    # Engines pause, a trainer comes to the end of its step.
+    quiesce_s: float = Field(default=120.0, gt=0)
+    # Sequences, or parameters and moments, are handed over.
+    switch_s: float = Field(default=120.0, gt=0)
+    # Log-probs of a few fixed prompts are compared with those of before.
+    verify_s: float = Field(default=60.0, gt=0)
+    # Their largest difference, in nats: bfloat16 sums in another order differ by some 0.02. A layout that
+    # differs by more is not used again in the run.
+    logprob_tolerance: float = Field(default=0.05, gt=0)
+    # For so long what failed otherwise is not tried again.
+    retry_s: float = Field(default=120.0, ge=0)
 
 
 class EvaluationConfig(Section):

@@ -31,11 +31,20 @@ async def translated(method: str, context: grpc.aio.ServicerContext):
         await context.abort(status_code(error), bounded(str(error)), trailing)
     except grpc.aio.AbortError:
         raise
+    except NotImplementedError as error:
+        # A generated servicer's own method says so; anybody else's is an error like others.
+        unserved = context.code() is grpc.StatusCode.UNIMPLEMENTED
+        if not unserved:
+            log.exception("unexpected error in %s", method)
+        code = grpc.StatusCode.UNIMPLEMENTED if unserved else grpc.StatusCode.INTERNAL
+        await context.abort(code, f"{method} is not served here" if unserved else _unexpected(error, method))
     except Exception as error:
         log.exception("unexpected error in %s", method)
-        await context.abort(
-            grpc.StatusCode.INTERNAL, f"unexpected {type(error).__name__} in {method}; see the service's log"
-        )
+        await context.abort(grpc.StatusCode.INTERNAL, _unexpected(error, method))
+
+
+def _unexpected(error: Exception, method: str) -> str:
+    return f"unexpected {type(error).__name__} in {method}; see the service's log"
 
 
 class Guard(grpc.aio.ServerInterceptor):

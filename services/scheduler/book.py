@@ -29,6 +29,7 @@ from services.scheduler.records import (
     encode,
     ranges_of,
 )
+from services.scheduler.switches import Course
 
 HELD = frozenset({State.LEASED, State.READY, State.PLANNED})
 
@@ -44,6 +45,8 @@ class Book:
         # By worker name; only the last incarnation of each is not replaced.
         self.lives: dict[str, Lives] = {}
         self.evaluations: dict[str, Evaluation] = {}
+        # By stage; none for a stage that nobody ever asked anything of.
+        self.courses: dict[str, Course] = {}
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
         self.closed: dict[str, RangeSet] = {}
         # Descriptor keys of dropped trajectories, to be freed with the next committed batch.
@@ -172,6 +175,8 @@ class Book:
                 self.lives[field] = record
             elif isinstance(record, Evaluation):
                 self.evaluations[record.name] = record
+            elif isinstance(record, Course):
+                self.courses[field] = record
             elif isinstance(record, Run):
                 self.run = record
             elif isinstance(record, Batch):
@@ -196,6 +201,8 @@ class Book:
             return self.lives.get(field)
         if kind == "evaluation":
             return self.evaluations.get(field)
+        if kind == "stage":
+            return self.courses.get(field)
         return {
             "run": self.run,
             "batch": self.batch,

@@ -9,11 +9,9 @@ from collections.abc import Iterable, Mapping
 
 from earl.config.run import RunConfig
 from earl.errors import LedgerError
-from earl.parallelism import Parallelism
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
-from services.scheduler import codec_evaluation
+from services.scheduler import codec_evaluation, codec_stages
 from services.scheduler.dock import Progress
-from services.scheduler.fleet import STAGES, cuts
 from services.scheduler.plans import Plan
 from services.scheduler.ranges import RangeSet
 from services.scheduler.records import (
@@ -34,8 +32,8 @@ from services.scheduler.records import (
     WorkerJoined,
     WorkerLeft,
 )
-from services.scheduler.selector import stages
 from services.scheduler.sketch import Quantiles
+from services.scheduler.switches import Ended
 
 MESSAGE_CHARACTERS = 500
 METRICS = 64
@@ -151,28 +149,6 @@ def decode_member(request: scheduler_pb2.JoinRequest) -> Member:
         capacity=request.capacity,
         parallelism=(cut.dp or 1, cut.tp or 1, cut.cp or 1, cut.pp or 1),
     )
-
-
-def encode_parallelism(cut: Parallelism) -> common_pb2.Parallelism:
-    return common_pb2.Parallelism(dp=cut.dp, tp=cut.tp, cp=cut.cp, pp=cut.pp)
-
-
-def encode_stages(
-    members: Iterable[Member], verdicts: Mapping[str, stages.Verdict]
-) -> Iterable[scheduler_pb2.StageStatus]:
-    """What each stage runs with, and what the selector said of it last."""
-    members = list(members)
-    running = cuts(members)
-    for number in sorted({member.stage for member in members} & STAGES.keys()):
-        status = scheduler_pb2.StageStatus(stage=number)  # type: ignore[arg-type]
-        name = STAGES[number]
-        if name in running:
-            status.running.CopyFrom(encode_parallelism(running[name]))
-        verdict = verdicts.get(name)
-        if verdict is not None:
-            status.chosen.CopyFrom(encode_parallelism(verdict.chosen))
-            status.step, status.sentence = verdict.decision.step, verdict.sentence
-        yield status
 
 
 def decode_attempt(ref: scheduler_pb2.AttemptRef) -> Attempt:
@@ -323,4 +299,6 @@ def encode_fact(fact: Fact) -> events_pb2.Event:
         case WorkerLeft(member, reason):
             event.worker_left.worker.CopyFrom(encode_worker(member))
             event.worker_left.reason = reason
+        case Ended():
+            event.parallelism_changed.CopyFrom(codec_stages.encode_changed(fact))
     return event

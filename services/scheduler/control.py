@@ -18,6 +18,7 @@ from pathlib import Path
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing, LedgerError
+from earl.parallelism import Parallelism
 from services.scheduler import evaluation, plans, program, roles
 from services.scheduler.bell import Bell
 from services.scheduler.codec import rules_of
@@ -32,7 +33,7 @@ from services.scheduler.reconcile import reconcile
 from services.scheduler.records import Attempt, Batch, Member, Result, State, Ticket, Verdict
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
-from services.scheduler.selection import Selection
+from services.scheduler.steering import Steering
 from services.scheduler.store import LedgerStore
 from services.scheduler.transcripts import Turn
 
@@ -47,12 +48,11 @@ class Scheduler:
     """One run's scheduler; see the methods for what each call does."""
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger
+        self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger, token: str
     ) -> None:
         self.config = config
         self.ledger = ledger
         self.monitor = Monitor()
-        self.selection = Selection.open(config, run_dir, self.monitor)
         self.fleet = Fleet()
         self.report = RunReport(run_dir)
         self.samples = Samples(run_dir / "samples.jsonl")
@@ -60,6 +60,9 @@ class Scheduler:
         self.stop_reason: str | None = None
         self._bus = bus
         self._journal = Journal(ledger.book, store)
+        self.steering = Steering(
+            config, run_dir, self.monitor, ledger.book, self.report, self._journal.durable, token
+        )
         self.dock = roles.dock_of([roles.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
         ledger.held_back = self.dock.held_back
         # The batch that this process handed out last.
@@ -72,18 +75,18 @@ class Scheduler:
         self._draining = False
 
     @classmethod
-    async def open(cls, config: RunConfig, run_dir: Path, bus: Bus) -> Scheduler:
-        """Takes the stored ledger over, or begins one. Raises BusUnavailable."""
+    async def open(cls, config: RunConfig, run_dir: Path, bus: Bus, token: str = "") -> Scheduler:
+        """Takes the stored ledger over, or begins one. token: that workers ask for. Raises BusUnavailable."""
         store = LedgerStore(bus)
         records = await store.open()
         ledger = Ledger.restored(rules_of(config), records, time.monotonic())
-        return cls(config, run_dir, bus, store, ledger)
+        return cls(config, run_dir, bus, store, ledger, token)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
         program.resume(self.ledger, self.elapsed_s)
         self._settle()
-        works = (self._journal.run(), self._tick(), self._follow(), stop.wait())
+        works = (self._journal.run(), self._tick(), self._follow(), self.steering.driver.run(), stop.wait())
         tasks: list[asyncio.Task] = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +101,7 @@ class Scheduler:
             self.report.close()
             self.samples.close()
             self.endings.close(self.elapsed_s)
-            self.selection.close()
+            self.steering.close()
 
     # --- state of the run -------------------------------------------------------------------
 
@@ -154,14 +157,17 @@ class Scheduler:
         return run.published, list(run.weight_keys)
 
     def heartbeat(
-        self, name: str, incarnation: int, report: Report, spans: Sequence[tuple[str, int, int]]
-    ) -> bool:
-        """Whether the worker may leave. Raises UnknownWorker."""
+        self, name: str, incarnation: int, report: Report, spans: Sequence[tuple[str, int, int]],
+        cut: Parallelism | None = None, epoch: int = 0,
+    ) -> bool:  # fmt: skip
+        """Whether the worker may leave. cut, epoch: how it is cut and since which switch; None if it does not
+        say. Raises UnknownWorker."""
         member = self.ledger.member(name, incarnation)
         before = member.version
         self.ledger.seen(name, incarnation, report.seen_s, report.version)
         self.fleet.heard(name, report)
         self.monitor.heard(STAGES.get(member.stage, ""), name, report.gauges)
+        self.steering.heard(member, cut, epoch, report.gauges)
         self.report.spans(name, spans)
         if report.version != before:
             self._tickets.ring()
@@ -297,7 +303,7 @@ class Scheduler:
             )
             self.samples.trained(step, committed[1])
             if phase == program.TRAIN:
-                self.selection.step(step, seen)
+                self.steering.committed(step, seen)
         await self._journal.durable()
 
     async def lease_columns(

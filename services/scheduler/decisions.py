@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from earl.parallelism import Parallelism
+from services.scheduler.helm import Action
 from services.scheduler.monitor import Step
 from services.scheduler.report import load_line
 from services.scheduler.selector.decision import Candidate, Decision, Workload
@@ -20,7 +21,7 @@ from services.scheduler.selector.stages import Observed, Past, Verdict
 NAME = "decisions.jsonl"
 
 
-def encode(verdict: Verdict, step: Step, took_s: float) -> dict[str, Any]:
+def encode(verdict: Verdict, step: Step, took_s: float, action: Action) -> dict[str, Any]:
     """One line. step: the one that was committed before the decision; took_s: seconds of deciding."""
     decision, seen = verdict.decision, step.stages[verdict.stage]
     return {
@@ -38,6 +39,8 @@ def encode(verdict: Verdict, step: Step, took_s: float) -> dict[str, Any]:
         "candidates": [_candidate(one) for one in decision.candidates],
         "verdict": _verdict(decision),
         "sentence": verdict.sentence,
+        "epoch": action.epoch,
+        "held": action.held,
         "decision_ms": round(took_s * 1e3, 3),
     }
 

@@ -65,6 +65,10 @@ class Level:
         self._since_s = 0.0
         self._area = self._busy_s = self._most = 0.0
 
+    @property
+    def value(self) -> float:
+        return self._value
+
     def set(self, value: float, now_s: float) -> None:
         """It is this from now on."""
         self._pass(now_s)
@@ -164,6 +168,11 @@ class Monitor:
             if kv is not None and (before is None or kv.used_tokens >= before.used_tokens):
                 self._kv[worker] = kv
 
+    @property
+    def blocked_tokens(self) -> float:
+        """The longest sequence that waits because no engine of its worker can hold it; 0 if none does."""
+        return max(map(_blocked_of, self._gauges.get(ROLLOUT, {}).values()), default=0.0)
+
     def remember(self, mean_tokens: float) -> None:
         """The mean episode length of a step before this scheduler's time."""
         self._means.append(mean_tokens)
@@ -199,7 +208,8 @@ class Monitor:
             slots = engine_slots * cut.dp
             mean, most = (max(1.0, min(one, slots)) for one in (self._busy.mean, self._busy.most))
             rate = played.tokens / playing.seconds if enough and playing.seconds > 0 else None
-            seen[ROLLOUT] = self._seen(ROLLOUT, Workload(*lengths, mean), most, rate, cut)
+            workload = Workload(lengths[0], lengths[1], max(lengths[2], self.blocked_tokens), mean)
+            seen[ROLLOUT] = self._seen(ROLLOUT, workload, most, rate, cut)
             self._means.append(lengths[0])
         if batch is not None:
             if "memory_fraction" in trainer:
@@ -214,6 +224,20 @@ class Monitor:
         self.lengths.step()
         self._begin()
         return Step(running, seen, growth(self._means), episodes, turns)
+
+    def glance(self, members: Collection[Member], engine_slots: int) -> Step | None:
+        """What rollout does between two commits, as far as can be said; None while its workers differ."""
+        running = cuts(members)
+        blocked = self.blocked_tokens
+        episodes = self.lengths.episodes.summary()
+        lengths = _lengths_of(episodes) or (blocked, blocked, blocked)
+        if ROLLOUT not in running or not lengths[2]:
+            return None
+        cut = running[ROLLOUT]
+        load = max(1.0, min(self._busy.mean or self._playing.value, engine_slots * cut.dp))
+        workload = Workload(lengths[0], lengths[1], max(lengths[2], blocked), load)
+        seen = {ROLLOUT: self._seen(ROLLOUT, workload, load, None, cut)}
+        return Step(running, seen, growth(self._means), episodes, self.lengths.turns.summary())
 
     def _forget(self, names: Collection[str]) -> None:
         """What was heard of workers that no longer take part."""
@@ -276,6 +300,11 @@ def _kv_of(gauges: Mapping[str, float]) -> KvUse | None:
     return KvUse(
         gauges.get("kv_used_tokens", 0.0), gauges.get("kv_committed_tokens", 0.0), gauges["kv_tokens"]
     )
+
+
+def _blocked_of(gauges: Mapping[str, float]) -> float:
+    """The longest sequence in tokens that waits in a worker for a layout that holds it; 0 for none."""
+    return gauges.get("blocked_context_tokens", 0.0)
 
 
 def _together(parts: Collection[KvUse]) -> KvUse | None:

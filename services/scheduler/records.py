@@ -14,6 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from services.scheduler.ranges import RangeSet
+from services.scheduler.switches import Course, Ended
 
 
 class State(StrEnum):
@@ -134,7 +135,10 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One life of one worker that takes part in the run. parallelism: (dp, tp, cp, pp)."""
+    """One life of one worker that takes part in the run.
+
+    parallelism: (dp, tp, cp, pp), and the epoch of the switch that cut it so, 0 as it joined.
+    """
 
     name: str
     incarnation: int
@@ -142,6 +146,7 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
     address: str = ""
     capacity: int = 0
     parallelism: tuple[int, int, int, int] = (1, 1, 1, 1)
+    epoch: int = 0
     # Newest policy version it reported; not kept over a restart of the scheduler.
     version: int = 0
 
@@ -233,7 +238,9 @@ class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
     train_began_s: float | None = None
 
 
-Record = Ticket | Member | Lives | Evaluation | Run | Batch | dict[str, list[tuple[int, int]]] | list[str]
+Record = (
+    Ticket | Member | Lives | Evaluation | Course | Run | Batch | dict[str, list[tuple[int, int]]] | list[str]
+)
 
 # kind of a record -> its type; the fields of "state" are told apart by their names.
 _TYPES: dict[tuple[str, str], object] = {
@@ -241,12 +248,13 @@ _TYPES: dict[tuple[str, str], object] = {
     ("member", ""): Member,
     ("lives", ""): Lives,
     ("evaluation", ""): Evaluation,
+    ("stage", ""): Course,
     ("state", "run"): Run,
     ("state", "batch"): Batch,
     ("state", "closed"): dict[str, list[tuple[int, int]]],
     ("state", "freed"): list[str],
 }
-KINDS = ("ticket", "member", "lives", "evaluation", "state")
+KINDS = ("ticket", "member", "lives", "evaluation", "stage", "state")
 _DECODERS = {key: msgspec.msgpack.Decoder(kind) for key, kind in _TYPES.items()}
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -343,7 +351,7 @@ class WorkerLeft:
     reason: str
 
 
-Fact = TrajectoryReady | BatchPlanned | BatchCommitted | EvaluationDone | WorkerJoined | WorkerLeft
+Fact = TrajectoryReady | BatchPlanned | BatchCommitted | EvaluationDone | WorkerJoined | WorkerLeft | Ended
 
 
 @dataclass(frozen=True, slots=True)

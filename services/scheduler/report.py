@@ -1,4 +1,4 @@
-"""The run's own files: metrics.jsonl (a line per committed batch), timeline.jsonl, evaluations.jsonl.
+"""The run's own files: metrics.jsonl (a line per committed batch), timeline, switches, evaluations.
 
 After a roll-back a step appears again: the last line of a step is the one that counts.
 """
@@ -19,6 +19,7 @@ from services.scheduler.fleet import Moved
 from services.scheduler.monitor import Seen, Step
 from services.scheduler.records import Evaluation
 from services.scheduler.sketch import histogram
+from services.scheduler.switches import Switch
 
 
 class RunReport:
@@ -27,6 +28,7 @@ class RunReport:
     def __init__(self, directory: Path) -> None:
         self._metrics = LineFile(directory / "metrics.jsonl")
         self._timeline = LineFile(directory / "timeline.jsonl")
+        self._switches = LineFile(directory / "switches.jsonl")
         evaluations = directory / "evaluations.jsonl"
         self._written = {str(line.get("name")): _mark_of(line) for line in read_lines(evaluations)}
         self._evaluations = LineFile(evaluations)
@@ -87,6 +89,35 @@ class RunReport:
         if records:
             self._timeline.write(*records)
 
+    def switched(self, stage: str, switch: Switch, now_ns: int) -> None:
+        """A switch ended now (Unix nanoseconds). The stall is drawn at its end: there stages change over."""
+        self._switches.write(
+            {
+                "stage": stage,
+                "epoch": switch.epoch,
+                "by": switch.by.value,
+                "step": switch.step,
+                "before": switch.former.as_dict(),
+                "after": switch.asked.as_dict(),
+                "reason": switch.reason,
+                "rolled_back": switch.rolled_back,
+                "message": switch.message,
+                "stall_s": round(switch.stall_s, 4),
+                "seconds": round(switch.seconds, 4),
+                "sequences_continued": switch.sequences_continued,
+                "moved_bytes": switch.moved_bytes,
+                "max_logprob_difference": switch.max_logprob_difference,
+                "end_ns": now_ns,
+            }
+        )
+        begin_ns, stall_ns = (now_ns - int(seconds * 1e9) for seconds in (switch.seconds, switch.stall_s))
+        what = f"{'back to' if switch.rolled_back else 'to'} "
+        what += str(switch.former if switch.rolled_back else switch.asked)
+        spans = [(what, begin_ns, now_ns)]
+        if switch.stall_s > 0:
+            spans.append(("stall", stall_ns, now_ns))
+        self.spans(f"{stage} switches", spans)
+
     def evaluations(self, evaluations: Collection[Evaluation], time_s: float) -> None:
         """Writes those that are finished and not yet written with these results."""
         if all(self._written.get(one.name) == _mark(one) for one in evaluations if one.finished):
@@ -97,7 +128,7 @@ class RunReport:
                 self._evaluations.write({"time_s": round(time_s, 3), **evaluation_line(one, judgement)})
 
     def close(self) -> None:
-        for file in (self._metrics, self._timeline, self._evaluations):
+        for file in (self._metrics, self._timeline, self._switches, self._evaluations):
             file.close()
 
 

@@ -1,8 +1,11 @@
 """The selector in a run: one decision a step for every stage that has a profile, written down.
 
-    commit ─► Monitor.step ─► Stages.decide ─► decisions.jsonl, the status
-                                  ▲
+    commit ─► Monitor.step ─► Stages.decide ─► Helm.go ─► decisions.jsonl, the status
+                                  ▲    ▲
+                                  │    └── Helm.stand: how the stage is cut, what switches cost, what is bad
       profile (scheduler.profile, or what `earl profile` kept for this model and machine)
+
+Without a helm nothing is carried out, and each policy follows its own course.
 
 Promise: a decision delays the loop by what it takes to compute, which is measured and logged (and a
 roll-back once, by that of the MOST_PAST decisions before it); a stage whose profile has no answer is left
@@ -27,6 +30,8 @@ from earl.obs.memory import host_bytes
 from earl.obs.metrics import LineFile, read_lines
 from earl.parallelism import Parallelism
 from services.scheduler import decisions
+from services.scheduler.helm import Action, Helm
+from services.scheduler.layouts import Layouts
 from services.scheduler.monitor import ROLLOUT, Monitor, Step
 from services.scheduler.selector.stages import Observed, Stages, Verdict
 
@@ -51,7 +56,8 @@ Profile = tuple[str, str]
 class Selection:
     """last: the latest verdict by stage. Stages without a profile have none.
 
-    search: finds a profile, once training has begun, in a thread of its own.
+    search: finds a profile, once training has begun, in a thread of its own. layouts: bounds what the
+    profile's parallelisms hold. helm: carries decisions out.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class Selection:
         switch_cost_s: float = 1.0,
         search: Callable[[], Profile | None] | None = None,
         memory: Callable[[str], MemoryModel] | None = None,
+        layouts: Layouts | None = None,
+        helm: Helm | None = None,
     ) -> None:
         self.last: dict[str, Verdict] = {}
         self._directory = directory
@@ -68,30 +76,46 @@ class Selection:
         self._switch_cost_s = switch_cost_s
         self._search = search
         self._memory = memory
+        self._layouts = layouts
+        self._helm = helm
         self._searched: Future[Profile | None] | None = None
         self._make: Callable[[], Stages] = lambda: Stages({})
         self._stages = self._make()
         # The step of the last decisions.
         self._decided = 0
         self._file: LineFile | None = None
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
 
     @classmethod
-    def open(cls, config: RunConfig, directory: Path, monitor: Monitor) -> Selection:
+    def open(
+        cls,
+        config: RunConfig,
+        directory: Path,
+        monitor: Monitor,
+        layouts: Layouts | None = None,
+        helm: Helm | None = None,
+    ) -> Selection:
         """The run's selector, where a former scheduler left it. Raises ConfigError for a bad profile."""
-        memory = partial(memory_of, config, directory)
-        one = cls(directory, monitor, config.scheduler.switch_cost_s, memory=memory)
-        if config.scheduler.selector == "off":
+        scheduler = config.scheduler
+        one = cls(
+            directory,
+            monitor,
+            scheduler.switch_cost_s,
+            memory=partial(memory_of, config, directory),
+            layouts=layouts,
+            helm=helm if scheduler.selector == "on" else None,
+        )
+        if scheduler.selector == "static":
             return one
-        if config.scheduler.profile:
-            one.begin(*read_profile(config.scheduler.profile))
+        if scheduler.profile:
+            one.begin(*read_profile(scheduler.profile))
         else:
             one._search = partial(kept_profile, config, directory)
         return one
 
     def begin(self, text: str, name: str) -> None:
         """Decides by this profile from now on. Raises ConfigError."""
-        self.decide_by(partial(stages_of, text, name, self._switch_cost_s, self._memory))
+        self.decide_by(partial(stages_of, text, name, self._switch_cost_s, self._memory, self._layouts))
         (self._directory / PROFILE).write_text(text, encoding="utf-8")
         log.info("parallelism of %s is decided by %s", ", ".join(sorted(self._stages.names)), name)
 
@@ -111,6 +135,20 @@ class Selection:
         for stage in sorted(self._stages.names & seen.stages.keys()):
             self._decide(stage, committed + 1, seen)
         self._decided = committed + 1
+
+    def relieve(self, seen: Step) -> bool:
+        """A sequence waits for a layout that holds it: decides at once, for the step under way.
+
+        False if there is nothing to decide by.
+        """
+        if self._helm is None or ROLLOUT not in self._stages.names or ROLLOUT not in seen.stages:
+            return False
+        self._decide(ROLLOUT, max(1, self._decided), seen, must_fit=True)
+        return True
+
+    def block(self, one: Parallelism, context_tokens: float) -> None:
+        """A sequence of rollout of so many tokens waits, because no engine cut so can hold it."""
+        self._stages.block(ROLLOUT, one, context_tokens)
 
     def _restore(self, below: float = math.inf) -> Iterable[float]:
         """Policies as the decisions for steps below this one left them; mean lengths of rollout's steps."""
@@ -152,16 +190,19 @@ class Selection:
                 why,
             )
 
-    def _decide(self, stage: str, step: int, seen: Step) -> None:
+    def _decide(self, stage: str, step: int, seen: Step, *, must_fit: bool = False) -> None:
         assert self._file is not None
-        one = seen.stages[stage]
+        one, now = seen.stages[stage], time.monotonic()
         observed = Observed(seen.running[stage], one.workload, one.tokens_per_device_s)
         began_s = time.perf_counter()
         try:
+            if self._helm is not None:
+                stand = self._helm.stand(stage, now)
+                self._stages.stand(stage, stand.heading or observed.running, stand.cost_s, stand.barred)
             verdict = self._stages.decide(stage, observed, step)
         except EarlError as error:
-            if stage not in self._said:
-                self._said.add(stage)
+            if (stage, "") not in self._said:
+                self._said.add((stage, ""))
                 log.warning("nothing is decided for %s: %s", stage, error)
             return
         took_s = time.perf_counter() - began_s
@@ -171,7 +212,11 @@ class Selection:
         if before is None or before.decision.after != verdict.decision.after:
             log.info("step %d: %s", step, verdict.sentence)
         self.last[stage] = verdict
-        self._file.write(decisions.encode(verdict, seen, took_s))
+        action = self._helm.go(verdict, now, must_fit=must_fit) if self._helm is not None else Action()
+        if action.held and (stage, action.held) not in self._said:
+            self._said.add((stage, action.held))
+            log.info("step %d: %s is not cut into %s: %s", step, stage, verdict.chosen, action.held)
+        self._file.write(decisions.encode(verdict, seen, took_s, action))
 
 
 def read_profile(key: str) -> Profile:
@@ -223,18 +268,27 @@ def memory_of(config: RunConfig, directory: Path, stage: str) -> MemoryModel:
 
 
 def stages_of(
-    text: str, name: str, switch_cost_s: float, memory: Callable[[str], MemoryModel] | None = None
+    text: str,
+    name: str,
+    switch_cost_s: float,
+    memory: Callable[[str], MemoryModel] | None = None,
+    layouts: Layouts | None = None,
 ) -> Stages:
     """A policy and its table for each stage that a profile has rows of. Raises ConfigError."""
-    from services.scheduler.profile.corrected import CorrectedTable  # numpy: not for a run without a profile
-    from services.scheduler.profile.rows import parse
+    from services.scheduler.profile.rows import parse  # numpy: not for a run without a profile
     from services.scheduler.selector.earl import EarlPolicy
+    from services.scheduler.selector.limits import LimitedTable
 
     rows = parse(text, name)
-    tables = {
-        stage: CorrectedTable(rows, stage, memory and memory(stage))
-        for stage in sorted({row.stage for row in rows})
-    }
+
+    def table(stage: str) -> LimitedTable:
+        if layouts is None:
+            return LimitedTable(rows, stage, memory and memory(stage))
+        return LimitedTable(
+            rows, stage, memory and memory(stage), holds=layouts.holds(stage), longest=layouts.longest
+        )
+
+    tables = {stage: table(stage) for stage in sorted({row.stage for row in rows})}
     return Stages(
         {stage: partial(EarlPolicy, table, switch_cost_s) for stage, table in tables.items()}, tables
     )

@@ -23,10 +23,11 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         raise BusUnavailable(
             "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"
         )
-    server = Server(name, config.scheduler.bind, token=os.environ.get("EARL_TOKEN", ""), drain_s=2.0)
+    token = os.environ.get("EARL_TOKEN", "")
+    server = Server(name, config.scheduler.bind, token=token, drain_s=2.0)
     bus = await Bus.connect(url, config.name, source=name, stream_events=config.bus.stream_events)
     try:
-        scheduler = await Scheduler.open(config, run_dir, bus)
+        scheduler = await Scheduler.open(config, run_dir, bus, token)
         server.add(add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), SERVICE)
         await _work(scheduler, server, name, stop)
     finally:

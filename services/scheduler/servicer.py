@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 import time
 
-from earl.errors import LedgerError
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
-from services.scheduler import codec, codec_evaluation, codec_reference, evaluation, program, roles
+from services.scheduler import (
+    codec,
+    codec_evaluation,
+    codec_reference,
+    codec_stages,
+    evaluation,
+    program,
+    roles,
+)
 from services.scheduler.control import Scheduler
 from services.scheduler.fleet import Moved, Report
 
@@ -44,7 +51,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             },
         )
         spans = [(span.what, span.start_ns, span.end_ns) for span in request.spans]
-        stop = self._scheduler.heartbeat(worker.name, worker.incarnation, report, spans)
+        cut = (
+            codec_stages.decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
+        )
+        stop = self._scheduler.heartbeat(worker.name, worker.incarnation, report, spans, cut, request.epoch)
         return scheduler_pb2.HeartbeatResponse(stop=stop)
 
     async def LeaseTickets(self, request, context):
@@ -141,7 +151,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             done=scheduler.over,
             message=scheduler.message,
             roles=codec.encode_progress(roles.progress(scheduler.dock, scheduler.ledger)),
-            stages=codec.encode_stages(book.members.values(), scheduler.selection.last),
+            stages=codec_stages.encode_stages(
+                scheduler.steering.switching, scheduler.steering.selection.last
+            ),
         )
 
     async def StopRun(self, request, context):
@@ -149,10 +161,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.StopRunResponse()
 
     async def SetParallelism(self, request, context):
-        raise LedgerError(
-            "parallelism cannot change while a run is going yet: it stays as the run file has it",
-            "set rollout.tp, rollout.engines or trainer.ranks in the run file before it starts",
+        epoch, outcome = await self._scheduler.steering.set(
+            codec_stages.decode_stage(request.stage),
+            codec_stages.decode_asked(request),
+            request.pin,
+            _wait(request.wait_s),
         )
+        response = scheduler_pb2.SetParallelismResponse(epoch=epoch)
+        if outcome is not None:
+            response.outcome.CopyFrom(codec_stages.encode_switch(outcome))
+        return response
 
     def _workers(self) -> list[scheduler_pb2.WorkerStatus]:
         now = time.monotonic()

@@ -80,6 +80,9 @@ class Tickets:
             book.state(WorkerJoined(member))
         else:
             member.version = known.version
+            if known.epoch:
+                # How a switch has cut it since it joined first.
+                member.parallelism, member.epoch = known.parallelism, known.epoch
         book.members[member.name] = member
         book.member_until[member.name] = now + self.rules.membership_s
         book.write("member", member.name)

@@ -23,6 +23,7 @@ class LongIsCut:
     now: Parallelism
     name: str = "test"
     seen: list[Workload] = field(default_factory=list)
+    cost_s: float = 1.0
 
     def decide(self, step: int, devices: int) -> Decision:
         last, before = self.seen[-1], self.now
@@ -37,6 +38,12 @@ class LongIsCut:
 
     def observe(self, workload: Workload) -> None:
         self.seen.append(workload)
+
+    def settle(self, parallelism: Parallelism) -> None:
+        self.now = parallelism
+
+    def price(self, switch_cost_s: float) -> None:
+        self.cost_s = switch_cost_s
 
 
 def selecting(directory: Path, policy: type[LongIsCut] = LongIsCut, stage: str = "rollout") -> Selection:

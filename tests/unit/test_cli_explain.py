@@ -116,7 +116,7 @@ def test_what_there_is_not_is_named_with_its_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is no run directory: .*; give one like runs/demo-seed0"):
         told(tmp_path / "none")
     for scheduler, because in (
-        ({"selector": "off", "profile": ""}, 'scheduler.selector is "off"'),
+        ({"selector": "static", "profile": ""}, 'scheduler.selector is "static"'),
         ({"selector": "observe", "profile": ""}, "it had no profile"),
         ({"selector": "observe", "profile": "x.csv"}, "no training step is done yet"),
         ({}, "it is a run of before the selector"),

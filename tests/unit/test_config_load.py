@@ -140,6 +140,9 @@ def test_a_checkpoint_is_judged_by_its_configuration(tmp_path: Path):
         load_run(TICTACTOE, [("model.path", str(tmp_path))])
 
 
+EXACT = {"deterministic": "true", "scheduler.selector": "observe"}
+
+
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
@@ -150,8 +153,9 @@ def test_a_checkpoint_is_judged_by_its_configuration(tmp_path: Path):
         ({"trainer.ranks": "8", "trainer.minibatches": "64"}, ConfigError),
         ({"rollout.engine": "sglang", "rollout.device": "cpu"}, ConfigError),
         ({"rollout.engine": "vllm", "rollout.device": "cpu"}, UnsupportedModel),
-        ({"deterministic": "true", "scheduler.staleness": "1", "scheduler.train_limit_s": "0"}, ConfigError),
-        ({"deterministic": "true", "scheduler.staleness": "0", "scheduler.train_limit_s": "9"}, ConfigError),
+        ({**EXACT, "scheduler.staleness": "1", "scheduler.train_limit_s": "0"}, ConfigError),
+        ({**EXACT, "scheduler.staleness": "0", "scheduler.train_limit_s": "9"}, ConfigError),
+        ({**EXACT, "scheduler.staleness": "0", "scheduler.selector": "on"}, ConfigError),
         ({"data_plane.arena_dir": "/no/such/tmpfs"}, ConfigError),
         ({"data_plane.bind": "0.0.0.0"}, ConfigError),
         ({"data_plane.require": "shm", "data_plane.transport": "ucx"}, TransportUnavailable),

@@ -143,10 +143,10 @@ def test_a_run_without_decisions_says_why(tmp_path: Path):
     recorded(tmp_path)
     (tmp_path / "decisions.jsonl").unlink()
     assert "there was no profile to decide by" in write_report(tmp_path).read_text()
-    recorded(tmp_path, overrides=[("scheduler.selector", "off")])
+    recorded(tmp_path, overrides=[("scheduler.selector", "static")])
     (tmp_path / "decisions.jsonl").unlink()
     page = Reader.of(write_report(tmp_path).read_text())
-    assert 'nothing was decided (scheduler.selector = "off")' in "".join(page.text)
+    assert 'nothing was decided (scheduler.selector = "static")' in "".join(page.text)
 
 
 def test_a_reason_stays_text_and_many_changes_are_not_all_listed(tmp_path: Path):

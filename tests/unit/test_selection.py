@@ -162,7 +162,7 @@ def test_without_a_profile_nothing_is_decided_and_the_log_says_how(
     [said] = caplog.messages
     assert "no profile of this model" in said and "`earl profile`" in said
     caplog.clear()
-    Selection.open(tictactoe(tmp_path, scheduler={"selector": "off"}), tmp_path, Monitor())
+    Selection.open(tictactoe(tmp_path, scheduler={"selector": "static"}), tmp_path, Monitor())
     assert caplog.text == ""
 
 

@@ -156,8 +156,8 @@ def parallelism(run: RunRecord) -> Iterable[str | Absent]:
     """What the selector decided, a card a stage."""
     if not run.decisions:
         why = "there was no profile to decide by; `earl profile` measures one."
-        if run.config.scheduler.selector == "off":
-            why = 'nothing was decided (scheduler.selector = "off").'
+        if run.config.scheduler.selector == "static":
+            why = 'nothing was decided (scheduler.selector = "static").'
         yield Absent("Parallelism", why)
     for stage, lines in run.decisions.items():
         changed = len(changes(lines))

@@ -31,8 +31,7 @@ class EarlPolicy:
     name = "earl"
 
     def __init__(self, table: Outlook, switch_cost_s: float, start: Choice | None = None) -> None:
-        if not math.isfinite(switch_cost_s) or switch_cost_s < 0:
-            raise ConfigError(f"a switch cannot cost {switch_cost_s} s", "give seconds, 0 or more")
+        _check(switch_cost_s)
         self._table = table
         self._cost_s = switch_cost_s
         self._now = start
@@ -77,6 +76,19 @@ class EarlPolicy:
         self._now = parallelism
         self._rungs = [Rung(cost_s, parallelism.replica) for cost_s in rungs(self._cost_s)]
 
+    def price(self, switch_cost_s: float) -> None:
+        """What a switch costs from now on, as measured. Rungs that are dearer end, new ones begin here."""
+        _check(switch_cost_s)
+        self._cost_s = switch_cost_s
+        if self._now is None:
+            return
+        costs_s, here = rungs(switch_cost_s), self._now.replica
+        kept = self._rungs[: len(costs_s)]
+        if len(kept) < len(self._rungs) and kept[-1].at != here:
+            # The stage is where the dearest rung says, and this one is the dearest now.
+            kept[-1] = Rung(kept[-1].cost_s, here)
+        self._rungs = [*kept, *(Rung(cost_s, here) for cost_s in costs_s[len(kept) :])]
+
     def _begin(self, step: int, devices: int) -> Decision:
         if self._now is not None and (now := self._now.over(devices)) is not None:
             return Decision(step, now, now, "stays: nothing was seen yet", cost_s=self._cost_s)
@@ -95,6 +107,11 @@ class EarlPolicy:
 
         corners = expect.corners(list(self._seen), [fitting(one) for one in self._table.candidates(devices)])
         return corners, weigh(self._table, devices, self._seen[-1], corners)
+
+
+def _check(switch_cost_s: float) -> None:
+    if not math.isfinite(switch_cost_s) or switch_cost_s < 0:
+        raise ConfigError(f"a switch cannot cost {switch_cost_s} s", "give seconds, 0 or more")
 
 
 def _reason(verdict: Verdict, here: Candidate | None, chosen: Candidate) -> str:

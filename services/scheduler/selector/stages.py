@@ -1,7 +1,8 @@
 """A policy for each stage that has a profile, step by step in a run. Pure.
 
 Each follows its own course, as in a replay: `before` is what it chose last, whatever the stage runs with.
-Where the two differ, the verdict says what it would run instead.
+Where the two differ, the verdict says what it would run instead. A run that carries decisions out says before
+each of them where the stage is: `stand`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from earl.parallelism import Parallelism
-from services.scheduler.selector.decision import Decision, Policy, Workload
+from earl.parallelism import Parallelism, Replica
+from services.scheduler.selector.decision import Choice, Decision, Policy, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,12 @@ class Verdict:
         """What the policy would have. One stage alone is decided for, so it is a parallelism."""
         assert isinstance(self.decision.after, Parallelism)
         return self.decision.after
+
+    @property
+    def fits(self) -> bool:
+        """Whether what it would have fits what is expected; without candidates nothing speaks against it."""
+        found = (one.fits for one in self.decision.candidates if one.parallelism == self.decision.after)
+        return next(found, True)
 
     @property
     def sentence(self) -> str:
@@ -59,8 +66,20 @@ class Past:
     before: Parallelism
 
 
-class Correctable(Protocol):
-    """What a policy's predictions come from, where a run may correct it."""
+class Steered(Policy, Protocol):
+    """A policy that hears what becomes of its decisions."""
+
+    def settle(self, parallelism: Parallelism) -> None:
+        """What the stage has in truth."""
+        ...
+
+    def price(self, switch_cost_s: float) -> None:
+        """What a switch costs from now on."""
+        ...
+
+
+class Table(Protocol):
+    """What a policy's predictions come from, where a run may correct and bound it."""
 
     def observe(
         self, parallelism: Parallelism, context_tokens: float, concurrency: float, tokens_per_device_s: float
@@ -68,19 +87,25 @@ class Correctable(Protocol):
 
     def correction(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> float: ...
 
+    def bar(self, barred: Mapping[Replica, str]) -> None: ...
+
+    def block(self, one: Parallelism, context_tokens: float) -> None: ...
+
 
 class Stages:
     """By stage. make: the policy that begins with a parallelism; tables: what its predictions come from."""
 
     def __init__(
         self,
-        make: Mapping[str, Callable[[Parallelism], Policy]],
-        tables: Mapping[str, Correctable] | None = None,
+        make: Mapping[str, Callable[[Parallelism], Steered]],
+        tables: Mapping[str, Table] | None = None,
     ) -> None:
         self.names = frozenset(make)
         self._make = make
         self._tables = tables or {}
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[str, Steered] = {}
+        # What each policy takes its stage to have.
+        self._courses: dict[str, Choice] = {}
 
     def restore(self, stage: str, past: Sequence[Past]) -> None:
         """Brings a policy to where these decisions, oldest first, left it.
@@ -90,21 +115,47 @@ class Stages:
         if not past:
             return
         policy = self._make[stage](past[0].before)
+        course: Choice = past[0].before
         for one in past:
             self._correct(stage, one.observed)
             policy.observe(one.observed.workload)
-            policy.decide(one.step, one.observed.running.devices)
-        self._policies[stage] = policy
+            course = policy.decide(one.step, one.observed.running.devices).after
+        self._policies[stage], self._courses[stage] = policy, course
 
     def decide(self, stage: str, observed: Observed, step: int) -> Verdict:
         """For `step`, after the one that was observed. Raises ConfigError where the profile has no answer."""
-        policy = self._policies.get(stage)
-        if policy is None:
-            policy = self._policies[stage] = self._make[stage](observed.running)
+        policy = self._policy(stage, observed.running)
         factor = self._correct(stage, observed)
         policy.observe(observed.workload)
         decision = policy.decide(step, observed.running.devices)
+        self._courses[stage] = decision.after
         return Verdict(stage, observed.running, decision, policy.name, factor)
+
+    def stand(
+        self, stage: str, heading: Parallelism, cost_s: float | None, barred: Mapping[Replica, str]
+    ) -> None:
+        """Where a stage is before it is decided for.
+
+        heading: how it is cut or being cut. cost_s: of a switch, as measured. barred: no candidates, and why.
+        """
+        policy = self._policy(stage, heading)
+        if self._courses[stage].replica != heading.replica:
+            policy.settle(heading)
+            self._courses[stage] = heading
+        if cost_s is not None:
+            policy.price(cost_s)
+        if stage in self._tables:
+            self._tables[stage].bar(barred)
+
+    def block(self, stage: str, one: Parallelism, context_tokens: float) -> None:
+        """A sequence of so many tokens waited, because no engine cut so could hold it."""
+        if stage in self._tables:
+            self._tables[stage].block(one, context_tokens)
+
+    def _policy(self, stage: str, start: Parallelism) -> Steered:
+        if stage not in self._policies:
+            self._policies[stage], self._courses[stage] = self._make[stage](start), start
+        return self._policies[stage]
 
     def _correct(self, stage: str, observed: Observed) -> float:
         """What the predictions for what ran are multiplied by from now on."""

@@ -1,0 +1,286 @@
+"""A real scheduler process and rollout workers that answer its commands over real gRPC, or do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earl.config.environment import EnvironmentConfig
+from earl.config.rollout import RolloutConfig
+from earl.config.run import RunConfig
+from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfig
+from earl.config.trainer import TrainerConfig, WarmupConfig
+from earl.errors import IllegalParallelism, LedgerError, ReshapeRefused, StaleEpoch
+from earl.obs.metrics import read_lines
+from earl.parallelism import Parallelism
+from earl.rpc import Client
+from earl.rpc.server import Server
+from earl.v1 import common_pb2, rollout_pb2, scheduler_pb2
+from earl.v1.rollout_pb2_grpc import RolloutServiceServicer, add_RolloutServiceServicer_to_server
+from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from tests.support.stack import Stack, until
+
+CALL_S = 20.0
+ROLLOUT = common_pb2.STAGE_ROLLOUT
+HASTE = {"prepare_s": 0.2, "quiesce_s": 0.1, "switch_s": 0.1, "verify_s": 0.1}
+# Two devices a worker: cut from 16 tokens on.
+PROFILE = """stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s,peak_memory_fraction
+rollout,2,1,1,1,8,8,120,0.2
+rollout,2,1,1,1,4096,8,20,0.9
+rollout,1,2,1,1,8,8,60,0.1
+rollout,1,2,1,1,4096,8,40,0.5
+"""
+
+
+class Worker(RolloutServiceServicer):
+    """A rollout worker of two devices without engines: it is cut as it was told, or `does` something else."""
+
+    def __init__(self, address: str, name: str, *, serves: bool = True, incarnation: int = 1) -> None:
+        self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=ROLLOUT)
+        self.client = Client(address, SchedulerServiceStub)
+        self.cut = Parallelism(dp=2)
+        self.epoch = 0
+        self.told: list[rollout_pb2.ReparallelizeRolloutRequest] = []
+        self.known: dict[int, rollout_pb2.ReparallelizeRolloutResponse] = {}
+        self.does: Callable[[rollout_pb2.ReparallelizeRolloutRequest], Awaitable[None]] | None = None
+        self.server = Server(name, "127.0.0.1:0", drain_s=0.0) if serves else None
+        self.blocked_tokens = 0.0
+        self._beating: asyncio.Task | None = None
+
+    async def start(self) -> None:
+        if self.server is not None:
+            self.server.add(add_RolloutServiceServicer_to_server, self, "earl.v1.RolloutService")
+            self.worker.address = await self.server.start()
+        await self.say("Join", capacity=16, parallelism=encoded(self.cut))
+        self._beating = asyncio.create_task(self._beat())
+
+    async def stop(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        if self.server is not None:
+            await self.server.stop()
+        await self.client.close()
+
+    async def say(self, method: str, **fields: Any) -> Any:
+        request = getattr(scheduler_pb2, f"{method}Request")(worker=self.worker, **fields)
+        return await self.client.call(method, request, deadline_s=CALL_S)
+
+    async def _beat(self) -> None:
+        while True:
+            await self.say(
+                "Heartbeat",
+                parallelism=encoded(self.cut),
+                epoch=self.epoch,
+                gauges={"blocked_context_tokens": self.blocked_tokens},
+            )
+            await asyncio.sleep(0.05)
+
+    async def ReparallelizeRollout(self, request, context):
+        self.told.append(request)
+        if request.epoch in self.known:
+            return self.known[request.epoch]
+        if request.epoch < max(self.known, default=0):
+            raise StaleEpoch(f"epoch {request.epoch} is old")
+        if self.does is not None:
+            await self.does(request)
+        before = self.cut
+        self.cut, self.epoch = decoded(request.parallelism), request.epoch
+        if self.cut.tp < 4 and before != self.cut:
+            self.blocked_tokens = 0.0
+        self.known[request.epoch] = rollout_pb2.ReparallelizeRolloutResponse(
+            epoch=request.epoch,
+            parallelism=request.parallelism,
+            stall_s=0.25,
+            sequences_continued=3,
+            kv_moved_bytes=1 << 20,
+            max_logprob_difference=1e-5,
+        )
+        return self.known[request.epoch]
+
+
+def encoded(cut: Parallelism) -> common_pb2.Parallelism:
+    return common_pb2.Parallelism(**cut.as_dict())
+
+
+def decoded(cut: common_pb2.Parallelism) -> Parallelism:
+    return Parallelism(cut.dp, cut.tp, cut.cp, cut.pp)
+
+
+def config(directory: Path, **sections: Any) -> RunConfig:
+    profile = directory / "table.csv"
+    profile.write_text(PROFILE)
+    scheduler = {"group_size": 2, "batch_groups": 2, "membership_s": 5.0, "profile": str(profile)}
+    return RunConfig(
+        name="r",
+        runs_dir=str(directory),
+        environment=EnvironmentConfig(name="game"),
+        rollout=RolloutConfig(max_context_tokens=8192),
+        scheduler=SchedulerConfig(**{**scheduler, **sections.get("scheduler", {})}),
+        switch=SwitchConfig(**sections.get("switch", {})),
+        warmup=WarmupConfig(batches=0),
+        evaluation=EvaluationConfig(episodes=0),
+        trainer=TrainerConfig(ranks=1),
+    )
+
+
+@pytest.fixture
+async def stack(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    async with Stack(config(tmp_path, **getattr(request, "param", {}))) as stack:
+        await stack.up("valkey", "scheduler")
+        yield stack
+
+
+@pytest.fixture
+async def workers(stack: Stack) -> AsyncIterator[list[Worker]]:
+    made = [Worker(stack.scheduler, f"rollout-{number}") for number in range(2)]
+    for worker in made:
+        await worker.start()
+    yield made
+    for worker in made:
+        await worker.stop()
+
+
+async def ask(one: Worker, wait_s: float = 10.0, **fields: Any) -> scheduler_pb2.SetParallelismResponse:
+    request = scheduler_pb2.SetParallelismRequest(stage=ROLLOUT, wait_s=wait_s, **fields)
+    return await one.client.call("SetParallelism", request, deadline_s=CALL_S)
+
+
+async def rollout(one: Worker) -> scheduler_pb2.StageStatus:
+    status = await one.client.call("GetStatus", scheduler_pb2.GetStatusRequest(), deadline_s=CALL_S)
+    return next(stage for stage in status.stages if stage.stage == ROLLOUT)
+
+
+async def wait_for(one: Worker, holds: Callable[[scheduler_pb2.StageStatus], bool]) -> None:
+    async with asyncio.timeout(15):
+        while not holds(await rollout(one)):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+TP2 = common_pb2.Parallelism(tp=2)
+
+
+async def test_what_is_asked_for_reaches_every_worker_and_is_told(
+    stack: Stack, workers: list[Worker]
+) -> None:
+    bus = await stack.bus()
+    after = await bus.last_id()
+    answer = await ask(workers[0], parallelism=TP2, pin=True)
+    assert answer.epoch == 1 and not answer.outcome.rolled_back
+    assert (answer.outcome.stall_s, answer.outcome.sequences_continued) == (0.25, 6)
+    assert [worker.cut for worker in workers] == [Parallelism(tp=2)] * 2
+    told = workers[0].told[0]
+    assert (told.prepare_s, told.quiesce_s, told.switch_s, told.verify_s) == (300, 120, 120, 60)
+    assert told.logprob_tolerance == 0.05 and told.reason == "an operator asked for it"
+    changed = await until(bus.follow(after), "parallelism_changed")
+    assert (changed.stage, changed.epoch, changed.moved_bytes) == (ROLLOUT, 1, 2 << 20)
+    assert decoded(changed.before) == Parallelism(dp=4) and decoded(changed.after) == Parallelism(2, 2)
+    stage = await rollout(workers[0])
+    assert decoded(stage.running) == Parallelism(2, 2) and stage.pinned and stage.epoch == 1
+    assert not stage.HasField("switching") and stage.last.epoch == 1
+    [line] = read_lines(stack.directory / "switches.jsonl")
+    assert (line["by"], line["epoch"], line["stall_s"]) == ("operator", 1, 0.25) and not line["rolled_back"]
+    spans = {line["what"] for line in read_lines(stack.directory / "timeline.jsonl")}
+    assert spans == {"to dp2·tp2", "stall"}
+    # It is cut so already: nobody is told again.
+    answer = await ask(workers[0], parallelism=TP2)
+    assert answer.epoch == 1 and not answer.HasField("outcome") and len(workers[0].told) == 1
+    assert not (await rollout(workers[0])).pinned
+
+    # What cannot be is refused by name.
+    with pytest.raises(IllegalParallelism, match="it has 4 devices on 2 workers; use dp4 or dp2·tp2"):
+        await ask(workers[0], parallelism=common_pb2.Parallelism(tp=3))
+    with pytest.raises(IllegalParallelism, match="cannot be cut into dp3·tp2"):
+        await ask(workers[0], parallelism=common_pb2.Parallelism(dp=3, tp=2))
+    request = scheduler_pb2.SetParallelismRequest(stage=common_pb2.STAGE_TRAINER, parallelism=TP2)
+    with pytest.raises(LedgerError, match=r"no worker of stage trainer .* it has rollout"):
+        await workers[0].client.call("SetParallelism", request, deadline_s=CALL_S)
+    # A worker that starts anew is cut as its stage.
+    await workers[1].stop()
+    again = workers[1] = Worker(stack.scheduler, "rollout-1", incarnation=2)
+    await again.start()
+    await wait_for(again, lambda one: one.HasField("running") and not one.HasField("switching"))
+    assert again.cut == Parallelism(tp=2) and again.epoch == 2 and len(workers[0].told) == 1
+
+
+@pytest.mark.parametrize("stack", [{"switch": HASTE}], indirect=True)
+async def test_where_one_does_not_obey_the_others_are_brought_back(
+    stack: Stack, workers: list[Worker]
+) -> None:
+    async def refuse(request) -> None:
+        raise ReshapeRefused("rollout-1 cannot do that", "leave it")
+
+    async def never(request) -> None:
+        await asyncio.Event().wait()
+
+    for does, said in (
+        (refuse, "rollout-1: rollout-1 cannot do that; leave it"),
+        (refuse, "rollout-1: rollout-1 cannot do that; leave it"),
+        (never, "rollout-1: no answer within 0.7 s"),
+    ):
+        workers[1].does = does
+        answer = await ask(workers[0], parallelism=TP2)
+        assert answer.outcome.rolled_back and answer.outcome.message == said
+        await wait_for(workers[0], lambda one: one.HasField("running") and not one.HasField("switching"))
+        assert [worker.cut for worker in workers] == [Parallelism(dp=2)] * 2
+    assert stack.log("scheduler").count("rollout-1 cannot do that") == 1
+
+
+async def test_a_worker_that_knows_no_such_call_is_harmless(stack: Stack) -> None:
+    """One of before: it says nothing of its parallelism either."""
+    old = Worker(stack.scheduler, "rollout-0", serves=False)
+    server = Server("old", "127.0.0.1:0", drain_s=0.0)
+    server.add(add_RolloutServiceServicer_to_server, RolloutServiceServicer(), "earl.v1.RolloutService")
+    old.worker.address = await server.start()
+    await old.say("Join", capacity=8, parallelism=encoded(old.cut))
+    answer = await ask(old, parallelism=TP2)
+    assert answer.outcome.rolled_back and "does not know how to change" in answer.outcome.message
+    await old.say("Heartbeat", running=3)
+    assert decoded((await rollout(old)).running) == Parallelism(dp=2)
+    await server.stop()
+    await old.client.close()
+
+
+async def test_a_scheduler_killed_in_mid_switch_goes_on_with_it(stack: Stack, workers: list[Worker]) -> None:
+    held, go = asyncio.Event(), asyncio.Event()
+
+    async def hold(request) -> None:
+        held.set()
+        await go.wait()
+
+    workers[1].does = hold
+    answer = await ask(workers[0], wait_s=0.0, parallelism=TP2, pin=True)
+    assert answer.epoch == 1 and not answer.HasField("outcome")
+    await held.wait()
+    with pytest.raises(LedgerError, match=r"on its way from dp4 to dp2·tp2"):
+        await ask(workers[0], parallelism=common_pb2.Parallelism(tp=1))
+    await stack.kill("scheduler")
+    await stack.start("scheduler")
+    stage = await rollout(workers[0])
+    assert stage.pinned and decoded(stage.switching.after) == Parallelism(2, 2)
+    go.set()
+    await wait_for(workers[0], lambda one: one.last.epoch == 1)
+    assert not (await rollout(workers[0])).last.rolled_back
+    assert [worker.cut for worker in workers] == [Parallelism(tp=2)] * 2
+    assert {request.epoch for worker in workers for request in worker.told} == {1}
+
+
+async def test_a_sequence_that_waits_for_room_is_given_some_at_once(
+    stack: Stack, workers: list[Worker]
+) -> None:
+    """No step was ever committed: the run would wait for ever."""
+    workers[0].blocked_tokens = 3000.0
+    await wait_for(workers[0], lambda one: one.last.epoch == 1)
+    last = (await rollout(workers[0])).last
+    assert decoded(last.after) == Parallelism(2, 2) and "at once: its engines do not hold" in last.reason
+    assert [worker.cut for worker in workers] == [Parallelism(tp=2)] * 2
+    # Where no layout is larger still, nothing is done.
+    workers[0].blocked_tokens = 8000.0
+    async with asyncio.timeout(15):
+        while len(lines := list(read_lines(stack.directory / "decisions.jsonl"))) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert [(line["epoch"], line["held"]) for line in lines] == [(1, ""), (0, "no layout holds it")]
+    assert lines[0]["verdict"]["urgent"] and len(workers[0].told) == 1
