@@ -137,6 +137,7 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
     from earl.models import module
     from earl.models.spec import ModelSpec, Rope
     from services.trainer.batch import Columns
+    from services.trainer.cut import Cut
     from services.trainer.group import Group
     from services.trainer.parallel import Policy
     from services.trainer.plan import Item, Plan
@@ -161,8 +162,8 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
         "activation_checkpointing": case["activation_checkpointing"],
     }
     config = RunConfig.model_validate({"name": "m", "environment": {"name": "m"}, "trainer": trainer})
-    group = Group("cpu")
-    policy = Policy.of(spec, group, config)
+    cut = Cut(Group("cpu"), config.trainer.parallelism, spec)
+    policy = Policy.of(spec, cut, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for shard in policy.shards:
@@ -170,7 +171,7 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
                 shard.local.normal_(0.0, 0.02, generator=generator)
             else:
                 shard.local.fill_(1.0)
-    stepper = Stepper(policy, group, config)
+    stepper = Stepper(policy, config)
     rng = np.random.default_rng(0)
     # Half of an agent's tokens are its own.
     mask = np.arange(tokens) % 64 >= 32

@@ -37,6 +37,7 @@ class Job:
     dp: int
     tp: int
     points: tuple[tuple[int, int], ...]
+    cp: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.memory_model.cases import TURN_TOKENS, Case
 from benchmarks.memory_model.measured import peak_bytes, present_bytes
-from earl.models.module import Decoder
-from earl.models.parallel import TensorParallel
-from services.trainer import parallel
 from services.trainer.batch import Columns
+from services.trainer.cut import Cut
 from services.trainer.group import Group, leave
 from services.trainer.parallel import Policy
 from services.trainer.plan import Item, Plan
@@ -49,12 +45,6 @@ class Rank:
             return cls(group, take_place(group, cut.dp, cut.tp))
         settle(config)
         group = Group("cpu")
-        if cut.tp > 1:
-            # The trainer's own ranks are data parallel only; its decoder need not be.
-            mesh = init_device_mesh("cpu", (cut.dp, cut.tp), mesh_dim_names=("fsdp", "tp"))
-            tensor = TensorParallel(mesh["tp"].get_local_rank(), cut.tp, mesh["tp"].get_group())
-            parallel.Decoder = partial(Decoder, tp=tensor)  # type: ignore[misc, assignment]
-            group.mesh, group.size, group.rank = mesh["fsdp"], cut.dp, mesh["fsdp"].get_local_rank()
         return cls(group, None)
 
     def work(self, case: Case) -> None:
@@ -86,22 +76,24 @@ def fill(tensors: list[torch.Tensor]) -> None:
 def train(case: Case, group: Group) -> None:
     """Two steps: the second one finds what the first one left behind."""
     config, spec, cut = case.config, case.spec, case.cut
-    policy = Policy.of(spec, group, config)
+    place = Cut(group, cut, spec)
+    policy = Policy.of(spec, place, config)
     fill(
         [shard.local for shard in {one.name: one for one in (*policy.model_shards, *policy.shards)}.values()]
     )
-    stepper = Stepper(policy, group, config)
+    stepper = Stepper(policy, config)
     found = [trajectory(case, number) for number in range(case.concurrency)]
     items = [Item(n, 1, one.key, 1.0, len(one.tokens), position=n) for n, one in enumerate(found)]
     ranks = tuple(tuple(items[rank :: cut.dp]) for rank in range(cut.dp))
     columns = Columns()
-    columns.take(ranks[group.rank])
-    for index, item in enumerate(ranks[group.rank]):
+    columns.take(ranks[place.replica])
+    for index, item in enumerate(ranks[place.replica]):
         one, into = found[item.ticket_id], columns.of(index)
         into["tokens"][:], into["loss_mask"][:] = one.tokens, one.loss_mask
         into["logprobs"][:] = -np.log(spec.vocab) * one.loss_mask
     for version in (1, 2):
         stepper.train(Plan(version, version, "policy_gradient", ranks, False, False, 0.0, False), columns)
+    place.close()
 
 
 def refer(case: Case, place: Place) -> None:

@@ -14,6 +14,7 @@ from earl.config.reference import check_reference
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, TransportUnavailable
 from earl.models.source import gguf_file, packaged
+from earl.models.tp import divisors
 
 
 def cross_check(config: RunConfig) -> None:
@@ -94,18 +95,27 @@ def check_framing(model: ModelConfig) -> None:
 
 
 def check_heads(config: RunConfig, heads: int, kv_heads: int, what: str) -> None:
-    """Raises IllegalParallelism for a stage whose tp does not divide these."""
-    legal = [
-        degree
-        for degree in range(1, heads + 1)
-        if heads % degree == 0 and (kv_heads % degree == 0 or degree % kv_heads == 0)
-    ]
-    for key, tp in (("rollout.tp", config.rollout.tp), ("reference.tp", config.reference.tp)):
+    """Raises IllegalParallelism for a stage whose tp or cp does not divide these, or the trainer's ranks."""
+    legal = divisors(heads, kv_heads)
+    degrees = {
+        "rollout.tp": config.rollout.tp,
+        "reference.tp": config.reference.tp,
+        "trainer.tp": config.trainer.tp,
+    }
+    for key, tp in degrees.items():
         if tp not in legal:
             raise IllegalParallelism(
                 f"{key} = {tp} does not divide {what}'s {heads} heads and {kv_heads} key-value heads",
                 f"use one of {', '.join(map(str, legal))}",
             )
+    tp, cp = config.trainer.tp, config.trainer.cp
+    own = heads // tp, max(1, kv_heads // tp)
+    if cp not in divisors(*own):
+        raise IllegalParallelism(
+            f"trainer.cp = {cp} does not divide the {own[0]} heads and {own[1]} key-value heads that "
+            f"trainer.tp = {tp} leaves a rank of {what}",
+            f"use one of {', '.join(map(str, divisors(*own)))}, or another trainer.tp",
+        )
 
 
 def check_lengths(config: RunConfig) -> None:
@@ -133,8 +143,8 @@ def check_lengths(config: RunConfig) -> None:
 
 
 def check_batches(config: RunConfig) -> None:
-    """Every trainer rank gets at least one sequence of every mini-batch."""
-    scheduler = config.scheduler
+    """Every trainer replica gets at least one sequence of every mini-batch."""
+    scheduler, dp = config.scheduler, config.trainer.parallelism.dp
     episodes = scheduler.group_size * scheduler.batch_groups
     sizes = [
         ("scheduler.group_size x batch_groups", episodes, "trainer.minibatches", config.trainer.minibatches)
@@ -143,9 +153,9 @@ def check_batches(config: RunConfig) -> None:
         episodes = config.warmup.batch_episodes
         sizes.append(("warmup.batch_episodes", episodes, "warmup.minibatches", config.warmup.minibatches))
     for name, episodes, key, minibatches in sizes:
-        if episodes < config.trainer.ranks * minibatches:
+        if episodes < dp * minibatches:
             raise ConfigError(
-                f"{name} = {episodes} sequences cannot feed trainer.ranks = {config.trainer.ranks} "
+                f"{name} = {episodes} sequences cannot feed {dp} replicas (trainer.ranks / (tp x cp)) "
                 f"x {key} = {minibatches}",
                 f"raise {name} or lower {key}",
             )

@@ -7,12 +7,19 @@ from typing import Literal
 from pydantic import Field
 
 from earl.config.base import Section
+from earl.errors import IllegalParallelism
+from earl.parallelism import Parallelism
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 class TrainerConfig(Section):
+    # Processes. They are cut into replicas of tp x cp ranks each; the rest is dp.
     ranks: int = Field(default=1, ge=1)
+    # Ranks that share every block's matrices: heads and inner columns are dealt over them.
+    tp: int = Field(default=1, ge=1)
+    # Ranks that share sequences: each has a part of the tokens, in attention a part of the heads (Ulysses).
+    cp: int = Field(default=1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(default=1, ge=1)
     lr: float = Field(default=1e-3, gt=0)
@@ -72,6 +79,17 @@ class TrainerConfig(Section):
     keep_checkpoints: int = Field(default=2, ge=1)
     arena_bytes: int = Field(default=0, ge=0)  # 0: two slots of this rank's shards
     bind: str = "127.0.0.1:0"
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """As the run starts. Raises IllegalParallelism."""
+        if self.ranks % (self.tp * self.cp):
+            raise IllegalParallelism(
+                f"trainer.ranks = {self.ranks} is no multiple of trainer.tp x trainer.cp = "
+                f"{self.tp} x {self.cp}",
+                "give a multiple: every replica has tp x cp ranks",
+            )
+        return Parallelism(self.ranks // (self.tp * self.cp), self.tp, self.cp)
 
 
 class ReferenceConfig(Section):

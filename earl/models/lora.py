@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from earl.models.module import Decoder
+from earl.models.parallel import ColumnLinear, RowLinear, TensorParallel, enter
 
 A, B = "lora_a", "lora_b"
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -36,8 +37,8 @@ class Lora:
         return self.alpha / self.rank
 
 
-class LoraLinear(nn.Linear):
-    """A linear layer whose own parameters are frozen, and its adapter."""
+class _Adapted(nn.Linear):
+    """Takes a layer's parameters, and makes room for those of an adapter (float32)."""
 
     def __init__(self, linear: nn.Linear, lora: Lora) -> None:
         nn.Module.__init__(self)
@@ -47,22 +48,46 @@ class LoraLinear(nn.Linear):
         self.lora_a = nn.Parameter(torch.empty(lora.rank, self.in_features, device=linear.weight.device))
         self.lora_b = nn.Parameter(torch.empty(self.out_features, lora.rank, device=linear.weight.device))
 
+
+class LoraColumn(_Adapted, ColumnLinear):
+    """A frozen column-parallel layer and its adapter: B is cut as the weight, A is every rank's."""
+
+    def __init__(self, linear: ColumnLinear, lora: Lora, tp: TensorParallel) -> None:
+        super().__init__(linear, lora)
+        self.tp, self.replicas = tp, linear.replicas
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        inner = F.linear(input, self.lora_a)
-        return torch.addmm(super().forward(input), inner, self.lora_b.t(), alpha=self.scale)
+        inner = F.linear(input, enter(self.lora_a, self.tp))
+        b = enter(self.lora_b, self.replicas)
+        return torch.addmm(super().forward(input), inner, b.t(), alpha=self.scale)
+
+
+class LoraRow(_Adapted, RowLinear):
+    """A frozen row-parallel layer and its adapter: A is cut as the weight, B is every rank's."""
+
+    def __init__(self, linear: RowLinear, lora: Lora) -> None:
+        super().__init__(linear, lora)
+        self.tp = linear.tp
+
+    def product(self, input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        inner, b = F.linear(input, self.lora_a), enter(self.lora_b, self.tp)
+        return torch.addmm(super().product(input, bias), inner, b.t(), alpha=self.scale)
 
 
 def adapt(decoder: Decoder, lora: Lora) -> None:
     """Give every target of a decoder an adapter (float32, not yet filled); freeze all other parameters."""
-    if decoder.tp.size > 1:
-        raise ValueError("adapters are trained without tensor parallelism")
     decoder.requires_grad_(False)
     for block in decoder.model.layers:
         for part, names in (("self_attn", ATTENTION), ("mlp", MLP)):
             module = block.get_submodule(part)
             for name in names:
-                if name in lora.targets:
-                    setattr(module, name, LoraLinear(module.get_submodule(name), lora))  # type: ignore[arg-type]
+                if name not in lora.targets:
+                    continue
+                linear = module.get_submodule(name)
+                if isinstance(linear, ColumnLinear):
+                    setattr(module, name, LoraColumn(linear, lora, decoder.tp))
+                elif isinstance(linear, RowLinear):
+                    setattr(module, name, LoraRow(linear, lora))
 
 
 def adapters(names: list[str]) -> Iterator[tuple[str, str, str]]:

@@ -5,8 +5,8 @@
 
 Logits equal transformers' to 1e-4 (tests/unit/test_models_module.py). Every block is called through
 its forward, and the root's forward reaches all that the root owns, so FSDP2's fully_shard may wrap
-the blocks and the root. With tp, this rank's module holds its slices only (earl.models.slices); where
-ranks share a key-value head, each one's gradient of it is of its own queries.
+the blocks and the root. With tp, this rank's module holds its slices only (earl.models.slices); with cp, its
+tokens and rows are this rank's part of the packed ones. Whose terms gradients are: earl.models.parallel.
 """
 
 from __future__ import annotations
@@ -23,9 +23,18 @@ from torch.utils.checkpoint import checkpoint
 from earl.models.fused import gated_silu, rms_norm
 from earl.models.logprobs import token_logprobs
 from earl.models.packing import Packing, causal_attention, take_rows
-from earl.models.parallel import TensorParallel, enter, leave
+from earl.models.parallel import (
+    ColumnLinear,
+    ContextParallel,
+    RowLinear,
+    TensorParallel,
+    enter,
+    spread,
+    to_heads,
+    to_rows,
+)
 from earl.models.spec import ModelSpec, Rope
-from earl.models.tp import rank_heads
+from earl.models.tp import check_cut, rank_heads
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -61,27 +70,30 @@ def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
+    """tp: of ranks that normalise different heads with one weight."""
+
+    def __init__(self, size: int, eps: float, tp: TensorParallel | None = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
+        self.tp = tp or TensorParallel()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, enter(self.weight, self.tp), self.eps)
 
 
 class Attention(nn.Module):
-    def __init__(self, spec: ModelSpec, tp: TensorParallel) -> None:
+    def __init__(self, spec: ModelSpec, tp: TensorParallel, cp: ContextParallel) -> None:
         super().__init__()
-        self.tp, self.head_dim = tp, spec.head_dim
+        self.tp, self.cp, self.head_dim = tp, cp, spec.head_dim
         query, key = (count * spec.head_dim for count in rank_heads(spec, tp.size))
-        self.q_proj = nn.Linear(spec.hidden, query, bias=spec.qkv_bias)
-        self.k_proj = nn.Linear(spec.hidden, key, bias=spec.qkv_bias)
-        self.v_proj = nn.Linear(spec.hidden, key, bias=spec.qkv_bias)
-        self.o_proj = nn.Linear(query, spec.hidden, bias=spec.o_bias)
+        self.q_proj = ColumnLinear(spec.hidden, query, spec.qkv_bias)
+        self.k_proj = ColumnLinear(spec.hidden, key, spec.qkv_bias, tp.replicas)
+        self.v_proj = ColumnLinear(spec.hidden, key, spec.qkv_bias, tp.replicas)
+        self.o_proj = RowLinear(query, spec.hidden, spec.o_bias, tp)
         if spec.qk_norm:
-            self.q_norm = RMSNorm(spec.head_dim, spec.eps)
-            self.k_norm = RMSNorm(spec.head_dim, spec.eps)
+            self.q_norm = RMSNorm(spec.head_dim, spec.eps, tp)
+            self.k_norm = RMSNorm(spec.head_dim, spec.eps, tp)
         self.qk_norm = spec.qk_norm
 
     def forward(
@@ -95,11 +107,24 @@ class Attention(nn.Module):
         if self.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
-        out = causal_attention(query, key, value, packing).flatten(1)
-        if self.tp.size == 1:
-            return self.o_proj(out)
-        out = leave(F.linear(out, self.o_proj.weight), self.tp)
-        return out if self.o_proj.bias is None else out + self.o_proj.bias
+        if self.cp.size == 1:
+            return self.o_proj(causal_attention(query, key, value, packing).flatten(1))
+        query, key, value = self._of_own_heads(query, key, value, packing.rows)
+        out = causal_attention(query, key, value, packing)
+        return self.o_proj(to_rows(out, self.cp, packing.rows).flatten(1))
+
+    def _of_own_heads(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, total: int
+    ) -> tuple[torch.Tensor, ...]:
+        """All rows of the heads that this rank attends with, in one exchange. Of fewer key-value heads than
+        ranks, several get the same one."""
+        ranks = self.cp.size
+        if key.shape[1] % ranks:
+            times = ranks // key.shape[1]
+            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        parts = [x.unflatten(1, (ranks, -1)) for x in (query, key, value)]
+        sizes = [part.shape[2] for part in parts]
+        return to_heads(torch.cat(parts, 2).flatten(1, 2), self.cp, total).split(sizes, 1)
 
 
 class MLP(nn.Module):
@@ -107,13 +132,13 @@ class MLP(nn.Module):
         super().__init__()
         self.tp = tp
         inner = spec.intermediate // tp.size
-        self.gate_proj = nn.Linear(spec.hidden, inner, bias=False)
-        self.up_proj = nn.Linear(spec.hidden, inner, bias=False)
-        self.down_proj = nn.Linear(inner, spec.hidden, bias=False)
+        self.gate_proj = ColumnLinear(spec.hidden, inner, False)
+        self.up_proj = ColumnLinear(spec.hidden, inner, False)
+        self.down_proj = RowLinear(inner, spec.hidden, False, tp)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = enter(x, self.tp)
-        return leave(self.down_proj(gated_silu(self.gate_proj(x), self.up_proj(x))), self.tp)
+        return self.down_proj(gated_silu(self.gate_proj(x), self.up_proj(x)))
 
 
 class Block(nn.Module):
@@ -125,10 +150,10 @@ class Block(nn.Module):
 
     checkpointed = False
 
-    def __init__(self, spec: ModelSpec, tp: TensorParallel) -> None:
+    def __init__(self, spec: ModelSpec, tp: TensorParallel, cp: ContextParallel) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(spec.hidden, spec.eps)
-        self.self_attn = Attention(spec, tp)
+        self.self_attn = Attention(spec, tp, cp)
         self.post_attention_layernorm = RMSNorm(spec.hidden, spec.eps)
         self.mlp = MLP(spec, tp)
 
@@ -150,23 +175,26 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """What transformers calls `model`: embedding, blocks and the last norm; a bag of names."""
 
-    def __init__(self, spec: ModelSpec, tp: TensorParallel) -> None:
+    def __init__(self, spec: ModelSpec, tp: TensorParallel, cp: ContextParallel) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(spec.vocab, spec.hidden)
-        self.layers = nn.ModuleList(Block(spec, tp) for _ in range(spec.layers))
+        self.layers = nn.ModuleList(Block(spec, tp, cp) for _ in range(spec.layers))
         self.norm = RMSNorm(spec.hidden, spec.eps)
 
 
 class Decoder(nn.Module):
     """A decoder for training: `decoder(tokens, positions, lengths, targets)`.
 
-    Raises IllegalParallelism if tp does not divide the heads. May be built on the meta device.
+    Raises IllegalParallelism if tp and cp do not divide the heads. May be built on the meta device.
     """
 
-    def __init__(self, spec: ModelSpec, tp: TensorParallel | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, tp: TensorParallel | None = None, cp: ContextParallel | None = None
+    ) -> None:
         super().__init__()
-        self.spec, self.tp = spec, tp or TensorParallel()
-        self.model = Stack(spec, self.tp)
+        self.spec, self.tp, self.cp = spec, tp or TensorParallel(), cp or ContextParallel()
+        check_cut(spec, self.tp.size, self.cp.size)
+        self.model = Stack(spec, self.tp, self.cp)
         if not spec.tied:
             self.lm_head = nn.Linear(spec.hidden, spec.vocab, bias=False)
 
@@ -188,6 +216,8 @@ class Decoder(nn.Module):
         Without targets: hidden [T, H]. With targets [N] int64: (logprobs [N], entropy [N]) in
         float32, both differentiable, where targets[i] is the token that follows packed row rows[i]
         (rows [N] int64, none twice; None: every row, N = T). temperature is one number or [N].
+        With cp, tokens, positions and rows are of this rank's rows (ContextParallel.rows) of the T; lengths
+        and shared are of all.
         """
         hidden = self.forward_packed(tokens, positions, lengths, shared)
         if targets is None:
@@ -202,13 +232,13 @@ class Decoder(nn.Module):
         shared: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """hidden [T, H] after the last norm."""
-        x = self.model.embed_tokens(tokens)
+        x = spread(self.model.embed_tokens(tokens), self.tp)
         frequencies = rope_frequencies(self.spec.rope, self.spec.head_dim)
         cosine, sine = rope_table(frequencies, positions, x.dtype)
         packing = Packing.of(lengths, tokens.device, shared)
         for block in self.model.layers:
             x = block(x, cosine, sine, packing)
-        return self.model.norm(x)
+        return self.model.norm(enter(x, self.tp))
 
     @property
     def output_weight(self) -> torch.Tensor:

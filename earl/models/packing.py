@@ -107,6 +107,11 @@ class Packing:
     # Packed and padded rows are the same: nothing to move.
     identity: bool
 
+    @property
+    def rows(self) -> int:
+        """Packed rows of all sequences."""
+        return len(self.back)
+
     @classmethod
     def of(
         cls,

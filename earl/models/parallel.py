@@ -1,7 +1,13 @@
-"""Tensor parallelism inside a decoder: who this rank is, and the two collectives of a block.
+"""A decoder over several ranks: who this rank is, and the collectives of a block.
 
-Column-parallel linears start from a replicated input, row-parallel linears end in a sum over the
-group (Megatron-LM, 1909.08053, section 3); their backward passes are each other's.
+    tp   heads and inner columns are dealt over ranks: column-parallel linears start from a replicated input,
+         row-parallel linears end in a sum over the group (Megatron-LM, 1909.08053, section 3)
+    cp   packed rows are dealt over ranks: all-to-all before attention turns this rank's rows of all heads
+         into all rows of this rank's heads, and back after it (DeepSpeed-Ulysses, 2309.14509)
+
+Each collective's backward pass is another of them. The loss of all ranks together is the sum of theirs, so
+a rank counts each of its own terms once: gradients of a block's parameters are then complete over tp and
+a term of a sum over cp; those of the embedding, the last norm and lm_head are a term of a sum over both.
 """
 
 from __future__ import annotations
@@ -11,15 +17,45 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """This rank's place. `group` is a process group; unused if size is 1."""
+    """This rank's place. `group` is a process group; unused if size is 1.
+
+    sharing: group of the ranks that hold the same key-value heads, `shared` of them; without it each one's
+    gradient of such a head is of its own queries.
+    """
 
     rank: int = 0
     size: int = 1
     group: Any = None
+    sharing: Any = None
+    shared: int = 1
+
+    @property
+    def replicas(self) -> TensorParallel:
+        """The ranks that hold this rank's key-value heads."""
+        return TensorParallel(self.rank % self.shared, self.shared, self.sharing)
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """This rank's place among those that share packed sequences. `group` is unused if size is 1."""
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+
+    def rows(self, total: int) -> tuple[int, int]:
+        """First row, and the one after the last, of `total` packed rows that are this rank's."""
+        return total * self.rank // self.size, total * (self.rank + 1) // self.size
+
+    def sizes(self, total: int) -> list[int]:
+        """Rows of each rank."""
+        return [total * (i + 1) // self.size - total * i // self.size for i in range(self.size)]
 
 
 class _Enter(torch.autograd.Function):
@@ -47,11 +83,112 @@ class _Leave(torch.autograd.Function):
         return grads[0], None
 
 
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, size: int) -> torch.Tensor:
+        ctx.size = size
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grads[0] / ctx.size, None
+
+
+class _ToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
+        ctx.cp, ctx.total = cp, total
+        return _to_heads(x, cp, total)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _to_rows(grads[0], ctx.cp, ctx.total), None, None
+
+
+class _ToRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
+        ctx.cp, ctx.total = cp, total
+        return _to_rows(x, cp, total)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _to_heads(grads[0], ctx.cp, ctx.total), None, None
+
+
 def enter(x: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
-    """Before column-parallel linears: identity; the gradient is summed over the group."""
+    """Before column-parallel linears, and of a parameter that ranks share: identity; the gradient is summed
+    over the group."""
     return x if tp.size == 1 else _Enter.apply(x, tp.group)  # type: ignore[return-value]
 
 
 def leave(x: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
     """After row-parallel linears: the sum over the group; the gradient passes."""
     return x if tp.size == 1 else _Leave.apply(x, tp.group)  # type: ignore[return-value]
+
+
+def spread(x: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
+    """After what every rank computes alike: identity; each has an equal part of the gradient."""
+    return x if tp.size == 1 else _Spread.apply(x, tp.size)  # type: ignore[return-value]
+
+
+def to_heads(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
+    """[own rows, heads, D] → [total rows, heads / cp, D]: rank r gets the r-th part of the heads."""
+    return x if cp.size == 1 else _ToHeads.apply(x, cp, total)  # type: ignore[return-value]
+
+
+def to_rows(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
+    """[total rows, heads / cp, D] → [own rows, heads, D]."""
+    return x if cp.size == 1 else _ToRows.apply(x, cp, total)  # type: ignore[return-value]
+
+
+def _to_heads(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
+    own, heads, width = x.shape
+    # For each rank its heads of all own rows; what comes lies row after row, as it is wanted.
+    sent = x.reshape(own, cp.size, -1).transpose(0, 1).contiguous().view(cp.size * own, -1)
+    got = x.new_empty((total, heads // cp.size * width))
+    dist.all_to_all_single(got, sent, cp.sizes(total), [own] * cp.size, group=cp.group)
+    return got.view(total, heads // cp.size, width)
+
+
+def _to_rows(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
+    heads, width = x.shape[1:]
+    start, stop = cp.rows(total)
+    own = stop - start
+    got = x.new_empty((cp.size * own, heads * width))
+    sent = x.reshape(total, -1).contiguous()
+    dist.all_to_all_single(got, sent, [own] * cp.size, cp.sizes(total), group=cp.group)
+    return got.view(cp.size, own, heads * width).transpose(0, 1).reshape(own, cp.size * heads, width)
+
+
+class ColumnLinear(nn.Linear):
+    """A linear layer that holds its own rows of the weight; the input is every rank's, and was `enter`ed.
+
+    replicas: the ranks that hold the same rows.
+    """
+
+    def __init__(self, inner: int, own: int, bias: bool, replicas: TensorParallel | None = None) -> None:
+        super().__init__(inner, own, bias=bias)
+        self.replicas = replicas or TensorParallel()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = enter(self.weight, self.replicas)
+        return F.linear(input, weight, None if self.bias is None else enter(self.bias, self.replicas))
+
+
+class RowLinear(nn.Linear):
+    """A linear layer that holds its own columns of the weight: products are summed, the bias added once."""
+
+    def __init__(self, own: int, outer: int, bias: bool, tp: TensorParallel) -> None:
+        super().__init__(own, outer, bias=bias)
+        self.tp = tp
+
+    def product(self, input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """This rank's term."""
+        return F.linear(input, self.weight, bias)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.tp.size == 1:
+            return self.product(input, self.bias)
+        out = leave(self.product(input), self.tp)
+        return out if self.bias is None else out + self.bias

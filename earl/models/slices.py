@@ -7,6 +7,8 @@
     all else                 whole           ──► the same
     embed_tokens             whole           ──► lm_head too where they are tied: one tensor, two names
 
+An adapter's A is cut where its weight's columns are, its B where the rows are (earl.models.lora).
+
 Whoever reads weights, from a checkpoint or over the data plane, follows this one table. Where there are
 more ranks than key-value heads, neighbouring ranks hold the same head.
 """
@@ -54,6 +56,10 @@ _LLAMA = Family(
 FAMILIES: dict[str, Family] = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA}
 
 
+# The dimension that an adapter's parameter has in common with its weight: cut there, it is cut alike.
+_ADAPTERS = {"lora_a": 1, "lora_b": 0}
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """`box` of the published tensor `source` goes to `at` of a rank's own; both of one shape."""
@@ -92,23 +98,48 @@ def own_parameters(spec: ModelSpec, rank: int, size: int, *, fused: bool = False
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class TpCut:
+    """parts equal ranges of dimension dim, in order; each is held by `replicas` neighbouring ranks."""
+
+    dim: int
+    parts: int
+    replicas: int
+
+
+def tp_cut(name: str, spec: ModelSpec, size: int) -> TpCut | None:
+    """How `size` ranks hold published tensor `name`, an adapter's too; None: each has it whole."""
+    *_, module, kind = name.split(".")
+    cut = FAMILIES[spec.family].cuts.get(f"{module}.{'weight' if kind in _ADAPTERS else kind}")
+    if cut is None or size == 1:
+        return None
+    dim, counted = cut
+    if _ADAPTERS.get(kind, dim) != dim:
+        return None
+    parts = min(size, getattr(spec, counted))
+    return TpCut(dim, parts, size // parts)
+
+
 def tp_box(name: str, shape: tuple[int, ...], spec: ModelSpec, rank: int, size: int) -> Box:
     """The box of published tensor `name` (whole `shape`) that rank `rank` of `size` needs.
 
     Example: q_proj.weight of shape (8, 4), rank 1 of 2 → rows 4 to 8. size is one of legal_tp(spec).
     """
     whole = Box.whole(shape)
-    cut = FAMILIES[spec.family].cuts.get(".".join(name.split(".")[-2:]))
+    cut = tp_cut(name, spec, size)
     if cut is None:
         return whole
-    dim, counted = cut
-    count = getattr(spec, counted)
-    each = max(1, count // size)
-    first = rank * count // size
-    length = shape[dim] // count
+    length = shape[cut.dim] // cut.parts
     start, stop = list(whole.start), list(whole.stop)
-    start[dim], stop[dim] = first * length, (first + each) * length
+    start[cut.dim] = rank // cut.replicas * length
+    stop[cut.dim] = start[cut.dim] + length
     return Box(tuple(start), tuple(stop))
+
+
+def whole_shape(name: str, shape: tuple[int, ...], spec: ModelSpec, size: int) -> tuple[int, ...]:
+    """Of a tensor of which each of `size` ranks holds `shape`."""
+    cut = tp_cut(name, spec, size)
+    return tuple(n * cut.parts if cut and dim == cut.dim else n for dim, n in enumerate(shape))
 
 
 def _by_rows(boxes: list[tuple[str, Box]]) -> Own:

@@ -1,9 +1,10 @@
-"""Which degrees of tensor parallelism a model allows. Pure. What each rank then holds: earl.models.slices."""
+"""Which cuts of a model its heads allow. Pure. What each rank then holds: earl.models.slices."""
 
 from __future__ import annotations
 
 from earl.errors import IllegalParallelism
 from earl.models.spec import ModelSpec
+from earl.parallelism import Parallelism
 
 
 def legal_tp(spec: ModelSpec) -> list[int]:
@@ -11,12 +12,31 @@ def legal_tp(spec: ModelSpec) -> list[int]:
 
     Beyond kv_heads, a multiple of it: then several ranks hold the same one.
     """
+    return [tp for tp in divisors(spec.heads, spec.kv_heads) if spec.intermediate % tp == 0]
+
+
+def legal_cp(heads: int, kv_heads: int) -> list[int]:
+    """Degrees over which a rank's own heads can be dealt, ascending: as for tp, but for what lies inside.
+
+    heads, kv_heads: what tensor parallelism leaves a rank (rank_heads).
+    """
+    return divisors(heads, kv_heads)
+
+
+def divisors(heads: int, kv_heads: int) -> list[int]:
+    """Numbers of ranks that get equally many heads each, and whole kv_heads or the same one as others."""
     return [
-        tp
-        for tp in range(1, spec.heads + 1)
-        if spec.heads % tp == 0
-        and spec.intermediate % tp == 0
-        and (spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0)
+        n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+    ]  # fmt: skip
+
+
+def legal_cuts(spec: ModelSpec, devices: int) -> list[Parallelism]:
+    """Every (dp, tp, cp) of exactly so many devices, ascending in tp, then in cp."""
+    return [
+        Parallelism(devices // (tp * cp), tp, cp)
+        for tp in legal_tp(spec)
+        for cp in legal_cp(*rank_heads(spec, tp))
+        if devices % (tp * cp) == 0
     ]
 
 
@@ -28,6 +48,18 @@ def check_tp(spec: ModelSpec, tp: int) -> None:
             f"tp {tp} does not divide {spec.heads} heads, {spec.kv_heads} kv_heads and an intermediate size "
             f"of {spec.intermediate}",
             f"use tp {' or '.join(map(str, legal))}",
+        )
+
+
+def check_cut(spec: ModelSpec, tp: int, cp: int) -> None:
+    """Raises IllegalParallelism where tp ranks cannot have their slices, or cp ranks of each their heads."""
+    heads, kv_heads = rank_heads(spec, tp)
+    legal = legal_cp(heads, kv_heads)
+    if cp not in legal:
+        raise IllegalParallelism(
+            f"cp {cp} does not divide the {heads} heads and {kv_heads} kv_heads that tp {tp} leaves a rank "
+            f"of {spec.heads} and {spec.kv_heads}",
+            f"use cp {' or '.join(map(str, legal))} with tp {tp}",
         )
 
 

@@ -10,11 +10,12 @@ Which mini-batch a sequence belongs to depends on the plan alone, never on the n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from earl.errors import TrainerError
+from earl.models.parallel import ContextParallel, TensorParallel
 from services.trainer import advantages
 from services.trainer.plan import Item, Plan
 from services.trainer.prefixes import Bin, rows_of
@@ -125,8 +126,9 @@ class MicroBatch:
 
     tokens, positions: int64[T]. lengths: of each sequence; shared: of each, how many of its first tokens
     lie in the sequence before it; T is the sum of the differences. For each of the N trained tokens:
-    source int64[N] (row that predicts it, none twice), targets int64[N], behaviour, advantages,
-    weights float32[N], and reference float32[N] where a reference stage computed it.
+    source int64[N] (row that predicts it, none twice, ascending), targets int64[N], behaviour, advantages,
+    weights float32[N], and reference float32[N] where a reference stage computed it. at int64[N]: where it
+    lies in the columns; empty if the one token that is there counts nothing.
     """
 
     tokens: np.ndarray
@@ -139,6 +141,44 @@ class MicroBatch:
     advantages: np.ndarray
     weights: np.ndarray
     reference: np.ndarray | None = None
+    at: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def of(self, tensor: TensorParallel, context: ContextParallel) -> MicroBatch:
+        """What one rank of a replica computes: its rows, and its part of the tokens that they predict.
+
+        lengths and shared stay those of all rows, which attention is computed on together.
+        """
+        if tensor.size * context.size == 1:
+            return self
+        whole, cp = self, context.size
+        if len(self.tokens) < cp:
+            # Every rank has a row: a sequence more, of which nothing is trained.
+            whole = replace(
+                self,
+                tokens=np.concatenate((self.tokens, np.zeros(cp, np.int64))),
+                positions=np.concatenate((self.positions, np.arange(cp))),
+                lengths=[*self.lengths, cp],
+                shared=[*self.shared, 0],
+            )
+        start, stop = context.rows(len(whole.tokens))
+        first, last = np.searchsorted(whole.source, (start, stop)).tolist()
+        count, ranks = last - first, tensor.size
+        mine = slice(first + count * tensor.rank // ranks, first + count * (tensor.rank + 1) // ranks)
+        rows = {"tokens": whole.tokens[start:stop], "positions": whole.positions[start:stop]}
+        if not len(whole.at) or mine.start == mine.stop:
+            nothing = replace(EMPTY, reference=None if whole.reference is None else EMPTY.weights)
+            return replace(nothing, **rows, lengths=whole.lengths, shared=whole.shared)
+        return replace(
+            whole,
+            **rows,
+            source=whole.source[mine] - start,
+            targets=whole.targets[mine],
+            behaviour=whole.behaviour[mine],
+            advantages=whole.advantages[mine],
+            weights=whole.weights[mine],
+            reference=None if whole.reference is None else whole.reference[mine],
+            at=whole.at[mine],
+        )
 
 
 # A forward pass that counts nothing: keeps a rank in step with ranks that have more micro-batches.
@@ -204,4 +244,5 @@ def build(
             counts.tolist(), loss_mean, total_tokens, total_sequences, sequence_tokens
         ),
         reference=None if reference is None else np.concatenate([reference[s] for s in slices])[trained],
+        at=trained + np.repeat(offsets[packed.chosen] - starts, counts),
     )

@@ -21,7 +21,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from earl.dispatch.layout import Box
 from earl.dispatch.plan import plan
 from earl.errors import CheckpointError, LayoutError
 from services.trainer.group import Group
@@ -168,24 +167,23 @@ def _tensors(stepper: Stepper) -> Iterator[tuple]:
 
 
 def _local(stepper: Stepper) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
-    """This rank's tensors by their name in the file, and per parameter [shape, start, stop]."""
+    """This rank's tensors by their name in the file, and per parameter [shape, start, stop]; of what several
+    ranks hold alike, the first one's."""
     tensors: dict[str, torch.Tensor] = {}
     boxes: dict[str, list] = {}
     for shard, prefix, local in _tensors(stepper):
-        boxes[shard.name] = [shard.shape, shard.box.start, shard.box.stop]
-        if shard.box.size:
+        if shard.counts:
+            boxes[shard.name] = [shard.shape, shard.box.start, shard.box.stop]
             tensors[prefix + shard.name] = local.view(shard.box.shape)
     return tensors, boxes
 
 
 def _manifest(stepper: Stepper, progress: Progress, config_hash: str, parts: list[dict]) -> Manifest:
     tensors: dict[str, TensorEntry] = {}
-    for name, (shape, _, _) in parts[0]["tensors"].items():
-        held = [
-            (index, tuple(part["tensors"][name][1]), tuple(part["tensors"][name][2]))
-            for index, part in enumerate(parts)
-        ]
-        tensors[name] = TensorEntry(tuple(shape), tuple(one for one in held if Box(one[1], one[2]).size))
+    for shard in stepper.policy.shards:
+        boxes = [(index, part["tensors"].get(shard.name)) for index, part in enumerate(parts)]
+        held = tuple((index, tuple(box[1]), tuple(box[2])) for index, box in boxes if box is not None)
+        tensors[shard.name] = TensorEntry(shard.shape, held)
     return Manifest(
         progress=progress,
         model=fingerprint(stepper.policy.spec),

@@ -15,11 +15,11 @@ _OBJECTIVES: dict[int, Literal["policy_gradient", "imitate"]] = {
 
 
 def decode_plan(data: bytes, ranks: int) -> Plan:
-    """The plan of a serialised BatchPlan for a group of `ranks`. Raises TrainerError if it is for another."""
+    """The plan of a serialised BatchPlan for `ranks` replicas. Raises TrainerError if it is for others."""
     plan = scheduler_pb2.BatchPlan.FromString(data)
     if len(plan.ranks) != ranks:
         raise TrainerError(
-            f"batch {plan.batch_id} is planned for {len(plan.ranks)} ranks, the trainer has {ranks}",
+            f"batch {plan.batch_id} is planned for {len(plan.ranks)} replicas, the trainer has {ranks}",
             "restart the trainer so that the scheduler learns its size",
         )
     if plan.objective not in _OBJECTIVES:
@@ -48,7 +48,7 @@ def _item(item: scheduler_pb2.BatchItem) -> Item:
     if item.start_token or item.stop_token not in (0, item.total_tokens):
         raise TrainerError(
             f"{item.descriptor_key}: slice {item.start_token}:{item.stop_token} of {item.total_tokens}",
-            "this trainer has no context parallelism: plan whole sequences",
+            "ranks of one replica cut sequences among themselves: plan whole ones",
         )
     return Item(
         item.ticket_id,

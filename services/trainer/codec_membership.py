@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.errors import UnknownWorker
+from earl.parallelism import Parallelism
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -28,15 +29,20 @@ class Joined:
     weight_keys: tuple[str, ...]
 
 
+def encode_parallelism(cut: Parallelism) -> common_pb2.Parallelism:
+    return common_pb2.Parallelism(**cut.as_dict())
+
+
 class Membership:
     """One process's membership in the run, and its calls as a member."""
 
     def __init__(
-        self, address: str, token: str, *, worker: common_pb2.Worker, parallelism: common_pb2.Parallelism
+        self, address: str, token: str, *, worker: common_pb2.Worker, parallelism: Parallelism
     ) -> None:
         self._client = Client(address, SchedulerServiceStub, token=token)
         self.worker = worker
-        self._parallelism = parallelism
+        # As the member is cut now: reported when it joins and with every heartbeat.
+        self.parallelism = parallelism
         # Heartbeats and calls may both find out that the scheduler forgot this member: join once.
         self._joining = asyncio.Lock()
         self._joins = 0
@@ -47,9 +53,9 @@ class Membership:
         return await self._join()
 
     async def _join(self) -> Joined:
-        cut = self._parallelism
+        cut = self.parallelism
         request = scheduler_pb2.JoinRequest(
-            worker=self.worker, capacity=cut.dp * cut.tp, parallelism=self._parallelism
+            worker=self.worker, capacity=cut.devices, parallelism=encode_parallelism(cut)
         )
         answer = await self._client.call("Join", request, deadline_s=PATIENCE_S)
         self._joins += 1
@@ -61,9 +67,10 @@ class Membership:
         """Whether the run is over."""
         request = scheduler_pb2.HeartbeatRequest(
             worker=self.worker,
-            running=self._parallelism.dp * self._parallelism.tp,
+            running=self.parallelism.devices,
             version=version,
             gauges=gauges,
+            parallelism=encode_parallelism(self.parallelism),
         )
         for span in spans:
             request.spans.add(what=span.what, start_ns=span.start_ns, end_ns=span.end_ns)

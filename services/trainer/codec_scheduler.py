@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from earl.parallelism import Parallelism
 from earl.v1 import common_pb2, scheduler_pb2
 from services.trainer.codec_membership import PATIENCE_S, Membership
 
@@ -23,16 +24,17 @@ class NextBatch:
 
 
 class SchedulerLink(Membership):
-    """Speaks for a trainer group of `ranks`."""
+    """Speaks for a trainer group in one cut: batches are planned for its dp replicas."""
 
-    def __init__(self, address: str, token: str, *, name: str, incarnation: int, ranks: int) -> None:
+    def __init__(
+        self, address: str, token: str, *, name: str, incarnation: int, parallelism: Parallelism
+    ) -> None:
         super().__init__(
             address,
             token,
             worker=common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_TRAINER),
-            parallelism=common_pb2.Parallelism(dp=ranks, tp=1, cp=1, pp=1),
+            parallelism=parallelism,
         )
-        self.ranks = ranks
 
     async def reconcile(self, version: int, next_batch_id: int, consumed: Ranges) -> int:
         """The ledger is brought to what these parameters were trained on; tickets rolled back."""
@@ -42,7 +44,7 @@ class SchedulerLink(Membership):
         return (await self._call("Reconcile", request, PATIENCE_S)).rolled_back
 
     async def next_batch(self, wait_s: float) -> NextBatch:
-        request = scheduler_pb2.NextBatchRequest(worker=self.worker, ranks=self.ranks, wait_s=wait_s)
+        request = scheduler_pb2.NextBatchRequest(worker=self.worker, ranks=self.parallelism.dp, wait_s=wait_s)
         answer = await self._call("NextBatch", request, wait_s + PATIENCE_S)
         plan = answer.plan.SerializeToString() if answer.HasField("plan") else b""
         return NextBatch(plan, answer.stop, answer.best_version, frozenset(answer.keep_versions))

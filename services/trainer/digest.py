@@ -13,26 +13,27 @@ import numpy as np
 import xxhash
 
 from services.trainer.batch import Columns
+from services.trainer.cut import Cut
 from services.trainer.group import Group
 from services.trainer.parallel import Shard
 
 BITS = 53
 
 
-def batch_digests(columns: Columns, group: Group) -> dict[str, float]:
+def batch_digests(columns: Columns, cut: Cut) -> dict[str, float]:
     """Of the whole batch, whatever rank has which sequence. A collective.
 
     tokens_digest: tokens and mask. batch_digest: log-probs, reference log-probs and advantages too.
     """
     reference = columns.reference
     mine = []
-    for i, item in enumerate(columns.items):
+    for i, item in enumerate(columns.items if cut.speaks else ()):
         own = slice(int(columns.offsets[i]), int(columns.offsets[i + 1]))
         tokens = _of(columns.tokens[own], columns.loss_mask[own])
         rest = _of(columns.logprobs[own], *([] if reference is None else [reference[own]]))
         mine.append(struct.pack("<QQQd", item.position, tokens, rest, item.advantage))
     size = struct.calcsize("<QQQd")
-    joined = b"".join(group.gather(b"".join(mine)))
+    joined = b"".join(cut.group.gather(b"".join(mine)))
     rows = sorted(struct.unpack_from("<QQQd", joined, at) for at in range(0, len(joined), size))
     return {
         "tokens_digest": _number(b"".join(struct.pack("<Q", row[1]) for row in rows)),
@@ -41,7 +42,7 @@ def batch_digests(columns: Columns, group: Group) -> dict[str, float]:
 
 
 def weights_digest(shards: Sequence[Shard], group: Group) -> float:
-    """Of all parameters, in float32; two groups agree only if they have as many ranks. A collective."""
+    """Of all parameters, in float32; two groups agree only if they are cut alike. A collective."""
     mine = _of(*(shard.local.detach().cpu().numpy() for shard in shards))
     return _number(b"".join(group.gather(struct.pack("<Q", mine))))
 

@@ -33,6 +33,7 @@ class AdamW:
 
     def __init__(self, shards: Sequence[Shard], betas: tuple[float, float], weight_decay: float) -> None:
         self._shards = [shard for shard in shards if shard.box.size]
+        self._counted = {shard.name for shard in self._shards if shard.counts}
         self._betas = betas
         self._decay = weight_decay
         self.moments = {
@@ -51,8 +52,8 @@ class AdamW:
 
     @torch.no_grad()
     def gradient_norm(self, group: Group) -> float:
-        """Norm of the whole gradient over all ranks; not finite if any part is not."""
-        gradients = [gradient for _, gradient in self._gradients()]
+        """Norm of the whole gradient, what several ranks hold once; not finite if any part is not."""
+        gradients = [gradient for shard, gradient in self._gradients() if shard.name in self._counted]
         square = torch.zeros((), dtype=torch.float64)
         if gradients:
             norms = torch.stack(_foreach_norm(gradients)).double()

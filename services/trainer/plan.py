@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One sequence for one rank: tokens [0, total_tokens) of the columns under `key`.
+    """One sequence for one replica: tokens [0, total_tokens) of the columns under `key`.
 
     reference_keys: where its reference log-probs lie, together, from element reference_offset on; empty
     if none are wanted. position: its place in the batch, the same whenever the batch is trained, which its
@@ -27,7 +27,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One batch. `ranks[r]` are the sequences of rank r, by position; training it makes version + 1.
+    """One batch. `ranks[r]` are the sequences of replica r, by position; training it makes version + 1.
 
     progress: fraction of the phase done, 0..1. first_of_phase: the optimizer's moments start anew.
     """

@@ -1,7 +1,7 @@
 """`python -m services.trainer.probe --job FILE`: how fast trainer or reference stage compute.
 
     torchrun's agent, if there are more ranks than one ─► each rank: a model with random weights
-    point (L, C): a batch of C sequences of L random tokens each, every second one trained, cut over the ranks
+    point (L, C): a batch of C sequences of L random tokens each, every second one trained, cut over replicas
         trainer    one step as in a run: mini-batches, passes, forward, loss, backward, AdamW
         reference  the log-probs of one lease: each replica its sequences, tp ranks together
 
@@ -27,6 +27,7 @@ from earl.dispatch.layout import Box
 from earl.errors import EarlError, OutOfMemory, ran_out_of_memory
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import forget_peaks, host_bytes, peak_bytes
+from earl.parallelism import Parallelism
 from earl.profiling import (
     Job,
     Sample,
@@ -38,6 +39,7 @@ from earl.profiling import (
     read_job,
 )
 from services.trainer.batch import Columns
+from services.trainer.cut import Cut
 from services.trainer.group import Group, leave
 from services.trainer.launch import follow_agent, launch
 from services.trainer.parallel import Policy
@@ -63,28 +65,29 @@ class Stage(Protocol):
 class TrainerStage:
     """The trainer's step, on random tokens."""
 
-    def __init__(self, spec: ModelSpec, group: Group, config: RunConfig) -> None:
-        policy = Policy.of(spec, group, config)
+    def __init__(self, spec: ModelSpec, cut: Cut, config: RunConfig) -> None:
+        policy = Policy.of(spec, cut, config)
         with torch.no_grad():
             for shard in policy.model_shards:
                 _randomise(shard.local)
             if policy.lora is not None:
                 for shard in policy.shards:
                     _randomise(shard.local)
-        self._group, self._spec = group, spec
+        self._cut, self._spec = cut, spec
         self._reference = ("probe",) if config.trainer.kl_coefficient > 0 else ()
-        self._stepper = Stepper(policy, group, config)
+        self._stepper = Stepper(policy, config)
 
     def batch(self, tokens: np.ndarray) -> Callable[[], object]:
         count, length = tokens.shape
         items = [
             Item(n, 1, f"{n}", 1.0 - 2.0 * (n % 2), length, self._reference, position=n) for n in range(count)
         ]
-        ranks = tuple(tuple(items[rank :: self._group.size]) for rank in range(self._group.size))
+        dp, replica = self._cut.data_ranks, self._cut.replica
+        ranks = tuple(tuple(items[rank::dp]) for rank in range(dp))
         plan = Plan(1, 1, "policy_gradient", ranks, False, False, 0.0, False)
         columns = Columns()
-        columns.take(ranks[self._group.rank])
-        mine = tokens[self._group.rank :: self._group.size].reshape(-1)
+        columns.take(ranks[replica])
+        mine = tokens[replica::dp].reshape(-1)
         mask = np.tile(np.arange(length) % 2, len(columns.items))
         columns.sampled["tokens"][:] = mine
         columns.sampled["loss_mask"][:] = mask
@@ -130,14 +133,14 @@ class Probe:
     def __init__(self, job: Job, config: RunConfig) -> None:
         trains = job.stage == "trainer"
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update=GENTLE)})
-        self._ranks = job.dp * job.tp
+        self._ranks = job.dp * job.tp * job.cp
         settle(config)
         if not trains:
             torch.set_num_threads(config.reference.threads)
         self._group = Group(config.trainer.device if trains else config.reference.device)
         spec = load_spec(job.model)
         self._stage: Stage = (
-            TrainerStage(spec, self._group, config)
+            TrainerStage(spec, Cut(self._group, Parallelism(job.dp, job.tp, job.cp), spec), config)
             if trains
             else ReferenceStage(spec, self._group, config, job.dp, job.tp)
         )
@@ -220,7 +223,8 @@ def measure(job: Job) -> int:
     """This rank's work; returns its exit code."""
     follow_agent()
     config = RunConfig.model_validate_json(job.run)
-    bound_memory((config.trainer if job.stage == "trainer" else config.reference).device, job.dp * job.tp)
+    of = config.trainer if job.stage == "trainer" else config.reference
+    bound_memory(of.device, job.dp * job.tp * job.cp)
     try:
         Probe(job, config).run()
     except EarlError as error:
@@ -237,8 +241,9 @@ def measure(job: Job) -> int:
 def main() -> int:
     job = read_job(sys.argv)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if job.dp * job.tp > 1 and "RANK" not in os.environ:
-        return launch(sys.argv[1:], job.dp * job.tp, "services.trainer.probe")
+    ranks = job.dp * job.tp * job.cp
+    if ranks > 1 and "RANK" not in os.environ:
+        return launch(sys.argv[1:], ranks, "services.trainer.probe")
     leave(measure(job))
 
 

@@ -1,6 +1,6 @@
 """A trainer rank from its configuration: starts the parts in order, stops them in reverse.
 
-    group ─► policy ─► bus, arena, dispatcher ─► rank 0: server, membership ─► parameters ─► loop
+    group ─► cut ─► policy ─► bus, arena, dispatcher ─► rank 0: server, membership ─► parameters ─► loop
 
 Promise: whatever fails, what was started is stopped; no arena file outlives the rank.
 """
@@ -21,9 +21,11 @@ from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.errors import ConfigError
 from earl.models.spec import load_spec
+from earl.parallelism import Parallelism
 from earl.rpc.main import announce
 from services.trainer.activity import Activity
 from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
+from services.trainer.cut import Cut
 from services.trainer.group import Group
 from services.trainer.lead import SLACK_S, Lead
 from services.trainer.parallel import Policy
@@ -56,8 +58,9 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         side = Side()
         stack.callback(side.close)
         group = Group(config.trainer.device)
-        policy = Policy.of(spec, group, config)
-        stepper = Stepper(policy, group, config)
+        cut = Cut(group, config.trainer.parallelism, spec)
+        policy = Policy.of(spec, cut, config)
+        stepper = Stepper(policy, config)
         bus = side.run(
             Bus.connect(redis_url, config.name, source=name, stream_events=config.bus.stream_events),
             PATIENCE_S,
@@ -92,7 +95,8 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         lead = None
         address = ""
         if group.leads:
-            lead, address = _lead(config, name, scheduler, group, side, activity, requests, stack)
+            cut_of = config.trainer.parallelism
+            lead, address = _lead(config, name, scheduler, cut_of, side, activity, requests, stack)
         trainer = Trainer(
             config,
             run_dir,
@@ -116,7 +120,7 @@ def _lead(
     config: RunConfig,
     name: str,
     scheduler: str,
-    group: Group,
+    parallelism: Parallelism,
     side: Side,
     activity: Activity,
     requests: Requests,
@@ -126,7 +130,8 @@ def _lead(
 
     async def connect() -> SchedulerLink:
         # gRPC's channels belong to the loop that they are made on.
-        return SchedulerLink(scheduler, token, name=name, incarnation=secrets.randbits(64), ranks=group.size)
+        incarnation = secrets.randbits(64)
+        return SchedulerLink(scheduler, token, name=name, incarnation=incarnation, parallelism=parallelism)
 
     link = side.run(connect(), PATIENCE_S)
     stack.callback(lambda: side.run(link.close(), CLOSE_S))

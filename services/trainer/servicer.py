@@ -7,9 +7,10 @@ import os
 
 from earl.errors import DeadlineExceeded
 from earl.rpc.server import Server
-from earl.v1 import common_pb2, trainer_pb2
+from earl.v1 import trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
 from services.trainer.activity import Activity
+from services.trainer.codec_membership import encode_parallelism
 from services.trainer.codec_scheduler import SchedulerLink
 from services.trainer.requests import Requests
 
@@ -19,7 +20,7 @@ SAVE_S = 300.0
 
 
 class TrainerServicer(TrainerServiceServicer):
-    """ReparallelizeTrainer stays UNIMPLEMENTED: the group keeps the size that it was started with."""
+    """ReparallelizeTrainer stays UNIMPLEMENTED: the group keeps the cut that it was started with."""
 
     def __init__(self, activity: Activity, requests: Requests, link: SchedulerLink) -> None:
         self._activity = activity
@@ -29,7 +30,7 @@ class TrainerServicer(TrainerServiceServicer):
     async def GetTrainerStatus(self, request, context) -> trainer_pb2.GetTrainerStatusResponse:
         return trainer_pb2.GetTrainerStatusResponse(
             worker=self._link.worker,
-            parallelism=common_pb2.Parallelism(dp=self._link.ranks, tp=1, cp=1, pp=1),
+            parallelism=encode_parallelism(self._link.parallelism),
             version=self._activity.version,
             batch_id=self._activity.batch_id,
             doing=self._activity.doing,

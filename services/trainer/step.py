@@ -4,8 +4,9 @@
     for pass · for mini-batch:  count over ranks ─► micro-batches: forward, loss, backward (gradients add
                                 up, FSDP2 sums them over ranks) ─► norm, clip ─► AdamW
 
-Promise: the gradient of a mini-batch is that of all its sequences in one piece, whatever the number
-of ranks and micro-batches; what is not finite raises TrainerError before any parameter changes.
+Promise: the gradient of a mini-batch is that of all its sequences in one piece, whatever the cut of the
+ranks and the number of micro-batches; what is not finite raises TrainerError before any parameter changes.
+Ranks of one replica go through the same micro-batches; each counts its own part of the trained tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OF_THE_START = ("logprob_mismatch", "logprob_mismatch_kl", "truncated_fraction")
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """One optimizer step. bins: micro-batches of this rank, as indices into its columns' items.
+    """One optimizer step. bins: micro-batches of this replica, as indices into its columns' items.
 
     micro_batches, trained_tokens, trained_sequences: over all ranks (the most, the sums).
     """
@@ -51,9 +52,10 @@ class Stepper:
     temperature: the sampler's, by which logits are divided for the policy gradient.
     """
 
-    def __init__(self, policy: Policy, group: Group, config: RunConfig) -> None:
+    def __init__(self, policy: Policy, config: RunConfig) -> None:
         self.policy = policy
-        self.group = group
+        self.cut = policy.cut
+        self.group = policy.cut.group
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay)
@@ -101,11 +103,12 @@ class Stepper:
         start = np.zeros(int(columns.offsets[-1]), np.float32)
         with torch.no_grad():
             for index in range(most):
-                micro = build(columns, packed[index], "token", 1, 1) if index < len(packed) else EMPTY
+                whole = build(columns, packed[index], "token", 1, 1) if index < len(packed) else EMPTY
+                micro = whole.of(self.cut.tensor, self.cut.context)
                 logprobs, _ = self._forward(micro, self._temperature(plan))
-                if index < len(packed):
-                    start[trained_rows(columns, packed[index].chosen)] = logprobs.cpu().numpy()
+                start[micro.at] = logprobs[: len(micro.at)].cpu().numpy()
         self.policy.reshard()
+        self.cut.sum_in_replica(torch.from_numpy(start))
         return start
 
     def _minibatches(self, plan: Plan, columns: Columns, passes: int, count: int) -> list[MiniBatch]:
@@ -114,10 +117,11 @@ class Stepper:
         packed: list[list[Bin]] = []
         sums = np.zeros((passes * count, 2), np.int64)
         for p in range(passes):
-            for chosen in cut_minibatches(plan, self.group.rank, count, p, self.config.seed):
+            for chosen in cut_minibatches(plan, self.cut.replica, count, p, self.config.seed):
                 # Sequences without a trained token would cost a forward pass and count nothing.
                 useful = [i for i in chosen if trained[i]]
-                sums[len(packed)] = trained[useful].sum(), len(useful)
+                if self.cut.speaks:
+                    sums[len(packed)] = trained[useful].sum(), len(useful)
                 packed.append(self._bins(columns, useful))
         self.group.sum(torch.from_numpy(sums))
         most = self.group.max(torch.tensor([len(one) for one in packed])).tolist()
@@ -144,12 +148,14 @@ class Stepper:
         mean = "token" if whole else trainer.loss_mean
         self.policy.clear_gradients()
         for index in range(mini.micro_batches):
-            micro, before, share = EMPTY, None, 0.0
+            whole = EMPTY
             if index < len(mini.bins):
-                chosen = mini.bins[index]
                 sums = (mini.trained_tokens, mini.trained_sequences)
-                micro = build(columns, chosen, mean, *sums, length)
-                before = None if start is None else start[trained_rows(columns, chosen.chosen)]
+                whole = build(columns, mini.bins[index], mean, *sums, length)
+            micro = whole.of(self.cut.tensor, self.cut.context)
+            before, share = None, 0.0
+            if len(micro.at):
+                before = None if start is None else start[micro.at]
                 share = 1.0 / mini.trained_tokens
             objective = self._objective(plan, micro, before, share)
             objective.loss.backward()
@@ -241,9 +247,3 @@ class Tally:
         metrics["logprob_mismatch_max"] = float(group.max(largest).max())
         metrics["grad_norm"] = float(np.mean(self._norms))
         return metrics
-
-
-def trained_rows(columns: Columns, chosen: Sequence[int]) -> np.ndarray:
-    """int64[N]: where the trained tokens of these sequences lie in the columns, in a micro-batch's order."""
-    spans = [(int(columns.offsets[i]), int(columns.offsets[i + 1])) for i in chosen]
-    return np.concatenate([start + np.flatnonzero(columns.loss_mask[start:stop]) for start, stop in spans])

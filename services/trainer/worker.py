@@ -36,6 +36,7 @@ from services.trainer.activity import (
 )
 from services.trainer.batch import Columns
 from services.trainer.codec import decode_plan
+from services.trainer.cut import Cut
 from services.trainer.digest import batch_digests, weights_digest
 from services.trainer.group import Group
 from services.trainer.lead import Lead
@@ -126,7 +127,7 @@ class Trainer:
             command = self._group.broadcast(self._command() if self._lead is not None else b"")
             kind, body = command[:1], command[1:]
             if kind == PLAN:
-                self._batch(decode_plan(body, self._group.size))
+                self._batch(decode_plan(body, self._cut.data_ranks))
             elif kind != IDLE:
                 self._save()
                 if kind == OVER:
@@ -143,6 +144,10 @@ class Trainer:
         if self._requests.stop.is_set():
             return LEAVE
         return OVER if self._requests.over.is_set() else SAVE
+
+    @property
+    def _cut(self) -> Cut:
+        return self._stepper.cut
 
     # --- one batch ----------------------------------------------------------------------------
 
@@ -162,7 +167,7 @@ class Trainer:
         with self._activity.phase(TRAINING):
             metrics = self._stepper.train(plan, self._columns)
         if self._config.deterministic:
-            metrics |= batch_digests(self._columns, self._group)
+            metrics |= batch_digests(self._columns, self._cut)
             metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
         consumed = self.progress.consumed.copy()
         consumed.add(plan.ticket_ids)
@@ -182,14 +187,14 @@ class Trainer:
             self._save()
 
     def _read(self, plan: Plan) -> bool:
-        """Whether every rank has its sequences, all fit to be trained on.
+        """Whether every rank has its replica's sequences, all fit to be trained on.
 
         Columns that are not are as good as lost: a plan abandoned often enough has its tickets retried.
         """
         deadline_s = self._config.data_plane.read_s
         readable = True
         try:
-            items = plan.ranks[self._group.rank]
+            items = plan.ranks[self._cut.replica]
             work = read_columns(self._dispatcher, self._columns, items, deadline_s)
             self._side.run(work, deadline_s + READ_SLACK_S)
             self._columns.validate(self._stepper.policy.spec.vocab)
@@ -213,7 +218,8 @@ class Trainer:
         """Tell the scheduler that the batch is trained, with figures of all ranks."""
         trained = int(self._columns.trained_tokens().sum())
         tokens = int(self._columns.offsets[-1])
-        counts = self._group.sum(torch.tensor([tokens, trained, len(self._columns.items)])).tolist()
+        mine = torch.tensor([tokens, trained, len(self._columns.items)])
+        counts = self._group.sum(mine * self._cut.speaks).tolist()
         seconds = self._activity.seconds
         metrics |= {
             "tokens": float(counts[0]),

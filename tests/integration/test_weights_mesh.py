@@ -1,4 +1,4 @@
-"""From a trainer's two-dimensional mesh (FSDP2 over TP, uneven lengths) to engines of any tp and dtype."""
+"""From a trainer in any cut (FSDP2 over tp and cp, uneven lengths) to engines of any tp and dtype."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,9 @@ from services.rollout.engines.ranks import Rank
 from services.rollout.engines.runner import Runner
 from services.rollout.engines.staging import Stager
 from services.trainer.side import Side
-from tests.support.mesh_trainer import MESH, PUBLISHED, SPEC, decoder
+from tests.support.mesh_trainer import PUBLISHED, RANKS, SPEC, decoder
 
 CALL_S = 60.0
-RANKS = prod(MESH)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +69,7 @@ def test_every_rank_gets_its_slices_bit_for_bit(
 ):
     """The dtypes of publication and engine may differ, either way."""
     url, arenas = published
-    through = getattr(torch, PUBLISHED[trainer])
+    through = getattr(torch, PUBLISHED[trainer][1])
     whole = {name: p.detach().to(through).to(dtype) for name, p in decoder().named_parameters()}
     config = DataPlaneConfig(arena_dir=arenas)
     spec = EngineSpec(

@@ -18,8 +18,10 @@ from earl.config.model import ScratchModel
 from earl.config.run import RunConfig
 from earl.models.create import write_scratch
 from earl.models.spec import load_spec
+from earl.parallelism import Parallelism
 from services.trainer import checkpoint
 from services.trainer.batch import Columns
+from services.trainer.cut import Cut
 from services.trainer.group import Group, leave
 from services.trainer.manifest import Progress
 from services.trainer.parallel import Policy
@@ -45,10 +47,14 @@ def model_directory(path: Path, scratch: ScratchModel = SCRATCH) -> Path:
     return directory
 
 
-def stepper_for(group: Group, model: Path, config: RunConfig) -> Stepper:
-    policy = Policy.of(load_spec(model), group, config)
+def stepper_for(
+    group: Group, model: Path, config: RunConfig, parallelism: Parallelism | None = None
+) -> Stepper:
+    """In a cut of the group's ranks; None: each is a replica."""
+    spec = load_spec(model)
+    policy = Policy.of(spec, Cut(group, parallelism or Parallelism(group.size), spec), config)
     policy.fill(model, config.seed)
-    return Stepper(policy, group, config)
+    return Stepper(policy, config)
 
 
 def sequence(ticket_id: int, length: int) -> dict[str, np.ndarray]:
@@ -103,10 +109,10 @@ def columns_of(plan: Plan, rank: int = 0) -> Columns:
 
 
 def train(stepper: Stepper, batch_id: int, count: int = 17, **changes: Any) -> dict[str, float]:
-    """One batch of random trajectories, the same for any number of ranks."""
-    group = stepper.group
-    plan = plan_of(items_of(1000 * batch_id, count), group.size, batch_id, **changes)
-    return stepper.train(plan, columns_of(plan, group.rank))
+    """One batch of random trajectories, the same for any cut."""
+    cut = stepper.cut
+    plan = plan_of(items_of(1000 * batch_id, count), cut.data_ranks, batch_id, **changes)
+    return stepper.train(plan, columns_of(plan, cut.replica))
 
 
 def gathered(stepper: Stepper) -> dict[str, torch.Tensor]:

@@ -1,10 +1,16 @@
-"""A decoder cut over two ranks computes and learns what a whole one does."""
+"""A decoder over two ranks, by slices (tp) or by rows (cp), computes and learns what a whole one does."""
 
 import subprocess
 import sys
 
+import pytest
+
 from earl.config.model import ModelConfig
+from earl.errors import IllegalParallelism
 from earl.models.create import create_model
+from earl.models.spec import ModelSpec
+from earl.models.tp import check_cut, legal_cuts
+from earl.parallelism import Parallelism
 
 SCRIPT = """
 import os
@@ -13,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from earl.models.module import Decoder
-from earl.models.parallel import TensorParallel
+from earl.models.parallel import ContextParallel, TensorParallel
 from earl.models.slices import tp_box
 from earl.models.spec import load_spec
 from earl.models.weights import load_decoder
@@ -22,31 +28,41 @@ directory, store, rank, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(s
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
 spec = load_spec(directory)
-whole, part = Decoder(spec), Decoder(spec, TensorParallel(rank, size, dist.group.WORLD))
+shared = max(1, size // spec.kv_heads)
+tensor = TensorParallel(rank, size, dist.group.WORLD, dist.group.WORLD if shared > 1 else None, shared)
+context = ContextParallel(rank, size, dist.group.WORLD)
 generator = torch.Generator().manual_seed(1)
-tokens, targets = torch.randint(spec.vocab, (2, 30), generator=generator)
-positions = torch.cat((torch.arange(20), torch.arange(10)))
-results = []
-for decoder in (whole, part):
+# Three sequences, 20, 10 and 9 tokens; the last begins like the one before.
+lengths, heads = [20, 10, 9], [0, 0, 4]
+tokens, targets = torch.randint(spec.vocab, (2, 35), generator=generator)
+positions = torch.cat((torch.arange(20), torch.arange(10), torch.arange(4, 9)))
+
+
+def learn(tp, cp, own, rows):
+    decoder = Decoder(spec, tp, cp)
     load_decoder(decoder, directory)
-    logprobs, entropy = decoder(tokens, positions, [20, 10], targets)
-    (logprobs.mean() + entropy.mean()).backward()
-    results.append((logprobs, entropy))
-for ours, wanted in zip(*reversed(results)):
-    assert torch.allclose(ours, wanted, atol=1e-5)
+    start = own.start or 0
+    results = decoder(tokens[own], positions[own], lengths, targets[rows], 1.0, rows - start, heads)
+    sum((one / 35).sum() for one in results).backward()
+    return decoder, results
+
+
+every, mine = torch.arange(35), torch.arange(35)[rank::size]
+whole, wanted = learn(TensorParallel(), ContextParallel(), slice(0, 35), every)
 gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
-for name, parameter in part.named_parameters():
-    if name.endswith(("q_norm.weight", "k_norm.weight")):
-        dist.all_reduce(parameter.grad)  # of a rank's own heads only
-    if "k_proj" in name or "v_proj" in name:
-        # A key-value head that ranks share: each has the gradient of its own queries.
-        sharing = max(1, size // spec.kv_heads)
-        gradients_of_all = [torch.empty_like(parameter.grad) for _ in range(size)]
-        dist.all_gather(gradients_of_all, parameter.grad)
-        first = rank // sharing * sharing
-        parameter.grad = sum(gradients_of_all[first : first + sharing])
-    box = tp_box(name, spec.shapes()[name], spec, rank, size)
-    assert torch.allclose(parameter.grad, gradients[name][box.slices()], atol=1e-5), name
+start, stop = context.rows(35)
+for tp, cp, own, rows in (
+    (tensor, ContextParallel(), slice(0, 35), mine),
+    (TensorParallel(), context, slice(start, stop), every[start:stop]),
+):
+    part, ours = learn(tp, cp, own, rows)
+    for one, other in zip(ours, wanted):
+        assert torch.allclose(one, other[rows], atol=1e-5)
+    for name, parameter in part.named_parameters():
+        if cp.size > 1 or not name.startswith("model.layers."):
+            dist.all_reduce(parameter.grad)
+        box = tp_box(name, spec.shapes()[name], spec, tp.rank, tp.size)
+        assert torch.allclose(parameter.grad, gradients[name][box.slices()], atol=1e-5), (tp.size, name)
 dist.barrier()
 os._exit(0)  # gloo's threads may abort an orderly exit
 """
@@ -66,3 +82,16 @@ def test_two_ranks_equal_one(tmp_path):
         for rank in ranks:
             _, errors = rank.communicate(timeout=60)
             assert rank.returncode == 0, errors.decode()
+
+
+def test_what_does_not_divide_is_refused_with_what_does():
+    spec = ModelSpec("llama", 24, 2, 8, 2, 4, 48, 29, tied=True)
+    for tp, cp in ((1, 8), (2, 4), (8, 1), (4, 2)):
+        check_cut(spec, tp, cp)
+    with pytest.raises(IllegalParallelism, match=r"cp 4 .* 2 heads and 1 kv_heads .* cp 1 or 2 with tp 4"):
+        check_cut(spec, 4, 4)
+    with pytest.raises(IllegalParallelism, match="tp 3"):
+        check_cut(spec, 3, 1)
+    degrees = [(one.dp, one.tp, one.cp) for one in legal_cuts(spec, 4)]
+    assert degrees == [(4, 1, 1), (2, 1, 2), (1, 1, 4), (2, 2, 1), (1, 2, 2), (1, 4, 1)]
+    assert legal_cuts(spec, 3) == [Parallelism(3)]

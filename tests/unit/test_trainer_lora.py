@@ -14,7 +14,9 @@ from earl.models.lora import Lora, adapt, adapters, initial
 from earl.models.module import Decoder
 from earl.models.spec import load_spec
 from earl.models.weights import Checkpoint, load_decoder
+from earl.parallelism import Parallelism
 from services.trainer import checkpoint
+from services.trainer.cut import Cut
 from services.trainer.group import Group
 from services.trainer.manifest import FILE, Manifest
 from services.trainer.parallel import Policy
@@ -158,7 +160,7 @@ def test_other_adapters_or_another_model_are_refused(
 def test_a_narrow_frozen_model_has_wide_adapters(group: Group, model: Path) -> None:
     policy = Policy(
         load_spec(model),
-        group,
+        Cut(group, Parallelism(), load_spec(model)),
         "bfloat16",
         lora=Lora(2, 4.0, ("v_proj",)),
         frozen_dtype="bfloat16",

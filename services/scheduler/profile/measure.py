@@ -123,7 +123,7 @@ class Measuring:
 
     def _job(self, cut: Parallelism, group: list[Point]) -> Job:
         points = tuple((one.context_tokens, one.concurrency) for one in group)
-        return Job(self._plan.stage, self._run, self._model, cut.dp, cut.tp, points)
+        return Job(self._plan.stage, self._run, self._model, cut.dp, cut.tp, points, cut.cp)
 
 
 class _DoesNotFit(Exception):

@@ -33,7 +33,7 @@ class Probe:
     @classmethod
     async def start(cls, job: Job, directory: Path) -> Probe:
         """Returns once it is ready. directory: for its job and its log, which stay there."""
-        name = f"{job.stage}-dp{job.dp}-tp{job.tp}"
+        name = f"{job.stage}-dp{job.dp}-tp{job.tp}-cp{job.cp}"
         file, log = directory / f"{name}.json", directory / f"{name}.log"
         file.write_text(encode(job), encoding="utf-8")
         with log.open("a", encoding="utf-8") as stderr:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from earl.parallelism import Parallelism
 from earl.v1 import common_pb2, scheduler_pb2
 from services.trainer.codec_membership import PATIENCE_S, Membership
 
@@ -55,7 +56,7 @@ class ReferenceLink(Membership):
             address,
             token,
             worker=common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_REFERENCE),
-            parallelism=common_pb2.Parallelism(dp=dp, tp=tp, cp=1, pp=1),
+            parallelism=Parallelism(dp, tp),
         )
         self._dp = dp
 

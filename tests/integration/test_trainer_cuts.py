@@ -1,0 +1,115 @@
+"""Four gloo ranks in every cut (dp, tp, cp) against one: equal steps, checkpoints in both directions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from earl.parallelism import Parallelism
+from services.trainer import checkpoint
+from services.trainer.group import Group
+from services.trainer.saved import SavedModel
+from tests.support.cuts import CONFIGS, RANKS, SCRATCH, compute, config_of
+from tests.support.policy import gathered, model_directory, stepper_for
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+QUICK = [("full", "tp2·cp2"), ("adapters", "dp2·tp2")]
+REST = [
+    (name, cut)
+    for name in CONFIGS
+    for cut in ("dp4", "tp4", "cp4", "dp2·tp2", "dp2·cp2", "tp2·cp2")
+    if (name, cut) not in QUICK
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rank made of each configuration; directory holds the others' files."""
+
+    directory: Path
+    group: Group
+    alone: dict[str, dict[str, torch.Tensor]]
+
+    def run(self, cuts: list[tuple[str, str]]) -> None:
+        """All of these in one start of the ranks."""
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--local-addr=127.0.0.1",
+                f"--nproc-per-node={RANKS}",
+                "-m",
+                "tests.support.cuts",
+                str(self.directory),
+                json.dumps(cuts),
+            ],
+            check=True,
+            timeout=240,
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+    def compare(self, name: str, cut: str) -> None:
+        """Losses, norms and parameters of the cut with those of one rank."""
+        found = load_file(self.directory / f"{name}-{cut}.safetensors")
+        alone = self.alone[name]
+        assert found.keys() == alone.keys()
+        for key, tensor in alone.items():
+            rtol, atol = (1e-3, 1e-5) if key.startswith("metric/") else (1e-4, 2e-5)
+            torch.testing.assert_close(found[key], tensor, rtol=rtol, atol=atol, msg=f"{name} {cut} {key}")
+        restored = {key for key in found if key.startswith("restored/")}
+        exact = restored if not config_of(name).trainer.lora_rank else set()
+        assert all(torch.equal(found[key], alone[key]) for key in exact), (
+            "a checkpoint is restored bit for bit"
+        )
+        self._restore(name, cut, found)
+
+    def _restore(self, name: str, cut: str, found: dict[str, torch.Tensor]) -> None:
+        """One rank restores, and exports, what the cut saved, each tensor once."""
+        stepper = stepper_for(self.group, self.directory / "model", config_of(name))
+        saved = checkpoint.latest(self.directory / f"{name}-{cut}", stepper, self.group)
+        assert saved is not None
+        path, manifest = saved
+        assert len(manifest.files) == RANKS
+        checkpoint.load(path, manifest, stepper)
+        exported = dict(SavedModel(path, self.directory / "model").tensors(torch.float32))
+        for key, tensor in gathered(stepper).items():
+            torch.testing.assert_close(tensor, found[f"trained/{key}"], rtol=1e-6, atol=1e-6, msg=key)
+            torch.testing.assert_close(exported[key], tensor, rtol=1e-6, atol=1e-6, msg=key)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    directory = tmp_path_factory.mktemp("cuts")
+    model_directory(directory, SCRATCH)
+    torch.set_num_threads(1)
+    group = Group("cpu")
+    yield Outcome(
+        directory, group, {name: compute(directory, group, name, Parallelism()) for name in CONFIGS}
+    )
+    group.close()
+
+
+def test_ranks_in_a_cut_train_what_one_trains(outcome: Outcome) -> None:
+    """One cut after the other in the same processes."""
+    outcome.run(QUICK)
+    for name, cut in QUICK:
+        outcome.compare(name, cut)
+
+
+@pytest.mark.slow
+def test_every_cut_of_four_ranks_trains_what_one_trains(outcome: Outcome) -> None:
+    outcome.run(REST)
+    for name, cut in REST:
+        outcome.compare(name, cut)

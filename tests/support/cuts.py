@@ -1,0 +1,76 @@
+"""Several cuts of the same four ranks, one after the other, that train the same batches.
+
+Run under torchrun this module is the other side of tests/integration/test_trainer_cuts.py: in each cut the
+ranks train two batches, save, restore what one rank saved, and train on; rank 0 writes what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from earl.config.model import ScratchModel
+from earl.config.run import RunConfig
+from earl.parallelism import Parallelism
+from services.trainer import checkpoint
+from services.trainer.group import Group, leave
+from tests.support.policy import configuration, gathered, progress_at, stepper_for, train
+
+RANKS = 4
+# Four tp ranks share two key-value heads; nothing but heads and inner columns divides evenly.
+SCRATCH = ScratchModel(
+    family="qwen3", hidden_size=24, intermediate_size=28, layers=2, heads=4, kv_heads=2, embedding_std=0.5
+)
+CONFIGS: dict[str, dict[str, object]] = {
+    "full": {"minibatches": 2, "loss_mean": "sequence", "importance": "truncated"},
+    "adapters": {
+        "passes": 2,
+        "activation_checkpointing": True,
+        "lora_rank": 2,
+        "lora_alpha": 4.0,
+        "importance": "truncated",
+    },
+}
+
+
+def config_of(name: str) -> RunConfig:
+    return configuration(**CONFIGS[name])
+
+
+def compute(directory: Path, group: Group, name: str, cut: Parallelism) -> dict[str, torch.Tensor]:
+    """What came of two batches in this cut, by names; a collective."""
+    stepper = stepper_for(group, directory / "model", config_of(name), cut)
+    found: dict[str, torch.Tensor] = {}
+    for batch in (1, 2):
+        metrics = train(stepper, batch)
+        found |= {f"metric/{batch}/{key}": torch.tensor(value) for key, value in metrics.items()}
+    found |= {f"trained/{key}": tensor for key, tensor in gathered(stepper).items()}
+    checkpoint.save(directory / f"{name}-{cut}", stepper, group, progress_at(stepper, 3), "hash", keep=1)
+    one = checkpoint.latest(directory / f"{name}-{Parallelism()}", stepper, group)
+    assert one is not None
+    checkpoint.load(*one, stepper)
+    found |= {f"restored/{key}": tensor for key, tensor in gathered(stepper).items()}
+    train(stepper, 3)
+    found |= {f"continued/{key}": tensor for key, tensor in gathered(stepper).items()}
+    stepper.cut.close()
+    return found
+
+
+def _rank(directory: Path, cuts: list[tuple[str, str]]) -> None:
+    torch.set_num_threads(1)
+    group = Group("cpu")
+    for name, cut in cuts:
+        found = compute(directory, group, name, Parallelism.parse(cut))
+        if group.leads:
+            save_file(found, directory / f"{name}-{cut}.safetensors")
+    group.barrier()
+    group.close()
+    leave(0)
+
+
+if __name__ == "__main__":
+    _rank(Path(sys.argv[1]), json.loads(sys.argv[2]))
