@@ -14,6 +14,8 @@ from pathlib import Path
 
 # What cgroup v2 bounds this container to; "max": nothing.
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+_CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,24 @@ def host_bytes() -> int:
     except OSError:
         return physical
     return min(physical, int(limit)) if limit.isdigit() else physical
+
+
+def available_bytes() -> int:
+    """What processes of this host, or of its container, may still take."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+            break
+    else:
+        free = host_bytes()
+    try:
+        used = int(_CGROUP_USED.read_text(encoding="ascii"))
+        # Files that are cached count, though they go when memory is wanted.
+        fields = dict(line.split() for line in _CGROUP_STAT.read_text(encoding="ascii").splitlines())
+        used -= int(fields.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return free
+    return min(free, host_bytes() - used)
 
 
 def _private_bytes(pid: int) -> int:

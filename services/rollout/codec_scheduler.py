@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.errors import UnknownWorker
+from earl.parallelism import Parallelism
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from services.rollout.agent import Outcome, Ticket
-from services.rollout.codec import decode_ticket, encode_ref, encode_result
+from services.rollout.codec import decode_ticket, encode_parallelism, encode_ref, encode_result
 from services.rollout.engines.base import Transfer
 from services.rollout.telemetry import Span
 
@@ -25,7 +26,6 @@ class Membership:
     """lease_s: of the membership. version, weight_keys: newest published weights, 0 if none."""
 
     lease_s: float
-    epoch: int
     version: int
     weight_keys: tuple[str, ...]
 
@@ -51,8 +51,7 @@ class SchedulerLink:
         name: str,
         incarnation: int,
         capacity: int,
-        dp: int,
-        tp: int,
+        parallelism: Parallelism,
         patience_s: float,
     ) -> None:
         self._patience_s = patience_s
@@ -63,7 +62,7 @@ class SchedulerLink:
         self._client = Client(address, SchedulerServiceStub, token=token)
         self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_ROLLOUT)
         self._request = scheduler_pb2.JoinRequest(
-            capacity=capacity, parallelism=common_pb2.Parallelism(dp=dp, tp=tp, cp=1, pp=1)
+            capacity=capacity, parallelism=encode_parallelism(parallelism)
         )
 
     async def join(self, address: str) -> Membership:
@@ -72,7 +71,7 @@ class SchedulerLink:
         self._request.worker.CopyFrom(self.worker)
         answer = await self._client.call("Join", self._request, deadline_s=self._patience_s)
         self._joins += 1
-        return Membership(answer.lease_s, answer.epoch, answer.version, tuple(answer.weight_keys))
+        return Membership(answer.lease_s, answer.version, tuple(answer.weight_keys))
 
     async def lease(self, credit: int, wait_s: float) -> tuple[list[Ticket], bool]:
         """Up to `credit` tickets, and whether the run is ending."""
@@ -111,13 +110,22 @@ class SchedulerLink:
         *,
         running: int,
         version: int,
+        parallelism: Parallelism,
+        epoch: int,
         gauges: Mapping[str, float],
         spans: Sequence[Span],
         transfers: Sequence[Transfer],
-    ) -> tuple[bool, int]:
-        """(stop, epoch)."""
+    ) -> bool:
+        """Whether to stop. parallelism, epoch: how the devices are cut now, and by which switch."""
+        # A scheduler that this worker joins again is to know it, too.
+        self._request.parallelism.CopyFrom(encode_parallelism(parallelism))
         request = scheduler_pb2.HeartbeatRequest(
-            worker=self.worker, running=running, version=version, gauges=gauges
+            worker=self.worker,
+            running=running,
+            version=version,
+            gauges=gauges,
+            parallelism=self._request.parallelism,
+            epoch=epoch,
         )
         for span in spans:
             request.spans.add(what=span.what, start_ns=span.start_ns, end_ns=span.end_ns)
@@ -130,7 +138,7 @@ class SchedulerLink:
                 retries=one.retries,
             )
         answer = await self._call("Heartbeat", request, self._patience_s)
-        return answer.stop, answer.epoch
+        return answer.stop
 
     async def close(self) -> None:
         await self._client.close()

@@ -81,6 +81,10 @@ class Gauges:
             "kv_used_tokens": float(sum(one.kv_used_tokens for one in engines)),
             "kv_committed_tokens": float(sum(one.kv_committed_tokens for one in engines)),
             "engine_running": float(sum(one.running for one in engines)),
+            # What the engines, as they are, cannot hold; and what they never could.
+            "blocked_sequences": float(len(self._pool.traffic.blocked)),
+            "blocked_context_tokens": float(max(self._pool.traffic.blocked.values(), default=0)),
+            "contexts_refused": float(self._pool.traffic.refused),
             "engine_waiting": float(sum(one.waiting for one in engines)),
         }
         memory = fullest(one.memory for one in engines if one.memory is not None)

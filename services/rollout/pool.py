@@ -1,284 +1,222 @@
-"""The pool: k engines of equal tp that look like one policy.
+"""The pool: engines of equal tp over a worker's devices that look like one policy, whatever their cut.
 
-                     ┌─► engine 0 (processes) ──┐
-    generate ────────┤   least loaded, or the   ├──► Generation
-                     └─► session's last one ────┘
-    load(publication) ───► every engine; `version` is what all live engines have at least
+    generate ─► traffic ─► members (k engines)        load(publication) ─► every engine
+                   ▲            ▲
+                   └─ switch ───┘  reparallelize: other engines take over while turns are under way
 
-Promises: a session stays on one engine while that engine lives; an engine that dies fails its own
-requests with EngineLost, is started again at most `restarts` times and gets the newest weights
-before it generates; when that is used up, or it cannot load them, `run` raises ProcessFailed.
+Promises: those of traffic.py, members.py and switch.py. One switch runs at a time; a command that was given
+before gets the same report, while it runs or after; one of an older epoch is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, nullcontext
 
-from earl.errors import (
-    DataPlaneError,
-    DeadlineExceeded,
-    EarlError,
-    EngineError,
-    EngineLost,
-    PeerLost,
-    ProcessFailed,
-    VersionGone,
-    WeightsIncomplete,
-)
+from earl.errors import ReshapeRefused, StaleEpoch
+from earl.obs.memory import available_bytes
+from earl.parallelism import Parallelism
+from services.rollout.canary import Canary
+from services.rollout.cuts import Cuts
 from services.rollout.engines.base import Engine, EngineSpec, EngineStats, GenerateRequest, Generation
+from services.rollout.members import Changes, Members, Publication
+from services.rollout.placing import Rates
+from services.rollout.room import fits_beside
+from services.rollout.switch import Command, Parts, Switch, SwitchReport
+from services.rollout.traffic import Traffic
 
-log = logging.getLogger(__name__)
-
-# A load may fail this often in a row, RETRY_S apart. Neither VersionGone nor PeerLost counts: a newer
-# version, or a trainer that comes back, is no matter of the engine's.
-ATTEMPTS = 3
-RETRY_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """Weights as they were published. number grows with every publication; a version alone does not:
-    a trainer that was restored from a checkpoint publishes versions that existed before."""
-
-    number: int
-    version: int
-    keys: tuple[str, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Member:
-    spec: EngineSpec
-    engine: Engine | None = None
-    # The version wholly loaded, and which publication of it; 0: none, the engine may not generate.
-    version: int = 0
-    publication: int = 0
-    running: int = 0
-    starts: int = 0
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def live(self) -> bool:
-        return self.engine is not None and self.version > 0
+Reading = Callable[[Publication, float], AbstractAsyncContextManager[None]]
 
 
 class EnginePool:
-    """make: builds an engine of a spec. load_s: bound of loading one version into one engine."""
+    """make: builds an engine of a spec. load_s: bound of loading one version into one engine.
+
+    waits: turns that the cut in use cannot hold wait for one that can, because somebody orders switches.
+    """
 
     def __init__(
         self,
-        specs: Sequence[EngineSpec],
+        cuts: Cuts,
         make: Callable[[EngineSpec], Engine],
         *,
         restarts: int,
         load_s: float,
+        waits: bool = False,
     ) -> None:
-        self._members = [_Member(spec) for spec in specs]
+        self._cuts = cuts
         self._make = make
         self._restarts = restarts
         self._load_s = load_s
-        self._sessions: dict[str, _Member] = {}
-        self._target = Publication(0, 0, ())
-        self._changed = asyncio.Event()
-        self.version = 0
+        self._changes = Changes()
+        self.traffic = Traffic(self._members(cuts.first, 0), cuts.first, cuts, self._changes, waits=waits)
+        # Keeps a publication readable for so many seconds; set by who follows the weights.
+        self.reading: Reading = lambda publication, seconds: nullcontext()
+        # Of the switch that cut the devices as they are; 0: the configuration did.
+        self.epoch = 0
+        self._still = asyncio.Lock()
+        self._rates = Rates()
+        self._last: Command | None = None
+        self._switch: asyncio.Task[SwitchReport] | None = None
+        self._over = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    def _members(self, cut: Parallelism, epoch: int) -> Members:
+        return Members(
+            self._cuts.specs(cut, epoch),
+            self._make,
+            self._changes,
+            self._fail,
+            restarts=self._restarts,
+            load_s=self._load_s,
+        )
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """How the devices are cut now."""
+        return self.traffic.cut
 
     @property
     def live(self) -> int:
         """Engines that can generate."""
-        return sum(member.live for member in self._members)
+        return len(self.traffic.members.live)
 
     @property
     def running(self) -> int:
-        return sum(member.running for member in self._members)
+        return self.traffic.running
+
+    @property
+    def version(self) -> int:
+        """What all live engines have at least."""
+        return self.traffic.members.version
 
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Starts all engines at once; if one fails, none is left. Raises what Engine.start raises."""
-        starts = [asyncio.create_task(self._start(member)) for member in self._members]
-        try:
-            await asyncio.gather(*starts)
-        except BaseException:
-            for task in starts:
-                task.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
-            await self.stop()
-            raise
+        await self.traffic.members.start()
+        self.traffic.members.watch()
 
     async def run(self) -> None:
-        """Watches the engines and replaces the dead ones. Raises ProcessFailed, or why a start failed."""
-        watches = [asyncio.create_task(self._watch(member)) for member in self._members]
-        try:
-            await asyncio.gather(*watches)
-        finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
+        """Returns when the pool is stopped. Raises ProcessFailed, or why an engine did not start again."""
+        await self._over.wait()
+        if self._failure is not None:
+            raise self._failure
 
     async def stop(self) -> None:
-        """Ends all engines; requests in flight fail with EngineLost."""
-        engines = [member.engine for member in self._members if member.engine is not None]
-        for member in self._members:
-            member.engine = None
-        await asyncio.gather(*(engine.stop() for engine in engines))
+        """Ends all engines, those of a switch under way too; requests in flight fail with EngineLost."""
+        self._over.set()
+        if self._switch is not None:
+            self._switch.cancel()
+            await asyncio.gather(self._switch, return_exceptions=True)
+        await self.traffic.members.stop()
 
-    async def _start(self, member: _Member) -> None:
-        """Starts its engine; one whose processes die while starting is tried ATTEMPTS times."""
-        for attempt in range(1, ATTEMPTS + 1):
-            engine = self._make(member.spec)
-            try:
-                await engine.start()
-                break
-            except EngineLost as lost:
-                if attempt == ATTEMPTS:
-                    raise
-                log.warning("engine %s died while starting, trying again: %s", member.spec.name, lost)
-        member.engine, member.version, member.publication, member.running = engine, 0, 0, 0
-        member.starts += 1
-
-    async def _watch(self, member: _Member) -> None:
-        while True:
-            engine = member.engine
-            if engine is None:
-                return
-            await engine.wait_lost()
-            if member.engine is not engine:
-                return  # stopped by us
-            member.engine, member.version, member.publication = None, 0, 0
-            self._refresh()
-            await engine.stop()  # reaps what is left of its processes
-            if member.starts > self._restarts:
-                raise ProcessFailed(
-                    f"engine {member.spec.name} died {member.starts} times",
-                    "see its log on stderr; memory and rollout.max_sequences are the usual suspects",
-                )
-            log.warning("engine %s died; starting it again", member.spec.name)
-            await self._start(member)
-            await self._catch_up(member)
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._over.set()
 
     # --- weights ------------------------------------------------------------------------------
 
     async def load(self, publication: Publication) -> None:
-        """Brings every engine that runs to it, all at once; a dead one gets it when it is back.
+        """Brings every engine that runs to it, all at once; a dead one gets it when it is back. Waits
+        while a switch compares engines.
 
         Raises VersionGone, another DataPlaneError or WeightsIncomplete; nothing is half-loaded and used.
         """
-        if publication.number > self._target.number:
-            self._target = publication
-        results = await asyncio.gather(
-            *(self._bring(member, publication) for member in self._members), return_exceptions=True
-        )
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        async with self._still:
+            await self.traffic.members.load(publication)
 
     async def wait_version(self, version: int) -> None:
         """Returns when all live engines have `version` or a newer one."""
         while self.version < version:
-            await self._changed.wait()
+            await self._changes.wait()
 
     async def wait_other(self, version: int, timeout_s: float) -> None:
         """Returns when `version` is no longer the one in use, or after timeout_s."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.version == version:
-                    await self._changed.wait()
+                    await self._changes.wait()
         except TimeoutError:
             return
-
-    async def _bring(self, member: _Member, publication: Publication) -> None:
-        async with member.loading:
-            engine = member.engine
-            if engine is None or member.publication >= publication.number:
-                return
-            try:
-                await engine.load_weights(publication.version, publication.keys, self._load_s)
-            except EngineLost:
-                return  # _watch sees it too, and loads the newest after the restart
-            except WeightsIncomplete:
-                member.version = 0  # it refuses to generate: nobody is sent there
-                self._refresh()
-                raise
-            if member.engine is engine:
-                member.version, member.publication = publication.version, publication.number
-                self._refresh()
-
-    async def _catch_up(self, member: _Member) -> None:
-        """The newest weights for a restarted engine; what is published meanwhile, `load` brings.
-
-        Raises ProcessFailed when loading failed ATTEMPTS times.
-        """
-        name, target, failures = member.spec.name, self._target, 0
-        while target.number and target is self._target:
-            try:
-                await self._bring(member, target)
-                return  # loaded, or its engine died again, which _watch sees next
-            except VersionGone:
-                log.info("version %d is gone; engine %s waits for a newer one", target.version, name)
-                return
-            except (DataPlaneError, EngineError, DeadlineExceeded) as error:
-                failures += not isinstance(error, PeerLost)
-                if failures >= ATTEMPTS and target is self._target:
-                    raise ProcessFailed(
-                        f"engine {name} was started again but failed {failures} times to load version "
-                        f"{target.version}: {error.message}",
-                        error.remedy or "see its log on stderr",
-                    ) from error
-                log.warning("engine %s could not load version %d: %s", name, target.version, error)
-            await asyncio.sleep(RETRY_S)
-
-    def _refresh(self) -> None:
-        versions = [member.version for member in self._members if member.live]
-        # While no engine lives, what was loaded last stays the answer: no token is sampled meanwhile.
-        self.version = min(versions, default=self.version)
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     # --- generation ---------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """One turn, on the session's engine or on the least loaded one; waits while none is alive.
+        """One turn, on the session's engine or on the least loaded one, whatever switches meanwhile.
 
         Raises what Engine.generate_all raises. Cancelling aborts the request in the engine.
         """
-        member = self._sessions.get(request.session)
-        if member is None or not member.live:
-            member = await self._pick()
-            self._sessions[request.session] = member
-        engine = member.engine
-        if engine is None:
-            raise EngineError(f"engine {member.spec.name} is gone", "the episode is tried again")
-        member.running += 1
-        try:
-            return await engine.generate_all(request)
-        finally:
-            if member.engine is engine:
-                member.running -= 1
-
-    async def _pick(self) -> _Member:
-        while True:
-            live = [member for member in self._members if member.live]
-            if live:
-                return min(live, key=lambda member: member.running)
-            await self._changed.wait()
+        return await self.traffic.generate(request)
 
     async def release(self, session: str) -> None:
         """The episode is over: its KV may go."""
-        member = self._sessions.pop(session, None)
-        if member is not None and member.engine is not None:
-            await member.engine.release(session)
+        await self.traffic.release(session)
 
     async def stats(self) -> list[EngineStats | None]:
         """Of each engine, in order; None for one that is not running or does not answer."""
-        return list(await asyncio.gather(*(self._stats(member.engine) for member in self._members)))
+        return await self.traffic.members.stats()
 
-    @staticmethod
-    async def _stats(engine: Engine | None) -> EngineStats | None:
-        if engine is None:
-            return None
-        try:
-            return await engine.stats()
-        except EarlError:
-            return None
+    # --- switches -----------------------------------------------------------------------------
+
+    async def reparallelize(self, command: Command) -> SwitchReport:
+        """Cut the devices as the command says, or report why they are cut as before.
+
+        Cancelling the call leaves the switch running. Raises IllegalParallelism, StaleEpoch, or
+        ReshapeRefused: another switch runs, or a turn under way would not fit.
+        """
+        self._cuts.check(command.parallelism)
+        if self._last is not None and self._switch is not None:
+            last = self._last
+            if command.epoch == last.epoch and command.parallelism == last.parallelism:
+                return await asyncio.shield(self._switch)
+            if command.epoch <= last.epoch:
+                raise StaleEpoch(
+                    f"epoch {command.epoch} ({command.parallelism}) is not newer than epoch {last.epoch} "
+                    f"({last.parallelism})",
+                    "the scheduler's next command has a newer one",
+                )
+            if not self._switch.done():
+                raise ReshapeRefused(
+                    f"{self._cuts.base.name} is on its way to {last.parallelism}, epoch {last.epoch}",
+                    "command it again when that is over",
+                )
+        self._refuse_short(command.parallelism)
+        self._last = command
+        self._switch = asyncio.create_task(self._reparallelize(command), name=f"switch {command.epoch}")
+        return await asyncio.shield(self._switch)
+
+    def _refuse_short(self, cut: Parallelism) -> None:
+        longest = self.traffic.longest
+        if cut != self.parallelism and not self._cuts.holds(cut.tp, longest):
+            raise ReshapeRefused(
+                f"a context of {longest} tokens is under way, and the KV of an engine of tp {cut.tp} holds "
+                f"{self._cuts.kv_tokens(cut.tp)}",
+                "wait until it has ended, or raise rollout.kv_tokens",
+            )
+
+    async def _reparallelize(self, command: Command) -> SwitchReport:
+        old, new = self.parallelism, command.parallelism
+        if new == old:
+            self.epoch = command.epoch
+            return SwitchReport(command.epoch, new, message=f"it is cut as {new} already")
+
+        def warm(stats: Sequence[EngineStats]) -> bool:
+            return fits_beside(stats, self._cuts, old, new, available_bytes())
+
+        room = min(self._cuts.longest(old.tp), self._cuts.longest(new.tp))
+        parts = Parts(
+            traffic=self.traffic,
+            new=self._members(new, command.epoch),
+            canary=Canary(f"canary {command.epoch}", self._cuts.model.vocab, room),
+            still=self._still,
+            reading=lambda publication, seconds: self.reading(publication, seconds),
+            warm=warm,
+            lost=self._fail,
+        )
+        switch = Switch(command, parts, self._rates)
+        report = await switch.run()
+        self._rates = switch.rates
+        if not report.rolled_back:
+            self.epoch = command.epoch
+        return report

@@ -24,6 +24,7 @@ from earl.dispatch.store import TensorStore
 from earl.env.base import Limits
 from earl.env.session import GatewayClient
 from earl.errors import ConfigError
+from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
 from earl.rpc.main import announce
 from earl.rpc.server import Server
@@ -31,6 +32,7 @@ from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from services.rollout import columns
 from services.rollout.agent import Agent
 from services.rollout.codec_scheduler import SchedulerLink
+from services.rollout.cuts import Cuts
 from services.rollout.engines.base import EngineSpec
 from services.rollout.engines.client import EngineProcess
 from services.rollout.gauges import Gauges
@@ -64,35 +66,33 @@ class Addresses:
         return cls(*values, token=os.environ.get("EARL_TOKEN", ""))
 
 
-def engine_specs(
+def engine_cuts(
     config: RunConfig, run_dir: Path, name: str, redis_url: str, stop_ids: frozenset[int]
-) -> list[EngineSpec]:
-    """One spec for each engine of the pool; engine i of CUDA devices takes those from i * tp on."""
+) -> Cuts:
+    """How the pool of worker `name` may be cut, and what its engines are like."""
     rollout = config.rollout
-    return [
-        EngineSpec(
-            name=f"{name}/engine-{number}",
-            model_dir=str(run_dir / "model"),
-            engine=rollout.engine,
-            python=rollout.engine_python,
-            tp=rollout.tp,
-            device=f"cuda:{number * rollout.tp}" if rollout.device == "cuda" else rollout.device,
-            threads=rollout.threads,
-            dtype=rollout.dtype or config.model.dtype,
-            max_sequences=rollout.max_sequences,
-            max_context_tokens=rollout.max_context_tokens,
-            kv_tokens=rollout.kv_tokens,
-            deterministic=config.deterministic,
-            kv_on_update=rollout.kv_on_update,
-            stop_ids=tuple(sorted(stop_ids)),
-            load_initial=False,
-            redis_url=redis_url,
-            run=config.name,
-            data_plane=config.data_plane.model_dump_json(),
-            start_s=config.stack.start_s,
-        )
-        for number in range(rollout.engines)
-    ]
+    base = EngineSpec(
+        name=name,
+        model_dir=str(run_dir / "model"),
+        engine=rollout.engine,
+        python=rollout.engine_python,
+        tp=rollout.tp,
+        device=rollout.device,
+        threads=rollout.threads,
+        dtype=rollout.dtype or config.model.dtype,
+        max_sequences=rollout.max_sequences,
+        max_context_tokens=rollout.max_context_tokens,
+        kv_tokens=rollout.kv_tokens,
+        deterministic=config.deterministic,
+        kv_on_update=rollout.kv_on_update,
+        stop_ids=tuple(sorted(stop_ids)),
+        load_initial=False,
+        redis_url=redis_url,
+        run=config.name,
+        data_plane=config.data_plane.model_dump_json(),
+        start_s=config.stack.start_s,
+    )
+    return Cuts(base, rollout.engines, load_spec(base.model_dir))
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
@@ -108,9 +108,14 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         )
         stack.push_async_callback(bus.close)
         store = await _open_store(stack, bus, config, run_dir, name, incarnation)
-        specs = engine_specs(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
+        cuts = engine_cuts(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
         pool = EnginePool(
-            specs, EngineProcess, restarts=rollout.engine_restarts, load_s=config.data_plane.read_s
+            cuts,
+            EngineProcess,
+            restarts=rollout.engine_restarts,
+            load_s=config.data_plane.read_s,
+            # Nobody else would order the switch that a long context waits for.
+            waits=config.scheduler.selector == "on",
         )
         stack.push_async_callback(pool.stop)
         await pool.start()
@@ -126,8 +131,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             name=name,
             incarnation=incarnation,
             capacity=capacity,
-            dp=rollout.engines,
-            tp=rollout.tp,
+            parallelism=cuts.first,
             # Away for longer, it has given this worker up, and so has every lease.
             patience_s=MEMBERSHIPS * config.scheduler.membership_s,
         )

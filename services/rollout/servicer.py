@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from earl.errors import ReshapeRefused
 from earl.v1 import rollout_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
+from services.rollout.codec import decode_command, encode_parallelism, encode_report
 from services.rollout.worker import Parts, RolloutWorker
 
 # Longest that one DrainRollout call waits, whatever it asks for.
@@ -12,12 +12,11 @@ MAX_DRAIN_S = 600.0
 
 
 class RolloutServicer(RolloutServiceServicer):
-    """No engine here reshapes while it runs: ReparallelizeRollout is refused."""
-
     def __init__(self, worker: RolloutWorker, parts: Parts) -> None:
         self._worker = worker
         self._gauges = parts.gauges
         self._scheduler = parts.scheduler
+        self._pool = parts.pool
 
     async def GetRolloutStatus(self, request, context) -> rollout_pb2.GetRolloutStatusResponse:
         engines = [
@@ -36,15 +35,13 @@ class RolloutServicer(RolloutServiceServicer):
         return rollout_pb2.GetRolloutStatusResponse(
             worker=self._scheduler.worker,
             engines=engines,
-            epoch=self._worker.epoch,
+            epoch=self._pool.epoch,
             episodes=self._worker.episodes,
+            parallelism=encode_parallelism(self._pool.parallelism),
         )
 
-    async def ReparallelizeRollout(self, request, context):
-        raise ReshapeRefused(
-            f"{self._scheduler.worker.name} cannot change its parallelism while it runs",
-            "restart the worker with other rollout.tp and rollout.engines",
-        )
+    async def ReparallelizeRollout(self, request, context) -> rollout_pb2.ReparallelizeRolloutResponse:
+        return encode_report(await self._pool.reparallelize(decode_command(request)))
 
     async def DrainRollout(self, request, context) -> rollout_pb2.DrainRolloutResponse:
         wait_s = min(max(request.wait_s, 0.0), MAX_DRAIN_S)

@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from earl.bus import Bus, redis_errors
 from earl.errors import DataPlaneError, DeadlineExceeded, EngineError, PeerLost, VersionGone
-from services.rollout.pool import ATTEMPTS, RETRY_S, EnginePool, Publication
+from services.rollout.members import ATTEMPTS, NOTHING, RETRY_S, Publication
+from services.rollout.pool import EnginePool
 from services.rollout.telemetry import BusySpans
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ class WeightFollower:
         self._reader = reader
         self._spans = spans
         self._lease_s = lease_s
-        self._last = Publication(0, 0, ())
+        self._last = NOTHING
         self._offered = asyncio.Event()
 
     def offer(self, version: int, keys: Sequence[str]) -> None:
@@ -71,14 +73,22 @@ class WeightFollower:
                 self._offered.set()
 
     async def _load(self, publication: Publication) -> None:
-        readers = self._bus.key("weights", publication.version, "readers")
         started_ns = time.time_ns()
+        try:
+            async with self.reading(publication, self._lease_s):
+                await self._pool.load(publication)
+        finally:
+            self._spans.add("load", started_ns, time.time_ns())
+
+    @asynccontextmanager
+    async def reading(self, publication: Publication, lease_s: float) -> AsyncIterator[None]:
+        """The trainer leaves what it published where it is, for lease_s at most. Raises BusUnavailable."""
+        readers = self._bus.key("weights", publication.version, "readers")
         with redis_errors(self._bus.url):
             seconds, _ = await self._bus.redis.time()  # type: ignore[misc]
-            await self._bus.redis.hset(readers, self._reader, str(seconds + self._lease_s))  # type: ignore[misc]
+            await self._bus.redis.hset(readers, self._reader, str(seconds + lease_s))  # type: ignore[misc]
         try:
-            await self._pool.load(publication)
+            yield
         finally:
             with redis_errors(self._bus.url):
                 await self._bus.redis.hdel(readers, self._reader)  # type: ignore[misc]
-            self._spans.add("load", started_ns, time.time_ns())

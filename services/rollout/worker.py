@@ -83,7 +83,7 @@ class RolloutWorker:
         self._lease_call = asyncio.Lock()
         self._draining = False
         self._run_over = asyncio.Event()
-        self.epoch = 0
+        parts.pool.reading = self.weights.reading
 
     @property
     def episodes(self) -> int:
@@ -99,7 +99,6 @@ class RolloutWorker:
         """
         after = await self._bus.last_id()
         membership = await self._scheduler.join(address)
-        self.epoch = membership.epoch
         published = await last_published(self._bus, until=after)
         version, keys = published or (membership.version, membership.weight_keys)
         if version:
@@ -248,9 +247,11 @@ class RolloutWorker:
         while True:
             await self._gauges.refresh(timeout_s=period_s / 4)
             version = self._pool.version
-            stop, self.epoch = await self._scheduler.heartbeat(
+            stop = await self._scheduler.heartbeat(
                 running=len(self.leases),
                 version=version,
+                parallelism=self._pool.parallelism,
+                epoch=self._pool.epoch,
                 gauges=self._gauges.values(self._load(), time.monotonic()),
                 spans=self._gauges.take_spans(time.time_ns()),
                 transfers=self._gauges.transfers(),

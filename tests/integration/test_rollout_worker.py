@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from earl.errors import ConfigError, ProcessFailed, ReshapeRefused, ServiceUnavailable
+from earl.errors import ConfigError, IllegalParallelism, ProcessFailed, ServiceUnavailable, StaleEpoch
 from earl.models.tokenizer import Tokenizer
 from earl.rpc.client import Client
-from earl.v1 import rollout_pb2, scheduler_pb2
+from earl.v1 import common_pb2, rollout_pb2, scheduler_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceStub
 from services.rollout.service import Addresses
 from tests.support.runs import tictactoe
@@ -200,15 +200,33 @@ async def test_sigterm_hands_back_what_runs_and_leaves_nothing(tmp_path):
             assert not any(child.is_running() for child in children)
 
 
-async def test_drain_stops_leasing_and_status_tells_the_engines(tmp_path):
-    stack = Stack(tictactoe(tmp_path, rollout={"engines": 2, "max_sequences": 8}))
+async def test_engines_are_cut_anew_on_command_and_drain_stops_leasing(tmp_path):
+    run = tictactoe(tmp_path, rollout={"engines": 2, "max_sequences": 8}, warmup={"batches": 0})
+    stack = Stack(run)
     async with stack:
         await stack.up(*SERVICES)
         async with PlayedTrainer(stack) as trainer:
             worker = await stack.start("rollout-0")
-            assert await trainer.next_batch() is not None
+            plan = await trainer.next_batch()
+            assert plan is not None
             client = Client(worker.address, RolloutServiceStub)
             try:
+                command = rollout_pb2.ReparallelizeRolloutRequest(
+                    epoch=1, parallelism=common_pb2.Parallelism(dp=1, tp=2), prepare_s=60.0
+                )
+                done = await client.call("ReparallelizeRollout", command, deadline_s=120.0)
+                assert not done.rolled_back and done.parallelism.tp == 2, done.message
+                assert await client.call("ReparallelizeRollout", command, deadline_s=10.0) == done
+                command.epoch = 0
+                with pytest.raises(StaleEpoch):
+                    await client.call("ReparallelizeRollout", command, deadline_s=10.0)
+                command.parallelism.tp = 3
+                with pytest.raises(IllegalParallelism):
+                    await client.call("ReparallelizeRollout", command, deadline_s=10.0)
+                await trainer.commit(plan)
+                # What the new engine samples, with weights that were published after the switch too.
+                plan = await trainer.next_batch()
+                assert plan is not None and len(await trainer.read(plan)) == 16
                 drained = await client.call(
                     "DrainRollout", rollout_pb2.DrainRolloutRequest(wait_s=20.0), deadline_s=30.0
                 )
@@ -217,11 +235,8 @@ async def test_drain_stops_leasing_and_status_tells_the_engines(tmp_path):
                     "GetRolloutStatus", rollout_pb2.GetRolloutStatusRequest(), deadline_s=10.0
                 )
                 assert status.worker.name == "rollout-0" and status.episodes == 0
-                assert [engine.tp for engine in status.engines] == [1, 1]
-                with pytest.raises(ReshapeRefused):
-                    await client.call(
-                        "ReparallelizeRollout", rollout_pb2.ReparallelizeRolloutRequest(), deadline_s=10.0
-                    )
+                assert [engine.tp for engine in status.engines] == [2]
+                assert (status.epoch, status.parallelism.dp, status.parallelism.tp) == (1, 1, 2)
             finally:
                 await client.close()
 

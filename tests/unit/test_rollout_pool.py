@@ -1,7 +1,6 @@
 """The pool over engines that live in this process: routing, restarts, versions."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,101 +13,8 @@ from earl.errors import (
     VersionGone,
     WeightsIncomplete,
 )
-from services.rollout import pool as pool_module
-from services.rollout.engines.base import Engine, EngineSpec, GenerateRequest, Generation, LoadReport
-from services.rollout.pool import EnginePool, Publication
-
-
-class InMemory(Engine):
-    """Answers with its own name's last character when told to; dies when told to."""
-
-    def __init__(self, spec):
-        self.spec = spec
-        self.version = 0
-        self.gone = asyncio.Event()
-        self.answer = asyncio.Event()
-        self.served = []
-        self.released = []
-        self.vanished = set()
-
-    async def start(self):
-        pass
-
-    async def stop(self):
-        self.gone.set()
-
-    async def wait_lost(self):
-        await self.gone.wait()
-
-    async def generate_all(self, request):
-        self.served.append(request.request_id)
-        waits = [asyncio.ensure_future(event.wait()) for event in (self.gone, self.answer)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if self.gone.is_set():
-            raise EngineLost(f"engine {self.spec.name} is gone")
-        return Generation(
-            request_id=request.request_id, ids=[1], logprobs=[0.0], versions=[self.version], finish="stop"
-        )
-
-    async def load(self, version, keys, deadline_s):
-        if self.gone.is_set():
-            raise EngineLost("gone")
-        if version in self.vanished:
-            raise VersionGone(f"version {version}")
-        return LoadReport(version=version, size_bytes=0, read_s=0.0)
-
-    async def commit(self, version):
-        self.version = version
-        return LoadReport(version=version, size_bytes=0, read_s=0.0)
-
-    async def release(self, session):
-        self.released.append(session)
-
-    async def begin_update(self, version): ...
-    async def abort(self, request_id): ...
-    async def pause(self, keep=True): ...
-    async def resume(self): ...
-    async def offer_kv(self, name, known, deadline_s): ...
-
-    async def take_kv(self, offer, deadline_s): ...
-
-    async def withdraw_kv(self, name): ...
-    async def stats(self): ...
-    def generate(self, request): ...
-
-
-@asynccontextmanager
-async def running(engines=2, restarts=1):
-    made = []
-
-    def make(spec):
-        made.append(InMemory(spec))
-        return made[-1]
-
-    specs = [EngineSpec(name=f"e{number}", model_dir="") for number in range(engines)]
-    pool = EnginePool(specs, make, restarts=restarts, load_s=5.0)
-    await pool.start()
-    watch = asyncio.create_task(pool.run())
-    try:
-        yield pool, made, watch
-    finally:
-        await pool.stop()
-        await asyncio.gather(watch, return_exceptions=True)
-
-
-def request(name, session=""):
-    return GenerateRequest(request_id=name, ids=[1], max_new_tokens=1, session=session or name)
-
-
-def published(version, number=0):
-    return Publication(number or version, version, ("k",))
-
-
-async def settle():
-    for _ in range(20):
-        await asyncio.sleep(0)
+from services.rollout import members
+from tests.support.pool import InMemory, published, request, running, settle
 
 
 async def test_nothing_is_generated_before_the_first_version():
@@ -160,7 +66,7 @@ async def test_an_engine_that_keeps_dying_ends_the_pool():
         await settle()
         assert not watch.done()
         made[1].gone.set()
-        with pytest.raises(ProcessFailed, match="e0 died 2 times"):
+        with pytest.raises(ProcessFailed, match="e/engine-0 died 2 times"):
             await watch
 
 
@@ -200,7 +106,7 @@ def fails(monkeypatch, error, times):
         return await load(self, version, keys, deadline_s)
 
     monkeypatch.setattr(InMemory, "load", failing)
-    monkeypatch.setattr(pool_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(members, "RETRY_S", 0.0)
 
 
 @pytest.mark.parametrize(

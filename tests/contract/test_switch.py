@@ -1,0 +1,206 @@
+"""Switches of a pool of real engines: turns go on token for token, whatever dies meanwhile."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from earl.errors import EngineLost
+from earl.models.spec import load_spec
+from earl.parallelism import Parallelism
+from services.rollout import pool as pool_module
+from services.rollout.cuts import Cuts
+from services.rollout.engines.base import GenerateRequest, Generation
+from services.rollout.engines.client import EngineProcess
+from services.rollout.members import Publication
+from services.rollout.pool import EnginePool
+from services.rollout.switch import Command
+from tests.support import engines
+from tests.support.engines import MODELS, ask, assert_close, assert_gone, prompt
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+run, model_dir, spec, weights = engines.run, engines.model_dir, engines.spec, engines.weights
+
+ONE, TWO = Parallelism(2, 1), Parallelism(1, 2)
+TURNS, PROMPT, NEW = 4, 24, 900
+
+
+def command(epoch: int, cut: Parallelism, logprob_tolerance: float = 0.01) -> Command:
+    return Command(
+        epoch, cut, prepare_s=60.0, quiesce_s=20.0, switch_s=20.0, verify_s=20.0,
+        logprob_tolerance=logprob_tolerance,
+    )  # fmt: skip
+
+
+class Engines(list[EngineProcess]):
+    """All that the pool made. at: by method name, what runs before an engine's next such call."""
+
+    def __init__(self) -> None:
+        self.at = {}
+
+    def __call__(self, spec) -> EngineProcess:
+        made = Watched(spec)
+        made.at = self.at
+        self.append(made)
+        return made
+
+
+class Watched(EngineProcess):
+    """An engine whose processes a test can kill at a given call."""
+
+    at: dict
+
+    async def pause(self, keep=True):
+        self.at.pop("pause", lambda engine: None)(self)
+        await super().pause(keep)
+
+    async def begin_update(self, version):
+        self.at.pop("begin_update", lambda engine: None)(self)
+        await super().begin_update(version)
+
+
+def kill(engine: EngineProcess) -> None:
+    psutil.Process(engine.pids[0]).kill()
+
+
+@pytest.fixture
+def cuts(spec):
+    if spec.tp > 1:
+        pytest.skip("a pool begins with engines of tp 1 here, and has others soon")
+    base = msgspec.structs.replace(spec, name="pool", load_initial=False)
+    return Cuts(base, 2, load_spec(base.model_dir))
+
+
+@asynccontextmanager
+async def ready(cuts, weights):
+    """A pool with weights of MODELS[0], and what it makes."""
+    made = Engines()
+    pool = EnginePool(cuts, made, restarts=1, load_s=20.0)
+    await pool.start()
+    watch = asyncio.create_task(pool.run())
+    version, keys = await weights.publish(MODELS[0])
+    await pool.load(Publication(1, version, tuple(keys)))
+    try:
+        yield pool, made
+        assert not watch.done()
+    finally:
+        await pool.stop()
+        await asyncio.gather(watch, return_exceptions=True)
+        await assert_gone([pid for engine in made for pid in engine.pids])
+        await weights.remove(keys)
+
+
+class Turns:
+    """Greedy turns of one session each, long enough to be under way for the rest of a switch."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
+        self._turns: list[tuple[GenerateRequest, asyncio.Task]] = []
+
+    def begin(self, _: object = None) -> None:
+        for number in range(TURNS):
+            request = ask(prompt(PROMPT, number), NEW, temperature=0.0, session=f"session {number}")
+            self._turns.append((request, asyncio.create_task(self._pool.generate(request))))
+
+    async def under_way(self) -> None:
+        """Returns when the engines have made some tokens."""
+        async with asyncio.timeout(20):
+            while sum(one.generated_tokens for one in await self._pool.stats() if one) < 10 * TURNS:
+                pass
+
+    async def end(self, lost: int = 0) -> None:
+        """They are what one engine would have made, token for token; but for so many that were lost."""
+        ended = await asyncio.wait_for(
+            asyncio.gather(*(turn for _, turn in self._turns), return_exceptions=True), 60
+        )
+        assert len(ended) == TURNS and sum(isinstance(one, EngineLost) for one in ended) <= lost
+        for (request, _), made in zip(self._turns, ended, strict=True):
+            if isinstance(made, EngineLost):
+                continue
+            assert isinstance(made, Generation) and (len(made.ids), made.finish) == (NEW, "length")
+            assert_close(made.logprobs, likeliest(request.ids, made.ids))
+        self._turns.clear()
+
+
+def likeliest(ids: list[int], new: list[int]) -> np.ndarray:
+    """The largest log-prob at the place of each of `new`: a greedy engine's own, but for ties."""
+    with torch.no_grad():
+        logits = MODELS[0](torch.tensor([ids + new])).logits[0, len(ids) - 1 : -1]
+    return logits.log_softmax(-1).max(-1).values.numpy()
+
+
+async def test_turns_go_on_through_two_switches(cuts, weights):
+    async with ready(cuts, weights) as (pool, made):
+        turns = Turns(pool)
+        for epoch, cut in ((1, TWO), (2, ONE)):
+            made.at["begin_update"] = turns.begin
+            report = await pool.reparallelize(command(epoch, cut))
+            assert not report.rolled_back and not report.cold, report.message
+            assert report.sequences_continued == TURNS and report.max_logprob_difference < 1e-4
+            assert report.kv_moved_bytes + report.kv_recomputed_tokens > 0
+            assert (pool.parallelism, pool.epoch, pool.live) == (cut, epoch, cut.dp)
+            assert [engine.spec.tp for engine in made if not engine._lost.is_set()] == [cut.tp] * cut.dp
+            await turns.end()
+
+
+@pytest.mark.slow
+async def test_a_new_engine_killed_while_it_loads_leaves_the_old_ones(cuts, weights):
+    async with ready(cuts, weights) as (pool, made):
+        turns = Turns(pool)
+        turns.begin()
+        made.at["begin_update"] = kill
+        report = await pool.reparallelize(command(1, TWO))
+        assert report.rolled_back and "prepare failed" in report.message
+        assert (pool.parallelism, pool.live) == (ONE, 2)
+        await turns.end()
+
+
+@pytest.mark.slow
+async def test_a_new_engine_killed_when_turns_are_interrupted_leaves_the_old_ones(cuts, weights):
+    async with ready(cuts, weights) as (pool, made):
+        turns = Turns(pool)
+        made.at["begin_update"] = turns.begin
+        made.at["pause"] = lambda _: kill(made[-1])
+        report = await pool.reparallelize(command(1, TWO))
+        assert report.rolled_back and report.sequences_continued == TURNS and report.stall_s > 0
+        assert (pool.parallelism, pool.live) == (ONE, 2)
+        await turns.end()
+
+
+@pytest.mark.slow
+async def test_an_old_engine_killed_when_it_is_interrupted_costs_its_own_turns(cuts, weights):
+    async with ready(cuts, weights) as (pool, made):
+        turns = Turns(pool)
+        made.at["begin_update"] = turns.begin
+        made.at["pause"] = kill
+        report = await pool.reparallelize(command(1, TWO))
+        assert not report.rolled_back and report.sequences_continued == TURNS // 2, report.message
+        assert (pool.parallelism, pool.live) == (TWO, 1)
+        await turns.end(lost=TURNS // 2)
+
+
+@pytest.mark.slow
+async def test_other_logprobs_leave_the_old_engines(cuts, weights):
+    async with ready(cuts, weights) as (pool, made):
+        turns = Turns(pool)
+        turns.begin()
+        report = await pool.reparallelize(command(1, TWO, -1.0))
+        assert report.rolled_back and "tp2: engine pool/engine-0-epoch-1 differs by" in report.message
+        assert len(made) == 3 and pool.live == 2
+        await turns.end()
+
+
+@pytest.mark.slow
+async def test_without_memory_for_both_the_old_engines_end_first(cuts, weights, monkeypatch):
+    monkeypatch.setattr(pool_module, "fits_beside", lambda *_: False)
+    async with ready(cuts, weights) as (pool, _):
+        turns = Turns(pool)
+        turns.begin()
+        report = await pool.reparallelize(command(1, TWO))
+        assert not report.rolled_back and report.cold, report.message
+        assert report.sequences_continued == TURNS and pool.parallelism == TWO
+        await turns.end()
