@@ -63,6 +63,13 @@ def check_cut(spec: ModelSpec, tp: int, cp: int) -> None:
         )
 
 
+def rank_kv_heads(spec: ModelSpec, rank: int, tp: int) -> tuple[int, int]:
+    """(first, stop) of the kv_heads that rank `rank` of `tp` holds; neighbours hold the same one beyond
+    kv_heads. Example: 2 kv_heads, rank 3 of 4 → (1, 2)."""
+    first = rank * spec.kv_heads // tp
+    return first, first + rank_heads(spec, tp)[1]
+
+
 def rank_heads(spec: ModelSpec, tp: int) -> tuple[int, int]:
     """(heads, kv_heads) of each rank. Raises IllegalParallelism."""
     check_tp(spec, tp)

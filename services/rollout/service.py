@@ -90,6 +90,7 @@ def engine_cuts(
         redis_url=redis_url,
         run=config.name,
         data_plane=config.data_plane.model_dump_json(),
+        arena_dir=str(arena_directory(config.data_plane, run_dir)),
         start_s=config.stack.start_s,
     )
     return Cuts(base, rollout.engines, load_spec(base.model_dir))

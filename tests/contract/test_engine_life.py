@@ -23,6 +23,7 @@ from earl.errors import (
     VersionGone,
     WeightsIncomplete,
 )
+from services.rollout.engines.base import KvOffer
 from services.rollout.engines.client import EngineProcess
 from tests.support import engines
 from tests.support.engines import (
@@ -247,10 +248,14 @@ async def test_broken_weights_fail_requests_and_not_the_engine(own, weights):
 # --- life and death -------------------------------------------------------------------------------
 
 
-async def test_reshape_is_refused_where_it_cannot_be_done(shared):
-    assert not shared.caps.live_reshape and shared.caps.legal_tp == (1, 2, 4)
-    with pytest.raises(ReshapeRefused):
-        await shared.reshape(1)
+async def test_a_hand_over_is_refused_where_it_cannot_be_done(shared, own):
+    """By engines that cannot, and by one whose tokens must not depend on which tp computed their KV."""
+    engine = await own(deterministic=True) if shared.caps.live_reshape else shared
+    assert not engine.caps.live_reshape
+    offer = KvOffer(name="o", keys=[], version=0, sessions=[], size_bytes=0)
+    for call in (engine.offer_kv("o", {}, 5.0), engine.take_kv(offer, 5.0), engine.withdraw_kv("o")):
+        with pytest.raises(ReshapeRefused):
+            await call
 
 
 async def test_ranks_may_share_a_key_value_head(spec, own, weights):

@@ -18,6 +18,7 @@ from earl.bus import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
 from earl.models.parallel import TensorParallel
 from services.rollout.engines.base import EngineSpec, LoadReport
+from services.rollout.engines.data_thread import DataThread
 from services.rollout.engines.ranks import Rank
 from services.rollout.engines.runner import Runner
 from services.rollout.engines.staging import Stager
@@ -79,15 +80,16 @@ def test_every_rank_gets_its_slices_bit_for_bit(
     for place in range(tp):
         rank = Rank.__new__(Rank)  # without its process group: nothing is computed here
         rank.runner = Runner(SPEC, TensorParallel(place, tp), slots=1, context=8, dtype=dtype)
-        rank.stager = Stager(spec, rank.runner.own, SPEC.shapes())
+        rank.data = DataThread(spec)
+        rank.stager = Stager(spec, rank.data, rank.runner.own, SPEC.shapes())
         try:
             rank.stager.begin(0, 1, keys, CALL_S)
-            assert select.select([rank.stager.wake], [], [], CALL_S)[0]
-            ((_, report),) = rank.stager.take()
+            assert select.select([rank.data.wake], [], [], CALL_S)[0]
+            ((_, report),) = rank.data.take()
             assert isinstance(report, LoadReport), report
             rank.apply(1)
         finally:
-            rank.stager.close()
+            rank.data.close()
         own = rank.runner.own
         wanted = sum(part.box.size for one in own.values() for part in one.parts if not one.same_as)
         assert report.size_bytes == wanted * through.itemsize

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from services.rollout.engines.base import GenerateRequest
 from services.rollout.engines.batch import GIVE_BACK
 from services.rollout.engines.prefix import PrefixIndex, block_keys
-from services.rollout.engines.slots import Slots, Waiting
+from services.rollout.engines.slots import Slots
+from services.rollout.engines.waiting import Waiting
 
 SLOTS, CONTEXT, PAGE, NEW = 4, 80, 8, 12
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from services.rollout.engines.base import GenerateRequest
 from services.rollout.engines.batch import Batch
-from services.rollout.engines.slots import Slots, Waiting
+from services.rollout.engines.slots import Slots
+from services.rollout.engines.waiting import Waiting
 
 orders = itertools.count()
 

@@ -65,6 +65,8 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     run: str = ""
     # DataPlaneConfig as JSON text; empty: defaults.
     data_plane: str = ""
+    # Directory of the run's arenas, for offer_kv; empty: it is refused.
+    arena_dir: str = ""
     # Bound of starting: processes, model, process group.
     start_s: float = 60.0
 
@@ -213,6 +215,8 @@ class KvSession(msgspec.Struct, kw_only=True, frozen=True):
     at: int
     # Of those tokens.
     ids: list[int]
+    # All of the session's KV is of the offer's version: it may serve others with the same beginning.
+    fresh: bool = True
 
 
 class KvOffer(msgspec.Struct, kw_only=True, frozen=True):

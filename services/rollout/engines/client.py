@@ -207,11 +207,14 @@ class EngineProcess(Engine):
         if self._receiver is not None and process is self._processes[0]:
             # What it said last, for example why it could not start, is still to be read.
             await asyncio.wait([self._receiver], timeout=LAST_WORDS_S)
-        self._lose(self._why())
+        self._note_end()
+
+    def _note_end(self) -> None:
+        """One that ends by itself takes the others along; those that `stop` asked end in their own time."""
+        if not self._stopping:
+            self._lose(self._why())
 
     def _why(self) -> str:
-        if self._stopping:
-            return "it was stopped"
         codes = [(rank, process.returncode) for rank, process in enumerate(self._processes)]
         ended = [(rank, code) for rank, code in codes if code is not None]
         # Ranks that lost another one end with 0: the others tell more.
@@ -246,7 +249,7 @@ class EngineProcess(Engine):
         except (asyncio.IncompleteReadError, ConnectionError):
             # Its exit status is about to be known; a process that only closed the socket is ended.
             await asyncio.wait([asyncio.create_task(self._processes[0].wait())], timeout=LAST_WORDS_S)
-            self._lose(self._why())
+            self._note_end()
         except Exception as error:
             log.exception("engine %s: its reply cannot be read", self.spec.name)
             self._lose(f"its reply cannot be read: {error}")
@@ -264,7 +267,7 @@ class EngineProcess(Engine):
                 if reply.error is not None:
                     future.set_exception(reply.error.rebuild())
                 else:
-                    future.set_result(reply.stats or reply.load)
+                    future.set_result(reply.stats or reply.load or reply.offer or reply.taken)
             case wire.Ready():
                 self._workers = reply.workers
                 if self._ready is not None and not self._ready.done():
@@ -374,19 +377,23 @@ class EngineProcess(Engine):
         return await self._call(wire.Commit, version)
 
     async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:
-        raise self._no_handover()
+        self._refuse_handover()
+        return await self._call(wire.OfferKv, name, dict(known), deadline_s, deadline_s=deadline_s + 5.0)
 
     async def take_kv(self, offer: KvOffer, deadline_s: float) -> KvReport:
-        raise self._no_handover()
+        self._refuse_handover()
+        return await self._call(wire.TakeKv, offer, deadline_s, deadline_s=deadline_s + 5.0)
 
     async def withdraw_kv(self, name: str) -> None:
-        raise self._no_handover()
+        self._refuse_handover()
+        await self._call(wire.WithdrawKv, name)
 
-    def _no_handover(self) -> ReshapeRefused:
-        return ReshapeRefused(
-            f"engine {self.spec.name} ({self.spec.engine}) hands no KV over",
-            "let the other engine compute it again from the token ids",
-        )
+    def _refuse_handover(self) -> None:
+        if not self.caps.live_reshape:
+            raise ReshapeRefused(
+                f"engine {self.spec.name} ({self.spec.engine}) hands no KV over",
+                "let the other engine compute it again from the token ids",
+            )
 
     async def stats(self) -> EngineStats:
         return await self._call(wire.GetStats)

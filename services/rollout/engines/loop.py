@@ -119,8 +119,8 @@ class EngineLoop:
                     self._engine.load(call, version, keys, deadline_s)
                 case wire.Stop():
                     self._stopped = True
-                case wire.Start():
-                    raise wire.ChannelClosed("a second Start")
+                case wire.Start() | wire.OfferKv() | wire.TakeKv() | wire.WithdrawKv():
+                    raise wire.ChannelClosed(f"{type(command).__name__} is not for this engine")
                 case _:
                     self._engine.outbox.append(self._answer(command))
 

@@ -33,6 +33,15 @@ class KvMemory:
         """A sequence of so many tokens could ever be held."""
         return -(-tokens // self.page) * self.page <= self.bound
 
+    def has_room(self, running: np.ndarray, held: list[int], tokens: int) -> bool:
+        """Whether the KV of sequences of `running` [N] tokens, with a page each to grow by, of the slots
+        that are held, and of `tokens` more fits. One sequence alone always has room."""
+        if len(running) + len(held) == 0:
+            return True
+        pages = int(self.pages(running).sum()) + len(running) * self.page
+        pages += int(self.committed[held].sum()) + int(self.pages(np.array(tokens)))
+        return pages <= self.bound
+
     def commit(self, slots: np.ndarray, tokens: np.ndarray) -> int:
         """Commit the slots' rows up to tokens [N] if the bound allows; returns how many tokens too many
         that would be, 0 if it was done."""
@@ -60,10 +69,16 @@ class KvMemory:
         """Note that rows are to be copied; both slots have them committed."""
         self.moves.append((source, target, tokens, 0))
 
+    def give_back(self, slot: int) -> None:
+        """All rows of the slot, whatever is in them."""
+        self.moves.append((GIVE_BACK, slot, 0, self._rows))
+        self.committed[slot] = 0
+
     def wipe(self) -> None:
         """Everything is given back, and reads as zeros."""
-        self.moves = [(GIVE_BACK, slot, 0, self._rows) for slot in range(len(self.committed))]
-        self.committed[:] = 0
+        self.moves.clear()
+        for slot in range(len(self.committed)):
+            self.give_back(slot)
 
     def take(self) -> np.ndarray:
         """The moves [M, 4] since the last call, in their order."""

@@ -23,6 +23,13 @@ def block_keys(ids: np.ndarray) -> list[int]:
     return keys
 
 
+def common(ids: np.ndarray, other: np.ndarray) -> int:
+    """With how many equal tokens ids [N] and other [M] begin."""
+    known = min(len(ids), len(other))
+    differs = np.flatnonzero(ids[:known] != other[:known])
+    return int(differs[0]) if len(differs) else known
+
+
 class PrefixIndex:
     """Which slots hold which blocks. A slot's entries are a chain from its first block on."""
 

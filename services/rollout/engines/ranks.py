@@ -1,7 +1,7 @@
 """Rank 0 and its followers: what they say to each other, and a follower's whole life.
 
-    rank 0 ── Step (batch bytes) · LoadShard · ApplyShard · DropShard ──► follower
-           ◄── Loaded · Applied ──                                        (+ gloo or NCCL: activations)
+    rank 0 ── Step (batch bytes) · {Load,Apply,Drop}Shard · {Offer,Take,Withdraw}Rows ──► follower
+           ◄── Loaded · Applied ──                                  (+ gloo or NCCL: activations)
 
 Frames arrive in order, so every rank runs the same steps with the same weights. A follower ends when
 its socket does: with rank 0, and so with the service.
@@ -13,6 +13,7 @@ import select
 from datetime import timedelta
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,6 +24,9 @@ from services.rollout.engines import wire
 from services.rollout.engines.base import EngineSpec, LoadReport, Transfer
 from services.rollout.engines.batch import Batch
 from services.rollout.engines.cache import room_within
+from services.rollout.engines.data_thread import DataThread
+from services.rollout.engines.handover import Rows
+from services.rollout.engines.kv_shards import KvShards, Moved
 from services.rollout.engines.runner import Runner
 from services.rollout.engines.staging import Stager
 
@@ -49,23 +53,50 @@ class DropShard(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
+class OfferRows(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    key: str
+    rows: tuple[Rows, ...]
+    version: int
+    deadline_s: float
+
+
+class TakeRows(msgspec.Struct, tag=True, array_like=True):
+    """moves: what of the cache is to be moved first, as in Batch."""
+
+    call: int
+    keys: list[str]
+    rows: tuple[Rows, ...]
+    moves: list[tuple[int, int, int, int]]
+    deadline_s: float
+
+
+class WithdrawRows(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    key: str
+
+
 class Loaded(msgspec.Struct, tag=True, array_like=True):
+    """How a rank's part of a call ended: report of weights, moved of KV."""
+
     call: int
     error: wire.WireError | None
     report: LoadReport | None
     transfers: list[Transfer]
+    moved: Moved | None = None
 
 
 class Applied(msgspec.Struct, tag=True, array_like=True):
     error: wire.WireError | None
 
 
-order_decoder = msgspec.msgpack.Decoder(Step | LoadShard | ApplyShard | DropShard)
+Order = Step | LoadShard | ApplyShard | DropShard | OfferRows | TakeRows | WithdrawRows
+order_decoder = msgspec.msgpack.Decoder(Order)
 report_decoder = msgspec.msgpack.Decoder(Loaded | Applied)
 
 
 class Rank:
-    """What every rank has: its slice of the model, its cache and its stager."""
+    """What every rank has: its slice of the model and its cache, and what brings weights and KV."""
 
     def __init__(self, start: wire.Start) -> None:
         spec = start.spec
@@ -84,7 +115,14 @@ class Rank:
         )
         if spec.load_initial:
             self.runner.load(spec.model_dir)
-        self.stager = Stager(spec, self.runner.own, model.shapes())
+        self.data = DataThread(spec)
+        self.stager = Stager(spec, self.data, self.runner.own, model.shapes())
+        self.kv = KvShards(spec, self.data, self.runner)
+
+    def take_kv(self, order: TakeRows) -> None:
+        """Begin to read KV into rows that are held for it."""
+        self.runner.move(np.array(order.moves, dtype=np.int64).reshape(-1, 4))
+        self.kv.take(order.call, order.keys, order.rows, order.deadline_s)
 
     def apply(self, version: int) -> None:
         """Put the staged version to use: all of it, or an error that leaves the weights unusable."""
@@ -145,27 +183,29 @@ def follow(channel: wire.Channel, start: wire.Start) -> None:
     channel.send(wire.encoder.encode(Applied(None)))
     try:
         while True:
-            readable, _, _ = select.select([channel, rank.stager.wake], [], [])
-            if rank.stager.wake in readable:
-                for call, outcome in rank.stager.take():
-                    channel.send(wire.encoder.encode(loaded(rank.stager, call, outcome)))
+            readable, _, _ = select.select([channel, rank.data.wake], [], [])
+            if rank.data.wake in readable:
+                for call, outcome in rank.data.take():
+                    channel.send(wire.encoder.encode(loaded(rank.data, call, outcome)))
             if channel in readable:
                 for body in channel.receive():
                     _obey(rank, channel, order_decoder.decode(body))
     except wire.ChannelClosed:
         pass
     finally:
-        rank.stager.close()
+        rank.data.close()
 
 
-def loaded(stager: Stager, call: int, outcome: LoadReport | EarlError) -> Loaded:
-    """How a rank's load ended."""
+def loaded(data: DataThread, call: int, outcome: LoadReport | Moved | EarlError) -> Loaded:
+    """How a rank's part of a call ended."""
     if isinstance(outcome, EarlError):
-        return Loaded(call, wire.WireError.of(outcome), None, stager.transfers)
-    return Loaded(call, None, outcome, stager.transfers)
+        return Loaded(call, wire.WireError.of(outcome), None, data.transfers)
+    if isinstance(outcome, Moved):
+        return Loaded(call, None, None, data.transfers, outcome)
+    return Loaded(call, None, outcome, data.transfers)
 
 
-def _obey(rank: Rank, channel: wire.Channel, order: object) -> None:
+def _obey(rank: Rank, channel: wire.Channel, order: Order) -> None:
     match order:
         case Step(batch):
             rank.runner.forward(Batch.from_bytes(batch))
@@ -173,6 +213,12 @@ def _obey(rank: Rank, channel: wire.Channel, order: object) -> None:
             rank.stager.begin(call, version, keys, deadline_s)
         case DropShard():
             rank.stager.drop()
+        case OfferRows(call, key, rows, version, deadline_s):
+            rank.kv.offer(call, f"{key}/{rank.runner.tp.rank}", rows, version, deadline_s)
+        case TakeRows():
+            rank.take_kv(order)
+        case WithdrawRows(call, key):
+            rank.kv.withdraw(call, f"{key}/{rank.runner.tp.rank}")
         case ApplyShard(version):
             try:
                 rank.apply(version)

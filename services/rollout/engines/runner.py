@@ -171,14 +171,19 @@ class Runner:
     # --- forward ------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> torch.Tensor | None:
-        """Move KV as the batch says, then add its tokens to the cache. Logits [B, V] of each sequence's
-        last token, in the batch's order, on rank 0; None on the others. Sequences are in any order."""
-        for source, target, count, stop in batch.moves.tolist():
+    def move(self, moves: np.ndarray) -> None:
+        """Copy and give back rows of KV: Batch.moves."""
+        for source, target, count, stop in moves.tolist():
             if source == GIVE_BACK:
                 self.cache.give_back(target, count, stop)
             else:
                 self.cache.copy(source, target, count)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor | None:
+        """Move KV as the batch says, then add its tokens to the cache. Logits [B, V] of each sequence's
+        last token, in the batch's order, on rank 0; None on the others. Sequences are in any order."""
+        self.move(batch.moves)
         order = np.lexsort((batch.slots, -batch.counts))
         slots, starts, counts = batch.slots[order], batch.starts[order], batch.counts[order]
         ends = np.cumsum(counts)

@@ -30,6 +30,7 @@ from earl.models.spec import load_spec
 from earl.models.tp import legal_tp
 from services.rollout.engines import wire
 from services.rollout.engines.base import EngineCaps, EngineSpec, EngineStats, GenerateRequest, LoadReport
+from services.rollout.engines.data_thread import DataThread
 from services.rollout.engines.figures import device_memory, totals
 from services.rollout.engines.requests import check_complete, check_request, check_room, check_unused
 from services.rollout.engines.salts import Salts
@@ -74,7 +75,8 @@ class SglangEngine:
                 f"engine {spec.name}: SGLang cannot be imported: {error}",
                 "set rollout.engine_python to an environment that has it (docs/engines.md)",
             ) from error
-        self._stager = Stager(spec, own_parameters(self._model, 0, 1), self._model.shapes())
+        self._data = DataThread(spec)
+        self._stager = Stager(spec, self._data, own_parameters(self._model, 0, 1), self._model.shapes())
         self.workers = self._link.pids
         self._deaths = [os.pidfd_open(pid) for pid in self.workers]
         self._said: deque[tuple[str, Said]] = deque()
@@ -179,7 +181,7 @@ class SglangEngine:
     # --- what comes of them -------------------------------------------------------------------
 
     def sources(self) -> tuple[list[int], float | None]:
-        return [self._wake, self._stager.wake, *self._deaths], None
+        return [self._wake, self._data.wake, *self._deaths], None
 
     def hear(self) -> None:
         for pid in self.workers:
@@ -198,7 +200,7 @@ class SglangEngine:
                 self._refuse(request_id, EngineError(f"SGLang refused {request_id}: {said}"))
             else:
                 self._note(request_id, live, said)
-        for call, outcome in self._stager.take():
+        for call, outcome in self._data.take():
             if isinstance(outcome, EarlError):
                 self.outbox.append(wire.Answer(call, wire.WireError.of(outcome)))
             else:
@@ -316,7 +318,7 @@ class SglangEngine:
             evicted_sessions=0,
             cpu_s=time.process_time(),
             step_s=0.0,
-            transfers=totals(self._stager.transfers),
+            transfers=totals(self._data.transfers),
             kv_tokens=kv_tokens,
             kv_used_tokens=used,
             kv_committed_tokens=used,
@@ -325,7 +327,7 @@ class SglangEngine:
 
     def close(self) -> None:
         # SGLang's processes end with this one, which is next.
-        self._stager.close()
+        self._data.close()
 
 
 def _device_of(spec: EngineSpec) -> str:

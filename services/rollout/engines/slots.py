@@ -5,6 +5,8 @@ one by one.
        ▲                  │                                └── evicted, the longest unused first
        └─────preempt──────┘  (the youngest, when the KV of all would exceed the bound)
 
+A slot is held, neither free nor in use, while a session's KV arrives in it from another engine.
+
 A free slot's KV stays until the slot or its memory is needed: with what runs and what is retained it is
 the prefix cache (prefix.py). Pure bookkeeping: no clock, no I/O, no torch.
 """
@@ -13,46 +15,16 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.rollout.engines.base import GenerateRequest
-from services.rollout.engines.batch import Batch
+from services.rollout.engines.batch import Batch, share
 from services.rollout.engines.memory import KvMemory
-from services.rollout.engines.prefix import BLOCK_TOKENS, PrefixIndex, block_keys
+from services.rollout.engines.prefix import BLOCK_TOKENS, PrefixIndex, common
+from services.rollout.engines.waiting import Waiting
 
 NO_TOKEN = -1
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A request without a slot: new, or preempted with what it has sampled so far."""
-
-    request: GenerateRequest
-    # Arrival; the lower is the older.
-    order: int
-    # What of the request's session is still wanted; "" once it was released.
-    session: str
-    ids: np.ndarray
-    # Of the sampled tokens, the last of ids.
-    logprobs: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    versions: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    # Tokens that were reused when it was first admitted; None before.
-    reused: int | None = None
-    _keys: list[int] | None = None
-
-    @classmethod
-    def of(cls, request: GenerateRequest, order: int) -> Waiting:
-        return cls(request, order, request.session, np.asarray(request.ids, dtype=np.int64))
-
-    @property
-    def keys(self) -> list[int]:
-        """Of the blocks that may be reused: at least the last token is computed, since its logits are
-        what the first sample comes from."""
-        if self._keys is None:
-            self._keys = block_keys(self.ids[:-1])
-        return self._keys
 
 
 class Slots:
@@ -70,6 +42,8 @@ class Slots:
         self.tokens = np.zeros((slots, context), dtype=np.int64)
         self.length = np.zeros(slots, dtype=np.int64)
         self.cached = np.zeros(slots, dtype=np.int64)
+        # Grows whenever KV that was cached is lost or computed anew: rows of one life stay as they are.
+        self.life = np.zeros(slots, dtype=np.int64)
         # All of a slot's KV is of the weights in use.
         self.fresh = np.ones(slots, dtype=np.bool_)
         # Tokens before the first sampled one; length at which generation ends.
@@ -91,6 +65,8 @@ class Slots:
         self._busy_sessions: dict[str, int] = {}
         # Idle sessions whose KV is kept, the longest unused first.
         self._retained: OrderedDict[str, int] = OrderedDict()
+        # Slots of sessions whose KV arrives from another engine.
+        self._held: set[int] = set()
         # Low slots first: running slots stay close together.
         self._free = list(range(slots))
         self.evicted = self.preemptions = 0
@@ -130,16 +106,16 @@ class Slots:
         """Give the request a slot: its session's, one with its prefix, a free one, or that of the longest
         unused session. None if all are running, or if the KV of those would leave it no room.
         stop_ids: the engine's, beside the request's own."""
-        if not self._has_room(len(waiting.ids)):
+        ids, running = waiting.ids, np.flatnonzero(self.running)
+        if not self.memory.has_room(self.length[running], list(self._held), len(ids)):
             return None
-        ids = waiting.ids
         session = waiting.session if waiting.session not in self._busy_sessions else ""
         holder, blocks, _ = self.index.longest(waiting.keys)
         shared = blocks * BLOCK_TOKENS
         if shared and (self.tokens[holder, :shared] != ids[:shared]).any():
             shared = 0  # another prefix of the same hash
         slot = self._retained.pop(session, None) if session else None
-        own = 0 if slot is None else self._common(slot, ids)
+        own = 0 if slot is None else common(self.tokens[slot, : int(self.cached[slot])], ids[:-1])
         if slot is None:
             slot = self._take(holder if shared else None)
         if slot is None:
@@ -149,6 +125,7 @@ class Slots:
             # Without memory for the copy, the session's own beginning stays.
             reused = self._bring(holder, slot, shared) or own
         if reused == own:
+            self.life[slot] += own < self.cached[slot]
             self.index.truncate(slot, own)
             self.fresh[slot] |= own == 0
         self.tokens[slot, : len(ids)] = ids
@@ -162,18 +139,6 @@ class Slots:
             self._busy_sessions[session] = slot
         return slot
 
-    def _has_room(self, tokens: int) -> bool:
-        """The KV of all that runs and of `tokens` more fits, with a page each to grow by."""
-        running = np.flatnonzero(self.running)
-        pages = int(self.memory.pages(self.length[running]).sum()) + int(self.memory.pages(np.array(tokens)))
-        return len(running) == 0 or pages + len(running) * self.memory.page <= self.memory.bound
-
-    def _common(self, slot: int, ids: np.ndarray) -> int:
-        """Tokens of the slot's KV that are a prefix of ids, but for the last of ids."""
-        known = min(int(self.cached[slot]), len(ids) - 1)
-        differs = np.flatnonzero(self.tokens[slot, :known] != ids[:known])
-        return int(differs[0]) if len(differs) else known
-
     def _bring(self, holder: int, slot: int, shared: int) -> int:
         """Make the holder's first `shared` rows the slot's; returns how many are."""
         if holder != slot:
@@ -183,6 +148,7 @@ class Slots:
             if excess:
                 return 0
             self.memory.copy(holder, slot, shared)
+            self.life[slot] += 1
             self.index.truncate(slot, 0)
         else:
             self.index.truncate(slot, shared)
@@ -260,6 +226,7 @@ class Slots:
 
     def _vacate(self, slot: int) -> None:
         self.cached[slot] = self.length[slot] = 0
+        self.life[slot] += 1
         heapq.heappush(self._free, slot)
 
     def preempt(self, slot: int) -> Waiting:
@@ -281,6 +248,52 @@ class Slots:
         self._drop_rows([slot], int(self.memory.committed[slot]))
         self.preemptions += 1
         return waiting
+
+    # --- hand-over ----------------------------------------------------------------------------
+
+    def sessions(self) -> list[tuple[str, int]]:
+        """(session, slot) of all whose KV is here, running or not."""
+        return [*self._busy_sessions.items(), *self._retained.items()]
+
+    def hold(self, session: str, first: int, tokens: int) -> int | None:
+        """Take the idle session's slot, or a free one, out of use while rows [first, tokens) of it arrive;
+        then `keep` or `forget` it. None if there is no room for them beside other sessions' KV."""
+        slot = self._retained.pop(session, None)
+        if slot is None:
+            if not self._free:
+                return None
+            slot = heapq.heappop(self._free)
+        self._held.add(slot)
+        self.life[slot] += first < self.cached[slot]
+        self.cached[slot] = first
+        self.index.truncate(slot, first)
+        wanted = np.array([slot]), np.array([tokens])
+        excess = self.memory.commit(*wanted)
+        if excess and (self._reclaim_unused(excess) or self.memory.commit(*wanted)):
+            self.forget(slot)
+            return None
+        return slot
+
+    def keep(self, slot: int, session: str, ids: np.ndarray, fresh: bool) -> None:
+        """The KV of ids [N] has arrived after the held slot's first `cached` tokens: it is the session's.
+        fresh: all of it is of the weights in use."""
+        first = int(self.cached[slot])
+        if session in self._busy_sessions or session in self._retained:
+            self.forget(slot)  # it has begun anew meanwhile
+            return
+        self._held.remove(slot)
+        self.tokens[slot, first : first + len(ids)] = ids
+        self.cached[slot] = self.length[slot] = first + len(ids)
+        self.fresh[slot] = fresh and (first == 0 or bool(self.fresh[slot]))
+        self._note_blocks(slot)
+        self._retained[session] = slot
+
+    def forget(self, slot: int) -> None:
+        """What arrived in the held slot is not to be used; it may be anything, so it is given back."""
+        self._held.remove(slot)
+        self._vacate(slot)
+        self.index.truncate(slot, 0)
+        self.memory.give_back(slot)
 
     # --- memory -------------------------------------------------------------------------------
 
@@ -314,6 +327,7 @@ class Slots:
             self._vacate(slot)
         self._retained.clear()
         self.cached[self.running] = 0
+        self.life += 1
         self.index.clear()
         self.fresh[:] = True
 
@@ -340,7 +354,9 @@ class Slots:
             slots = np.flatnonzero(self.running)
             if len(slots) == 0:
                 return None
-            slots, taken, complete = self._share(slots, budget_tokens)
+            counts = self.length[slots] - self.cached[slots]
+            chosen, taken, complete = share(counts, self.order[slots], budget_tokens)
+            slots = slots[chosen]
             starts = self.cached[slots]
             excess = self.memory.commit(slots, starts + taken)
             if excess == 0:
@@ -354,23 +370,6 @@ class Slots:
     def _youngest(self) -> int:
         running = np.flatnonzero(self.running)
         return int(running[np.argmax(self.order[running])])
-
-    def _share(self, slots: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(slots, tokens of each, whether those are all that it has) within the budget."""
-        counts = self.length[slots] - self.cached[slots]
-        if int(counts.sum()) <= budget:
-            return slots, counts, np.ones(len(slots), dtype=np.bool_)
-        order = np.argsort(counts, kind="stable")
-        slots, counts = slots[order], counts[order]
-        oldest = int(np.argmin(self.order[slots]))
-        # Decoding alone may exceed the budget: a token each is always allowed.
-        least = (counts == 1).astype(np.int64)
-        least[oldest] = min(int(counts[oldest]), max(1, budget // 2))
-        room = budget - least.sum()
-        wanted = counts - least
-        taken = least + np.clip(room - (np.cumsum(wanted) - wanted), 0, wanted)
-        kept = taken > 0
-        return slots[kept], taken[kept], (taken == counts)[kept]
 
     def advance(
         self, batch: Batch, complete: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, version: int

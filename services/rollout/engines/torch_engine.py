@@ -25,14 +25,17 @@ from services.rollout.engines.base import (
     EngineSpec,
     EngineStats,
     GenerateRequest,
+    KvOffer,
     LoadReport,
     Transfer,
 )
 from services.rollout.engines.batch import Batch
 from services.rollout.engines.figures import Busy, device_memory, totals
+from services.rollout.engines.handover import Handover, Moving
 from services.rollout.engines.ranks import ApplyShard, Followers, Loaded, Rank, Step
 from services.rollout.engines.sampling import sample
-from services.rollout.engines.slots import Slots, Waiting
+from services.rollout.engines.slots import Slots
+from services.rollout.engines.waiting import Waiting
 
 # Tokens of one step by device: on a CPU what its caches hold, on a GPU what fills it.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -52,6 +55,7 @@ class TorchEngine:
             rows=cache.rows,
             page=cache.page_tokens,
         )
+        self.handover = Handover(spec.name, self._slots)
         # New requests and, at the head, those that were preempted.
         self._waiting: deque[Waiting] = deque()
         self._orders = itertools.count()
@@ -70,7 +74,8 @@ class TorchEngine:
     def caps(self) -> EngineCaps:
         return EngineCaps(
             engine="torch",
-            live_reshape=False,
+            # Rows that another tp computed are not bit for bit what this one computes.
+            live_reshape=not self.spec.deterministic,
             pause_keep=True,
             speculative=False,
             legal_tp=tuple(legal_tp(self._runner.spec)),
@@ -302,6 +307,18 @@ class TorchEngine:
             self._slots.age()
         stall_s = time.perf_counter() - clock
         return LoadReport(version=version, size_bytes=size_bytes, read_s=0.0, stall_s=stall_s), others
+
+    # --- hand-over ----------------------------------------------------------------------------
+
+    def begin_take(self, offer: KvOffer) -> Moving:
+        """Handover.take, if this engine's weights are whole."""
+        requests.check_complete(self.spec, self._complete)
+        return self.handover.take(offer, self.version)
+
+    def take_moves(self) -> list[tuple[int, int, int, int]]:
+        """What is to be moved in every rank's cache before anything else is written there."""
+        moves, self._slots.memory.moves = self._slots.memory.moves, []
+        return moves
 
     # --- figures ------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from earl.models.slices import own_parameters
 from earl.models.spec import load_spec
 from services.rollout.engines import wire
 from services.rollout.engines.base import EngineSpec
+from services.rollout.engines.data_thread import DataThread
 from services.rollout.engines.ranks import loaded
 from services.rollout.engines.staging import Stager
 from services.rollout.engines.vllm_sampler import SeededSampler
@@ -44,11 +45,12 @@ class EarlWorker:
         model = load_spec(engine.model_dir)
         self.earl_shapes = model.shapes()
         self.earl_own = own_parameters(model, self.rank, engine.tp)
-        self.earl_stager = Stager(engine, self.earl_own, self.earl_shapes)
+        self.earl_data = DataThread(engine)
+        self.earl_stager = Stager(engine, self.earl_data, self.earl_own, self.earl_shapes)
         self.model_runner.sampler = SeededSampler(self.model_runner)
         if engine.tp > 1:
             threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-        return self.earl_stager.wake
+        return self.earl_data.wake
 
     def earl_begin(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
         """Start reading a version."""
@@ -60,8 +62,8 @@ class EarlWorker:
 
     def earl_take(self) -> list[bytes]:
         """ranks.Loaded, encoded, of each load that ended since the last call."""
-        stager = self.earl_stager
-        return [wire.encoder.encode(loaded(stager, call, outcome)) for call, outcome in stager.take()]
+        data = self.earl_data
+        return [wire.encoder.encode(loaded(data, call, outcome)) for call, outcome in data.take()]
 
     def earl_apply(self, version: int) -> tuple[int, bytes]:
         """Put the staged version to use. (its bytes, b""), or (0, the encoded error): the weights are
@@ -102,8 +104,8 @@ class EarlWorker:
             model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
     def earl_close(self) -> None:
-        """Stop the stager's thread."""
-        self.earl_stager.close()
+        """Stop the data plane's thread."""
+        self.earl_data.close()
 
 
 def _end_with_parent() -> None:

@@ -13,7 +13,15 @@ import struct
 import msgspec
 
 from earl import errors
-from services.rollout.engines.base import EngineCaps, EngineSpec, EngineStats, GenerateRequest, LoadReport
+from services.rollout.engines.base import (
+    EngineCaps,
+    EngineSpec,
+    EngineStats,
+    GenerateRequest,
+    KvOffer,
+    KvReport,
+    LoadReport,
+)
 
 LENGTH = struct.Struct("<I")
 # A frame longer than this is a broken stream, not a message.
@@ -100,11 +108,44 @@ class GetStats(msgspec.Struct, tag=True, array_like=True):
     call: int
 
 
+class OfferKv(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    name: str
+    known: dict[str, int]
+    deadline_s: float
+
+
+class TakeKv(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    offer: KvOffer
+    deadline_s: float
+
+
+class WithdrawKv(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    name: str
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
-Command = Start | Generate | Abort | Release | Pause | Resume | BeginUpdate | Load | Commit | GetStats | Stop
+# To engines whose caps.live_reshape is True.
+HandoverCommand = OfferKv | TakeKv | WithdrawKv
+Command = (
+    Start
+    | Generate
+    | Abort
+    | Release
+    | Pause
+    | Resume
+    | BeginUpdate
+    | Load
+    | Commit
+    | GetStats
+    | HandoverCommand
+    | Stop
+)
 
 # --- from the engine ------------------------------------------------------------------------
 
@@ -141,6 +182,8 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     error: WireError | None = None
     stats: EngineStats | None = None
     load: LoadReport | None = None
+    offer: KvOffer | None = None
+    taken: KvReport | None = None
 
 
 Reply = Ready | Tokens | Refused | Answer
