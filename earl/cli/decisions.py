@@ -87,6 +87,9 @@ class Line(_Value):
     candidates: tuple[Candidate, ...] = ()
     verdict: Verdict
     sentence: str
+    # Of the switch that carries it out, 0 if none does; held: why none does.
+    epoch: int = 0
+    held: str = ""
     decision_ms: float
 
 

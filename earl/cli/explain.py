@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from earl.cli.decisions import FILE, Candidate, Line, changes, read_decisions
+from earl.cli.switches import Record, read_switches, switch_text
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -29,12 +30,14 @@ def explain(
     """
     decided = chosen(run_dir, stage)
     told = [at(lines, step, run_dir) for lines in decided.values()]
+    ended = {(one.stage, one.epoch): one for one in read_switches(run_dir)}
     if as_json:
-        print(json.dumps(as_object(told, decided if step is None else {})))
+        print(json.dumps(as_object(told, decided if step is None else {}, ended)))
         return
-    print("\n\n".join("\n".join(decision_lines(line)) for line in told))
+    print("\n\n".join("\n".join(decision_lines(line, ended.get((line.stage, line.epoch)))) for line in told))
     if step is None:
         print("\n" + "\n".join(change_lines(decided)))
+        print("".join(f"\n{text}" for text in switch_lines(ended.values(), stage)), end="\n" if ended else "")
 
 
 def chosen(run_dir: Path, stage: str) -> dict[str, list[Line]]:
@@ -86,10 +89,20 @@ def at(lines: Sequence[Line], step: int | None, run_dir: Path) -> Line:
     return found
 
 
-def as_object(told: Sequence[Line], decided: Mapping[str, Sequence[Line]]) -> dict[str, object]:
-    """{"decisions": lines as in decisions.jsonl, "changes": where verdicts changed, by stage}."""
+def as_object(
+    told: Sequence[Line],
+    decided: Mapping[str, Sequence[Line]],
+    ended: Mapping[tuple[str, int], Record],
+) -> dict[str, object]:
+    """{"decisions": lines as in decisions.jsonl, each with the switch that carried it out or null, "changes":
+    where verdicts changed, by stage}."""
+
+    def became(line: Line) -> dict[str, object] | None:
+        switch = ended.get((line.stage, line.epoch))
+        return switch.model_dump(mode="json") if switch is not None else None
+
     return {
-        "decisions": [line.model_dump(mode="json") for line in told],
+        "decisions": [{**line.model_dump(mode="json"), "switch": became(line)} for line in told],
         "changes": {
             stage: [{"step": line.step, **line.verdict.model_dump(mode="json")} for line in changes(lines)]
             for stage, lines in decided.items()
@@ -100,10 +113,12 @@ def as_object(told: Sequence[Line], decided: Mapping[str, Sequence[Line]]) -> di
 # --- as text --------------------------------------------------------------------------------
 
 
-def decision_lines(line: Line) -> Iterable[str]:
-    """One decision as an engineer reads it."""
+def decision_lines(line: Line, switch: Record | None = None) -> Iterable[str]:
+    """One decision as an engineer reads it. switch: that carried it out, if it has ended."""
     yield f"{line.stage}, step {line.step} (decided after step {line.step - 1}, {_devices(line.devices)})"
     yield f"  {line.sentence}"
+    if became := outcome(line, switch):
+        yield f"  {became}"
     yield ""
     yield from aligned(workload_rows(line), "<>>")
     yield f"  {'; '.join(beside(line))}"
@@ -114,6 +129,15 @@ def decision_lines(line: Line) -> Iterable[str]:
     yield from aligned(rows, "<>>><")
     yield ""
     yield f"  {'; '.join(grounds(line))}"
+
+
+def outcome(line: Line, switch: Record | None) -> str:
+    """What became of a decision, in a sentence; "" where there was nothing to do."""
+    if switch is not None:
+        return f"{line.stage} {switch_text(switch)}"
+    if line.epoch:
+        return f"carried out as epoch {line.epoch}, which has not ended"
+    return f"not carried out: {line.held}" if line.held else ""
 
 
 def workload_rows(line: Line) -> list[tuple[str, ...]]:
@@ -183,6 +207,13 @@ def change_lines(decided: Mapping[str, Sequence[Line]]) -> Iterable[str]:
             continue
         yield f"{stage}: the verdict changed {len(found)} time{'s' * (len(found) > 1)}, {span}"
         yield from (f"  step {line.step}: {line.verdict.reason}" for line in found)
+
+
+def switch_lines(ended: Iterable[Record], stage: str) -> Iterable[str]:
+    """What was switched in all, whoever asked for it."""
+    for one in ended:
+        if stage in ("", one.stage):
+            yield f"{one.stage} {switch_text(one)}; {one.by}: {one.reason}"
 
 
 def aligned(rows: Sequence[Sequence[str]], sides: str) -> Iterable[str]:

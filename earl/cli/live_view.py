@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from earl.cli.figures import interval
+from earl.cli.switches import cut_text, switch_text
 from earl.stack.status import (
     Evaluation,
     Ledger,
@@ -229,11 +230,20 @@ def roles_table(roles: Sequence[RoleState]) -> RenderableType:
 
 
 def stage_lines(stages: Sequence[StageState]) -> RenderableType:
-    """How each stage is cut; where the selector decides for it, what it said last."""
-    undecided = " · ".join(f"{one.name} {one.running or 'cut unevenly'}" for one in stages if not one.chosen)
+    """How each stage is cut; where the selector decides for it, what it said last; switches."""
+    undecided = " · ".join(cut_text(one) for one in stages if not one.chosen)
     lines = [Text(f"parallelism  {undecided}", style="grey50")] if undecided else []
-    decided = (one for one in stages if one.chosen)
-    return Group(*lines, *(Text(one.sentence, style="yellow" if one.differs else "") for one in decided))
+    for one in stages:
+        if one.chosen:
+            pinned = " (pinned)" if one.pinned else ""
+            lines.append(Text(f"{one.sentence}{pinned}", style="yellow" if one.differs else ""))
+    for one in stages:
+        if one.switching is not None:
+            lines.append(Text(f"{one.name} {switch_text(one.switching, runs=True)}", style="bold yellow"))
+        elif one.last is not None:
+            style = "red" if one.last.rolled_back else "green"
+            lines.append(Text(f"{one.name} {switch_text(one.last)}", style=style))
+    return Group(*lines)
 
 
 def role_figures(role: RoleState) -> list[tuple[str, int, str]]:

@@ -9,6 +9,7 @@ from typing import IO
 
 from earl.cli.figures import interval
 from earl.cli.live_view import LEARNING, clock, progress_of, role_figures
+from earl.cli.switches import switch_text
 from earl.stack.status import ProcessState, RunStatus
 
 PLAIN_EVERY_S = 2.0
@@ -41,6 +42,11 @@ class PlainView:
             if stage.chosen and self._said.get(f"{stage.name} should be") != stage.chosen:
                 self._said[f"{stage.name} should be"] = stage.chosen
                 self._say(stage.sentence)
+            for one, runs in ((stage.switching, True), (stage.last, False)):
+                said = f"{stage.name} {'switches' if runs else 'switched'}"
+                if one is not None and self._said.get(said) != str(one.epoch):
+                    self._said[said] = str(one.epoch)
+                    self._say(f"{stage.name} {switch_text(one, runs=runs)}")
         now = time.monotonic()
         if status.phase and (status.phase != self._phase or now - self._last_line_at >= PLAIN_EVERY_S):
             self._phase = status.phase

@@ -1,6 +1,8 @@
-"""The scheduler's messages ↔ the stack's values, and the two calls that the launcher makes."""
+"""The scheduler's messages ↔ the stack's values, and the calls that the launcher and commands make."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from earl.parallelism import Parallelism
 from earl.rpc.client import Client
@@ -13,6 +15,7 @@ from earl.stack.status import (
     RoleState,
     RunStatus,
     StageState,
+    SwitchState,
     Transfers,
     WorkerState,
 )
@@ -20,7 +23,7 @@ from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 
 class SchedulerClient:
-    """The launcher's side of SchedulerService."""
+    """An operator's side of SchedulerService."""
 
     def __init__(self, address: str, token: str = "") -> None:
         self._client = Client(address, scheduler_pb2_grpc.SchedulerServiceStub, token=token)
@@ -34,6 +37,22 @@ class SchedulerClient:
         """Ends the run at its next boundary; raises as `status` does."""
         request = scheduler_pb2.StopRunRequest(reason=reason)
         await self._client.call("StopRun", request, deadline_s=deadline_s)
+
+    async def set_parallelism(
+        self, stage: str, wanted: Mapping[str, int] | None, *, pin: bool, wait_s: float, deadline_s: float
+    ) -> tuple[int, SwitchState | None]:
+        """Cuts a stage so, or with None only pins or unpins it: (epoch, how the switch ended, if it has).
+
+        wanted: degrees by name; a dp that is left out follows from the devices.
+
+        Raises IllegalParallelism, LedgerError, and as `status` does.
+        """
+        name = f"STAGE_{stage.upper()}"
+        request = scheduler_pb2.SetParallelismRequest(stage=name, pin=pin, wait_s=wait_s)  # type: ignore[arg-type]
+        if wanted is not None:
+            request.parallelism.CopyFrom(common_pb2.Parallelism(**wanted))
+        answer = await self._client.call("SetParallelism", request, deadline_s=deadline_s)
+        return answer.epoch, decode_switch(answer.outcome) if answer.HasField("outcome") else None
 
     async def close(self) -> None:
         await self._client.close()
@@ -113,6 +132,26 @@ def decode_stage(stage: scheduler_pb2.StageStatus) -> StageState:
         running=str(decode_parallelism(stage.running)) if stage.HasField("running") else "",
         chosen=str(decode_parallelism(stage.chosen)) if stage.HasField("chosen") else "",
         sentence=stage.sentence,
+        pinned=stage.pinned,
+        epoch=stage.epoch,
+        switching=decode_switch(stage.switching) if stage.HasField("switching") else None,
+        last=decode_switch(stage.last) if stage.HasField("last") else None,
+    )
+
+
+def decode_switch(switch: scheduler_pb2.Switch) -> SwitchState:
+    return SwitchState(
+        epoch=switch.epoch,
+        before=str(decode_parallelism(switch.before)),
+        after=str(decode_parallelism(switch.after)),
+        reason=switch.reason,
+        rolled_back=switch.rolled_back,
+        message=switch.message,
+        stall_s=switch.stall_s,
+        seconds=switch.seconds,
+        sequences_continued=switch.sequences_continued,
+        moved_bytes=switch.moved_bytes,
+        max_logprob_difference=switch.max_logprob_difference,
     )
 
 

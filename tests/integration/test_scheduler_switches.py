@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from earl.cli.parallelism import app
 from earl.config.environment import EnvironmentConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.run import RunConfig
@@ -284,3 +287,47 @@ async def test_a_sequence_that_waits_for_room_is_given_some_at_once(
             await asyncio.sleep(0.02)
     assert [(line["epoch"], line["held"]) for line in lines] == [(1, ""), (0, "no layout holds it")]
     assert lines[0]["verdict"]["urgent"] and len(workers[0].told) == 1
+
+
+async def test_an_operator_shows_changes_and_pins(
+    stack: Stack, workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stack.directory.parent)
+    monkeypatch.setattr("earl.cli.running.RUNS", Path("."))  # the one that goes on is found
+
+    async def told(*arguments: str) -> Any:
+        run = CliRunner().invoke
+        return await asyncio.to_thread(run, app, list(arguments), standalone_mode=False)
+
+    assert "rollout    dp4" in (await told()).output
+    done = await told("set", "rollout", "tp=2", "--pin")
+    assert done.output.startswith("rollout went from dp4 to dp2·tp2 in ") and done.exception is None
+    assert "rollout    dp2·tp2, pinned" in (await told()).output
+    assert (await told("set", "rollout", "tp=2")).output == "rollout is cut into dp2·tp2 already\n"
+    assert (await told("pin", "rollout")).output == "rollout is pinned: dp2·tp2\n"
+    assert (await told("unpin", "rollout", "--run", str(stack.directory))).output == (
+        "rollout is not pinned: dp2·tp2\n"
+    )
+    refused = await told("set", "rollout", "tp=3")
+    assert isinstance(refused.exception, IllegalParallelism) and "use dp4 or dp2·tp2" in str(
+        refused.exception
+    )
+    held, go = asyncio.Event(), asyncio.Event()
+
+    async def hold(request) -> None:
+        held.set()
+        await go.wait()
+        raise ReshapeRefused("no room", "")
+
+    workers[1].does = hold
+    under_way = json.loads((await told("set", "rollout", "tp=1", "--no-wait", "--json")).output)
+    assert under_way["outcome"] is None and under_way["stage"]["switching"]["after"] == "dp4"
+    await held.wait()
+    go.set()
+    await wait_for(workers[0], lambda one: one.HasField("running") and not one.HasField("switching"))
+    back = await told("set", "rollout", "tp=1", "--json")
+    assert isinstance(back.exception, ReshapeRefused) and "stays dp2·tp2, not dp4" in str(back.exception)
+    assert json.loads(back.output)["outcome"]["rolled_back"]
+    shown = json.loads((await told("--json")).output)
+    [stage] = [one for one in shown["stages"] if one["name"] == "rollout"]
+    assert stage["last"]["message"] == "rollout-1: no room" and stage["epoch"] >= 4 and not stage["pinned"]

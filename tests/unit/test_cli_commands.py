@@ -27,6 +27,7 @@ from earl.stack.status import (
     RoleState,
     RunStatus,
     StageState,
+    SwitchState,
     Transfers,
     WorkerState,
 )
@@ -233,6 +234,38 @@ def test_the_views_say_how_stages_are_cut_and_what_the_selector_said(tmp_path: P
         plain.update([], replace(DECIDED, stages=(stays, trainer)))
     said = [line.split("] ")[1] for line in (tmp_path / "out").read_text().splitlines()]
     assert [line for line in said if line.startswith("rollout ")] == [rollout.sentence, stays.sentence]
+
+
+def test_the_views_say_what_was_switched_and_what_is_pinned(tmp_path: Path):
+    [rollout, trainer] = DECIDED.stages
+    under_way = SwitchState(3, "dp2", "tp2", "lengths grew")
+    done = replace(under_way, seconds=4.2, stall_s=0.31, sequences_continued=9, moved_bytes=3 << 20)
+    failed = SwitchState(4, "tp2", "dp2", rolled_back=True, message="rollout-0: no room")
+    shots = [
+        replace(DECIDED, stages=(replace(rollout, pinned=True), replace(trainer, pinned=True))),
+        replace(DECIDED, stages=(replace(rollout, switching=under_way), trainer)),
+        replace(DECIDED, stages=(replace(rollout, last=done), trainer)),
+        replace(DECIDED, stages=(replace(rollout, last=failed), trainer)),
+    ]
+    said = [
+        "rollout goes from dp2 to tp2 (epoch 3): lengths grew",
+        "rollout went from dp2 to tp2 in 4.20 s, stalled 0.31 s, 9 sequences went on, 3.0 MiB moved "
+        "(epoch 3)",
+        "rollout stays tp2, not dp2 (epoch 4): rollout-0: no room",
+    ]
+    console = Console(file=io.StringIO(), width=140, force_terminal=False, record=True)
+    view = LiveView(console)
+    with open(tmp_path / "out", "w") as file, PlainView(file) as plain:
+        for shot in shots:
+            for _ in range(2):
+                plain.update([], shot)
+            view.update([ProcessState("gateway", "ready", 1.0, 0)], shot)
+            console.print(view._render())
+    screen = console.export_text()
+    assert "parallelism  trainer tp1 (pinned)" in screen and "0.3 s a step quicker (pinned)" in screen
+    assert all(text in screen for text in said)
+    lines = [line.split("] ")[1] for line in (tmp_path / "out").read_text().splitlines()]
+    assert [line for line in lines if "epoch" in line] == said
 
 
 def test_a_sparkline_runs_from_low_to_high():

@@ -109,6 +109,34 @@ def test_a_recorded_run_can_be_explained(tmp_path: Path) -> None:
     assert line.seen.tokens_per_device_s == pytest.approx(line.seen.mean_tokens * 64 / 6 / 2)
 
 
+# --- what became of it ----------------------------------------------------------------------
+
+
+def test_what_became_of_a_decision_is_told(tmp_path: Path) -> None:
+    decided(tmp_path, 50.0, 120.0, 130.0)
+    path = tmp_path / "decisions.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["epoch"], lines[2]["held"] = 3, "rollout is pinned"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "carried out as epoch 3, which has not ended" in told(tmp_path, "--step", 3)
+    assert "not carried out: rollout is pinned" in told(tmp_path, "--step", 4)
+    switch = {
+        "stage": "rollout", "epoch": 3, "by": "selector", "step": 3, "before": {"dp": 2}, "after": {"tp": 2},
+        "reason": "goes to tp2: lengths decide", "stall_s": 0.25, "seconds": 4.5,
+    }  # fmt: skip
+    other = {**switch, "epoch": 4, "by": "operator", "rolled_back": True, "message": "w: no room"}
+    with (tmp_path / "switches.jsonl").open("w") as file:
+        file.write(f'{json.dumps(switch)}\n{{"stage": 3}}\n{json.dumps(other)}\n')
+    went = "rollout went from dp2 to tp2 in 4.50 s, stalled 0.25 s (epoch 3)"
+    assert went in told(tmp_path, "--step", 3)
+    text = told(tmp_path)
+    assert f"{went}; selector: goes to tp2: lengths decide\n" in text
+    assert "rollout stays dp2, not tp2 (epoch 4): w: no room; operator: goes to tp2" in text
+    found = json.loads(told(tmp_path, "--step", 3, "--json"))["decisions"][0]
+    assert found["switch"]["stall_s"] == 0.25 and found["epoch"] == 3
+    assert json.loads(told(tmp_path, "--step", 2, "--json"))["decisions"][0]["switch"] is None
+
+
 # --- what is not there ----------------------------------------------------------------------
 
 

@@ -15,6 +15,9 @@ from earl.cli.report.data import heard, judged, read_run, surviving
 from earl.cli.report.heatmap import columns, heat_map, length_ticks
 from earl.cli.report.page import write_report
 from earl.errors import ConfigError
+from earl.obs.metrics import read_lines
+from services.scheduler.report import RunReport
+from services.scheduler.switches import By, Switch
 from tests.support.recorded import recorded
 
 VOID = {"meta", "input", "br", "link", "img"}
@@ -137,6 +140,23 @@ def test_layouts_are_bands_under_the_lengths_and_changes_are_marked(tmp_path: Pa
     for line in changed:
         assert f"step {line.step}: {line.verdict.reason}" in shown
     assert f"step {changed[0].step} goes to tp2: lengths decide" in shown
+
+
+def test_switches_are_listed_and_drawn(tmp_path: Path):
+    recorded(tmp_path)
+    before, after = (2, 1, 1, 1), (1, 2, 1, 1)
+    report = RunReport(tmp_path)
+    times = [int(line["end_ns"]) for line in read_lines(tmp_path / "timeline.jsonl")]
+    one = Switch(epoch=1, before=before, after=after, by=By.SELECTOR, reason=EVIL, stall_s=0.25, seconds=0.5)
+    report.switched("rollout", one, times[-1])
+    other = Switch(epoch=2, before=after, after=before, by=By.OPERATOR, rolled_back=True, message="no room")
+    report.switched("rollout", other, times[-1])
+    report.close()
+    text = write_report(tmp_path).read_text()
+    shown = " ".join("".join(Reader.of(text).text).split())
+    assert EVIL not in text and "Switches of parallelism" in shown
+    assert "dp2 → tp2" in shown and "0.25 s" in shown and "rolled back: no room" in shown
+    assert "rollout switches" in shown and "stall: " in shown
 
 
 def test_a_run_without_decisions_says_why(tmp_path: Path):

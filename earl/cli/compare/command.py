@@ -17,8 +17,8 @@ from rich.text import Text
 from earl.cli.compare.figures import Figure, Measured, Value, figures, ratio, steps
 from earl.cli.compare.panels import rows, side_by_side, together
 from earl.cli.report.data import RunRecord, read_run
-from earl.cli.report.page import document, table
-from earl.cli.report.panels import card
+from earl.cli.report.page import document
+from earl.cli.report.panels import card, table
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)

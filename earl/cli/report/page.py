@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
 from earl.cli.report.charts import label, timeline
 from earl.cli.report.conversations import conversations
 from earl.cli.report.data import Record, RunRecord, read_run
-from earl.cli.report.panels import card, panels
+from earl.cli.report.panels import card, panels, table
 from earl.cli.report.style import CSS
 
 
@@ -191,12 +191,6 @@ def number(value: object, *, signed: bool = False) -> str:
     if not isinstance(value, (int, float)):
         return ""
     return ("+" if signed and value > 0 else "") + label(round(value, 3))
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def run_file(run: RunRecord) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -11,6 +11,7 @@ from earl.cli.report.charts import Series, line_chart, smooth
 from earl.cli.report.data import Record, RunRecord
 from earl.cli.report.heatmap import columns, heat_map
 from earl.cli.report.layouts import layouts_chart
+from earl.cli.switches import record_of
 
 TRAIN = "train"
 SMOOTHING_STEPS = 8
@@ -46,6 +47,7 @@ def charts(run: RunRecord) -> Iterable[str | Absent]:
     yield gain(run)
     yield lengths(run)
     yield from parallelism(run)
+    yield from switched(run)
     yield staleness(run)
     yield mismatch(run)
     truncated = run.points("truncated_fraction", phase=TRAIN)
@@ -168,6 +170,40 @@ def parallelism(run: RunRecord) -> Iterable[str | Absent]:
             f"what it ran with. The verdict changed {changed} time{'s' * (changed != 1)}; "
             "earl explain tells why at every step.",
         )
+
+
+def switched(run: RunRecord) -> Iterable[str]:
+    """What was switched, whoever asked for it; nothing for a run without switches."""
+    if run.switches:
+        note = (
+            "Stall: the longest time in which a worker of the stage made nothing. The timeline below has a "
+            "row of them, each stall at the end of its switch."
+        )
+        yield card("Switches of parallelism", switch_table(run.switches), wide=True, note=note)
+
+
+def switch_table(switches: Iterable[Record]) -> str:
+    heads = ("second", "stage", "switch", "asked for by", "stall", "seconds", "moved", "why")
+    rows = []
+    for line in switches:
+        one = record_of(line)
+        if one is None:
+            continue
+        why = f"rolled back: {one.message}" if one.rolled_back else one.reason
+        rows.append(
+            (
+                f"{line['time_s']:.1f}", one.stage, f"{one.before} → {one.after}", one.by,
+                f"{one.stall_s:.2f} s", f"{one.seconds:.2f} s", f"{one.moved_bytes / (1 << 20):,.1f} MiB",
+                why,
+            )
+        )  # fmt: skip
+    return table(heads, rows)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def staleness(run: RunRecord) -> str:
