@@ -121,7 +121,7 @@ def test_saved_activations_are_what_autograd_keeps(name: str, lengths: list[int]
     rows = sum(lengths)
     padded = len(lengths) * max(lengths)
     how = trainer.TrainerNumbers(
-        "cpu", 1, 4, 4, rows, rows, padded, len(lengths) > 1, False, False, False, lora
+        "cpu", 1, 1, 1, 4, 4, rows, rows, padded, len(lengths) > 1, False, False, False, lora
     )
     block = decoder.model.layers[0]
     assert isinstance(block, Block)
@@ -142,7 +142,9 @@ def test_what_staged_and_published_versions_take() -> None:
 
 BIG = ModelSpec("llama", 512, 8, 8, 4, 64, 1536, 16_384, max_positions=1 << 20)
 STAGES = st.sampled_from(["rollout", "trainer", "reference"])
-CUTS = st.sampled_from(["dp=1", "dp=2", "tp=2", "tp=4", "tp=8", "dp=4,tp=2", "cp=2"]).map(Parallelism.parse)
+CUTS = st.sampled_from(["dp=1", "dp=2", "tp=2", "tp=4", "tp=8", "dp=4,tp=2", "cp=2", "dp=2,tp=2,cp=2"]).map(
+    Parallelism.parse
+)
 DEVICES = st.sampled_from(["cpu", "cuda"])
 BINARY = st.booleans()
 

@@ -34,7 +34,12 @@ def test_every_legal_parallelism_of_the_devices():
     ]
     found = parallelisms("reference", run(reference={"dp": 2, "tp": 1}), SPEC)
     assert found == [Parallelism(2, 1), Parallelism(1, 2)]
-    assert parallelisms("trainer", run(trainer={"ranks": 3}), SPEC) == [Parallelism(dp=3)]
+    assert parallelisms("trainer", run(trainer={"ranks": 5}), SPEC) == [Parallelism(dp=5)]
+    # Neither 4 nor, after tp 2, 2 ranks could have whole key-value heads of 6.
+    found = parallelisms("trainer", run(trainer={"ranks": 4}), SPEC)
+    assert found == [Parallelism(4), Parallelism(2, cp=2), Parallelism(2, tp=2)]
+    fed_two = run(trainer={"ranks": 4}, scheduler={"batch_groups": 1, "group_size": 2})
+    assert parallelisms("trainer", fed_two, SPEC) == found[1:]
 
 
 def test_without_given_points_the_run_file_says_which():

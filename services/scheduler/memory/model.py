@@ -137,10 +137,13 @@ def _trainer(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, d
         device=device,
         # Ranks of one sequence (cp) share parameters as those of different ones do.
         dp=cut.dp * cut.cp,
+        ranks=cut.dp * cut.cp * cut.tp,
+        cp=cut.cp,
         item_bytes=ITEM_BYTES[trainer.dtype or config.model.dtype],
         model_bytes=ITEM_BYTES[config.model.dtype],
         rows=one.rows,
-        trained_rows=one.trained_rows,
+        # Each of tp ranks puts its part of them through the lm_head.
+        trained_rows=ceil_div(one.trained_rows, cut.tp),
         padded=one.padded,
         moved=one.moved,
         accumulates=sequences * load.context_tokens > one.padded * cut.cp,

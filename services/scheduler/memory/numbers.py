@@ -50,9 +50,9 @@ class ModelNumbers:
         """Width of all keys, or values, of a token."""
         return self.kv_heads * self.head_dim
 
-    def elements(self, dp: int = 1) -> int:
-        """Of all parameters of this rank, FSDP2's share of them where dp ranks share."""
-        return self.layers * elements(self.block, dp) + elements(self.root, dp)
+    def elements(self, dp: int = 1, ranks: int = 1) -> int:
+        """Of all parameters of this rank, FSDP2's share of them: dp ranks share a block's, `ranks` the others."""
+        return self.layers * elements(self.block, dp) + elements(self.root, ranks)
 
 
 def elements(shapes: Shapes, dp: int = 1) -> int:

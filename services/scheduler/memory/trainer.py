@@ -1,9 +1,9 @@
-"""Memory of a trainer's rank: FSDP2 over dp, decoders cut over tp, packed micro-batches. Pure.
+"""Memory of a trainer's rank: blocks cut over tp, FSDP2 over the rest, packed micro-batches. Pure.
 
     parameters ─ gathered in the compute dtype ─► forward, block by block: activations are kept
         ─► log-probs, chunk by chunk ─► backward: activations go, gradients come ─► AdamW
 
-What is there at each of these moments follows from services/trainer/{parallel,step,optimizer,publish}.py,
+What is there at each of these moments follows from services/trainer/{cut,parallel,step,optimizer,publish}.py,
 from earl/models/{module,fused,packing,logprobs,lora}.py, and from FSDP2 as torch 2.13 has it
 (torch/distributed/fsdp/_fully_shard).
 """
@@ -27,6 +27,9 @@ MOMENTS = 2
 # of it where activations are computed again in between.
 HOLES_ALONE, HOLES_REDUCED = 2.4, 1.1
 HOLES_GATHERED, HOLES_GATHERED_AGAIN = 2.0, 2.4
+# In float32 once more with context parallelism: what ranks exchange around attention lies in between. Two
+# cases, of which one took 287 MiB once and 359 MiB another time.
+HOLES_EXCHANGED = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class Lora:
 class TrainerNumbers:
     """How one rank trains.
 
-    dp: ranks that the parameters are cut over. item_bytes: of the dtype that is computed in; model_bytes: of
+    dp: ranks that what tp leaves of a block is cut over; ranks: all, which everything else is cut over; cp:
+    of them, those that share sequences. item_bytes: of the dtype that is computed in; model_bytes: of
     what is published, and of the model itself under adapters. rows: packed rows of a micro-batch;
     trained_rows: whose log-probs are wanted; padded: rows that attention sees. moved: rows are gathered for
     attention and scattered after it (sequences of unlike length or
@@ -52,6 +56,8 @@ class TrainerNumbers:
 
     device: str
     dp: int
+    ranks: int
+    cp: int
     item_bytes: int
     model_bytes: int
     rows: int
@@ -84,7 +90,7 @@ def saved_bytes(model: ModelNumbers, how: TrainerNumbers) -> int:
     if model.qk_norm:
         linear += model.query + model.key
         small += WIDE_BYTES * (model.heads + model.kv_heads)
-    if how.moved:
+    if how.moved or how.cp > 1:
         linear += model.query
     if how.lora is not None:
         linear += how.lora.rank * how.lora.targets
@@ -129,7 +135,7 @@ class _Parameters:
 
     @classmethod
     def of(cls, model: ModelNumbers, how: TrainerNumbers) -> _Parameters:
-        layers, dp, local = model.layers, how.dp, model.elements(how.dp)
+        layers, dp, local = model.layers, how.dp, model.elements(how.dp, how.ranks)
         block, root = elements(model.block), elements(model.root)
         if how.lora is None:
             return cls(
@@ -237,7 +243,7 @@ class _Step:
             optimizer=MOMENTS * WIDE_BYTES * own.trained,
             activations=activations,
             logits=logits,
-            staging=SLOTS * how.model_bytes * model.elements(how.dp),
+            staging=SLOTS * how.model_bytes * model.elements(how.dp, how.ranks),
             margin=_margin(how, own, moving),
         )
 
@@ -248,7 +254,8 @@ def _margin(how: TrainerNumbers, own: _Parameters, moving: int) -> int:
     if how.dp == 1:
         return int(HOLES_ALONE * WIDE_BYTES * own.whole)
     gathered = HOLES_GATHERED_AGAIN if how.checkpointed else HOLES_GATHERED
-    return int((HOLES_REDUCED * WIDE_BYTES + gathered * how.item_bytes) * own.whole)
+    reduced = HOLES_REDUCED + (HOLES_EXCHANGED if how.cp > 1 else 0.0)
+    return int((reduced * WIDE_BYTES + gathered * how.item_bytes) * own.whole)
 
 
 def _logits_forward(model: ModelNumbers, how: TrainerNumbers) -> int:

@@ -13,7 +13,7 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.models.source import cache_directory
 from earl.models.spec import ModelSpec
-from earl.models.tp import legal_tp, rank_heads
+from earl.models.tp import legal_cuts, legal_tp, rank_heads
 from earl.obs.machine import installed, machine
 from earl.parallelism import Parallelism
 from services.scheduler.profile.cache import Cache
@@ -76,12 +76,20 @@ def plan_of(
 def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Parallelism]:
     """Those that the stage can be started in with its devices."""
     if stage == "trainer":
-        # FSDP2 cuts every parameter over all ranks: there is nothing to choose.
-        return [Parallelism(dp=config.trainer.ranks)]
+        return [cut for cut in legal_cuts(spec, config.trainer.ranks) if _fed(config, cut)]
     of = config.rollout if stage == "rollout" else config.reference
     dp = config.rollout.engines if stage == "rollout" else config.reference.dp
     devices = dp * of.tp
     return [Parallelism(devices // tp, tp) for tp in legal_tp(spec) if devices % tp == 0]
+
+
+def _fed(config: RunConfig, cut: Parallelism) -> bool:
+    """Whether every replica of a trainer gets a sequence of every mini-batch (earl.config.check)."""
+    scheduler, warmup = config.scheduler, config.warmup
+    most = scheduler.group_size * scheduler.batch_groups // config.trainer.minibatches
+    if warmup.batches:
+        most = min(most, warmup.batch_episodes // warmup.minibatches)
+    return cut.dp <= most
 
 
 def cache_of(stage: str, config: RunConfig, spec: ModelSpec, kept: Path | None = None) -> Cache:
