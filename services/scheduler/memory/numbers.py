@@ -51,7 +51,7 @@ class ModelNumbers:
         return self.kv_heads * self.head_dim
 
     def elements(self, dp: int = 1, ranks: int = 1) -> int:
-        """Of all parameters of this rank, FSDP2's share of them: dp ranks share a block's, `ranks` the others."""
+        """Of all parameters of this rank, FSDP2's share: dp ranks share a block's, `ranks` the others."""
         return self.layers * elements(self.block, dp) + elements(self.root, ranks)
 
 
