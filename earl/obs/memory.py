@@ -99,6 +99,14 @@ def available_bytes() -> int:
     return min(free, host_bytes() - used)
 
 
+def cuda_available_bytes() -> int:
+    """What this process may still take of its current CUDA device."""
+    import torch
+
+    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return torch.cuda.mem_get_info()[0] + cached
+
+
 def _private_bytes(pid: int) -> int:
     """Resident pages of a process that no file or shared memory is behind."""
     try:

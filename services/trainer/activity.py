@@ -21,6 +21,7 @@ READING = "reading"
 TRAINING = "training"
 PUBLISHING = "publishing"
 SAVING = "saving"
+SWITCHING = "switching"
 MOST_SPANS = 256
 
 

@@ -41,8 +41,8 @@ class Membership:
     ) -> None:
         self._client = Client(address, SchedulerServiceStub, token=token)
         self.worker = worker
-        # As the member is cut now: reported when it joins and with every heartbeat.
-        self.parallelism = parallelism
+        # As the member is cut now, and the epoch of the switch that cut it so: with every heartbeat.
+        self.parallelism, self.epoch = parallelism, 0
         # Heartbeats and calls may both find out that the scheduler forgot this member: join once.
         self._joining = asyncio.Lock()
         self._joins = 0
@@ -71,6 +71,7 @@ class Membership:
             version=version,
             gauges=gauges,
             parallelism=encode_parallelism(self.parallelism),
+            epoch=self.epoch,
         )
         for span in spans:
             request.spans.add(what=span.what, start_ns=span.start_ns, end_ns=span.end_ns)
@@ -83,6 +84,10 @@ class Membership:
                 retries=one.retries,
             )
         return (await self._call("Heartbeat", request, PATIENCE_S)).stop
+
+    def recut(self, parallelism: Parallelism, epoch: int) -> None:
+        """From now on reported so; on the loop that the calls are made on."""
+        self.parallelism, self.epoch = parallelism, epoch
 
     async def close(self) -> None:
         await self._client.close()

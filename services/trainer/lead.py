@@ -11,6 +11,7 @@ from earl.errors import EarlError
 from earl.rpc.server import Server
 from services.trainer.activity import Activity
 from services.trainer.codec_scheduler import PATIENCE_S, NextBatch, SchedulerLink
+from services.trainer.epochs import Command, Epochs, Outcome
 from services.trainer.manifest import Progress
 from services.trainer.requests import Requests
 from services.trainer.servicer import serve
@@ -31,13 +32,20 @@ class Lead:
     """Rank 0's voice; its methods are called from the computing thread."""
 
     def __init__(
-        self, config: RunConfig, side: Side, link: SchedulerLink, activity: Activity, requests: Requests
+        self,
+        config: RunConfig,
+        side: Side,
+        link: SchedulerLink,
+        activity: Activity,
+        requests: Requests,
+        epochs: Epochs,
     ) -> None:
         self._config = config
         self._side = side
         self._link = link
         self._activity = activity
         self._requests = requests
+        self._epochs = epochs
         self._asked: concurrent.futures.Future[NextBatch] | None = None
         # As the scheduler said last: the version with the best evaluation, 0 if there is none, and
         # those whose checkpoints must stay.
@@ -47,7 +55,7 @@ class Lead:
     async def start(self, token: str) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(self._link.worker.name, self._config.trainer.bind, token=token, drain_s=1.0)
-        serve(server, self._activity, self._requests, self._link)
+        serve(server, self._activity, self._requests, self._link, self._epochs)
         address = await server.start()
         membership = await self._link.join(address)
         self._period_s = min(self._config.scheduler.heartbeat_s, membership.lease_s / 3)
@@ -79,7 +87,7 @@ class Lead:
         """A serialised plan; b"" if none came in WAIT_S; None as soon as something is requested."""
         while True:
             self._side.check()
-            if self._requests.stop.is_set() or self._requests.wants_save:
+            if self._requests.stop.is_set() or self._requests.wants_save or self._epochs.wanted:
                 return None
             if self._asked is None:
                 self._asked = self._side.submit(self._link.next_batch(WAIT_S))
@@ -93,6 +101,19 @@ class Lead:
                 self._requests.over.set()
                 return None
             return answer.plan
+
+    def begin_switch(self) -> Command | None:
+        """What was asked for, to be carried out now; `switched` ends it."""
+        return self._epochs.begin()
+
+    def switched(self, outcome: Outcome) -> None:
+        """The next batch is asked for in the cut that the ranks have now; one for another is forgotten."""
+        if not outcome.rolled_back:
+            if self._asked is not None:
+                self._asked.cancel()
+                self._asked = None
+            self._side.call_soon(self._link.recut, outcome.parallelism, outcome.epoch)
+        self._epochs.end(outcome)
 
     def commit(self, batch_id: int, version: int, metrics: dict[str, float]) -> None:
         """The batch's tickets are trained.

@@ -10,8 +10,9 @@ leave, and the group starts again from its checkpoint.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,27 +30,40 @@ _ALIGNMENT_BYTES = 16
 class Memory:
     """A rank's box of a tensor, whose memory is given back and taken again: every view of it follows.
 
+    local: the tensor as it is now. make: allocates it, the first time that it is taken; None if it is there.
     values: shaped as the box; only while the memory is held.
     """
 
-    def __init__(self, local: torch.Tensor, box: Box) -> None:
+    def __init__(
+        self,
+        local: Callable[[], torch.Tensor],
+        box: Box,
+        item_bytes: int,
+        make: Callable[[], None] | None = None,
+    ) -> None:
         self.box = box
-        self.size_bytes = local.untyped_storage().nbytes()
-        self._local = local
+        self._local, self._make = local, make
+        self._payload_bytes = box.size * item_bytes
+        self.size_bytes = self._payload_bytes if make is not None else local().untyped_storage().nbytes()
 
     @property
     def values(self) -> torch.Tensor:
-        return self._local.view(self.box.shape)
+        return self._local().view(self.box.shape)
 
     def free(self) -> None:
-        self._local.untyped_storage().resize_(0)
+        self._local().untyped_storage().resize_(0)
 
     def take(self) -> None:
         """What it holds then is arbitrary, but zeros where the box does not reach (FSDP2 pads)."""
-        storage = self._local.untyped_storage()
+        if self._make is not None:
+            self._make()
+            self._make = None
+            self.size_bytes = self._local().untyped_storage().nbytes()
+        local = self._local()
+        storage = local.untyped_storage()
         storage.resize_(self.size_bytes)
-        if self.size_bytes > self.box.size * self._local.element_size():
-            torch.empty(0, dtype=torch.uint8, device=self._local.device).set_(storage).zero_()
+        if self.size_bytes > self._payload_bytes:
+            torch.empty(0, dtype=torch.uint8, device=local.device).set_(storage).zero_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +133,6 @@ class _Walk:
         # Those whose old memory the rounds still need.
         self._open: list[int] = []
         self._bytes = self._most = sum(column.old.size_bytes for column in columns)
-        self._after = sum(column.new.size_bytes for column in columns)
         self._before = self._bytes
 
     def begin(self, stop: int) -> None:
@@ -154,7 +167,8 @@ class _Walk:
 
     @property
     def peak_extra_bytes(self) -> int:
-        return self._most - max(self._before, self._after)
+        after = sum(column.new.size_bytes for column in self._columns)
+        return self._most - max(self._before, after)
 
 
 def _round(batch: Sequence[Part], columns: Sequence[Column], group: Group, wire: Any, walk: _Walk) -> int:
@@ -205,3 +219,12 @@ def _packed(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tens
 
 def _at(memory: Memory, box: Box) -> torch.Tensor:
     return memory.values[box.relative_to(memory.box.start).slices()]
+
+
+def boxes_by_rank(boxes: Sequence[Box], group: Group) -> list[tuple[Box, ...]]:
+    """This rank's box of each tensor → every rank's, by rank. A collective."""
+    mine = json.dumps([[box.start, box.stop] for box in boxes]).encode()
+    ranks = [
+        [Box(tuple(start), tuple(stop)) for start, stop in json.loads(said)] for said in group.gather(mine)
+    ]
+    return list(zip(*ranks, strict=True))

@@ -36,8 +36,9 @@ class AdamW:
         self._counted = {shard.name for shard in self._shards if shard.counts}
         self._betas = betas
         self._decay = weight_decay
+        # Of each shard, both; on the meta device while the shard is.
         self.moments = {
-            shard.name: (torch.zeros_like(shard.local), torch.zeros_like(shard.local))
+            shard.name: [torch.zeros_like(shard.local), torch.zeros_like(shard.local)]
             for shard in self._shards
         }
         # Updates since the moments were zero.

@@ -17,8 +17,9 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -74,9 +75,25 @@ class Weights(Protocol):
     def weights(self) -> Iterator[tuple[Shard, torch.Tensor]]: ...
 
 
+# A store with an arena of so many bytes for slots.
+OpenStore = Callable[[int], Coroutine[Any, Any, TensorStore]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What is published in one cut, and where. room: bytes of a version that a slot there holds."""
+
+    policy: Weights
+    classes: list[tuple[TensorClass, int]]
+    store: TensorStore
+    room: int
+
+
 class WeightSlots:
     """One rank's slots. Calls come from the computing thread, in the same order on every rank.
 
+    When the cut of the ranks changes, versions stay readable as they were published; the slots of the new
+    cut lie in the same arena if they fit there, else in one of their own.
     name: of the trainer; its ranks' keys are weights/<version>/<name>-<rank>. lease_s: the longest
     that a reader may hold a slot, whatever its lease says. hurry: once set, readers are not waited for
     (the trainer is leaving, and its memory with it).
@@ -95,25 +112,64 @@ class WeightSlots:
         dtype: str,
         lease_s: float,
         hurry: threading.Event | None = None,
+        open_store: OpenStore | None = None,
     ) -> None:
         self._side = side
-        self._store = store
         self._registry = registry
         self._bus = bus
         self._group = group
-        self._policy = policy
-        shards = policy.model_shards
-        self._classes = published_classes(shards, dtype)
         self._name = name
         self.dtype = dtype
         self._lease_s = lease_s
         self._hurry = hurry or threading.Event()
-        # Versions in the slots, oldest first.
-        self._held: list[int] = []
+        self._open_store = open_store
+        self._now = self._slots_of(policy, store, slot_bytes(policy.model_shards, dtype))
+        # Versions in the slots, oldest first, and where each lies.
+        self._held: dict[int, TensorStore] = {}
         # The version withheld last, on every rank; on rank 0, the wait for its readers.
         self._withheld = 0
         self._retiring: concurrent.futures.Future[None] | None = None
+        shards = policy.model_shards
         self._size_bytes = sum(int(np.prod(shard.shape)) * numpy_dtype(dtype).itemsize for shard in shards)
+
+    def _slots_of(self, policy: Weights, store: TensorStore, room: int) -> Slots:
+        return Slots(policy, published_classes(policy.model_shards, self.dtype), store, room)
+
+    def more_bytes(self, policy: Weights) -> int:
+        """Of a further arena, if `reserve` needs one for this policy."""
+        fits = slot_bytes(policy.model_shards, self.dtype) <= self._now.room
+        return 0 if fits else arena_bytes(policy.model_shards, self.dtype)
+
+    def reserve(self, policy: Weights) -> Slots:
+        """Room for the versions of the same model in another cut: to `adopt`, or to `discard`.
+
+        Raises ConfigError where there is none.
+        """
+        more_bytes = self.more_bytes(policy)
+        if not more_bytes:
+            return self._slots_of(policy, self._now.store, self._now.room)
+        assert self._open_store is not None
+        store = self._side.run(self._open_store(more_bytes), CALL_S)
+        return self._slots_of(policy, store, slot_bytes(policy.model_shards, self.dtype))
+
+    def adopt(self, slots: Slots) -> None:
+        """From now on versions are published in this cut."""
+        before, self._now = self._now, slots
+        self._close_unused(before.store)
+
+    def discard(self, slots: Slots) -> None:
+        """Nothing is published in this cut."""
+        self._close_unused(slots.store)
+
+    def close(self) -> None:
+        """Forget all versions, and give their arenas back."""
+        for store in {id(one): one for one in (*self._held.values(), self._now.store)}.values():
+            self._side.run(store.close(), CALL_S)
+        self._held.clear()
+
+    def _close_unused(self, store: TensorStore) -> None:
+        if store is not self._now.store and store not in self._held.values():
+            self._side.run(store.close(), CALL_S)
 
     def key(self, version: int, rank: int) -> str:
         return f"weights/{version}/{self._name}-{rank}"
@@ -123,10 +179,10 @@ class WeightSlots:
 
         A collective: no rank may renew its descriptor once readers are waited for. Raises BusUnavailable.
         """
-        if len(self._held) < SLOTS or self._withheld == self._held[0]:
+        if len(self._held) < SLOTS or self._withheld == next(iter(self._held)):
             return
-        self._withheld = self._held[0]
-        self._side.run(self._store.withhold([self.key(self._withheld, self._group.rank)]), CALL_S)
+        self._withheld, store = next(iter(self._held.items()))
+        self._side.run(store.withhold([self.key(self._withheld, self._group.rank)]), CALL_S)
         self._group.barrier()
         if self._group.leads:
             self._retiring = self._side.submit(self._retire(self._withheld))
@@ -141,9 +197,9 @@ class WeightSlots:
         self._free_slot()
         key = self.key(version, self._group.rank)
         arrays = self._side.run(self._reserve(key, version), CALL_S)
-        _copy(self._policy, arrays, self.dtype)
-        self._side.run(self._store.publish([key]), CALL_S)
-        self._held.append(version)
+        _copy(self._now.policy, arrays, self.dtype)
+        self._side.run(self._now.store.publish([key]), CALL_S)
+        self._held[version] = self._now.store
         self._group.barrier()
         if self._group.leads:
             keys = [self.key(version, rank) for rank in range(self._group.size)]
@@ -153,17 +209,18 @@ class WeightSlots:
     def _free_slot(self) -> None:
         if len(self._held) < SLOTS:
             return
-        old = self._held[0]
+        old = next(iter(self._held))
         self.retire_early()
         if self._retiring is not None:
             self._retiring.result(self._lease_s + CALL_S)
             self._retiring = None
         self._group.barrier()
-        self._side.run(self._store.remove([self.key(old, self._group.rank)]), CALL_S)
-        self._held.remove(old)
+        store = self._held.pop(old)
+        self._side.run(store.remove([self.key(old, self._group.rank)]), CALL_S)
+        self._close_unused(store)
 
     async def _reserve(self, key: str, version: int) -> dict[str, np.ndarray]:
-        return self._store.reserve_classes(key, self._classes, version)
+        return self._now.store.reserve_classes(key, self._now.classes, version)
 
     async def _retire(self, version: int) -> None:
         """Wait for those that are reading a withheld version."""

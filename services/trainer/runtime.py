@@ -28,6 +28,16 @@ def settle(config: RunConfig) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+def return_pages() -> None:
+    """Give the system what is free now, in spite of keep_pages: after much memory changed hands."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
 def keep_pages() -> None:
     """Keep freed memory for the next step: each step needs as much again, and fresh pages cost more than
     what is computed on them element by element (a fifth of a bfloat16 step on a CPU). glibc only."""

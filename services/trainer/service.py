@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Coroutine
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
@@ -21,11 +23,11 @@ from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.errors import ConfigError
 from earl.models.spec import load_spec
-from earl.parallelism import Parallelism
 from earl.rpc.main import announce
 from services.trainer.activity import Activity
 from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
-from services.trainer.cut import Cut
+from services.trainer.cut import Cut, check
+from services.trainer.epochs import Epochs
 from services.trainer.group import Group
 from services.trainer.lead import SLACK_S, Lead
 from services.trainer.parallel import Policy
@@ -67,21 +69,23 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         )
         stack.callback(lambda: side.run(bus.close(), CLOSE_S))
         registry = Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s)
-        opening = TensorStore.open(
-            registry,
-            config.data_plane,
-            arena_directory(config.data_plane, run_dir),
-            f"{name}-{group.rank}",
-            incarnation=secrets.randbits(64),
-            size_bytes=config.trainer.arena_bytes or arena_bytes(policy.model_shards, config.model.dtype),
-        )
-        store = side.run(opening, PATIENCE_S)
-        stack.callback(lambda: side.run(store.close(), CLOSE_S))
+
+        def open_store(size_bytes: int) -> Coroutine[Any, Any, TensorStore]:
+            return TensorStore.open(
+                registry,
+                config.data_plane,
+                arena_directory(config.data_plane, run_dir),
+                f"{name}-{group.rank}",
+                incarnation=secrets.randbits(64),
+                size_bytes=size_bytes,
+            )
+
+        size_bytes = config.trainer.arena_bytes or arena_bytes(policy.model_shards, config.model.dtype)
         dispatcher = side.run(Dispatcher.create(registry, config.data_plane), PATIENCE_S)
         stack.callback(lambda: side.run(dispatcher.close(), CLOSE_S))
         slots = WeightSlots(
             side,
-            store,
+            side.run(open_store(size_bytes), PATIENCE_S),
             registry,
             bus,
             group,
@@ -90,13 +94,15 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             dtype=config.model.dtype,
             lease_s=2 * config.data_plane.read_s,
             hurry=requests.stop,
+            open_store=open_store,
         )
+        stack.callback(slots.close)
         activity = Activity()
         lead = None
         address = ""
         if group.leads:
-            cut_of = config.trainer.parallelism
-            lead, address = _lead(config, name, scheduler, cut_of, side, activity, requests, stack)
+            epochs = Epochs(cut.parallelism, lambda wanted: check(wanted, group.size, spec))
+            lead, address = _lead(config, name, scheduler, epochs, side, activity, requests, stack)
         trainer = Trainer(
             config,
             run_dir,
@@ -120,7 +126,7 @@ def _lead(
     config: RunConfig,
     name: str,
     scheduler: str,
-    parallelism: Parallelism,
+    epochs: Epochs,
     side: Side,
     activity: Activity,
     requests: Requests,
@@ -130,13 +136,19 @@ def _lead(
 
     async def connect() -> SchedulerLink:
         # gRPC's channels belong to the loop that they are made on.
-        incarnation = secrets.randbits(64)
-        return SchedulerLink(scheduler, token, name=name, incarnation=incarnation, parallelism=parallelism)
+        return SchedulerLink(
+            scheduler,
+            token,
+            name=name,
+            incarnation=secrets.randbits(64),
+            parallelism=epochs.parallelism,
+        )
 
     link = side.run(connect(), PATIENCE_S)
     stack.callback(lambda: side.run(link.close(), CLOSE_S))
-    lead = Lead(config, side, link, activity, requests)
+    lead = Lead(config, side, link, activity, requests, epochs)
     server, address = side.run(lead.start(token), PATIENCE_S + SLACK_S)
     stack.callback(lambda: side.run(server.stop(), CLOSE_S))
+    stack.callback(lambda: epochs.close("the trainer left"))
     side.spawn(lead.heartbeats())
     return lead, address

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 
-from earl.errors import DeadlineExceeded
+from earl.errors import ConfigError, DeadlineExceeded
 from earl.rpc.server import Server
-from earl.v1 import trainer_pb2
+from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
 from services.trainer.activity import Activity
 from services.trainer.codec_membership import encode_parallelism
 from services.trainer.codec_scheduler import SchedulerLink
+from services.trainer.codec_switch import carried_out, decode_command, encode_outcome
+from services.trainer.epochs import Epochs
 from services.trainer.requests import Requests
 
 SERVICE = "earl.v1.TrainerService"
@@ -20,22 +22,31 @@ SAVE_S = 300.0
 
 
 class TrainerServicer(TrainerServiceServicer):
-    """ReparallelizeTrainer stays UNIMPLEMENTED: the group keeps the cut that it was started with."""
-
-    def __init__(self, activity: Activity, requests: Requests, link: SchedulerLink) -> None:
+    def __init__(self, activity: Activity, requests: Requests, link: SchedulerLink, epochs: Epochs) -> None:
         self._activity = activity
         self._requests = requests
         self._link = link
+        self._epochs = epochs
 
     async def GetTrainerStatus(self, request, context) -> trainer_pb2.GetTrainerStatusResponse:
         return trainer_pb2.GetTrainerStatusResponse(
             worker=self._link.worker,
-            parallelism=encode_parallelism(self._link.parallelism),
+            parallelism=encode_parallelism(self._epochs.parallelism),
+            epoch=self._epochs.epoch,
             version=self._activity.version,
             batch_id=self._activity.batch_id,
             doing=self._activity.doing,
             resident_bytes=_resident_bytes(),
         )
+
+    async def ReparallelizeTrainer(self, request, context) -> trainer_pb2.ReparallelizeTrainerResponse:
+        if request.stage not in (common_pb2.STAGE_UNSPECIFIED, self._link.worker.stage):
+            raise ConfigError(
+                f"{self._link.worker.name} is asked to change stage {request.stage}, it is of stage "
+                f"{self._link.worker.stage}",
+                "send it to a worker of that stage",
+            )
+        return encode_outcome(await carried_out(self._epochs, decode_command(request)))
 
     async def SaveCheckpoint(self, request, context) -> trainer_pb2.SaveCheckpointResponse:
         try:
@@ -48,9 +59,11 @@ class TrainerServicer(TrainerServiceServicer):
         return trainer_pb2.SaveCheckpointResponse(path=path, version=version)
 
 
-def serve(server: Server, activity: Activity, requests: Requests, link: SchedulerLink) -> None:
+def serve(
+    server: Server, activity: Activity, requests: Requests, link: SchedulerLink, epochs: Epochs
+) -> None:
     """Adds the service to a server that has not started yet."""
-    servicer = TrainerServicer(activity, requests, link)
+    servicer = TrainerServicer(activity, requests, link, epochs)
     server.add(add_TrainerServiceServicer_to_server, servicer, SERVICE)
 
 

@@ -77,7 +77,7 @@ class Stepper:
         steps = [mini for mini in batch if mini.trained_tokens]
         start = None
         if not imitates and trainer.importance == "truncated" and len(steps) > 1:
-            start = self._start(columns, plan)
+            start = self.logprobs(columns, self._temperature(plan))
         tally = Tally()
         stopped = False
         for mini in steps:
@@ -95,8 +95,11 @@ class Stepper:
         metrics["lr"] = phase.lr * decay(plan.progress, phase.lr_final_fraction)
         return metrics
 
-    def _start(self, columns: Columns, plan: Plan) -> np.ndarray:
-        """float32[total tokens]: trained tokens' log-probs under the policy as it is now; 0 elsewhere."""
+    def logprobs(self, columns: Columns, temperature: float) -> np.ndarray:
+        """float32[total tokens]: trained tokens' log-probs under the policy as it is now; 0 elsewhere.
+
+        A collective.
+        """
         trained = columns.trained_tokens()
         packed = self._bins(columns, np.flatnonzero(trained).tolist())
         most = int(self.group.max(torch.tensor([len(packed)]))[0])
@@ -105,7 +108,7 @@ class Stepper:
             for index in range(most):
                 whole = build(columns, packed[index], "token", 1, 1) if index < len(packed) else EMPTY
                 micro = whole.of(self.cut.tensor, self.cut.context)
-                logprobs, _ = self._forward(micro, self._temperature(plan))
+                logprobs, _ = self._forward(micro, temperature)
                 start[micro.at] = logprobs[: len(micro.at)].cpu().numpy()
         self.policy.reshard()
         self.cut.sum_in_replica(torch.from_numpy(start))

@@ -3,6 +3,7 @@
     command ─► plan: read own slices ─► all ranks have theirs? ─► train ─► commit ─► publish ─► checkpoint?
        ▲         └── no: abandon the plan, ask again                                             │
        └─────────────────────────────────────────────────────────────────────────────────────────┘
+    switch: the same ranks in another cut (recut.py), then on as before
     stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
 
 Promise: a manifest holds exactly the tickets of the batches that its parameters were trained on.
@@ -29,6 +30,7 @@ from services.trainer.activity import (
     PUBLISHING,
     READING,
     SAVING,
+    SWITCHING,
     TRAINING,
     Activity,
     gathered,
@@ -38,21 +40,24 @@ from services.trainer.batch import Columns
 from services.trainer.codec import decode_plan
 from services.trainer.cut import Cut
 from services.trainer.digest import batch_digests, weights_digest
+from services.trainer.epochs import Command
 from services.trainer.group import Group
 from services.trainer.lead import Lead
 from services.trainer.manifest import Progress
 from services.trainer.plan import Plan
 from services.trainer.publish import WeightSlots
 from services.trainer.reader import read_columns, transfers
+from services.trainer.recut import TrainerChange
 from services.trainer.requests import Requests
 from services.trainer.retention import mark_best
 from services.trainer.side import Side
 from services.trainer.step import Stepper
+from services.trainer.switch import switch
 from services.trainer.tickets import TicketSet
 
 log = logging.getLogger(__name__)
 
-PLAN, IDLE, SAVE, LEAVE, OVER = b"P", b"I", b"S", b"L", b"O"
+PLAN, IDLE, SAVE, SWITCH, LEAVE, OVER = b"P", b"I", b"S", b"W", b"L", b"O"
 # Plans in a row that could not be trained before the trainer gives up, and the longest pause in between.
 ABANDONED_PLANS = 20
 PAUSE_S = 2.0
@@ -128,6 +133,8 @@ class Trainer:
             kind, body = command[:1], command[1:]
             if kind == PLAN:
                 self._batch(decode_plan(body, self._cut.data_ranks))
+            elif kind == SWITCH:
+                self._switch(Command.decode(body))
             elif kind != IDLE:
                 self._save()
                 if kind == OVER:
@@ -143,7 +150,12 @@ class Trainer:
             return PLAN + plan if plan else IDLE
         if self._requests.stop.is_set():
             return LEAVE
-        return OVER if self._requests.over.is_set() else SAVE
+        if self._requests.over.is_set():
+            return OVER
+        if self._requests.wants_save:
+            return SAVE
+        wanted = self._lead.begin_switch()
+        return SWITCH + wanted.encode() if wanted is not None else IDLE
 
     @property
     def _cut(self) -> Cut:
@@ -236,6 +248,20 @@ class Trainer:
         self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
         if self._lead is not None:
             self._lead.commit(plan.batch_id, self.progress.version, metrics)
+
+    # --- another cut --------------------------------------------------------------------------
+
+    def _switch(self, command: Command) -> None:
+        with self._activity.phase(SWITCHING):
+            change = TrainerChange(self._stepper, self._slots)
+            outcome = switch(command, change)
+            self._stepper = change.stepper
+        if self._lead is not None:
+            self._lead.switched(outcome)
+            if outcome.rolled_back:
+                log.warning("epoch %d, %s: %s", command.epoch, command.parallelism, outcome.message)
+            else:
+                log.info("%s since epoch %d: %s", outcome.parallelism, command.epoch, command.reason)
 
     # --- what lasts ---------------------------------------------------------------------------
 

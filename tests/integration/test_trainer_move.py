@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support.mover import RANKS
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import run_ranks
 
 
 @pytest.fixture(scope="module")
 def said() -> list[list[dict]]:
     """What each rank printed; rank 1 died before the last move."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    environment = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(RANKS),
-        "OMP_NUM_THREADS": "1",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.mover", "--die"],
-            cwd=ROOT,
-            env=environment | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=90)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    outputs = run_ranks("tests.support.mover", RANKS, "--die")
     return [[json.loads(line) for line in output.splitlines()] for output in outputs]
 
 

@@ -82,7 +82,8 @@ class Ranks:
             for column in WIDE:
                 # As FSDP2 pads: a row more than the box has.
                 padded = torch.zeros((box.shape[0] + 1, *box.shape[1:]), dtype=whole(name, column).dtype)
-                found[name, column] = Memory(padded[: box.shape[0]], box)
+                local = padded[: box.shape[0]]
+                found[name, column] = Memory(lambda local=local: local, box, local.element_size())
         return found
 
     def columns(self, cut: str) -> tuple[list[Column], dict[tuple[str, str], Memory]]:
@@ -100,7 +101,7 @@ class Ranks:
         moved = move(columns, self.group, chunk_bytes=CHUNK_BYTES)
         self._note(moved, columns)
         for memory in self.held.values():
-            self._expect(memory._local.untyped_storage().nbytes() == 0, f"{cut}: old memory is held")
+            self._expect(memory._local().untyped_storage().nbytes() == 0, f"{cut}: old memory is held")
         self.held, self.cut = new, cut
         self.check(cut)
 
@@ -119,9 +120,9 @@ class Ranks:
         for (name, column), memory in self.held.items():
             expected = whole(name, column)[memory.box.slices()]
             self._expect(torch.equal(memory.values, expected), f"{when}: {name}, {column}")
-            rest = memory._local.untyped_storage().nbytes() // expected.element_size() - expected.numel()
+            rest = memory._local().untyped_storage().nbytes() // expected.element_size() - expected.numel()
             if rest:
-                padded = torch.empty(0, dtype=expected.dtype).set_(memory._local.untyped_storage())
+                padded = torch.empty(0, dtype=expected.dtype).set_(memory._local().untyped_storage())
                 self._expect(not padded[expected.numel() :].any(), f"{when}: {name} is not padded with zeros")
 
     def _note(self, moved: Moved, columns: list[Column]) -> None:

@@ -1,0 +1,228 @@
+"""Ranks that train, change their cut, and say what differs from ranks that never did; in torch's environment.
+
+Started with one JSON argument ({redis, arenas, model}); each rank prints one JSON line: what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from earl.bus import Bus
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.dispatcher import Dispatcher, Read
+from earl.dispatch.layout import Box
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+from earl.parallelism import Parallelism
+from services.trainer.epochs import Command, Deadlines, Outcome
+from services.trainer.group import Group, leave
+from services.trainer.publish import WeightSlots, arena_bytes
+from services.trainer.recut import TrainerChange
+from services.trainer.side import Side
+from services.trainer.step import Stepper
+from services.trainer.switch import switch
+from tests.support.policy import ADAPTED_CONFIG, RANKS_CONFIG, configuration, gathered, stepper_for, train
+
+CALL_S = 30.0
+# Sequences of a batch.
+COUNT = 7
+TOLERANCE = 1e-4
+LONG = Deadlines(60.0, 60.0, 60.0, 60.0)
+# The cuts that a number of ranks goes through.
+ROUNDS = {2: ("tp2", "cp2", "dp2"), 4: ("dp2·tp2", "tp2·cp2", "dp2·cp2", "dp4")}
+
+
+class Scene:
+    """One rank: a stepper, and slots that are read back through the data plane."""
+
+    def __init__(self, role: dict[str, str]) -> None:
+        self.group, self.side = Group("cpu"), Side()
+        self.model = Path(role["model"])
+        self.wrong: list[str] = []
+        self.bus = self.side.run(Bus.connect(role["redis"], "switch"), CALL_S)
+        self.registry = Registry(self.bus.redis, self.bus.prefix, 60.0)
+        self._data_plane = DataPlaneConfig(arena_dir=role["arenas"])
+        self._arenas = Path(role["arenas"])
+        self._arena = 100 * self.group.rank
+        self.dispatcher = self.side.run(Dispatcher.create(self.registry, self._data_plane), CALL_S)
+        self.epoch = 0
+
+    async def open_store(self, size_bytes: int) -> TensorStore:
+        self._arena += 1
+        return await TensorStore.open(
+            self.registry,
+            self._data_plane,
+            self._arenas,
+            f"trainer-{self.group.rank}",
+            incarnation=self._arena + 1,
+            size_bytes=size_bytes,
+        )
+
+    def slots(self, stepper: Stepper, name: str) -> WeightSlots:
+        size_bytes = arena_bytes(stepper.policy.model_shards, "float32")
+        return WeightSlots(
+            self.side,
+            self.side.run(self.open_store(size_bytes), CALL_S),
+            self.registry,
+            self.bus,
+            self.group,
+            stepper.policy,
+            name=name,
+            dtype="float32",
+            lease_s=1.0,
+            open_store=self.open_store,
+        )
+
+    def stepper(self, **trainer: object) -> Stepper:
+        return stepper_for(self.group, self.model, configuration(**trainer))
+
+    def switch(
+        self, stepper: Stepper, slots: WeightSlots, cut: str, tolerance: float = TOLERANCE, **late: Any
+    ) -> tuple[Stepper, Outcome]:
+        self.epoch += 1
+        command = Command(
+            self.epoch,
+            Parallelism.parse(cut),
+            late.get("deadlines", LONG),
+            tolerance,
+            asked_s=late.get("asked_s", time.monotonic()),
+        )
+        change = TrainerChange(stepper, slots)
+        outcome = switch(command, change)
+        return change.stepper, outcome
+
+    def expect(self, ok: bool, what: str) -> None:
+        if not ok:
+            self.wrong.append(what)
+
+    def published(self, slots: WeightSlots, version: int, wanted: dict[str, torch.Tensor], when: str) -> None:
+        """A version reads as it was published, whatever the cut was then."""
+        keys = tuple(slots.key(version, rank) for rank in range(self.group.size))
+        into = {name: np.zeros(tuple(tensor.shape), np.float32) for name, tensor in wanted.items()}
+        reads = [Read(keys, name, Box.whole(array.shape), array) for name, array in into.items()]
+        self.side.run(self.dispatcher.read(reads, CALL_S), CALL_S)
+        for name, array in into.items():
+            self.expect(bool((array == wanted[name].numpy()).all()), f"{when}: version {version}, {name}")
+
+    def whole(self, stepper: Stepper) -> dict[str, torch.Tensor]:
+        """Parameters and moments, whole, from every rank's boxes."""
+        found: dict[str, torch.Tensor] = {}
+        for shard in stepper.policy.shards:
+            pair = stepper.optimizer.moments.get(shard.name, [])
+            mine = torch.stack([shard.local, *pair]) if shard.box.size else torch.zeros(0)
+            said = self.group.gather(mine.numpy().tobytes())
+            boxes = self.group.gather(json.dumps([shard.box.start, shard.box.stop]).encode())
+            values = torch.full((3, *shard.shape), torch.nan)
+            for data, box in zip(said, map(json.loads, boxes), strict=True):
+                of = Box(tuple(box[0]), tuple(box[1]))
+                if of.size:
+                    part = torch.frombuffer(bytearray(data), dtype=torch.float32)
+                    values[(slice(None), *of.slices())] = part.view(3, *of.shape)
+            found[shard.name] = values
+        return found
+
+
+def differs(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], exactly: bool) -> list[str]:
+    if found.keys() != wanted.keys():
+        return ["other tensors"]
+    if exactly:
+        return [name for name, one in wanted.items() if not torch.equal(found[name], one)]
+    return [
+        name for name, one in wanted.items() if not torch.allclose(found[name], one, atol=1e-5, rtol=1e-4)
+    ]
+
+
+def round_trip(scene: Scene) -> None:
+    """Every step in another cut: bits stay, and training goes on as if nothing had changed."""
+    cuts = ROUNDS[scene.group.size]
+    never, one = scene.stepper(**RANKS_CONFIG), scene.stepper(**RANKS_CONFIG)
+    slots = scene.slots(one, "round")
+    for step, cut in enumerate(("", *cuts), 1):
+        if cut:
+            before, weights = scene.whole(one), gathered(one)
+            one, outcome = scene.switch(one, slots, cut)
+            scene.expect(not outcome.rolled_back, f"{cut}: {outcome}")
+            scene.expect(str(one.cut.parallelism) == cut == str(outcome.parallelism), f"{cut}: {outcome}")
+            scene.expect(differs(scene.whole(one), before, exactly=True) == [], f"{cut}: other bits")
+            scene.expect(0.0 <= outcome.max_logprob_difference <= TOLERANCE, f"{cut}: {outcome}")
+            scene.expect(0.0 < outcome.stall_s <= outcome.seconds, f"{cut}: {outcome}")
+            scene.published(slots, step - 1, weights, f"after {cut}")
+        wanted, metrics = train(never, step, COUNT), train(one, step, COUNT)
+        for name in ("loss", "grad_norm", "entropy"):
+            close = abs(wanted[name] - metrics[name]) <= 1e-5 + 1e-3 * abs(wanted[name])
+            scene.expect(close, f"step {step}: {name} {metrics[name]} for {wanted[name]}")
+        slots.publish(step)
+        scene.published(slots, step, gathered(one), f"in {cut}")
+    apart = differs(scene.whole(one), scene.whole(never), exactly=False)
+    scene.expect(apart == [], f"trained apart: {apart}")
+    slots.close()
+
+
+def rolled_back(scene: Scene) -> None:
+    """Whatever a stage finds wrong, everything is as before, and training goes on."""
+    cut = ROUNDS[scene.group.size][0]
+    never, one = scene.stepper(**RANKS_CONFIG), scene.stepper(**RANKS_CONFIG)
+    slots = scene.slots(one, "back")
+    for stepper in (never, one):
+        train(stepper, 1, COUNT)
+    slots.publish(1)
+    before, weights = scene.whole(one), gathered(one)
+    stages: tuple[tuple[str, dict[str, Any], str], ...] = (
+        ("parity", {"tolerance": -1.0}, "log-probs of canaries differ"),
+        ("moving", {"deadlines": Deadlines(60.0, 60.0, 1e-9, 60.0)}, "0 of"),
+        ("boundary", {"asked_s": time.monotonic() - 100.0}, "no step boundary came within 60 s"),
+        ("verifying", {"deadlines": Deadlines(60.0, 60.0, 60.0, 1e-9)}, "it was not verified"),
+    )
+    for what, arguments, said in stages:
+        same, outcome = scene.switch(one, slots, cut, **arguments)
+        scene.expect(same is one, f"{what}: another stepper")
+        scene.expect(outcome.rolled_back and said in outcome.message, f"{what}: {outcome}")
+        scene.expect(outcome.parallelism == one.cut.parallelism, f"{what}: {outcome}")
+        scene.expect(differs(scene.whole(one), before, exactly=True) == [], f"{what}: other bits")
+        scene.published(slots, 1, weights, what)
+    for stepper in (never, one):
+        train(stepper, 2, COUNT)
+    scene.expect(differs(scene.whole(one), scene.whole(never), exactly=True) == [], "trained apart")
+    slots.publish(2)
+    slots.close()
+
+
+def adapted(scene: Scene) -> None:
+    """Adapters and the frozen model below them move too."""
+    one = scene.stepper(**ADAPTED_CONFIG)
+    slots = scene.slots(one, "adapted")
+    train(one, 1, COUNT)
+    before, weights = scene.whole(one), gathered(one)
+    for cut in ROUNDS[scene.group.size]:
+        one, outcome = scene.switch(one, slots, cut)
+        scene.expect(not outcome.rolled_back, f"adapted, {cut}: {outcome}")
+        scene.expect(differs(scene.whole(one), before, exactly=True) == [], f"adapted, {cut}: other bits")
+        scene.expect(differs(gathered(one), weights, exactly=False) == [], f"adapted, {cut}: other weights")
+    train(one, 2, COUNT)
+    slots.close()
+
+
+def main(role: dict[str, str]) -> None:
+    torch.set_num_threads(1)
+    scene = Scene(role)
+    round_trip(scene)
+    rolled_back(scene)
+    adapted(scene)
+    print(json.dumps(scene.wrong), flush=True)
+    scene.side.run(scene.dispatcher.close(), CALL_S)
+    scene.side.run(scene.bus.close(), CALL_S)
+    scene.side.close()
+    scene.group.barrier()
+    scene.group.close()
+    leave(0)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
