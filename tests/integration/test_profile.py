@@ -102,7 +102,7 @@ async def test_every_parallelism_of_every_stage(tmp_path) -> None:
     rollout, reference, trainer = (by_point(one.rows) for one in found)
     cuts = {Parallelism(dp=2), Parallelism(tp=2)}
     assert {cut for cut, *_ in rollout} == {cut for cut, *_ in reference} == cuts
-    assert {cut for cut, *_ in trainer} == {Parallelism(dp=2)}
+    assert {cut for cut, *_ in trainer} == {*cuts, Parallelism(cp=2)}
     assert all(one.lacking == [] for one in found)
     # Two engines hold 256 tokens each, an engine of two ranks 512.
     assert not any(row.oom for row in rollout.values())

@@ -94,9 +94,18 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-async def test_a_whole_run(tmp_path: Path, ranks: int) -> None:
-    async with running(configuration(tmp_path, ranks=ranks)) as (stack, rollout):
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"ranks": 1},
+        {"ranks": 2},
+        pytest.param({"ranks": 2, "tp": 2}, marks=pytest.mark.slow),
+        pytest.param({"ranks": 2, "cp": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+async def test_a_whole_run(tmp_path: Path, cut: dict[str, int]) -> None:
+    async with running(configuration(tmp_path, **cut)) as (stack, rollout):
         last = 1 + WARMUP + STEPS
         initial = await weights(rollout, 1)
         assert initial.keys() == saved(stack.directory / "model" / "model.safetensors").keys()
@@ -116,7 +125,7 @@ async def test_a_whole_run(tmp_path: Path, ranks: int) -> None:
             assert not np.array_equal(array, initial[name])
         newest = stack.directory / "checkpoints" / f"step-{last}"
         manifest = Manifest.decode((newest / FILE).read_bytes())
-        assert len(manifest.files) == ranks
+        assert len(manifest.files) == cut["ranks"]
         assert len(manifest.progress.consumed) == status.ledger.trained
         assert manifest.progress.next_batch_id == WARMUP + STEPS + 1
         steps = [json.loads(line) for line in (stack.directory / "metrics.jsonl").open()]
