@@ -26,6 +26,8 @@ from earl.dispatch.pieces import Pieces, Regions
 from earl.errors import ArenaFull, LayoutError, RegionGone, TransportUnavailable
 
 _GENERATION, _OFFSET, _SIZE = 0, 1, 2
+# Odd generations are of published regions.
+_PUBLISHED = np.uint64(1)
 # How much is touched between two chances for other threads.
 _TOUCHED_BYTES = 64 << 20
 
@@ -239,7 +241,7 @@ class MappedArena:
         """Raises RegionGone unless each slot (int64[N]) holds its generation (uint64[N]), published, now."""
         known, at = self._known(slots)
         found = self._table[at, _GENERATION]
-        good = known & (found == generations) & (generations & np.uint64(1) == 1)
+        good = known & (found == generations) & (generations & _PUBLISHED).astype(bool)
         if not good.all():
             at = int(np.flatnonzero(~good)[0])
             raise RegionGone(
@@ -250,8 +252,8 @@ class MappedArena:
     def extents(self, slots: np.ndarray, generations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(offsets, sizes), int64[N] bytes, of published regions, within the file. Raises RegionGone."""
         _, at = self._known(slots)
-        offsets = self._table[at, _OFFSET].astype(np.int64)
-        sizes = self._table[at, _SIZE].astype(np.int64)
+        words = self._table[at].astype(np.int64)
+        offsets, sizes = words[:, _OFFSET], words[:, _SIZE]
         # A generation only grows: one that is still there was there when its extent was looked at.
         self.check(slots, generations)
         outside = (offsets < self._header.data_offset) | (sizes < 0)
@@ -263,8 +265,8 @@ class MappedArena:
 
     def _known(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(bool[N], whether there is such a slot; int64[N], the slot or another one)."""
-        known = (slots >= 0) & (slots < self._header.slots)
-        return known, np.where(known, slots, 0)
+        at = slots % self._header.slots
+        return at == slots, at
 
     def check_extents(self, pieces: Pieces) -> None:
         """Raises RegionGone unless every piece lies in its region, which is where its owner says."""
@@ -277,11 +279,15 @@ class MappedArena:
         if len(moved):
             slot = regions.slot[moved[0]]
             raise RegionGone(f"region {slot} of {self.path} lies elsewhere", "read a newer descriptor")
-        beyond = np.flatnonzero(reach > sizes)
-        if len(beyond):
-            at = int(beyond[0])
+        self.refuse_beyond(regions.slot, sizes, reach)
+
+    def refuse_beyond(self, slots: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -> None:
+        """Raises RegionGone where a region of so many bytes is shorter than what is read of it: int64[N]."""
+        beyond = reach > sizes
+        if beyond.any():
+            at = int(np.argmax(beyond))
             raise RegionGone(
-                f"region {regions.slot[at]} of {self.path}: {sizes[at]} bytes, not {reach[at]}",
+                f"region {slots[at]} of {self.path}: {sizes[at]} bytes, not {reach[at]}",
                 "read a newer descriptor",
             )
 

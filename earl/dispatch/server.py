@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.copying import gather
 from earl.dispatch.transport.handshake import hear, is_loopback, welcome
-from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of
+from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of, spread
 from earl.dispatch.transport.ucp import through_buffer
 from earl.dispatch.transport.ucx_node import Endpoint, Node
 from earl.errors import PeerLost, PortInUse, RegionGone
@@ -38,8 +40,12 @@ _MAX_CONNECTIONS = 1024
 _GATHERING = 16
 _GATHERING_OF_ONE = 2
 _NOTHING = np.empty(0, np.uint8)
-# Columns of a request's pieces.
-_ROWS, _RUN = 2, 3
+_SENT = wire.Status("", "", 0, ())
+# Requests of which is kept what their pieces say: at most some 100 KiB each.
+_ASKED_KEPT = 64
+_REGION_BYTES = 16
+# More than a region and what may be read beyond it.
+_APART_BITS = 42
 
 
 class ArenaServer:
@@ -144,62 +150,69 @@ class ArenaServer:
     async def _answer(
         self, endpoint: Endpoint, connection: int, request: wire.Request, gathering: asyncio.Semaphore
     ) -> None:
-        rows, run = request.piece_table()[:, _ROWS : _RUN + 1].T
-        short = through_buffer(rows, run)
-        async with contextlib.AsyncExitStack() as held:
-            buffer = None
-            if short.any():
-                await held.enter_async_context(gathering)
-                await held.enter_async_context(self._gathering)
-                buffer = self._buffers.take(int((rows * run)[short].sum()))
+        asked = _asked(request.pieces, len(request.regions) // _REGION_BYTES)
+        if not asked.short_bytes:
+            return await self._send(endpoint, connection, request, asked, None)
+        async with gathering, self._gathering:
+            buffer = self._buffers.take(asked.short_bytes)
             try:
-                try:
-                    regions, payload, status = self._prepare(request, short, buffer)
-                except RegionGone as error:
-                    regions, payload, status = None, _NOTHING, wire.failed(error)
-                async with asyncio.timeout(_TAKEN_S):
-                    await endpoint.send(payload, wire.payload_tag(connection, request.seq))
-                    if regions is not None:
-                        status = self._recheck(regions, status)
-                    await endpoint.send(wire.encode(status), wire.status_tag(connection, request.seq))
+                await self._send(endpoint, connection, request, asked, buffer)
             except TimeoutError:
-                buffer = None  # not given back: UCX may look at it until the endpoint has ended
+                raise  # the buffer is not given back: UCX may look at it until the endpoint has ended
+            except BaseException:
+                self._buffers.give(buffer)
                 raise
-            finally:
-                if buffer is not None:
-                    self._buffers.give(buffer)
+            self._buffers.give(buffer)
+
+    async def _send(
+        self,
+        endpoint: Endpoint,
+        connection: int,
+        request: wire.Request,
+        asked: _Asked,
+        buffer: np.ndarray | None,
+    ) -> None:
+        """The payload, then its status. Raises TimeoutError, PeerLost."""
+        try:
+            regions, payload, status = self._prepare(request, asked, buffer)
+        except RegionGone as error:
+            regions, payload, status = None, _NOTHING, wire.failed(error)
+        async with asyncio.timeout(_TAKEN_S):
+            await endpoint.send(payload, wire.payload_tag(connection, request.seq))
+            if regions is not None:
+                status = self._recheck(regions, status)
+            await endpoint.send(wire.encode(status), wire.status_tag(connection, request.seq))
 
     def _prepare(
-        self, request: wire.Request, short: np.ndarray, buffer: np.ndarray | None
+        self, request: wire.Request, asked: _Asked, buffer: np.ndarray | None
     ) -> tuple[Regions, np.ndarray | Runs, wire.Status]:
-        """The regions, the payload and its digests; pieces that are `short` are gathered into `buffer`."""
+        """The regions, the payload and its digests; short pieces are gathered into `buffer`."""
         arena = self._arena
         if request.arena_nonce != arena.nonce or arena.abandoned:
             raise RegionGone(f"{arena.path} is not arena {request.arena_nonce:x}", "read a newer descriptor")
         slots, generations = request.region_table().T
         slots = slots.astype(np.int64)
-        none = np.zeros(len(slots) + 1, np.int64), np.zeros(0, np.uint64)
+        offsets, sizes = arena.extents(slots, generations)
+        arena.refuse_beyond(slots, sizes, asked.reach)
         block_bytes = request.block_bytes
-        regions = Regions(slots, generations, *arena.extents(slots, generations), *none, block_bytes)
-        pieces = _pieces(regions, request.piece_table())
-        arena.check_extents(pieces)
-        payload = self._payload(pieces, short, buffer)
+        regions = Regions(slots, generations, offsets, sizes, *_no_checksums(len(slots)), block_bytes)
+        payload = self._payload(regions, asked, buffer)
         if not block_bytes:
-            return regions, payload, wire.Status("", "", 0, ())
-        digests = arena.digests(regions, pieces.blocks().tolist())
+            return regions, payload, _SENT
+        digests = arena.digests(regions, asked.pieces(regions).blocks().tolist())
         return regions, payload, wire.Status("", "", digest(payload), tuple(digests))
 
-    def _payload(self, pieces: Pieces, short: np.ndarray, buffer: np.ndarray | None) -> np.ndarray | Runs:
+    def _payload(self, regions: Regions, asked: _Asked, buffer: np.ndarray | None) -> np.ndarray | Runs:
         memory = self._arena.memory
-        first = pieces.regions.offset_bytes[pieces.region] + pieces.offset
-        if len(pieces) == 1 and pieces.rows[0] == 1 and buffer is None:
-            return memory[first[0] : first[0] + pieces.run[0]]
-        if buffer is not None:
-            gathered = pieces.take(np.flatnonzero(short))
-            gather(memory, gathered, buffer)
-            if len(gathered) == len(pieces):
-                return buffer[: pieces.size_bytes]
-        return runs_of(pieces, address_of(memory) + first, pieces.stride, short, buffer, memory)
+        if buffer is None:
+            return asked.runs(memory, regions.offset_bytes)
+        pieces = asked.pieces(regions)
+        gathered = pieces.take(np.flatnonzero(asked.short))
+        gather(memory, gathered, buffer)
+        if len(gathered) == len(pieces):
+            return buffer[: pieces.size_bytes]
+        first = address_of(memory) + regions.offset_bytes[pieces.region] + pieces.offset
+        return runs_of(pieces, first, pieces.stride, asked.short, buffer, memory)
 
     def _recheck(self, regions: Regions, status: wire.Status) -> wire.Status:
         try:
@@ -209,11 +222,62 @@ class ArenaServer:
         return status
 
 
-def _pieces(regions: Regions, table: np.ndarray) -> Pieces:
-    """What a request asks for, with nowhere to go."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """What a request's pieces say, whichever regions they are of.
+
+    table: int64[P, 5], as in the request. short: bool[P], which go through a buffer, and their bytes in all.
+    reach: int64[R], how far into each region is read. region, start, length: int64[N] of the runs, none where
+    pieces are short; start counts from the region's own.
+    """
+
+    table: np.ndarray
+    short: np.ndarray
+    short_bytes: int
+    reach: np.ndarray
+    region: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+
+    def pieces(self, regions: Regions) -> Pieces:
+        """They, with nowhere to go."""
+        region, offset, rows, run, stride = self.table.T
+        nowhere = np.zeros(len(region), np.int64)
+        return Pieces(
+            regions, region.astype(np.int32), offset, rows, run, stride, (), nowhere, nowhere, nowhere
+        )
+
+    def runs(self, memory: np.ndarray, offset_bytes: np.ndarray) -> np.ndarray | Runs:
+        """Where they lie in `memory`. offset_bytes: int64[R], of the regions."""
+        start = offset_bytes[self.region] + self.start
+        if len(start) == 1:
+            return memory[start[0] : start[0] + self.length[0]]
+        table = np.stack([start + address_of(memory), self.length], axis=1)
+        return Runs(table.view(np.uint64), memory)
+
+
+@functools.lru_cache(maxsize=_ASKED_KEPT)
+def _asked(pieces: bytes, regions: int) -> _Asked:
+    """Of a request's pieces, checked. Kept: readers ask for the same ones version after version."""
+    table = np.frombuffer(pieces, "<i8").reshape(-1, 5)
     region, offset, rows, run, stride = table.T
-    nowhere = np.zeros(len(table), np.int64)
-    return Pieces(regions, region.astype(np.int32), offset, rows, run, stride, (), nowhere, nowhere, nowhere)
+    short = through_buffer(rows, run)
+    reach = np.zeros(regions, np.int64)
+    np.maximum.at(reach, region, offset + (rows - 1) * stride + run)
+    short_bytes = int((rows * run)[short].sum())
+    runs = np.zeros((0, 2), np.int64)
+    if not short_bytes:
+        # Regions so far apart that no run joins another region's.
+        runs = spread((region << _APART_BITS) + offset, rows, run, stride)
+    start, length = np.ascontiguousarray(runs.T)
+    return _Asked(
+        table, short, short_bytes, reach, start >> _APART_BITS, start & ((1 << _APART_BITS) - 1), length
+    )
+
+
+@functools.cache
+def _no_checksums(regions: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(regions + 1, np.int64), np.zeros(0, np.uint64)
 
 
 async def _ended(reader: asyncio.StreamReader, endpoint: Endpoint) -> None:

@@ -66,9 +66,12 @@ def failure_of(future: asyncio.Future) -> BaseException | None:
 
 async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run together; on the first failure cancel the others, wait for them all, raise that failure."""
+    some = list(coroutines)
+    if len(some) == 1:
+        return await some[0]  # no task: a turn of the loop less
     try:
         async with asyncio.TaskGroup() as group:
-            for coroutine in coroutines:
+            for coroutine in some:
                 group.create_task(coroutine)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None

@@ -62,11 +62,15 @@ def runs_of(
     if buffer is not None:
         through = np.where(short, sizes, 0)
         first = np.where(short, address_of(buffer) + np.cumsum(through) - through, first)
-    length = np.where(short, sizes, pieces.run)
-    index, nth = counted(np.where(short, 1, pieces.rows))
-    table = np.stack([first[index] + nth * stride[index], length[index]], axis=1)
+    rows, run = np.where(short, 1, pieces.rows), np.where(short, sizes, pieces.run)
+    return Runs(spread(first, rows, run, stride).astype(np.uint64), (held, buffer))
+
+
+def spread(first: np.ndarray, rows: np.ndarray, run: np.ndarray, stride: np.ndarray) -> np.ndarray:
+    """int64[N, 2], where each run begins and its bytes, of P pieces: int64[P] each. Neighbours are joined."""
+    index, nth = counted(rows)
+    table = np.stack([first[index] + nth * stride[index], run[index]], axis=1)
     opens = np.ones(len(table), bool)
     opens[1:] = table[1:, 0] != table[:-1].sum(axis=1)
     at = np.flatnonzero(opens)
-    joined = np.stack([table[at, 0], np.add.reduceat(table[:, 1], at)], axis=1)
-    return Runs(joined.astype(np.uint64), (held, buffer))
+    return np.stack([table[at, 0], np.add.reduceat(table[:, 1], at)], axis=1)
