@@ -166,9 +166,8 @@ class Dispatcher:
         # Records come in the order of one read's keys; further reads of sequences are rare.
         owners = [one.by_owner() for one in sequences]
         first, *others = [one.names for one in owners] or [{}]
-        found = await asyncio.gather(
-            self._registry.fetch(keys, first), *(self._registry.fetch([], names) for names in others)
-        )
+        found = [await self._registry.fetch(keys, first)]
+        found += [await self._registry.fetch([], names) for names in others]
         descriptors, records = found[0][0], [one for _, one in found]
         published = [read for read in boxes if read.keys in of_weights]
         samples = Copies()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef
+from earl.dispatch.descriptor import Descriptor, RegionRef
 from earl.dispatch.layout import Box
 from earl.dispatch.pieces import Pieces, Regions
 from earl.dispatch.resolve import Copies, FromArena, Read
@@ -88,19 +88,34 @@ def _published(descriptors: Sequence[Descriptor], regions: Sequence[RegionRef | 
     nonces = {region.arena.nonce for region in regions if region is not None}
     if not descriptors or len(nonces) < len(regions) or len({one.version for one in descriptors}) > 1:
         return None
-    return [_places(one) for one in descriptors]
+    return [
+        (region.arena.owner, region.arena.host, *_places(one))
+        for one, region in zip(descriptors, regions, strict=True)
+        if region is not None
+    ]
 
 
-def _places(descriptor: Descriptor) -> Any:
-    arena: ArenaRef = descriptor.classes[0].region.arena
-    places = [(one.tensors, one.rank, one.offset_bytes, one.tensor_bytes) for one in descriptor.classes]
-    return arena.owner, arena.host, places
+def _places(descriptor: Descriptor) -> tuple[list[Any], list[Any]]:
+    classes = [(one.tensors, one.rank, one.offset_bytes, one.tensor_bytes) for one in descriptor.classes]
+    tensors = [
+        (
+            one.name,
+            one.dtype,
+            one.shape,
+            [(part.box, part.offset_bytes, part.strides_bytes) for part in one.shards],
+        )
+        for one in descriptor.tensors
+    ]
+    return classes, tensors
 
 
 def _only_region(descriptor: Descriptor) -> RegionRef | None:
-    """The region of a descriptor that holds classes in one region and nothing else."""
-    regions = {id(one.region) for one in descriptor.classes}
-    return descriptor.classes[0].region if len(regions) == 1 and not descriptor.tensors else None
+    """The region of a descriptor of which all lies in one."""
+    held = [
+        one.region
+        for one in (*descriptor.classes, *(part for one in descriptor.tensors for part in one.shards))
+    ]
+    return held[0] if held and all(region is held[0] for region in held) else None
 
 
 def _kept(pieces: Pieces, count: int) -> Pieces:

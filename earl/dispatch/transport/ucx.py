@@ -14,17 +14,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
-from earl.dispatch.pieces import Pieces, most_blocks
+from earl.dispatch.pieces import Pieces, Regions, most_blocks
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.connection import Connection
-from earl.dispatch.transport.copying import scatter
+from earl.dispatch.transport.copying import Views, scatter
 from earl.dispatch.transport.handshake import is_loopback
 from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of
 from earl.dispatch.transport.ucp import through_buffer
@@ -42,11 +43,40 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """The pieces of one request. direct: they fill `buffers[0]` from at[0] on without a gap."""
+    """The pieces of one request, whichever regions they are of: those are the read's.
+
+    short: bool[P], which arrive through a pooled buffer. payload: where all of it goes, unless some are.
+    regions: int64[N], those of the read that the request names; table: its pieces. blocks: int64[B, 2],
+    (region, block) that its answer digests.
+    """
 
     pieces: Pieces
-    direct: bool
     block_bytes: int
+    short: np.ndarray
+    payload: np.ndarray | Runs | None
+    regions: np.ndarray
+    table: bytes
+    blocks: np.ndarray
+
+    @classmethod
+    def of(cls, pieces: Pieces, direct: bool, block_bytes: int) -> _Chunk:
+        """direct: they fill one buffer from at[0] on without a gap."""
+        short, payload = np.zeros(len(pieces), bool), None
+        if direct:
+            first = int(pieces.at[0])
+            payload = pieces.buffers[pieces.buffer[0]][first : first + pieces.size_bytes]
+        elif not (short := through_buffer(pieces.rows, pieces.run)).any():
+            payload = _runs(pieces, short, None)
+        regions, local = np.unique(pieces.region, return_inverse=True)
+        columns = [local.ravel(), pieces.offset, pieces.rows, pieces.run, pieces.stride]
+        table = np.stack(columns, axis=1).astype("<i8")
+        blocks = pieces.blocks() if block_bytes else np.zeros((0, 2), np.int64)
+        return cls(pieces, block_bytes, short, payload, regions, table.tobytes(), blocks)
+
+    def request(self, seq: int, arena: ArenaRef, regions: Regions) -> wire.Request:
+        """What to ask for, of the read's regions."""
+        named = np.stack([regions.slot[self.regions], regions.generation[self.regions]], axis=1)
+        return wire.Request(seq, arena.nonce, self.block_bytes, named.astype("<u8").tobytes(), self.table)
 
 
 class UcxTcp(Transport):
@@ -61,16 +91,18 @@ class UcxTcp(Transport):
         self._connections: dict[str, asyncio.Task[Connection]] = {}
         self._numbers = iter(range(1, 1 << 32))
         self._buffers = Buffers(wire.CHUNK_BYTES)
+        # What is asked for of pieces that are read again, as long as whoever reads them keeps them.
+        self._known: WeakKeyDictionary[Views, tuple[int, list[_Chunk]]] = WeakKeyDictionary()
         self._closed = False
 
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
-        chunks = _chunks(pieces, verify)
+        chunks = self._chunks(pieces, verify)
         again = 0
 
         async def work(chunk: _Chunk | None) -> None:
             nonlocal again
             while chunk is not None:
-                times = await self._fetch(arena, chunk)
+                times = await self._fetch(arena, chunk, pieces.regions)
                 again += times
                 chunk = next(chunks, None)
 
@@ -89,34 +121,44 @@ class UcxTcp(Transport):
                 await task.result().close()
         self._node.close()
 
-    async def _fetch(self, arena: ArenaRef, chunk: _Chunk) -> int:
+    def _chunks(self, pieces: Pieces, verify: bool) -> Iterator[_Chunk]:
+        """Of pieces that will be read again, those of the last time."""
+        block_bytes = 0
+        if verify and pieces.regions.verifiable[pieces.region].any():
+            block_bytes = pieces.regions.block_bytes
+        if pieces.views is None:
+            return _chunks(pieces, block_bytes)
+        known = self._known.get(pieces.views)
+        if known is None or known[0] != block_bytes:
+            known = self._known[pieces.views] = block_bytes, list(_chunks(pieces, block_bytes))
+        return iter(known[1])
+
+    async def _fetch(self, arena: ArenaRef, chunk: _Chunk, regions: Regions) -> int:
         """Returns how often the request was sent again."""
         for attempt in range(_ATTEMPTS):
             connection = await self._connection(arena)
             try:
                 async with connection.window:
-                    await self._request(connection, arena, chunk)
+                    await self._request(connection, arena, chunk, regions)
                 return attempt
             except PeerLost:
                 if not connection.retired or attempt == _ATTEMPTS - 1:
                     raise
         raise AssertionError("unreachable")
 
-    async def _request(self, connection: Connection, arena: ArenaRef, chunk: _Chunk) -> None:
-        pieces = chunk.pieces
-        request, blocks = _request(connection.next_seq(), arena, chunk)
-        short, pooled = np.zeros(len(pieces), bool), None
-        if not chunk.direct:
-            short = through_buffer(pieces.rows, pieces.run)
-            pooled = self._buffers.take() if short.any() else None
+    async def _request(
+        self, connection: Connection, arena: ArenaRef, chunk: _Chunk, regions: Regions
+    ) -> None:
+        request = chunk.request(connection.next_seq(), arena, regions)
+        pooled = self._buffers.take() if chunk.payload is None else None
         try:
-            payload = _payload(chunk, short, pooled)
-            status = await self._exchange(connection, request, payload, len(blocks))
+            payload = _runs(chunk.pieces, chunk.short, pooled) if chunk.payload is None else chunk.payload
+            status = await self._exchange(connection, request, payload, len(chunk.blocks))
             wire.raise_failure(status, connection.peer)
             if chunk.block_bytes:
-                _verify(pieces, blocks, payload, status)
+                _verify(regions, chunk.blocks, payload, status)
             if pooled is not None:
-                scatter(pooled, pieces.take(np.flatnonzero(short)))
+                scatter(pooled, chunk.pieces.take(np.flatnonzero(chunk.short)))
         finally:
             if pooled is not None:
                 self._buffers.give(pooled)
@@ -184,15 +226,13 @@ class UcxTcp(Transport):
                 del self._connections[address]
 
 
-def _chunks(pieces: Pieces, verify: bool) -> Iterator[_Chunk]:
+def _chunks(pieces: Pieces, block_bytes: int) -> Iterator[_Chunk]:
     """Requests of at most CHUNK_BYTES, or more where nobody has to buffer them, in order: what fills a long
 
-    stretch of a buffer goes there directly, short stretches travel together."""
+    stretch of a buffer goes there directly, short stretches travel together. block_bytes: as in a request."""
     if not len(pieces):
         return
-    block_bytes = 0
-    if verify and pieces.regions.verifiable[pieces.region].any():
-        block_bytes = pieces.regions.block_bytes
+    if block_bytes:
         # So sparse a piece that its blocks would not fit one request is cut by rows.
         spread = _blocks(pieces, block_bytes)
         if (spread > wire.MAX_BLOCKS).any():
@@ -226,7 +266,7 @@ def _bounded(pieces: Pieces, direct: bool, block_bytes: int) -> Iterator[_Chunk]
         before = int(blocks[first - 1]) if first else 0
         stop = min(first + wire.MAX_PIECES, int(np.searchsorted(blocks, before + wire.MAX_BLOCKS, "right")))
         stop = max(stop, first + 1)
-        yield _Chunk(pieces.take(slice(first, stop)), direct, block_bytes)
+        yield _Chunk.of(pieces.take(slice(first, stop)), direct, block_bytes)
         first = stop
 
 
@@ -235,32 +275,15 @@ def _blocks(pieces: Pieces, block_bytes: int) -> np.ndarray:
     return most_blocks(table, block_bytes)
 
 
-def _request(seq: int, arena: ArenaRef, chunk: _Chunk) -> tuple[wire.Request, np.ndarray]:
-    """The request, and the blocks int64[B, 2] (region, block) that its answer digests."""
-    pieces = chunk.pieces
-    regions, local = np.unique(pieces.region, return_inverse=True)
-    slots = pieces.regions.slot[regions].astype("<u8")
-    named = np.stack([slots, pieces.regions.generation[regions].astype("<u8")], axis=1)
-    columns = [local.ravel(), pieces.offset, pieces.rows, pieces.run, pieces.stride]
-    table = np.stack(columns, axis=1).astype("<i8")
-    request = wire.Request(seq, arena.nonce, chunk.block_bytes, named.tobytes(), table.tobytes())
-    return request, pieces.blocks() if chunk.block_bytes else np.zeros((0, 2), np.int64)
-
-
-def _payload(chunk: _Chunk, short: np.ndarray, pooled: np.ndarray | None) -> np.ndarray | Runs:
+def _runs(pieces: Pieces, short: np.ndarray, pooled: np.ndarray | None) -> np.ndarray | Runs:
     """Where the answer goes: in place, but for the pieces that are `short`, end to end in `pooled`."""
-    pieces = chunk.pieces
-    if chunk.direct:
-        first = int(pieces.at[0])
-        return pieces.buffers[pieces.buffer[0]][first : first + pieces.size_bytes]
     if pooled is not None and short.all():
         return pooled[: pieces.size_bytes]
     first = np.array([address_of(buffer) for buffer in pieces.buffers])[pieces.buffer] + pieces.at
     return runs_of(pieces, first, pieces.target_stride, short, pooled, pieces.buffers)
 
 
-def _verify(pieces: Pieces, blocks: np.ndarray, payload: np.ndarray | Runs, status: wire.Status) -> None:
-    regions = pieces.regions
+def _verify(regions: Regions, blocks: np.ndarray, payload: np.ndarray | Runs, status: wire.Status) -> None:
     if len(status.block_digests) != len(blocks):
         raise ChecksumMismatch(
             f"{len(status.block_digests)} digests for {len(blocks)} blocks", "the serving process is faulty"
