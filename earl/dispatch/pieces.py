@@ -45,13 +45,16 @@ class Regions:
         sizes = {ref.checksum_block_bytes for ref in refs if ref.checksums}
         if len(sizes) > 1:
             raise LayoutError(f"checksum blocks of {sorted(sizes)} bytes in one arena", "publish them again")
-        counts = np.array([len(ref.checksums) for ref in refs], np.int64)
+        words = [(ref.slot, ref.offset_bytes, ref.size_bytes, len(ref.checksums)) for ref in refs]
+        slot, offset_bytes, size_bytes, counts = np.array(words, np.int64).reshape(-1, 4).T
+        first_checksum = np.zeros(len(refs) + 1, np.int64)
+        counts.cumsum(out=first_checksum[1:])
         return cls(
-            np.array([ref.slot for ref in refs], np.int64),
+            slot,
             np.array([ref.generation for ref in refs], np.uint64),
-            np.array([ref.offset_bytes for ref in refs], np.int64),
-            np.array([ref.size_bytes for ref in refs], np.int64),
-            np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
+            offset_bytes,
+            size_bytes,
+            first_checksum,
             np.array([digest for ref in refs for digest in ref.checksums], np.uint64),
             sizes.pop() if sizes else CHECKSUM_BLOCK_BYTES,
         )

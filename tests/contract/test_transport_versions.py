@@ -61,3 +61,23 @@ async def test_each_version_arrives_and_one_that_is_gone_spoils_none(plane: Plan
     await plane.reader.read([VersionRead((key(8),), slices)], READ_S)
     np.testing.assert_array_equal(into, values[:, *BOX.slices()])
     await plane.registry.remove([key(5)])
+
+
+async def test_plain_tensors_are_read_again_by_one_plan_wherever_they_lie_now(plane: Plane):
+    # Half rows of 64 KiB, longer than what any wire gathers, and thin ones of another tensor beside them.
+    rows, columns = 24, 1 << 14
+    forms = {"wide": ("int32", (rows, columns)), "thin": ("float64", (rows, 40))}
+    boxes = {"wide": Box((3, columns // 2), (rows, columns)), "thin": Box((1, 7), (rows, 20))}
+    into = {name: np.zeros(box.shape, forms[name][0]) for name, box in boxes.items()}
+    slices = Repeated((name, boxes[name], into[name]) for name in forms)
+    for turn in range(3):
+        # What the turn before lay in is still held: another region, elsewhere.
+        name, rng = f"plain/{turn}", np.random.default_rng(turn)
+        sent = {one: rng.integers(0, 1 << 30, shape).astype(dtype) for one, (dtype, shape) in forms.items()}
+        await plane.store.put(name, sent)
+        receipt = await plane.reader.read([VersionRead((name,), slices)], READ_S)
+        for one, box in boxes.items():
+            np.testing.assert_array_equal(into[one], sent[one][box.slices()])
+        assert receipt.size_bytes_by_path == {PATHS[plane.kind]: sum(one.nbytes for one in into.values())}
+        assert receipt.verified == (plane.kind != "shm")
+    await plane.store.remove([f"plain/{turn}" for turn in range(3)])

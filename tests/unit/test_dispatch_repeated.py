@@ -9,6 +9,7 @@ import pytest
 
 from earl.dispatch import repeated
 from earl.dispatch.classes import TensorClass
+from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef, ShardRef, TensorShards, host_id
 from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.repeated import Repeated
@@ -73,6 +74,30 @@ def test_another_layout_is_planned_anew(planned):
         owners.carry_out(plan(kept, owners))
         np.testing.assert_array_equal(into, values(version)[:, 2:7, 1:6])
     assert planned == [5] * 3
+
+
+def published(arena: int, place: int, first_row: int, rows: int) -> Descriptor:
+    """Rows of a plain tensor of 8 x 6 in a region of their own, `place` bytes into it."""
+    ref = ArenaRef(f"o{arena}", 1, "", arena, 1 << 12, "", "cpu", host_id())
+    box = Box((first_row, 0), (first_row + rows, 6))
+    shard = ShardRef(box, RegionRef(ref, 0, 1, 64, 1 << 11), place, (24, 4))
+    return Descriptor(f"samples/{arena}", 0, (TensorShards("x", "int32", (8, 6), (shard,)),))
+
+
+def test_plain_tensors_are_planned_once_until_they_lie_elsewhere(planned):
+    into = np.zeros((6, 3), np.int32)
+    kept = Repeated([("x", Box((1, 2), (7, 5)), into)])
+    for turn, (place, cut) in enumerate(((0, 4), (0, 4), (128, 4), (128, 3), (128, 3))):
+        whole, memory = values(turn)[0], dict[int, np.ndarray]()
+        descriptors = [published(0, place, 0, cut), published(1, place, cut, 8 - cut)]
+        for number, rows in enumerate((whole[:cut], whole[cut:])):
+            memory[number] = np.zeros(1 << 12, np.uint8)
+            memory[number][64 + place : 64 + place + rows.nbytes] = rows.reshape(-1).view(np.uint8)
+        for source in kept.plan(("a", "b"), dict(zip("ab", descriptors, strict=True)), turn):
+            for pieces in source.pieces(1 << 20):
+                copy(memory[source.arena.nonce], pieces)
+        np.testing.assert_array_equal(into, whole[1:7, 2:5])
+    assert planned == [1, 1, 1]
 
 
 def test_keys_of_two_versions_are_refused_by_a_kept_plan_too():

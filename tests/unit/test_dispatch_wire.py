@@ -51,6 +51,7 @@ def test_a_request_survives_its_frame():
         (request((-1, 0, 1, 4, 0)), "out of bounds"),
         (request((0, -1, 1, 4, 0)), "out of bounds"),
         (request((0, 1 << 62, 2, 4, 1 << 62)), "out of bounds"),
+        (request((0, 0, 1 << 25, 1, 1 << 39)), "out of bounds"),
         (request((0, 0, 0, 4, 4)), "out of bounds"),
         (request((0, 0, 4, 0, 4)), "out of bounds"),
         (request((0, 0, 4, 4, -4)), "out of bounds"),
