@@ -174,13 +174,15 @@ class Dispatcher:
         once = Copies()
         resolve(published, descriptors, once, self._turn)
         weights = once.by_arena()
+        plain: list[FromArena] = []
         for read in versions:
-            weights += read.slices.plan(read.keys, descriptors, self._turn)
+            sources = weights if read.keys in of_weights else plain
+            sources += read.slices.plan(read.keys, descriptors, self._turn)
         resolve([read for read in boxes if read.keys not in of_weights], descriptors, samples, self._turn)
         for read, names, known in zip(sequences, owners, records, strict=False):
             resolve_sequences(read, names, known, samples)
         batches: list[_Batch] = []
-        for versioned, sources in ((True, weights), (False, samples.by_arena())):
+        for versioned, sources in ((True, weights), (False, plain + samples.by_arena())):
             for source in sources:
                 transport = await self._transport(source.arena, versioned)
                 batches.append(_Batch(source, transport, versioned, self._verifies(transport)))

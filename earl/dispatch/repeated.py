@@ -1,10 +1,11 @@
-"""What a reader wants of every version: planned once, then only the regions are new.
+"""What a reader wants again and again, of every version: planned once, then only the regions are new.
 
     Repeated(slices) ─ plan: the first version ─► pieces by arena, kept with the views that copy them
                      ─ plan: any later one ─────► the same pieces, of that version's regions
 
 An engine wants the same slices of every version into the same buffers. While trainer ranks publish the
-same classes at the same places of a region, a plan differs from the last one only in whose region that is.
+same classes at the same places of a region, a plan differs from the last one only in whose region that is;
+so for any tensors that their owners publish anew.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersionRead:
-    """The slices of one version. keys: every descriptor that together holds it."""
+    """The slices of one version, or of what else was published anew. keys: every descriptor that together
+    holds it."""
 
     keys: tuple[str, ...]
     slices: Repeated

@@ -9,7 +9,7 @@ from earl.dispatch.classes import TensorClass
 from earl.dispatch.dispatcher import Repeated, VersionRead
 from earl.dispatch.layout import Box
 from earl.dispatch.mesh import MeshLayout
-from earl.errors import VersionGone
+from earl.errors import RegionGone, VersionGone
 from tests.support.dispatch import PATHS, READ_S, Plane, plane_fixtures
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -80,4 +80,9 @@ async def test_plain_tensors_are_read_again_by_one_plan_wherever_they_lie_now(pl
             np.testing.assert_array_equal(into[one], sent[one][box.slices()])
         assert receipt.size_bytes_by_path == {PATHS[plane.kind]: sum(one.nbytes for one in into.values())}
         assert receipt.verified == (plane.kind != "shm")
+    stale = await plane.registry.get(["plain/2"])
     await plane.store.remove([f"plain/{turn}" for turn in range(3)])
+    await plane.registry.publish(stale)
+    with pytest.raises(RegionGone):
+        await plane.reader.read([VersionRead(("plain/2",), slices)], READ_S)
+    await plane.registry.remove(["plain/2"])
