@@ -1,7 +1,8 @@
 """The ways in which a pool's devices can be cut into engines. Pure.
 
 Whatever the cut, the pool holds as many sequences and as many bytes of KV on each device: an engine's
-max_sequences grows with its devices, its kv_tokens with the heads that a device no longer holds.
+max_sequences grows with its devices, its kv_tokens with the heads that a device no longer holds. Each engine
+has a place more, for the canaries of a switch: they are to wait for no sequence's end.
 """
 
 from __future__ import annotations
@@ -67,11 +68,15 @@ class Cuts:
                 name=f"{base.name}/engine-{number}" + (f"-epoch-{epoch}" if epoch else ""),
                 tp=cut.tp,
                 device=f"cuda:{number * cut.tp}" if base.device == "cuda" else base.device,
-                max_sequences=-(-base.max_sequences * cut.tp // base.tp),
+                max_sequences=self.sequences(cut.tp) + 1,
                 kv_tokens=self.kv_tokens(cut.tp),
             )
             for number in range(cut.dp)
         ]
+
+    def sequences(self, tp: int) -> int:
+        """What an engine of `tp` devices holds at once, beside a canary."""
+        return -(-self.base.max_sequences * tp // self.base.tp)
 
     def kv_tokens(self, tp: int) -> int:
         """What the KV cache of an engine of `tp` devices holds in the bytes that the configuration gives

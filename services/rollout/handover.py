@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from earl.errors import EarlError, EngineLost
-from services.rollout.engines.base import Engine, KvOffer, KvSession
+from services.rollout.engines.base import Engine, KvOffer
 from services.rollout.placing import Rates, place, worth_moving
 
 log = logging.getLogger(__name__)
@@ -29,24 +29,23 @@ ALL = 1 << 40
 
 @dataclass(slots=True)
 class Handover:
-    """name: unique to the switch. token_bytes: of one token's KV on all ranks. places: sessions of one new
-    engine. everywhere: sessions that every new engine takes (the canary's)."""
+    """name: unique to the switch. token_bytes: of one token's KV on all ranks. places, room_tokens: what one
+    new engine holds. canary: a session that every new engine takes, if it has a place left."""
 
     name: str
     old: Sequence[Engine]
     new: Sequence[Engine]
     places: int
+    room_tokens: int
     token_bytes: int
     rates: Rates
-    everywhere: frozenset[str] = frozenset()
+    canary: str = ""
     # Session -> number of the new engine that it goes to.
     placed: dict[str, int] = field(default_factory=dict)
     # Session -> tokens whose KV is there.
     moved: dict[str, int] = field(default_factory=dict)
     size_bytes: int = 0
-    # Of all takes together, engine by engine.
-    seconds: float = 0.0
-    _rounds: int = 0
+    _names: list[str] = field(default_factory=list)
 
     async def round(self, tokens: Mapping[str, int], deadline_s: float) -> None:
         """Places sessions that have no place yet, and hands over what came since the last round.
@@ -54,26 +53,27 @@ class Handover:
         tokens: of every session. Raises EngineLost if a new engine is gone; another failure only costs
         that the KV is computed again.
         """
-        self._rounds += 1
-        name = f"{self.name}/{self._rounds}"
+        name = f"{self.name}/{len(self._names)}"
         # Sessions that have ended keep their place: what was taken there is still to be released.
-        self.placed |= place(tokens, len(self.new), self.places, self.placed)
+        self.placed |= place(tokens, len(self.new), self.places, self.placed, room_tokens=self.room_tokens)
         since = {session: count - self.moved.get(session, 0) for session, count in tokens.items()}
         worth = worth_moving(since, self.token_bytes, self.rates)
+        if not worth:
+            return
         known = dict(self.moved)
         known.update({session: ALL for session in tokens if session not in worth})
-        try:
-            offers = await asyncio.gather(
-                *(self._offer(engine, name, known, deadline_s) for engine in self.old)
-            )
-            given = [offer for offer in offers if offer is not None]
-            failed = await asyncio.gather(
-                *(self._take(number, given, deadline_s) for number in range(len(self.new)))
-            )
-            for session in set[str]().union(*failed):
-                self.moved.pop(session, None)
-            self.rates = self.rates.read(self.size_bytes, self.seconds)
-        finally:
+        self._names.append(name)
+        offers = await asyncio.gather(*(self._offer(engine, name, known, deadline_s) for engine in self.old))
+        given = [offer for offer in offers if offer is not None]
+        failed = await asyncio.gather(
+            *(self._take_mine(number, given, worth, deadline_s) for number in range(len(self.new)))
+        )
+        for session in set[str]().union(*failed):
+            self.moved.pop(session, None)
+
+    async def close(self) -> None:
+        """Withdraws all offers. Not between the rounds: the second one uses the memory of the first."""
+        for name in self._names:
             await asyncio.gather(*(_withdraw(engine, name) for engine in self.old))
 
     async def _offer(
@@ -85,31 +85,41 @@ class Handover:
             log.info("engine %s offers no KV: %s", engine.spec.name, error)
             return None
 
-    async def _take(self, number: int, offers: Sequence[KvOffer], deadline_s: float) -> set[str]:
-        """Returns the sessions that were not taken."""
-        engine, failed = self.new[number], set[str]()
-        for offer in offers:
-            mine = [one for one in offer.sessions if self._goes_to(one, number)]
-            if not mine:
-                continue
-            try:
-                report = await engine.take_kv(msgspec.structs.replace(offer, sessions=mine), deadline_s)
-            except EngineLost:
-                raise
-            except EarlError as error:
-                log.info("engine %s takes no KV: %s", engine.spec.name, error)
-                failed.update(one.session for one in mine)
-                continue
-            self.size_bytes += report.size_bytes
-            self.seconds += report.seconds
-            for one in mine:
-                self.moved[one.session] = one.first + len(one.ids)
-        return failed
+    async def _take_mine(
+        self, number: int, offers: Sequence[KvOffer], worth: set[str], deadline_s: float
+    ) -> set[str]:
+        """Returns the sessions that were not taken. The canary comes last, and alone: it is to cost no
+        session its place."""
+        mine = {session for session in worth if self.placed.get(session) == number}
+        failed = [
+            await self._take(self.new[number], offer, wanted, deadline_s)
+            for wanted in (mine, {self.canary})
+            for offer in offers
+        ]
+        return set[str]().union(*failed)
 
-    def _goes_to(self, one: KvSession, number: int) -> bool:
-        """What continues nothing that is there is of no use."""
-        here = one.session in self.everywhere or self.placed.get(one.session) == number
-        return here and one.first <= self.moved.get(one.session, 0)
+    async def _take(self, engine: Engine, offer: KvOffer, wanted: set[str], deadline_s: float) -> set[str]:
+        # What continues nothing that is there is of no use.
+        sessions = [
+            one
+            for one in offer.sessions
+            if one.session in wanted and one.first <= self.moved.get(one.session, 0)
+        ]
+        names = {one.session for one in sessions}
+        if not sessions:
+            return names
+        try:
+            report = await engine.take_kv(msgspec.structs.replace(offer, sessions=sessions), deadline_s)
+        except EngineLost:
+            raise
+        except EarlError as error:
+            log.info("engine %s takes no KV: %s", engine.spec.name, error)
+            return names
+        self.size_bytes += report.size_bytes
+        self.rates = self.rates.read(report.size_bytes, report.seconds)
+        self.moved.update({one.session: one.first + len(one.ids) for one in sessions})
+        # It does not say which ones it left out.
+        return names if report.sessions < len(sessions) else set()
 
 
 async def _withdraw(engine: Engine, name: str) -> None:

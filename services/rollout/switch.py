@@ -237,6 +237,8 @@ class Switch:
         self._traffic.go_on()
         self._note(rolled_back=True, message=message, stall_s=self._stall_s())
         await self._new.stop()
+        if self._handover is not None:
+            await self._handover.close()
         await self._forget_canary(self._old)
 
     # --- weights ------------------------------------------------------------------------------
@@ -348,9 +350,10 @@ class Switch:
             name=f"kv/{self._command.epoch}",
             old=old,
             new=new,
-            places=new[0].spec.max_sequences,
+            places=new[0].spec.max_sequences - 1,
+            room_tokens=max((one.kv_tokens for one in fresh), default=0),
             token_bytes=max((one.kv_token_bytes * one.tp for one in stats), default=0),
             rates=self.rates.prefilled((one.prefilled_tokens, one.step_s) for one in [*stats, *fresh]),
-            everywhere=frozenset([self._canary.session]),
+            canary=self._canary.session,
         )
         return self._handover

@@ -12,6 +12,7 @@ import torch
 from earl.errors import EngineLost
 from earl.models.spec import load_spec
 from earl.parallelism import Parallelism
+from services.rollout import handover
 from services.rollout import pool as pool_module
 from services.rollout.cuts import Cuts
 from services.rollout.engines.base import GenerateRequest, Generation
@@ -68,10 +69,10 @@ def kill(engine: EngineProcess) -> None:
 
 
 @pytest.fixture
-def cuts(spec):
+def cuts(spec, tmp_path):
     if spec.tp > 1:
         pytest.skip("a pool begins with engines of tp 1 here, and has others soon")
-    base = msgspec.structs.replace(spec, name="pool", load_initial=False)
+    base = msgspec.structs.replace(spec, name="pool", load_initial=False, arena_dir=str(tmp_path))
     return Cuts(base, 2, load_spec(base.model_dir))
 
 
@@ -133,7 +134,9 @@ def likeliest(ids: list[int], new: list[int]) -> np.ndarray:
     return logits.log_softmax(-1).max(-1).values.numpy()
 
 
-async def test_turns_go_on_through_two_switches(cuts, weights):
+async def test_turns_go_on_through_two_switches(cuts, weights, monkeypatch):
+    # The tokens are few, and the machine may be slow: KV goes along all the same.
+    monkeypatch.setattr(handover, "worth_moving", lambda tokens, *_: set(tokens))
     async with ready(cuts, weights) as (pool, made):
         turns = Turns(pool)
         for epoch, cut in ((1, TWO), (2, ONE)):
@@ -141,7 +144,7 @@ async def test_turns_go_on_through_two_switches(cuts, weights):
             report = await pool.reparallelize(command(epoch, cut))
             assert not report.rolled_back and not report.cold, report.message
             assert report.sequences_continued == TURNS and report.max_logprob_difference < 1e-4
-            assert report.kv_moved_bytes + report.kv_recomputed_tokens > 0
+            assert report.kv_moved_bytes > 0 and report.kv_recomputed_tokens < PROMPT
             assert (pool.parallelism, pool.epoch, pool.live) == (cut, epoch, cut.dp)
             assert [engine.spec.tp for engine in made if not engine._lost.is_set()] == [cut.tp] * cut.dp
             await turns.end()

@@ -42,7 +42,8 @@ def greedy(ids: list[int], new: int) -> list[int]:
 class InMemory(Engine):
     """Samples `next_token`, one token a turn of the loop while `answer` is set; dies when told to.
 
-    A hook, an async function by method name, runs before the method does. Sessions' KV is a number of tokens.
+    Computing is slow here: KV is worth moving. A hook, an async function by method name, runs before the
+    method does. A session's KV is its tokens.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -165,8 +166,8 @@ class InMemory(Engine):
         await self._begin("stats")
         return EngineStats(
             version=self.version, tp=self.spec.tp, running=0, waiting=0, retained=0, paused=self._paused,
-            kv_used_fraction=0.0, steps=0, generated_tokens=0, prefilled_tokens=0, reused_tokens=0,
-            evicted_sessions=0, cpu_s=0.0, step_s=0.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
+            kv_used_fraction=0.0, steps=0, generated_tokens=0, prefilled_tokens=1, reused_tokens=0,
+            evicted_sessions=0, cpu_s=0.0, step_s=1.0, kv_token_bytes=TOKEN_BYTES // self.spec.tp,
         )  # fmt: skip
 
     async def begin_update(self, version): ...

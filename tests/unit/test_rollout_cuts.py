@@ -38,10 +38,10 @@ def test_a_pool_holds_as_many_sequences_and_bytes_however_it_is_cut():
     assert [str(cut) for cut in pool.legal] == ["dp4", "dp2·tp2", "tp4"]
     engines = {cut.tp: pool.specs(cut) for cut in pool.legal}
     assert {tp: (len(e), e[0].max_sequences, e[0].kv_tokens) for tp, e in engines.items()} == {
-        1: (4, 8, 100),
-        2: (2, 16, 200),
+        1: (4, 9, 100),
+        2: (2, 17, 200),
         # Each rank holds one of two kv_heads, as with tp 2: the bytes of a device hold no more tokens.
-        4: (1, 32, 200),
+        4: (1, 33, 200),
     }
 
 
@@ -57,7 +57,7 @@ def test_engines_take_their_devices_in_order_and_names_of_their_epoch():
 
 def test_a_pool_of_engines_with_ranks_can_be_cut_into_smaller_ones():
     specs = cuts(engines=1, tp=4, kv_tokens=100).specs(Parallelism(4, 1))
-    assert len(specs) == 4 and (specs[0].max_sequences, specs[0].kv_tokens) == (2, 50)
+    assert len(specs) == 4 and (specs[0].max_sequences, specs[0].kv_tokens) == (3, 50)
 
 
 @pytest.mark.parametrize("cut", [Parallelism(3, 1), Parallelism(2, 1, 2), Parallelism(2, 2, 1, 2)])
@@ -99,21 +99,32 @@ def test_places_are_balanced_to_within_one_session(tokens, engines, places):
         counts[engine] += 1
     assert max(counts) <= places
     if len(tokens) <= places:
-        assert max(loads) - min(loads) <= max(tokens.values(), default=0)
+        assert max(loads) - min(loads) <= max(tokens.values(), default=0) + 64 * max(counts)
+
+
+def test_the_shortest_are_left_out_where_room_is_short():
+    tokens = {"a": 500, "b": 400, "c": 100, "d": 50}
+    assert place(tokens, 2, 8, room_tokens=600) == {"a": 0, "b": 1, "d": 1}
+    assert place(tokens, 1, 2) == {"a": 0, "b": 0}
 
 
 def test_kv_moves_where_that_is_quicker():
     tokens = {"short": 1, "long": 1000}
-    assert worth_moving(tokens, 1000, Rates(1e6, 1e4)) == set()  # 1 s a thousand tokens against 0.1 s
-    assert worth_moving(tokens, 1000, Rates(1e9, 1e4)) == {"long"}  # 1 ms against 0.1 s; 0.5 against 0.1 ms
-    assert worth_moving(tokens, 1000, Rates(1e9, 100)) == {"short", "long"}
+    assert worth_moving(tokens, 1000, Rates(1e6, 0.0, 1e4)) == set()  # 1 s a thousand tokens against 0.1 s
+    assert worth_moving(tokens, 1000, Rates(1e9, 0.0, 1e4)) == {"long"}  # 2 ms against 100
+    assert worth_moving(tokens, 1000, Rates(1e9, 0.0, 100)) == {"short", "long"}
+    # 99 ms are saved.
+    assert worth_moving(tokens, 1000, Rates(1e9, 0.09, 1e4)) == {"long"}
+    assert worth_moving(tokens, 1000, Rates(1e9, 0.11, 1e4)) == set()
 
 
 def test_rates_are_what_was_measured():
     rates = Rates()
     assert rates.prefilled([(0, 1.0), (5, 0.0)]) is rates and rates.read(0, 1.0) is rates
     assert rates.prefilled([(100, 2.0), (90, 0.5)]).prefill_tokens_per_s == 180
-    assert rates.read(500, 0.25).bytes_per_s == 2000
+    little, much = rates.read(500, 0.25), rates.read(1 << 24, 0.26)
+    assert (little.round_s, little.bytes_per_s) == (0.13, rates.bytes_per_s)
+    assert much.bytes_per_s == (1 << 24) / 0.25 and much.round_s == rates.round_s
 
 
 # --- memory ---------------------------------------------------------------------------------------
