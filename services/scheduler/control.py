@@ -283,7 +283,7 @@ class Scheduler:
             tokens = [one.result.total_tokens for one in committed[1] if one.result is not None]
             seen = self.monitor.step(
                 members=self.ledger.book.members.values(),
-                engine_slots=self.config.rollout.max_sequences,
+                device_slots=self.config.rollout.max_sequences / self.config.rollout.tp,
                 batch_tokens=tokens,
                 trainer=metrics,
                 now_s=time.monotonic(),

@@ -9,8 +9,9 @@ from pathlib import Path
 from earl.config.run import RunConfig
 from earl.errors import EarlError, IllegalParallelism
 from earl.models.spec import ModelSpec, load_spec
-from earl.models.tp import legal_tp, rank_heads
+from earl.models.tp import legal_cp, legal_tp, rank_heads
 from earl.parallelism import Parallelism
+from services.scheduler.profile.stages import fed
 
 # The longest sequence in tokens that a layout's engines hold; None where nothing bounds it.
 Holds = Callable[[Parallelism], float | None]
@@ -37,7 +38,8 @@ class Layouts:
             if devices and all(one.over(count) is not None for count in devices):
                 cut = one.over(sum(devices))
                 assert cut is not None
-                found.append(cut)
+                if stage != "trainer" or fed(self._config, cut):
+                    found.append(cut)
         return sorted(found, key=lambda cut: (cut.tp * cut.cp, cut.cp))
 
     def check(self, stage: str, devices: Sequence[int], dp: int, replica: Parallelism) -> None:
@@ -75,12 +77,11 @@ class Layouts:
     def _degrees(self, stage: str, devices: int) -> list[tuple[int, int]]:
         """(tp, cp) that the model allows, of so many devices at most."""
         spec = self._known()
-        heads = spec.heads if spec is not None else 0
-        tps = legal_tp(spec) if spec is not None else range(1, devices + 1)
-        cps = range(1, devices + 1) if stage == "trainer" else (1,)
-        return [
-            (tp, cp) for tp in tps for cp in cps if tp * cp <= devices and (cp == 1 or heads % (tp * cp) == 0)
-        ]
+        found = []
+        for tp in legal_tp(spec) if spec is not None else range(1, devices + 1):
+            cps = legal_cp(*rank_heads(spec, tp)) if spec is not None and stage == "trainer" else [1]
+            found += [(tp, cp) for cp in cps if tp * cp <= devices]
+        return found
 
     def _known(self) -> ModelSpec | None:
         """None before the run has its model."""

@@ -181,15 +181,15 @@ class Monitor:
         self,
         *,
         members: Collection[Member],
-        engine_slots: int,
+        device_slots: float,
         batch_tokens: Sequence[int],
         trainer: Mapping[str, float],
         now_s: float,
     ) -> Step:
         """A training step is committed: what it was, and the next begins.
 
-        members: who takes part. engine_slots: sequences that one engine holds at once; what is leased
-        beyond those of all waits. batch_tokens: lengths of the batch's trajectories.
+        members: who takes part. device_slots: sequences that engines hold for each of their devices; what is
+        leased beyond those of all waits. batch_tokens: lengths of the batch's trajectories.
         trainer: what it said of the batch, of all its ranks.
         """
         self._forget({member.name for member in members})
@@ -205,7 +205,7 @@ class Monitor:
         self._busy = playing if playing.seconds > 0 else self._busy
         if ROLLOUT in running and lengths is not None:
             cut = running[ROLLOUT]
-            slots = engine_slots * cut.dp
+            slots = device_slots * cut.devices
             mean, most = (max(1.0, min(one, slots)) for one in (self._busy.mean, self._busy.most))
             rate = played.tokens / playing.seconds if enough and playing.seconds > 0 else None
             workload = Workload(lengths[0], lengths[1], max(lengths[2], self.blocked_tokens), mean)
@@ -225,7 +225,7 @@ class Monitor:
         self._begin()
         return Step(running, seen, growth(self._means), episodes, turns)
 
-    def glance(self, members: Collection[Member], engine_slots: int) -> Step | None:
+    def glance(self, members: Collection[Member], device_slots: float) -> Step | None:
         """What rollout does between two commits, as far as can be said; None while its workers differ."""
         running = cuts(members)
         blocked = self.blocked_tokens
@@ -234,7 +234,7 @@ class Monitor:
         if ROLLOUT not in running or not lengths[2]:
             return None
         cut = running[ROLLOUT]
-        load = max(1.0, min(self._busy.mean or self._playing.value, engine_slots * cut.dp))
+        load = max(1.0, min(self._busy.mean or self._playing.value, device_slots * cut.devices))
         workload = Workload(lengths[0], lengths[1], max(lengths[2], blocked), load)
         seen = {ROLLOUT: self._seen(ROLLOUT, workload, load, None, cut)}
         return Step(running, seen, growth(self._means), episodes, self.lengths.turns.summary())

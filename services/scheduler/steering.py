@@ -63,7 +63,7 @@ class Steering:
         self._report = report
         self._durable = durable
         self._steers = config.scheduler.selector == "on"
-        self._engine_slots = config.rollout.max_sequences
+        self._device_slots = config.rollout.max_sequences / config.rollout.tp
         self._over = Bell()
         self._said: set[tuple[str, str]] = set()
         # (cut, tokens) of the sequence that was looked after last, and when.
@@ -109,7 +109,7 @@ class Steering:
         if self._looked == (cut.replica, tokens) and now - self._looked_s < LOOK_S:
             return
         self._looked, self._looked_s = (cut.replica, tokens), now
-        seen = self._monitor.glance(self._members(), self._engine_slots)
+        seen = self._monitor.glance(self._members(), self._device_slots)
         if seen is None or not self.selection.relieve(seen):
             self._relieve(running, tokens, now)
         self.driver.ring()

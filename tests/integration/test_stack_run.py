@@ -21,8 +21,10 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from earl.cli.decisions import read_decisions
+from earl.cli.parallelism import app as operator
 from earl.parallelism import Parallelism
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,6 +198,40 @@ def test_a_run_trains_decides_evaluates_and_leaves_a_report(launched: Launched):
     assert 'class="h8"' in report and 'class="line bar' in report and "before and after" in report
     assert figures["gain_low"] <= figures["gain"] <= figures["gain_high"] and figures["gain_episodes"] == 16
     assert_decided(launched, 4)
+    launched.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_run_is_cut_anew_while_it_trains_and_loses_nothing(launched: Launched):
+    """Rollout from two engines to one over both devices, and the trainer's two ranks, by hand."""
+    launched.start(
+        scheduler__steps="9999", rollout__engines="2", trainer__ranks="2", evaluation__episodes="0"
+    )
+    launched.until(r"train [1-9]\d*/")
+    for name in ("rollout", "trainer"):
+        arguments = ["set", name, "tp=2", "--pin", "--json", "--run", str(launched.run_directory)]
+        answer = json.loads(CliRunner().invoke(operator, arguments, catch_exceptions=False).output)
+        switch, stage = answer["outcome"], answer["stage"]
+        assert (switch["before"], switch["after"], switch["rolled_back"]) == ("dp2", "tp2", False), switch
+        assert stage["running"] == "tp2" and stage["pinned"] and stage["epoch"] == answer["epoch"] == 1
+        launched.until(rf"{name} went from dp2 to tp2 .*\(epoch 1\)")
+    launched.until(r"train [1-9]\d*/")
+    launched.until(r"train [1-9]\d*/")
+    assert launched.process is not None
+    launched.process.send_signal(signal.SIGINT)
+    code, figures = launched.finish()
+    assert code == 130, launched.said
+    assert_ledger_adds_up(figures)
+    assert figures["dropped"] == 0
+    for line in map(json.loads, (launched.run_directory / "switches.jsonl").open()):
+        assert line["by"] == "operator" and line["seconds"] >= line["stall_s"] >= 0
+        assert line["max_logprob_difference"] < 1e-3
+    metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
+    for name in ("rollout", "trainer"):
+        tps = [line["parallelism"][name]["tp"] for line in metrics if name in line["parallelism"]]
+        assert tps[0] == 1 and tps[-1] == 2 and tps == sorted(tps)
+    assert figures["trained"] == sum(line["sequences"] for line in metrics)
+    assert "Switches of parallelism" in (launched.run_directory / "report.html").read_text()
     launched.assert_nothing_left()
 
 

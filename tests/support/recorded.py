@@ -83,7 +83,7 @@ def recorded(
         endings.write(10.0 * step)
         monitor.playing(0, 10.0 * step - 2)
         seen = monitor.step(
-            members=members, engine_slots=16, batch_tokens=tokens, now_s=10.0 * step,
+            members=members, device_slots=16, batch_tokens=tokens, now_s=10.0 * step,
             trainer={"train_tokens_per_s": 5000.0, "memory_fraction": 0.4},
         )  # fmt: skip
         number += 1

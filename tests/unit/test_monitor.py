@@ -20,7 +20,7 @@ TRAINER = Member(name="t", incarnation=1, stage=3, parallelism=(4, 1, 1, 1))
 
 def committed(monitor: Monitor, now_s: float, *members: Member, **given) -> Step:
     fields = {
-        "engine_slots": 16,
+        "device_slots": 16,
         "batch_tokens": [10, 20, 30, 40],
         "trainer": {"train_tokens_per_s": 400.0},
         **given,
@@ -122,7 +122,7 @@ def test_what_waits_for_a_slot_is_not_in_the_pool() -> None:
     monitor = Monitor()
     monitor.playing(100, 0.0)
     monitor.observe(10, [10])
-    seen = committed(monitor, 1.0, engine_slots=16).stages["rollout"]
+    seen = committed(monitor, 1.0, device_slots=16).stages["rollout"]
     assert (seen.workload.concurrency, seen.concurrency_most) == (32.0, 32.0)
 
 

@@ -76,14 +76,14 @@ def plan_of(
 def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Parallelism]:
     """Those that the stage can be started in with its devices."""
     if stage == "trainer":
-        return [cut for cut in legal_cuts(spec, config.trainer.ranks) if _fed(config, cut)]
+        return [cut for cut in legal_cuts(spec, config.trainer.ranks) if fed(config, cut)]
     of = config.rollout if stage == "rollout" else config.reference
     dp = config.rollout.engines if stage == "rollout" else config.reference.dp
     devices = dp * of.tp
     return [Parallelism(devices // tp, tp) for tp in legal_tp(spec) if devices % tp == 0]
 
 
-def _fed(config: RunConfig, cut: Parallelism) -> bool:
+def fed(config: RunConfig, cut: Parallelism) -> bool:
     """Whether every replica of a trainer gets a sequence of every mini-batch (earl.config.check)."""
     scheduler, warmup = config.scheduler, config.warmup
     most = scheduler.group_size * scheduler.batch_groups // config.trainer.minibatches
