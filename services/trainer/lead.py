@@ -14,7 +14,7 @@ from services.trainer.codec_scheduler import PATIENCE_S, NextBatch, SchedulerLin
 from services.trainer.epochs import Command, Epochs, Outcome
 from services.trainer.manifest import Progress
 from services.trainer.requests import Requests
-from services.trainer.servicer import serve
+from services.trainer.servicer import TrainerServicer, serve
 from services.trainer.side import Side
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Lead:
     async def start(self, token: str) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(self._link.worker.name, self._config.trainer.bind, token=token, drain_s=1.0)
-        serve(server, self._activity, self._requests, self._link, self._epochs)
+        serve(server, TrainerServicer(self._activity, self._requests, self._link, self._epochs))
         address = await server.start()
         membership = await self._link.join(address)
         self._period_s = min(self._config.scheduler.heartbeat_s, membership.lease_s / 3)

@@ -10,7 +10,7 @@ from earl.rpc.server import Server
 from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
 from services.trainer.activity import Activity
-from services.trainer.codec_membership import encode_parallelism
+from services.trainer.codec_membership import Membership, encode_parallelism
 from services.trainer.codec_scheduler import SchedulerLink
 from services.trainer.codec_switch import carried_out, decode_command, encode_outcome
 from services.trainer.epochs import Epochs
@@ -21,10 +21,11 @@ SERVICE = "earl.v1.TrainerService"
 SAVE_S = 300.0
 
 
-class TrainerServicer(TrainerServiceServicer):
-    def __init__(self, activity: Activity, requests: Requests, link: SchedulerLink, epochs: Epochs) -> None:
+class StageServicer(TrainerServiceServicer):
+    """What every stage of ranks answers; the reference stage no more than that."""
+
+    def __init__(self, activity: Activity, link: Membership, epochs: Epochs) -> None:
         self._activity = activity
-        self._requests = requests
         self._link = link
         self._epochs = epochs
 
@@ -48,6 +49,12 @@ class TrainerServicer(TrainerServiceServicer):
             )
         return encode_outcome(await carried_out(self._epochs, decode_command(request)))
 
+
+class TrainerServicer(StageServicer):
+    def __init__(self, activity: Activity, requests: Requests, link: SchedulerLink, epochs: Epochs) -> None:
+        super().__init__(activity, link, epochs)
+        self._requests = requests
+
     async def SaveCheckpoint(self, request, context) -> trainer_pb2.SaveCheckpointResponse:
         try:
             async with asyncio.timeout(SAVE_S):
@@ -59,11 +66,8 @@ class TrainerServicer(TrainerServiceServicer):
         return trainer_pb2.SaveCheckpointResponse(path=path, version=version)
 
 
-def serve(
-    server: Server, activity: Activity, requests: Requests, link: SchedulerLink, epochs: Epochs
-) -> None:
+def serve(server: Server, servicer: StageServicer) -> None:
     """Adds the service to a server that has not started yet."""
-    servicer = TrainerServicer(activity, requests, link, epochs)
     server.add(add_TrainerServiceServicer_to_server, servicer, SERVICE)
 
 

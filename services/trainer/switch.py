@@ -11,6 +11,7 @@ that dies ends the group, which starts again from what it keeps.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -27,6 +28,8 @@ from services.trainer.epochs import Command, Outcome
 from services.trainer.group import Group
 from services.trainer.move import CHUNK_BYTES, Column, Moved, move
 from services.trainer.runtime import return_pages
+
+log = logging.getLogger(__name__)
 
 # Sequences of random tokens, the same for ever; short, since they are computed while all else waits.
 CANARIES, CANARY_TOKENS = 2, 32
@@ -90,6 +93,16 @@ def switch(command: Command, change: Change) -> Outcome:
         return _Switch(command, change).run()
     finally:
         return_pages()
+
+
+def log_outcome(command: Command, outcome: Outcome) -> None:
+    """For whoever reads the stage's log."""
+    if outcome.rolled_back:
+        log.warning("epoch %d, %s, was rolled back: %s", command.epoch, command.parallelism, outcome.message)
+    else:
+        log.info(
+            "epoch %d: %s for %s", command.epoch, outcome.parallelism, command.reason or "no reason given"
+        )
 
 
 class _Switch:

@@ -52,7 +52,7 @@ from services.trainer.requests import Requests
 from services.trainer.retention import mark_best
 from services.trainer.side import Side
 from services.trainer.step import Stepper
-from services.trainer.switch import switch
+from services.trainer.switch import log_outcome, switch
 from services.trainer.tickets import TicketSet
 
 log = logging.getLogger(__name__)
@@ -257,11 +257,8 @@ class Trainer:
             outcome = switch(command, change)
             self._stepper = change.stepper
         if self._lead is not None:
+            log_outcome(command, outcome)
             self._lead.switched(outcome)
-            if outcome.rolled_back:
-                log.warning("epoch %d, %s: %s", command.epoch, command.parallelism, outcome.message)
-            else:
-                log.info("%s since epoch %d: %s", outcome.parallelism, command.epoch, command.reason)
 
     # --- what lasts ---------------------------------------------------------------------------
 

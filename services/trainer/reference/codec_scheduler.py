@@ -58,12 +58,11 @@ class ReferenceLink(Membership):
             worker=common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_REFERENCE),
             parallelism=Parallelism(dp, tp),
         )
-        self._dp = dp
 
     async def lease(self, credit_tokens: int, wait_s: float) -> Offer:
         """At most credit_tokens of what is wanted, waited for up to wait_s."""
         request = scheduler_pb2.LeaseReferenceRequest(
-            worker=self.worker, ranks=self._dp, credit_tokens=max(0, credit_tokens), wait_s=wait_s
+            worker=self.worker, ranks=self.parallelism.dp, credit_tokens=max(0, credit_tokens), wait_s=wait_s
         )
         answer = await self._call("LeaseReference", request, wait_s + PATIENCE_S)
         data = answer.SerializeToString() if answer.ranks else b""

@@ -17,14 +17,16 @@ from earl.errors import EarlError, TrainerError
 from earl.rpc.server import Server
 from services.trainer.activity import Activity
 from services.trainer.codec_membership import PATIENCE_S
+from services.trainer.epochs import Epochs, Outcome
 from services.trainer.reference.codec_scheduler import Column, Item, Offer, ReferenceLink
 from services.trainer.reference.origin import Origin
 from services.trainer.requests import Requests
+from services.trainer.servicer import StageServicer, serve
 from services.trainer.side import Side
 
 log = logging.getLogger(__name__)
 
-COMPUTE, LOAD, VOID, IDLE, LEAVE = b"C", b"L", b"V", b"I", b"X"
+COMPUTE, LOAD, VOID, SWITCH, IDLE, LEAVE = b"C", b"L", b"V", b"W", b"I", b"X"
 # A lease call waits this long for work; other ranks wait with it.
 WAIT_S = 2.0
 # How soon a request (stop) or a publication is noticed.
@@ -47,6 +49,7 @@ class Lead:
         activity: Activity,
         requests: Requests,
         origin: Origin,
+        epochs: Epochs,
     ) -> None:
         self._config = config
         self._side = side
@@ -54,19 +57,18 @@ class Lead:
         self._activity = activity
         self._requests = requests
         self._origin = origin
+        self._epochs = epochs
         self._asked: concurrent.futures.Future[Offer] | None = None
         # What the bus said last, and of the origin's version where it can be read.
         self._newest = 0
         self._keys: tuple[str, ...] = ()
         self._voided = False
         self._failures = 0
-        self._most_tokens = max(
-            config.reference.dp * config.reference.microbatch_tokens, config.rollout.max_context_tokens
-        )
 
     async def start(self, token: str) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(self._link.worker.name, self._config.reference.bind, token=token, drain_s=1.0)
+        serve(server, StageServicer(self._activity, self._link, self._epochs))
         address = await server.start()
         joined = await self._link.join(address)
         self._period_s = min(self._config.scheduler.heartbeat_s, joined.lease_s / 3)
@@ -111,6 +113,9 @@ class Lead:
             if self._voided:
                 self._voided = False
                 return VOID
+            wanted = self._epochs.begin()
+            if wanted is not None:
+                return SWITCH + wanted.encode()
             if loaded:
                 offer = self._offer(credit_tokens)
                 if offer is not None:
@@ -127,7 +132,10 @@ class Lead:
     def _offer(self, credit_tokens: int) -> Offer | None:
         """What the dock offers, or None while it has not answered; asks it if it was not asked."""
         if self._asked is None:
-            self._asked = self._side.submit(self._link.lease(min(credit_tokens, self._most_tokens), WAIT_S))
+            reference = self._config.reference
+            most_tokens = self._epochs.parallelism.dp * reference.microbatch_tokens
+            most_tokens = max(most_tokens, self._config.rollout.max_context_tokens)
+            self._asked = self._side.submit(self._link.lease(min(credit_tokens, most_tokens), WAIT_S))
         done, _ = concurrent.futures.wait([self._asked], timeout=NOTICE_S)
         if not done:
             return None
@@ -138,6 +146,15 @@ class Lead:
         # There is work, and none of it fits: trajectories must be trained or dropped first.
         self._activity.gauges["arena_full"] = float(bool(offer.waiting_tokens) and not offer.lease)
         return offer
+
+    def switched(self, outcome: Outcome) -> None:
+        """The next lease is asked for in the cut that the ranks have now; one for another ends with that."""
+        if not outcome.rolled_back:
+            if self._asked is not None:
+                self._asked.cancel()
+                self._asked = None
+            self._side.call_soon(self._link.recut, outcome.parallelism, outcome.epoch)
+        self._epochs.end(outcome)
 
     def complete(self, fence: int, results: Mapping[Item, Column], lost: Sequence[Item]) -> None:
         """Tell the dock what became of a lease."""

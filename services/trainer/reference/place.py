@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from earl.errors import ConfigError
 from earl.models.parallel import TensorParallel
+from earl.parallelism import Parallelism
 from services.trainer.group import Group
 
 
@@ -19,6 +20,15 @@ class Place:
     dp: int
     replica: int
     tensor: TensorParallel
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism(self.dp, self.tensor.size)
+
+    def close(self) -> None:
+        """End the process group that the place was taken with. A collective."""
+        if self.tensor.group is not None:
+            dist.destroy_process_group(self.tensor.group)
 
 
 def take_place(group: Group, dp: int, tp: int) -> Place:

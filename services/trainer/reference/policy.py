@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from earl.dispatch.layout import Box, chunk_range
 from earl.errors import TrainerError
@@ -51,7 +52,10 @@ def trainable(one: Trajectory, vocabulary: int) -> bool:
 
 
 class ReferencePolicy:
-    """A decoder's slices on `device`; empty until filled. microbatch_tokens: of one forward pass."""
+    """A decoder's slices on `device`; empty until filled. microbatch_tokens: of one forward pass.
+
+    allocated: False leaves every parameter on the meta device, for `allocate`.
+    """
 
     def __init__(
         self,
@@ -64,17 +68,41 @@ class ReferencePolicy:
         microbatch_tokens: int,
         deterministic: bool,
         share_prefixes: bool = True,
+        allocated: bool = True,
     ) -> None:
         with torch.device("meta"):
             self.decoder = Decoder(spec, tensor)
         self.decoder.requires_grad_(False)
-        self.decoder.to(getattr(torch, dtype)).to_empty(device=device)
+        self.decoder.to(getattr(torch, dtype))
+        if allocated:
+            self.decoder.to_empty(device=device)
+        self._settings = (
+            (spec, device, dtype),
+            {
+                "temperature": temperature,
+                "microbatch_tokens": microbatch_tokens,
+                "deterministic": deterministic,
+                "share_prefixes": share_prefixes,
+            },
+        )
         self.spec, self.tensor, self.device = spec, tensor, device
         # Greedy sampling records log-probs of the plain distribution.
         self._temperature = temperature or 1.0
         self._deterministic = deterministic
         self._share = share_prefixes
         self._microbatch_tokens = 0 if deterministic else microbatch_tokens
+
+    def recut(self, tensor: TensorParallel) -> ReferencePolicy:
+        """The same in another place, not allocated."""
+        (spec, device, dtype), settings = self._settings
+        return ReferencePolicy(spec, tensor, device, dtype, **settings, allocated=False)
+
+    def allocate(self, name: str) -> None:
+        """Memory, not filled, for a parameter that has none yet."""
+        *path, last = name.split(".")
+        module = self.decoder.get_submodule(".".join(path))
+        real = torch.empty_like(module.get_parameter(last), device=self.device)
+        setattr(module, last, nn.Parameter(real, requires_grad=False))
 
     def boxes(self) -> dict[str, tuple[torch.Tensor, Box]]:
         """Each parameter by name, and the box of the whole tensor that it is."""

@@ -26,12 +26,14 @@ from earl.models.spec import load_spec
 from earl.rpc.main import announce
 from services.trainer.activity import Activity
 from services.trainer.codec_membership import PATIENCE_S
+from services.trainer.epochs import Epochs
 from services.trainer.group import Group
 from services.trainer.reference.codec_scheduler import ReferenceLink
 from services.trainer.reference.lead import SLACK_S, Lead
 from services.trainer.reference.origin import Origin
 from services.trainer.reference.place import take_place
 from services.trainer.reference.policy import ReferencePolicy
+from services.trainer.reference.recut import check
 from services.trainer.reference.shelf import Shelf
 from services.trainer.reference.worker import ReferenceStage
 from services.trainer.requests import Requests
@@ -83,9 +85,12 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         lead = None
         address = ""
         if group.leads:
-            lead = Lead(config, side, _link(config, name, scheduler, side, stack), activity, requests, origin)
+            epochs = Epochs(place.parallelism, lambda wanted: check(wanted, group.size, spec))
+            link = _link(config, name, scheduler, side, stack)
+            lead = Lead(config, side, link, activity, requests, origin, epochs)
             server, address = side.run(lead.start(os.environ.get("EARL_TOKEN", "")), PATIENCE_S + SLACK_S)
             stack.callback(lambda: side.run(server.stop(), CLOSE_S))
+            stack.callback(lambda: epochs.close("the reference stage left"))
             before = side.run(last_published(bus, until=after), PATIENCE_S)
             if before is not None:
                 lead.published(*before)

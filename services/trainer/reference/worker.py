@@ -23,15 +23,18 @@ import numpy as np
 from earl.config.run import RunConfig
 from earl.dispatch.dispatcher import Dispatcher, SequenceRead
 from earl.errors import DataPlaneError
-from services.trainer.activity import READING, Activity, gathered, memory_fraction
+from services.trainer.activity import READING, SWITCHING, Activity, gathered, memory_fraction
+from services.trainer.epochs import Command
 from services.trainer.reader import transfers
 from services.trainer.reference.codec_scheduler import Column, Item, decode_lease
-from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, VOID, Lead
+from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, SWITCH, VOID, Lead
 from services.trainer.reference.origin import Origin, Published
 from services.trainer.reference.place import Place
 from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices, trainable
+from services.trainer.reference.recut import ReferenceChange
 from services.trainer.reference.shelf import Shelf, key
 from services.trainer.side import Side
+from services.trainer.switch import log_outcome, switch
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +96,8 @@ class ReferenceStage:
                 self._load(json.loads(body))
             elif kind == COMPUTE:
                 self._compute(body)
+            elif kind == SWITCH:
+                self._switch(Command.decode(body))
             self._credit()
 
     def _credit(self) -> None:
@@ -135,6 +140,17 @@ class ReferenceStage:
         self._activity.version = self._origin.version if self._loaded else 0
         if self._lead is not None:
             self._lead.loaded(self._loaded)
+
+    # --- another cut --------------------------------------------------------------------------
+
+    def _switch(self, command: Command) -> None:
+        with self._activity.phase(SWITCHING):
+            change = ReferenceChange(self._place, self._policy, loaded=self._loaded)
+            outcome = switch(command, change)
+            self._place, self._policy = change.place, change.policy
+        if self._lead is not None:
+            log_outcome(command, outcome)
+            self._lead.switched(outcome)
 
     # --- work ---------------------------------------------------------------------------------
 
