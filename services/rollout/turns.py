@@ -46,11 +46,17 @@ class Turn:
         before = self._made
         self._made = part
         if before is not None:
+            stalls_s = list(before.stalls_s)
+            if before.ended_ns and part.began_ns:
+                stalls_s.append((part.began_ns - before.ended_ns) / 1e9)
             self._made = msgspec.structs.replace(
                 part,
                 ids=before.ids + part.ids,
                 logprobs=before.logprobs + part.logprobs,
                 versions=before.versions + part.versions,
                 reused_tokens=before.reused_tokens,
+                began_ns=before.began_ns or part.began_ns,
+                ended_ns=part.ended_ns or before.ended_ns,
+                stalls_s=stalls_s,
             )
         return self._made

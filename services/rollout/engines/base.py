@@ -112,6 +112,11 @@ class Generation(msgspec.Struct, kw_only=True):
     versions: list[int]
     finish: Finish
     reused_tokens: int = 0
+    # When its first and its last token were sampled, by the host's monotonic clock; 0: not known.
+    began_ns: int = 0
+    ended_ns: int = 0
+    # Of a turn that went on in another engine: from the last token before to the first one after, each time.
+    stalls_s: list[float] = []
 
 
 class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):

@@ -285,7 +285,7 @@ class EngineProcess(Engine):
         future = self._whole.get(reply.request_id)
         if future is not None:
             if not future.done():
-                future.set_result(Generation(**columns))
+                future.set_result(Generation(**columns, began_ns=reply.began_ns, ended_ns=reply.ended_ns))
         elif reply.request_id in self._streams:
             self._streams[reply.request_id].put_nowait(TokenChunk(**columns))
 

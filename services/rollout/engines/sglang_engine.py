@@ -52,6 +52,9 @@ class _Live:
     ending: bool = False
     versions: list[int] = field(default_factory=list)
     sent: int = 0
+    # When the first and the last token came, monotonic.
+    began_ns: int = 0
+    ended_ns: int = 0
 
 
 class SglangEngine:
@@ -211,6 +214,9 @@ class SglangEngine:
         pairs = meta.get("output_token_logprobs") or []
         ids, logprobs = [int(pair[1]) for pair in pairs], [float(pair[0]) for pair in pairs]
         self._chunks += 1
+        if len(ids) > len(live.versions):
+            live.ended_ns = time.monotonic_ns()
+            live.began_ns = live.began_ns or live.ended_ns
         live.versions += [self.version] * (len(ids) - len(live.versions))
         finish = (meta.get("finish_reason") or {}).get("type", "")
         if not all(map(math.isfinite, logprobs)):
@@ -235,7 +241,8 @@ class SglangEngine:
         first, live.sent = live.sent, len(ids)
         columns = (ids[first:], logprobs[first:], live.versions[first:])
         reused = int(meta.get("cached_tokens", 0))
-        self.outbox.append(wire.Tokens(request_id, *columns, finish, reused))
+        times = (live.began_ns, live.ended_ns)
+        self.outbox.append(wire.Tokens(request_id, *columns, finish, reused, *times))
 
     def _forget(self, request_id: str) -> None:
         live = self._live.pop(request_id)

@@ -60,6 +60,9 @@ class TorchEngine:
         self._waiting: deque[Waiting] = deque()
         self._orders = itertools.count()
         self._streaming: set[str] = set()
+        # Monotonic nanoseconds: of each request's first sampled token, of each slot's last one.
+        self._began_ns: dict[str, int] = {}
+        self._sampled_ns = np.zeros(runner.slots, dtype=np.int64)
         self._budget = spec.prefill_tokens or PREFILL_TOKENS[runner.device.type]
         self.version = spec.initial_version
         self._complete = spec.load_initial
@@ -144,6 +147,7 @@ class TorchEngine:
                 waiting.versions[sampled:].tolist(),
                 "abort",
                 waiting.reused or 0,
+                self._began_ns.pop(request_id, 0),
             )
         )
 
@@ -223,7 +227,10 @@ class TorchEngine:
         except FloatingPointError as error:
             self._fail_all(EngineError(f"version {self.version}: {error}", "the weights are broken"))
             return
+        first = sampled[positions == slots.prompt[sampled]]
         sampled, stopped, full = slots.advance(batch, complete, ids, logprobs, self.version)
+        self._sampled_ns[sampled] = now_ns = time.monotonic_ns()
+        self._began_ns.update((slots.id_of(slot), now_ns) for slot in first.tolist())
         self._generated += len(sampled)
         # A sampled token is prefilled by the next step, if there is one: count it once.
         self._prefilled -= int((positions > slots.prompt[sampled]).sum())
@@ -262,7 +269,10 @@ class TorchEngine:
         ids, logprobs, versions = (
             column[slot, span].tolist() for column in (slots.tokens, slots.logprobs, slots.versions)
         )
-        self.outbox.append(wire.Tokens(request_id, ids, logprobs, versions, how, int(slots.reused[slot])))
+        began_ns = self._began_ns.pop(request_id, 0)
+        ended_ns = int(self._sampled_ns[slot]) if began_ns else 0
+        reused = int(slots.reused[slot])
+        self.outbox.append(wire.Tokens(request_id, ids, logprobs, versions, how, reused, began_ns, ended_ns))
         slots.finish(slot)
 
     def _fail_all(self, error: EarlError) -> None:
@@ -274,6 +284,7 @@ class TorchEngine:
         self.outbox.extend(wire.Refused(one.request.request_id, refusal) for one in self._waiting)
         self._waiting.clear()
         self._streaming.clear()
+        self._began_ns.clear()
         self._slots.wipe()
 
     # --- weights ------------------------------------------------------------------------------

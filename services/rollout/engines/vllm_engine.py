@@ -61,6 +61,9 @@ class _Live:
     versions: list[int] = field(default_factory=list)
     sent: int = 0
     reused: int = -1
+    # Of the first and the last token, monotonic.
+    began_ns: int = 0
+    ended_ns: int = 0
 
 
 class VllmEngine:
@@ -211,6 +214,8 @@ class VllmEngine:
             live.ids += ids
             live.logprobs += logprobs
             live.versions += [self.version] * len(ids)
+            live.ended_ns = time.monotonic_ns()
+            live.began_ns = live.began_ns or live.ended_ns
         if output.finish_reason is not None:
             self._finish(output.request_id, "stop" if str(output.finish_reason) == "stop" else "length")
         elif ids and live.stream:
@@ -219,7 +224,8 @@ class VllmEngine:
     def _send(self, live: _Live, finish: str) -> None:
         first, live.sent = live.sent, len(live.ids)
         columns = (live.ids[first:], live.logprobs[first:], live.versions[first:])
-        self.outbox.append(wire.Tokens(live.request.request_id, *columns, finish, max(0, live.reused)))
+        told = (finish, max(0, live.reused), live.began_ns, live.ended_ns)
+        self.outbox.append(wire.Tokens(live.request.request_id, *columns, *told))
 
     def _finish(self, request_id: str, how: str) -> None:
         live = self._forget(request_id)

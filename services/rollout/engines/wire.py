@@ -166,6 +166,8 @@ class Tokens(msgspec.Struct, tag=True, array_like=True):
     versions: list[int]
     finish: str
     reused_tokens: int
+    began_ns: int = 0
+    ended_ns: int = 0
 
 
 class Refused(msgspec.Struct, tag=True, array_like=True):

@@ -1,0 +1,1 @@
+"""`earl bench reparallelize`: what a change of parallelism costs, and that nothing is lost by it."""

@@ -1,0 +1,206 @@
+"""Sequences in flight while the engines under them are replaced, against the same sequences left alone.
+
+prompts ─► pool, tp 1 ─► tokens … tp 2 … tp 4 … tp 2 … tp 1 … tokens    (switched)
+prompts ─► pool, tp 1 ─► tokens                                         (unswitched, before)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.reparallelize.model import RUN, Published
+from earl.errors import EarlError
+from earl.models.spec import ModelSpec, load_spec
+from earl.parallelism import Parallelism
+from services.rollout.cuts import Cuts
+from services.rollout.engines.base import EngineSpec, GenerateRequest
+from services.rollout.engines.client import EngineProcess
+from services.rollout.members import Publication
+from services.rollout.pool import EnginePool
+from services.rollout.switch import Command, SwitchReport
+
+# Two greedy tokens whose log-probs are closer are a tie: rounding decides between them.
+TIE = 1e-4
+LOAD_S, START_S, STAGE_S, PREFILL_S = 120.0, 300.0, 120.0, 600.0
+# Between the end of one switch and the next.
+SETTLE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """sequences of prompt_tokens each, in turns of turn_tokens, at most new_tokens of each; cuts: values of
+    tp, one after the other."""
+
+    sequences: int
+    prompt_tokens: int
+    new_tokens: int
+    turn_tokens: int
+    cuts: tuple[int, ...]
+    engine: str = "torch"
+    threads: int = 1
+
+    @property
+    def context_tokens(self) -> int:
+        return self.prompt_tokens + self.new_tokens
+
+
+@dataclass(slots=True)
+class Sequence:
+    """What one was given and has sampled, turn after turn of one session."""
+
+    number: int
+    prompt: list[int]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stalls_s: list[float] = field(default_factory=list)
+    # Why it ended before its time; empty if it did not.
+    lost: str = ""
+
+    async def turn(self, pool: EnginePool, run: str, new_tokens: int) -> None:
+        made = await pool.generate(
+            GenerateRequest(
+                request_id=f"{run} {self.number} {len(self.ids)}",
+                ids=self.prompt + self.ids,
+                max_new_tokens=new_tokens,
+                temperature=0.0,
+                session=f"{run} {self.number}",
+            )
+        )
+        self.ids += made.ids
+        self.logprobs += made.logprobs
+        self.stalls_s += made.stalls_s
+
+
+async def measure(work: Work, model: Path, at: Published) -> dict[str, Any]:
+    """Figures of a switched run, with the unswitched one that it is compared to."""
+    devices = max(work.cuts)
+    base = EngineSpec(
+        name="bench",
+        model_dir=str(model),
+        engine=work.engine,
+        device="cpu",
+        tp=work.cuts[0],
+        threads=work.threads,
+        max_sequences=-(-work.sequences * work.cuts[0] // devices),
+        max_context_tokens=work.context_tokens,
+        load_initial=False,
+        redis_url=at.redis_url,
+        run=RUN,
+        data_plane=at.data_plane,
+        start_s=START_S,
+    )
+    spec = load_spec(str(model))
+    prompts = _prompts(work, spec)
+    pool = EnginePool(Cuts(base, devices // work.cuts[0], spec), EngineProcess, restarts=0, load_s=LOAD_S)
+    await pool.start()
+    try:
+        await pool.load(Publication(1, at.version, at.keys))
+        switched, reports = await _switched(pool, work, devices, prompts)
+        _say(f"unswitched, {max(len(one.ids) for one in switched)} tokens")
+        alone = [Sequence(number, ids) for number, ids in enumerate(prompts)]
+        await asyncio.gather(
+            *(one.turn(pool, "alone", len(other.ids)) for one, other in zip(alone, switched, strict=True))
+        )
+    finally:
+        await pool.stop()
+    return figures(work, alone, switched, reports)
+
+
+def _prompts(work: Work, spec: ModelSpec) -> list[list[int]]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, spec.vocab, work.prompt_tokens).tolist() for _ in range(work.sequences)]
+
+
+async def _switched(
+    pool: EnginePool, work: Work, devices: int, prompts: list[list[int]]
+) -> tuple[list[Sequence], list[SwitchReport]]:
+    """Sequences that go on until the last switch is over, and how the switches ended."""
+    sequences = [Sequence(number, ids) for number, ids in enumerate(prompts)]
+    over = asyncio.Event()
+    begun = [asyncio.Event() for _ in sequences]
+
+    async def generate(one: Sequence) -> None:
+        try:
+            await one.turn(pool, "switched", 1)
+            begun[one.number].set()
+            while not over.is_set() and len(one.ids) + work.turn_tokens <= work.new_tokens:
+                await one.turn(pool, "switched", work.turn_tokens)
+            await pool.release(f"switched {one.number}")
+        except EarlError as error:
+            one.lost = str(error)
+            _say(f"sequence {one.number} is lost: {error}")
+
+    generating = asyncio.gather(*(generate(one) for one in sequences))
+    try:
+        async with asyncio.timeout(PREFILL_S):
+            await asyncio.gather(*(event.wait() for event in begun))
+        reports = []
+        for epoch, tp in enumerate(work.cuts[1:], start=1):
+            command = Command(epoch, Parallelism(devices // tp, tp), STAGE_S, STAGE_S, STAGE_S, STAGE_S)
+            reports.append(await pool.reparallelize(command))
+            _say(f"tp {tp}: {reports[-1]}")
+            await asyncio.sleep(SETTLE_S)
+        if generating.done():
+            raise SystemExit("every sequence had ended before the last switch: raise --new-tokens")
+        over.set()
+        await generating
+    finally:
+        generating.cancel()
+    return sequences, reports
+
+
+def figures(
+    work: Work, alone: list[Sequence], switched: list[Sequence], reports: list[SwitchReport]
+) -> dict[str, Any]:
+    """What the switches cost, and whether anyone could tell."""
+    stalls = sorted(1e3 * stall for one in switched for stall in one.stalls_s)
+    compared = [_compare(a, b) for a, b in zip(alone, switched, strict=True)]
+    return {
+        "engine": work.engine,
+        "sequences": work.sequences,
+        "prompt_tokens": work.prompt_tokens,
+        "new_tokens": [min(len(one.ids) for one in switched), max(len(one.ids) for one in switched)],
+        "cuts": list(work.cuts),
+        "stalls": len(stalls),
+        "live_ms_p50": round(statistics.median(stalls), 1) if stalls else None,
+        "live_ms_p99": round(stalls[max(0, -(-len(stalls) * 99 // 100) - 1)], 1) if stalls else None,
+        "lost_sequences": sum(bool(one.lost) for one in switched),
+        "rolled_back": sum(report.rolled_back for report in reports),
+        "token_exact": all(one.exact for one in compared),
+        "ties": sum(one.tie for one in compared),
+        "max_logprob_diff": max(one.logprob_difference for one in compared),
+        "switches": [asdict(report) | {"parallelism": str(report.parallelism)} for report in reports],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """exact: the same tokens, or the same until a tie. logprob_difference: of the tokens they share."""
+
+    exact: bool
+    tie: bool
+    logprob_difference: float
+
+
+def _compare(alone: Sequence, switched: Sequence) -> _Compared:
+    a, b = np.array(alone.ids), np.array(switched.ids)
+    length = min(len(a), len(b))
+    apart = np.flatnonzero(a[:length] != b[:length])
+    same = int(apart[0]) if len(apart) else length
+    logprobs = np.abs(np.array(alone.logprobs[:same]) - np.array(switched.logprobs[:same]))
+    difference = float(logprobs.max()) if same else 0.0
+    if not len(apart):
+        return _Compared(len(a) == len(b), False, difference)
+    tie = abs(alone.logprobs[same] - switched.logprobs[same]) < TIE
+    return _Compared(tie, tie, difference)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
