@@ -22,7 +22,7 @@ from tests.support.cuts import CONFIGS, RANKS, SCRATCH, compute, config_of
 from tests.support.policy import gathered, model_directory, stepper_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-QUICK = [("full", "tp2·cp2"), ("adapters", "dp2·tp2")]
+QUICK = [("full", "tp2·cp2"), ("adapters", "dp2·tp2"), ("full", "dp4")]
 REST = [
     (name, cut)
     for name in CONFIGS
@@ -82,6 +82,9 @@ class Outcome:
         assert saved is not None
         path, manifest = saved
         assert len(manifest.files) == RANKS
+        if (name, cut) == ("full", "dp4"):
+            uneven = manifest.tensors["model.layers.0.self_attn.q_norm.weight"]
+            assert [rank for rank, *_ in uneven.parts] == [0, 1, 2]
         checkpoint.load(path, manifest, stepper)
         exported = dict(SavedModel(path, self.directory / "model").tensors(torch.float32))
         for key, tensor in gathered(stepper).items():

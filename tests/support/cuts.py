@@ -18,23 +18,22 @@ from earl.config.run import RunConfig
 from earl.parallelism import Parallelism
 from services.trainer import checkpoint
 from services.trainer.group import Group, leave
-from tests.support.policy import configuration, gathered, progress_at, stepper_for, train
+from tests.support.policy import (
+    ADAPTED_CONFIG,
+    RANKS_CONFIG,
+    configuration,
+    gathered,
+    progress_at,
+    stepper_for,
+    train,
+)
 
 RANKS = 4
-# Four tp ranks share two key-value heads; nothing but heads and inner columns divides evenly.
+# Four tp ranks share two key-value heads; of 6 elements of a head's norm the last of 4 ranks gets none.
 SCRATCH = ScratchModel(
     family="qwen3", hidden_size=24, intermediate_size=28, layers=2, heads=4, kv_heads=2, embedding_std=0.5
 )
-CONFIGS: dict[str, dict[str, object]] = {
-    "full": {"minibatches": 2, "loss_mean": "sequence", "importance": "truncated"},
-    "adapters": {
-        "passes": 2,
-        "activation_checkpointing": True,
-        "lora_rank": 2,
-        "lora_alpha": 4.0,
-        "importance": "truncated",
-    },
-}
+CONFIGS = {"full": RANKS_CONFIG, "adapters": ADAPTED_CONFIG}
 
 
 def config_of(name: str) -> RunConfig:

@@ -1,28 +1,22 @@
-"""A tiny policy, random batches for it, and the group that it lives in: for the trainer's tests.
-
-Run under torchrun this module is the other side of tests/integration/test_trainer_ranks.py.
-"""
+"""A tiny policy, random batches for it, and the group that it lives in: for the trainer's tests."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from earl.config.model import ScratchModel
 from earl.config.run import RunConfig
 from earl.models.create import write_scratch
 from earl.models.spec import load_spec
 from earl.parallelism import Parallelism
-from services.trainer import checkpoint
 from services.trainer.batch import Columns
 from services.trainer.cut import Cut
-from services.trainer.group import Group, leave
+from services.trainer.group import Group
 from services.trainer.manifest import Progress
 from services.trainer.parallel import Policy
 from services.trainer.plan import Item, Plan
@@ -131,35 +125,3 @@ ADAPTED_CONFIG = {
     "lora_rank": 2,
     "lora_alpha": 4.0,
 }
-
-
-def _rank(directory: Path) -> None:
-    """Train a batch from the start; then load what one rank saved, and train on."""
-    torch.set_num_threads(1)
-    group = Group("cpu")
-    stepper = stepper_for(group, directory / "model", configuration(**RANKS_CONFIG))
-    metrics = train(stepper, 1)
-    checkpoint.save(directory / "many", stepper, group, progress_at(stepper, 2), "hash", keep=2)
-    outputs = {"trained": gathered(stepper)}
-    found = checkpoint.latest(directory / "one", stepper, group)
-    assert found is not None
-    checkpoint.load(*found, stepper)
-    outputs["loaded"] = gathered(stepper)
-    train(stepper, 2)
-    outputs["continued"] = gathered(stepper)
-    adapted = stepper_for(group, directory / "model", configuration(**ADAPTED_CONFIG))
-    train(adapted, 1)
-    train(adapted, 2)
-    checkpoint.save(directory / "adapted", adapted, group, progress_at(adapted, 3), "hash", keep=2)
-    outputs["adapted"] = gathered(adapted)
-    if group.leads:
-        for name, tensors in outputs.items():
-            save_file(tensors, directory / f"{name}.safetensors")
-        save_file({k: torch.tensor(v) for k, v in metrics.items()}, directory / "metrics.safetensors")
-    group.barrier()
-    group.close()
-    leave(0)
-
-
-if __name__ == "__main__":
-    _rank(Path(sys.argv[1]))
