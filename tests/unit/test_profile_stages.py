@@ -56,13 +56,23 @@ def test_without_given_points_the_run_file_says_which():
     assert set(small.points[Parallelism()]) == {Point(10, 1), Point(20, 1)}
 
 
-def test_what_the_kv_bound_refuses_is_known_before():
-    config = run(rollout={"engines": 2, "tp": 1, "kv_tokens": 4096})
-    too_large = plan_of("rollout", config, SPEC, [1024, 2048], [2, 8]).too_large
-    assert too_large[Parallelism(dp=2)] == (Point(2048, 8),)
+def test_sequences_beyond_the_kv_bound_wait_and_one_that_is_longer_does_not_fit():
+    config = run(rollout={"engines": 2, "tp": 1, "kv_tokens": 3072})
+    loads = plan_of("rollout", config, SPEC, [1024, 2048, 4096], [2, 8]).loads
+    assert loads[Parallelism(dp=2)] == {
+        Point(1024, 2): Point(1024, 2),
+        Point(1024, 8): Point(1024, 6),
+        Point(2048, 2): Point(2048, 2),
+        Point(2048, 8): Point(2048, 2),
+        Point(4096, 2): None,
+        Point(4096, 8): None,
+    }
     # Two devices hold twice the tokens of one engine, and have to hold all sequences.
-    assert too_large[Parallelism(tp=2)] == (Point(2048, 8),)
-    assert plan_of("trainer", config, SPEC, [2048], [8]).too_large[Parallelism()] == ()
+    both = loads[Parallelism(tp=2)]
+    assert (both[Point(2048, 8)], both[Point(4096, 8)]) == (Point(2048, 3), Point(4096, 1))
+    assert plan_of("trainer", config, SPEC, [2048], [8]).loads[Parallelism()] == {
+        Point(2048, 8): Point(2048, 8)
+    }
 
 
 def test_settings_that_change_the_figures_change_the_fingerprint(tmp_path):
@@ -73,10 +83,11 @@ def test_settings_that_change_the_figures_change_the_fingerprint(tmp_path):
     assert path(run(rollout={"max_new_tokens": 8})) == same
     others = [
         path(run(rollout={"threads": 2})),
+        path(run(rollout={"kv_tokens": 4096})),
         path(run(model={"dtype": "bfloat16"})),
         path(run(), ModelSpec("llama", 96, 3, 12, 6, 8, 192, 50)),
     ]
-    assert len({same, *others}) == 4
+    assert len({same, *others}) == 5
 
 
 def test_windows_are_kept_as_they_are_measured(tmp_path):

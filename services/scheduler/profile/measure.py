@@ -57,10 +57,10 @@ class Measuring:
     async def run(self, seconds: float) -> None:
         """Measures what is lacking for about so long. The cache is held. Raises ProcessFailed."""
         ends = time.monotonic() + seconds
-        for cut, points in self._plan.too_large.items():
-            for point in points:
-                if not self.progress[cut].bursts(point):
-                    self._burst(cut, point, "exceeds rollout.kv_tokens")
+        for cut, loads in self._plan.loads.items():
+            for point, load in loads.items():
+                if load is None and not self.progress[cut].bursts(point):
+                    self._burst(cut, point, "a sequence exceeds rollout.kv_tokens")
         waiting = list(self.lacking)
         for number, cut in enumerate(waiting):
             left = ends - time.monotonic()
@@ -100,7 +100,8 @@ class Measuring:
         while point is not None:
             started = time.monotonic()
             try:
-                sample = await probe.visit(Visit(*point, window_s), max(0.0, ends - started) + GRACE_S)
+                visit = Visit(*self._at_work(progress.parallelism, point), window_s)
+                sample = await probe.visit(visit, max(0.0, ends - started) + GRACE_S)
             except OutOfMemory as error:
                 raise _DoesNotFit(point) from error
             except DeadlineExceeded as error:
@@ -113,6 +114,10 @@ class Measuring:
                 self._say(f"{self._name(progress.parallelism, point)}: {progress.said(point)}")
             point = progress.next(ends - time.monotonic(), group)
 
+    def _at_work(self, cut: Parallelism, point: Point) -> Point:
+        """What is really there at once at a point that fits."""
+        return self._plan.loads[cut][point] or point
+
     def _burst(self, cut: Parallelism, point: Point, why: str) -> None:
         self.progress[cut].note_oom(point)
         self._cache.note_oom(cut, point)
@@ -122,7 +127,8 @@ class Measuring:
         return f"{self._plan.stage} {cut}, {point.context_tokens} tokens x {point.concurrency}"
 
     def _job(self, cut: Parallelism, group: list[Point]) -> Job:
-        points = tuple((one.context_tokens, one.concurrency) for one in group)
+        loads = dict.fromkeys(self._at_work(cut, one) for one in group)
+        points = tuple((one.context_tokens, one.concurrency) for one in loads)
         return Job(self._plan.stage, self._run, self._model, cut.dp, cut.tp, points, cut.cp)
 
 

@@ -37,11 +37,12 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """points: of each parallelism. too_large: those of them that the run file's KV bound refuses."""
+    """points: of each parallelism. loads: what is at work at once at each of them, fewer sequences where the
+    run file's KV bound lets the others wait; None where it holds not even one."""
 
     stage: str
     points: dict[Parallelism, tuple[Point, ...]]
-    too_large: dict[Parallelism, tuple[Point, ...]]
+    loads: dict[Parallelism, dict[Point, Point | None]]
 
 
 def plan_of(
@@ -69,7 +70,7 @@ def plan_of(
     return StagePlan(
         stage,
         dict.fromkeys(cuts, points),
-        {cut: tuple(one for one in points if _refused(stage, config, spec, cut, one)) for cut in cuts},
+        {cut: {one: _at_work(stage, config, spec, cut, one) for one in points} for cut in cuts},
     )
 
 
@@ -102,6 +103,9 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
     of = {"rollout": config.rollout, "reference": config.reference, "trainer": config.trainer}[stage]
     settings: dict[str, Any] = {name: getattr(of, name) for name in _SETTINGS[stage]}
     settings["deterministic"] = config.deterministic
+    if stage == "rollout" and config.rollout.kv_tokens:
+        # What waits for room in the KV cache is not at work.
+        settings["kv"] = [config.rollout.kv_tokens, config.rollout.tp]
     if stage == "reference":
         settings["dtype"] = config.trainer.dtype
     if stage == "trainer":
@@ -126,13 +130,14 @@ def _falling(largest: int, by: int, count: int, least: int) -> tuple[int, ...]:
     return tuple(sorted(value for value in values if value >= least)) or (max(largest, least),)
 
 
-def _refused(stage: str, config: RunConfig, spec: ModelSpec, cut: Parallelism, point: Point) -> bool:
+def _at_work(stage: str, config: RunConfig, spec: ModelSpec, cut: Parallelism, point: Point) -> Point | None:
     """rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices."""
     bound = config.rollout.kv_tokens
     if stage != "rollout" or not bound:
-        return False
+        return point
     held = rank_heads(spec, config.rollout.tp)[1] / rank_heads(spec, cut.tp)[1] * bound
-    return -(-point.concurrency // cut.dp) * point.context_tokens > held
+    together = cut.dp * int(held // point.context_tokens)
+    return Point(point.context_tokens, min(point.concurrency, together)) if together else None
 
 
 def _gpus() -> list[str]:
