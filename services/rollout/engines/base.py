@@ -322,7 +322,8 @@ class Engine(ABC):
     async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:
         """Publish the KV of sessions, those that run among them, for engines of any tp.
 
-        known: tokens of each session that takers have already; only what came since is offered. Steps go on.
+        known: tokens of each session that takers have already; only what came since is offered, and nothing
+        of a session of which more than max_context_tokens are known. Steps go on.
         An offer stays until `withdraw_kv`, whatever becomes of its sessions here. Raises ReshapeRefused if
         caps.live_reshape is False, ArenaFull.
         """

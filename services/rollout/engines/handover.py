@@ -63,7 +63,8 @@ class Handover:
     # --- out ----------------------------------------------------------------------------------
 
     def offer(self, known: Mapping[str, int], version: int) -> Moving:
-        """All sessions' rows but the first `known` of each, as far as those are what was offered before."""
+        """All sessions' rows but the first `known` of each, as far as those are what was offered before;
+        none of a session of which more is known than it can have."""
         slots, at = self._slots, 0
         sessions: list[KvSession] = []
         rows: list[Rows] = []
@@ -75,7 +76,7 @@ class Handover:
             if before is not None and (before.slot, before.life) == (slot, life):
                 first = min(known.get(session, 0), before.tokens)
                 offered[session] = before
-            if stop > first:
+            if stop > first and known.get(session, 0) <= slots.context:
                 ids = slots.tokens[slot, first:stop].tolist()
                 sessions.append(
                     KvSession(session=session, first=first, at=at, ids=ids, fresh=bool(slots.fresh[slot]))

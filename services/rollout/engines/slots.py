@@ -66,7 +66,7 @@ class Slots:
         # Idle sessions whose KV is kept, the longest unused first.
         self._retained: OrderedDict[str, int] = OrderedDict()
         # Slots of sessions whose KV arrives from another engine.
-        self._held: set[int] = set()
+        self.held: set[int] = set()
         # Low slots first: running slots stay close together.
         self._free = list(range(slots))
         self.evicted = self.preemptions = 0
@@ -107,7 +107,7 @@ class Slots:
         unused session. None if all are running, or if the KV of those would leave it no room.
         stop_ids: the engine's, beside the request's own."""
         ids, running = waiting.ids, np.flatnonzero(self.running)
-        if not self.memory.has_room(self.length[running], list(self._held), len(ids)):
+        if not self.memory.has_room(self.length[running], list(self.held), len(ids)):
             return None
         session = waiting.session if waiting.session not in self._busy_sessions else ""
         holder, blocks, _ = self.index.longest(waiting.keys)
@@ -263,7 +263,7 @@ class Slots:
             if not self._free:
                 return None
             slot = heapq.heappop(self._free)
-        self._held.add(slot)
+        self.held.add(slot)
         self.life[slot] += first < self.cached[slot]
         self.cached[slot] = first
         self.index.truncate(slot, first)
@@ -281,7 +281,7 @@ class Slots:
         if session in self._busy_sessions or session in self._retained:
             self.forget(slot)  # it has begun anew meanwhile
             return
-        self._held.remove(slot)
+        self.held.remove(slot)
         self.tokens[slot, first : first + len(ids)] = ids
         self.cached[slot] = self.length[slot] = first + len(ids)
         self.fresh[slot] = fresh and (first == 0 or bool(self.fresh[slot]))
@@ -290,7 +290,7 @@ class Slots:
 
     def forget(self, slot: int) -> None:
         """What arrived in the held slot is not to be used; it may be anything, so it is given back."""
-        self._held.remove(slot)
+        self.held.remove(slot)
         self._vacate(slot)
         self.index.truncate(slot, 0)
         self.memory.give_back(slot)
