@@ -303,7 +303,8 @@ class Scheduler:
             )
             self.samples.trained(step, committed[1])
             if phase == program.TRAIN:
-                self.steering.committed(step, seen)
+                after = program.phase(self.ledger)
+                self.steering.committed(step, seen, goes_on=after not in (program.FINAL, program.DONE))
         await self._journal.durable()
 
     async def lease_columns(

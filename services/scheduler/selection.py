@@ -126,14 +126,17 @@ class Selection:
             self._monitor.remember(mean_tokens)
         self._file = LineFile(self._directory / decisions.NAME)
 
-    def step(self, committed: int, seen: Step) -> None:
-        """Training step `committed` is done: decides for the next one and writes it down."""
+    def step(self, committed: int, seen: Step, *, goes_on: bool = True) -> None:
+        """Training step `committed` is done: decides for the next one and writes it down.
+
+        goes_on: False if there will be none, and nothing is to be carried out.
+        """
         self._look()
         if self._decided > committed:
             # Rolled back: the steps since, and what was decided for them, have not been.
             self._restore(committed + 1)
         for stage in sorted(self._stages.names & seen.stages.keys()):
-            self._decide(stage, committed + 1, seen)
+            self._decide(stage, committed + 1, seen, goes_on=goes_on)
         self._decided = committed + 1
 
     def relieve(self, seen: Step) -> bool:
@@ -190,7 +193,9 @@ class Selection:
                 why,
             )
 
-    def _decide(self, stage: str, step: int, seen: Step, *, must_fit: bool = False) -> None:
+    def _decide(
+        self, stage: str, step: int, seen: Step, *, goes_on: bool = True, must_fit: bool = False
+    ) -> None:
         assert self._file is not None
         one, now = seen.stages[stage], time.monotonic()
         observed = Observed(seen.running[stage], one.workload, one.tokens_per_device_s)
@@ -212,7 +217,9 @@ class Selection:
         if before is None or before.decision.after != verdict.decision.after:
             log.info("step %d: %s", step, verdict.sentence)
         self.last[stage] = verdict
-        action = self._helm.go(verdict, now, must_fit=must_fit) if self._helm is not None else Action()
+        action = Action()
+        if self._helm is not None and goes_on:
+            action = self._helm.go(verdict, now, must_fit=must_fit)
         if action.held and (stage, action.held) not in self._said:
             self._said.add((stage, action.held))
             log.info("step %d: %s is not cut into %s: %s", step, stage, verdict.chosen, action.held)

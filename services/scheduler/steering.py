@@ -85,9 +85,9 @@ class Steering:
 
     # --- what happens in the run ------------------------------------------------------------
 
-    def committed(self, step: int, seen: Step) -> None:
-        """A training step is done: decides for the next one, and carries it out."""
-        self.selection.step(step, seen)
+    def committed(self, step: int, seen: Step, *, goes_on: bool) -> None:
+        """A training step is done: decides for the next one, and carries it out if there is to be one."""
+        self.selection.step(step, seen, goes_on=goes_on)
         self.driver.ring()
 
     def heard(self, member: Member, cut: Parallelism | None, epoch: int, gauges: Mapping[str, float]) -> None:

@@ -257,7 +257,7 @@ class Switching:
             stage, course,
             replace(cuts[0], dp=sum(one.dp for one in cuts if one.replica == cuts[0].replica)),
             replace(after[0], dp=sum(one.dp for one in after)),
-            By.MEND, f"{', '.join(astray)}: not cut as the rest of {stage}", 0, now,
+            By.MEND, f"{', '.join(astray)}: not cut as {stage} is", 0, now,
         )  # fmt: skip
 
     def _over(self, stage: str, switch: Switch, now: float) -> bool:

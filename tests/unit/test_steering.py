@@ -73,7 +73,9 @@ def test_a_decision_is_carried_out_once_and_written_down(tmp_path: Path) -> None
     assert (world.course.last.by, world.course.last.step) == (By.SELECTOR, 3)
     assert world.course.last.reason == "goes to tp2: lengths decide"
     one.step(4, step_of(140.0, running=TP2))
-    assert lines(tmp_path) == [(0, ""), (1, ""), (0, ""), (0, "")]
+    one.step(5, step_of(50.0, running=TP2), goes_on=False)  # the last: nothing comes after it
+    assert lines(tmp_path) == [(0, ""), (1, ""), (0, ""), (0, ""), (0, "")]
+    assert one.last[STAGE].chosen == DP2 and not world.commands()
 
 
 def test_a_pinned_stage_is_decided_for_and_left_alone(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_who_joins_in_another_cut_is_told_the_stages() -> None:
     world.join(world.workers[1])
     [command] = world.commands()
     assert command.worker == "w1" and command.parallelism == Parallelism(1, 4) and command.epoch == 2
-    assert "not cut as the rest" in command.reason
+    assert "w1: not cut as rollout is" in command.reason
     world.tell(command)
     world.commands()
     assert world.ended[-1].switch.by is By.MEND and world.cuts() == [TP4, TP4]
