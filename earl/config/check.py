@@ -134,10 +134,13 @@ def check_lengths(config: RunConfig) -> None:
             f"{rollout.max_context_tokens}",
             "raise rollout.max_context_tokens",
         )
-    if config.trainer.microbatch_tokens < rollout.max_context_tokens:
+    trainer = config.trainer
+    cp = trainer.ranks if config.scheduler.selector == "on" else trainer.cp
+    if trainer.microbatch_tokens * cp < rollout.max_context_tokens:
         raise ConfigError(
-            f"trainer.microbatch_tokens = {config.trainer.microbatch_tokens} is less than one sequence "
-            f"(rollout.max_context_tokens = {rollout.max_context_tokens})",
+            f"trainer.microbatch_tokens = {trainer.microbatch_tokens}"
+            + (f" on each of {cp} context-parallel ranks" if cp > 1 else "")
+            + f" is less than one sequence (rollout.max_context_tokens = {rollout.max_context_tokens})",
             "raise trainer.microbatch_tokens",
         )
 

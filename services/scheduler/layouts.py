@@ -57,7 +57,10 @@ class Layouts:
         )
 
     def holds(self, stage: str) -> Holds:
-        """rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices."""
+        """rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices;
+        trainer.microbatch_tokens is what each of cp ranks takes of a sequence at once."""
+        if stage == "trainer":
+            return lambda one: self._config.trainer.microbatch_tokens * one.cp
         rollout = self._config.rollout
         if stage != "rollout" or not rollout.kv_tokens:
             return lambda one: None

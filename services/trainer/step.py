@@ -135,7 +135,9 @@ class Stepper:
     def _bins(self, columns: Columns, chosen: Sequence[int]) -> list[Bin]:
         trainer = self.config.trainer
         of = (columns.tokens_of, columns.trained_from)
-        return bins(chosen, *of, trainer.microbatch_tokens, share=trainer.share_prefixes)
+        # cp ranks share a forward pass.
+        capacity = trainer.microbatch_tokens * self.cut.parallelism.cp
+        return bins(chosen, *of, capacity, share=trainer.share_prefixes)
 
     def _gradient(
         self, plan: Plan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally

@@ -149,6 +149,10 @@ EXACT = {"deterministic": "true", "scheduler.selector": "observe"}
         ({"rollout.max_context_tokens": "4096"}, ConfigError),
         ({"rollout.max_new_tokens": "128"}, ConfigError),
         ({"trainer.microbatch_tokens": "64"}, ConfigError),
+        (
+            {"trainer.microbatch_tokens": "64", "trainer.ranks": "2", "scheduler.selector": "static"},
+            ConfigError,
+        ),
         ({"scheduler.group_size": "1"}, ConfigError),
         ({"trainer.ranks": "8", "trainer.minibatches": "64"}, ConfigError),
         ({"trainer.ranks": "3", "trainer.tp": "2"}, IllegalParallelism),

@@ -75,6 +75,13 @@ def test_sequences_beyond_the_kv_bound_wait_and_one_that_is_longer_does_not_fit(
     }
 
 
+def test_a_trainers_ranks_take_so_much_of_a_sequence_each():
+    config = run(trainer={"ranks": 2, "microbatch_tokens": 2048}, scheduler={"selector": "on"})
+    loads = plan_of("trainer", config, SPEC, [2048, 4096], [8]).loads
+    assert loads[Parallelism(dp=2)] == {Point(2048, 8): Point(2048, 8), Point(4096, 8): None}
+    assert loads[Parallelism(cp=2)] == {one: one for one in (Point(2048, 8), Point(4096, 8))}
+
+
 def test_settings_that_change_the_figures_change_the_fingerprint(tmp_path):
     def path(config: RunConfig, spec: ModelSpec = SPEC) -> Path:
         return cache_of("rollout", config, spec, tmp_path).path

@@ -210,7 +210,10 @@ def test_layouts_are_what_model_and_devices_allow(tmp_path: Path) -> None:
     layouts.check("rollout", [4], 2, Parallelism(tp=2))
     # Four ranks share two key-value heads: no more room than two have.
     assert [layouts.holds("rollout")(Parallelism(tp=tp)) for tp in (1, 2, 4)] == [1000, 2000, 2000]
-    assert layouts.holds("trainer")(Parallelism(tp=2)) is None
+    # What a rank takes of a sequence at once grows with the ranks that share it.
+    most = config.trainer.microbatch_tokens
+    assert [layouts.holds("trainer")(Parallelism(tp=2, cp=cp)) for cp in (1, 2)] == [most, 2 * most]
+    assert layouts.holds("reference")(Parallelism(tp=2)) is None
     unknown = Layouts(config, tmp_path / "elsewhere")
     assert list(map(str, unknown.legal("rollout", [4]))) == ["dp4", "dp2·tp2", "tp4"]
     assert unknown.holds("rollout")(Parallelism(tp=2)) is None

@@ -132,7 +132,7 @@ def _trainer(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, d
     trainer = config.trainer
     model = ModelNumbers.of(spec, cut.tp, cut.pp)
     sequences = ceil_div(ceil_div(load.concurrency, cut.dp), trainer.minibatches)
-    one = _micro_batch(load, sequences, trainer.microbatch_tokens, trainer.share_prefixes, cut)
+    one = _micro_batch(load, sequences, trainer.microbatch_tokens * cut.cp, trainer.share_prefixes, cut)
     how = TrainerNumbers(
         device=device,
         # Ranks of one sequence (cp) share parameters as those of different ones do.

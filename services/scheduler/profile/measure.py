@@ -25,6 +25,8 @@ SHORTEST_S, LONGEST_S = 0.2, 4.0
 GRACE_S = 60.0
 
 Say = Callable[[str], None]
+# What of the run file bounds a sequence, by stage.
+BOUNDS = {"rollout": "rollout.kv_tokens", "trainer": "trainer.microbatch_tokens"}
 
 
 class Measuring:
@@ -60,7 +62,7 @@ class Measuring:
         for cut, loads in self._plan.loads.items():
             for point, load in loads.items():
                 if load is None and not self.progress[cut].bursts(point):
-                    self._burst(cut, point, "a sequence exceeds rollout.kv_tokens")
+                    self._burst(cut, point, f"a sequence exceeds {BOUNDS[self._plan.stage]}")
         waiting = list(self.lacking)
         for number, cut in enumerate(waiting):
             left = ends - time.monotonic()

@@ -38,7 +38,7 @@ _SETTINGS = {
 @dataclass(frozen=True, slots=True)
 class StagePlan:
     """points: of each parallelism. loads: what is at work at once at each of them, fewer sequences where the
-    run file's KV bound lets the others wait; None where it holds not even one."""
+    run file's KV bound lets the others wait; None where its bounds hold not even one."""
 
     stage: str
     points: dict[Parallelism, tuple[Point, ...]]
@@ -131,7 +131,10 @@ def _falling(largest: int, by: int, count: int, least: int) -> tuple[int, ...]:
 
 
 def _at_work(stage: str, config: RunConfig, spec: ModelSpec, cut: Parallelism, point: Point) -> Point | None:
-    """rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices."""
+    """rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices;
+    trainer.microbatch_tokens what each of cp ranks takes of a sequence at once."""
+    if stage == "trainer" and point.context_tokens > config.trainer.microbatch_tokens * cut.cp:
+        return None
     bound = config.rollout.kv_tokens
     if stage != "rollout" or not bound:
         return point
