@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
+from benchmarks.reparallelize import trainer
 from benchmarks.reparallelize.model import config_of, published, write_model
 from benchmarks.reparallelize.rollout import Work, measure
+from earl.parallelism import Parallelism
 
 app = typer.Typer(add_completion=False)
 
@@ -21,7 +23,9 @@ MEASURES = (
     "within. lost_sequences: those that ended short. token_exact: greedy tokens in float32 are those of the "
     "same sequences left alone, but for ties (log-probs closer than 1e-4), which are counted. "
     "max_logprob_diff: over the tokens that both have. Old and new engines share the machine's cores, as do "
-    "all engines of the pool."
+    "all engines of the pool. trainer_ms_p50, trainer_ms_worst: from the step boundary on until the "
+    "trainer's ranks can go on in another cut; canaries are computed twice within. "
+    "trainer_peak_extra_bytes: what the rank that needed most held beside the larger of both cuts."
 )
 
 
@@ -37,6 +41,11 @@ def reparallelize(
     hidden: Annotated[int, typer.Option(min=8, help="Of the model, which has 8 heads.")] = 1024,
     vocabulary: Annotated[int, typer.Option(min=2, help="Of the model.")] = 8192,
     threads: Annotated[int, typer.Option(min=1, help="torch threads of each rank.")] = 1,
+    trainer_cuts: Annotated[
+        str, typer.Option(help="Of as many trainer ranks as these need, one after the other.")
+    ] = "tp2 cp2 dp2",
+    trainer_rounds: Annotated[int, typer.Option(min=0, help="Times; 0: no trainer.")] = 3,
+    trainer_only: Annotated[bool, typer.Option("--trainer-only", help="No engines.")] = False,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
@@ -46,15 +55,32 @@ def reparallelize(
     )
     if len(work.cuts) < 2:
         raise typer.BadParameter(f"--cuts {cuts!r} is no switch: give two values of tp or more")
+    wanted = tuple(trainer_cuts.split())
+    if not wanted or len({Parallelism.parse(cut).devices for cut in wanted}) > 1:
+        raise typer.BadParameter(f"--trainer-cuts {trainer_cuts!r} are of unlike numbers of ranks")
     with tempfile.TemporaryDirectory(prefix="earl-bench-reparallelize-") as temporary:
         found = asyncio.run(
-            _measure(work, config_of(layers, hidden, vocabulary, work.context_tokens), Path(temporary))
+            _measure(
+                None if trainer_only else work,
+                config_of(layers, hidden, vocabulary, work.context_tokens),
+                Path(temporary),
+                wanted * trainer_rounds,
+                threads,
+            )
         )
     publish("reparallelize", {"measures": MEASURES, **found}, results, as_json=as_json)
 
 
-async def _measure(work: Work, config: dict[str, Any], directory: Path) -> dict[str, Any]:
+async def _measure(
+    work: Work | None, config: dict[str, Any], directory: Path, trainer_cuts: tuple[str, ...], threads: int
+) -> dict[str, Any]:
     model = directory / "model"
     spec = write_model(model, config)
+    found: dict[str, Any] = {"parameters": spec.parameters}
     async with published(model, spec, directory) as at:
-        return {"parameters": spec.parameters, **await measure(work, model, at)}
+        if work is not None:
+            found |= await measure(work, model, at)
+        if trainer_cuts:
+            job = trainer.Job(str(model), at.redis_url, str(directory / "trained"), trainer_cuts, threads)
+            found |= await asyncio.to_thread(trainer.measure, job)
+    return found

@@ -89,10 +89,7 @@ def switch(command: Command, change: Change) -> Outcome:
 
     Raises what a process group does when a rank is lost.
     """
-    try:
-        return _Switch(command, change).run()
-    finally:
-        return_pages()
+    return _Switch(command, change).run()
 
 
 def log_outcome(command: Command, outcome: Outcome) -> None:
@@ -124,6 +121,7 @@ class _Switch:
             self._change.drop()
         else:
             self._change.keep()
+        return_pages()
         return self._outcome(began_s, why)
 
     # --- stages -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.reparallelize import trainer
 from benchmarks.reparallelize.rollout import Sequence, Work, figures
 from earl.parallelism import Parallelism
 from services.rollout.switch import SwitchReport
@@ -40,3 +41,15 @@ def test_stalls_are_of_all_sequences_and_switches():
     one = found(sequence([4]), sequence([4], stalls=stalls), [report])
     assert (one["stalls"], one["live_ms_p50"], one["live_ms_p99"]) == (100, 50.5, 99.0)
     assert one["rolled_back"] == 1 and one["switches"][0]["parallelism"] == "tp2"
+
+
+def test_a_trainers_switches_are_summed_up():
+    outcomes = [
+        {"stall_s": s, "peak_extra_bytes": n, "max_logprob_difference": 1e-6 * n, "message": message}
+        for s, n, message in ((0.5, 10, ""), (2.0, 30, "too late"), (1.0, 20, ""))
+    ]
+    found = trainer.figures(outcomes)
+    assert (found["trainer_ms_p50"], found["trainer_ms_worst"]) == (1000.0, 2000.0)
+    assert found["trainer_peak_extra_bytes"] == 30 and found["trainer_rolled_back"] == 1
+    assert found["trainer_max_logprob_diff"] == pytest.approx(3e-5)
+    assert found["trainer_switches"] == outcomes

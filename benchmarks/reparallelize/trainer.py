@@ -1,0 +1,175 @@
+"""A trainer's ranks go from cut to cut between steps: how long training waits, and the memory it takes.
+
+    here ─ a process a rank ─► step ─► switch ─► step ─► switch …   rank 0 says what came of each
+
+Whatever a run does at a switch is done: parameters and moments move, canaries are computed before and after,
+versions that were published stay readable and the next one is published in the new cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import ROOT
+from benchmarks.reparallelize.model import RUN
+from earl.parallelism import Parallelism
+
+CALL_S, MEASURE_S, STAGE_S = 60.0, 1800.0, 300.0
+SEQUENCES, TOKENS = 8, 64
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """cuts: one after the other; the ranks begin in the last one."""
+
+    model: str
+    redis_url: str
+    arenas: str
+    cuts: tuple[str, ...]
+    threads: int
+
+    @property
+    def ranks(self) -> int:
+        return Parallelism.parse(self.cuts[-1]).devices
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """The figures of all switches."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(job.ranks)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, json.dumps(asdict(job))],
+            cwd=ROOT,
+            env=os.environ | where | {"RANK": str(rank), "OMP_WAIT_POLICY": "PASSIVE"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(job.ranks)
+    ]
+    try:
+        said = [rank.communicate(timeout=MEASURE_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(rank.returncode for rank in ranks):
+        raise RuntimeError(f"trainer ranks ended with {[rank.returncode for rank in ranks]}")
+    return figures([json.loads(line) for line in said[0].splitlines()])
+
+
+def figures(switches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the outcomes of switches, in order."""
+    stalls_ms = [1e3 * one["stall_s"] for one in switches]
+    return {
+        "trainer_ms_p50": round(statistics.median(stalls_ms), 1),
+        "trainer_ms_worst": round(max(stalls_ms), 1),
+        "trainer_peak_extra_bytes": max(one["peak_extra_bytes"] for one in switches),
+        "trainer_max_logprob_diff": max(one["max_logprob_difference"] for one in switches),
+        "trainer_rolled_back": sum(bool(one["message"]) for one in switches),
+        "trainer_switches": switches,
+    }
+
+
+def _rank(job: Job) -> None:
+    import secrets
+
+    from earl.bus import Bus
+    from earl.config.data_plane import DataPlaneConfig
+    from earl.config.run import RunConfig
+    from earl.dispatch.registry import Registry
+    from earl.dispatch.store import TensorStore
+    from earl.models.spec import load_spec
+    from services.trainer.cut import Cut
+    from services.trainer.epochs import Command, Deadlines
+    from services.trainer.group import Group, leave
+    from services.trainer.parallel import Policy
+    from services.trainer.publish import WeightSlots, arena_bytes
+    from services.trainer.recut import TrainerChange
+    from services.trainer.runtime import settle
+    from services.trainer.side import Side
+    from services.trainer.step import Stepper
+    from services.trainer.switch import switch
+
+    trainer = {"ranks": job.ranks, "threads": job.threads, "lr": 1e-5}
+    config = RunConfig.model_validate(
+        {"name": RUN, "environment": {"name": "none"}, "model": {"dtype": "float32"}, "trainer": trainer}
+    )
+    settle(config)
+    spec = load_spec(Path(job.model))
+    side, group = Side(), Group(config.trainer.device)
+    policy = Policy.of(spec, Cut(group, Parallelism.parse(job.cuts[-1]), spec), config)
+    policy.fill(Path(job.model))
+    stepper = Stepper(policy, config)
+    bus = side.run(Bus.connect(job.redis_url, RUN), CALL_S)
+    registry = Registry(bus.redis, bus.prefix, CALL_S)
+
+    async def open_store(size_bytes: int) -> TensorStore:
+        return await TensorStore.open(
+            registry,
+            DataPlaneConfig(arena_dir=job.arenas),
+            Path(job.arenas),
+            f"switched-{group.rank}",
+            incarnation=secrets.randbits(64),
+            size_bytes=size_bytes,
+        )
+
+    store = side.run(open_store(arena_bytes(policy.model_shards, "float32")), CALL_S)
+    slots = WeightSlots(
+        side, store, registry, bus, group, policy, name="switched", dtype="float32", lease_s=5.0,
+        open_store=open_store,
+    )  # fmt: skip
+    version = 1
+    for epoch, cut in enumerate(job.cuts, 1):
+        stepper.train(*_batch(stepper, version))
+        version += 1
+        slots.publish(version)
+        deadlines = Deadlines(STAGE_S, STAGE_S, STAGE_S, STAGE_S)
+        command = Command(epoch, Parallelism.parse(cut), deadlines, TOLERANCE, asked_s=time.monotonic())
+        change = TrainerChange(stepper, slots)
+        outcome = switch(command, change)
+        stepper = change.stepper
+        if group.leads:
+            print(json.dumps(asdict(outcome) | {"parallelism": cut}), flush=True)
+    slots.close()
+    side.run(bus.close(), CALL_S)
+    side.close()
+    group.barrier()
+    group.close()
+    leave(0)
+
+
+def _batch(stepper: Any, version: int) -> tuple[Any, Any]:
+    """(plan, this rank's columns) of SEQUENCES random sequences of TOKENS tokens."""
+    from services.trainer.batch import Columns
+    from services.trainer.plan import Item, Plan
+
+    rng = np.random.default_rng(version)
+    tokens = rng.integers(0, stepper.policy.spec.vocab, (SEQUENCES, TOKENS)).astype(np.int32)
+    items = [Item(n, 1, str(n), 1.0 - 2.0 * (n % 2), TOKENS, position=n) for n in range(SEQUENCES)]
+    dp, replica = stepper.cut.data_ranks, stepper.cut.replica
+    ranks = tuple(tuple(items[rank::dp]) for rank in range(dp))
+    columns = Columns()
+    columns.take(ranks[replica])
+    mask = np.tile(np.arange(TOKENS) % 2, len(columns.items))
+    columns.sampled["tokens"][:] = tokens[replica::dp].ravel()
+    columns.sampled["loss_mask"][:] = mask
+    columns.sampled["logprobs"][:] = -np.log(stepper.policy.spec.vocab) * mask
+    return Plan(version, version, "policy_gradient", ranks, True, False, 0.0, False), columns
+
+
+if __name__ == "__main__":
+    _arguments = json.loads(sys.argv[1])
+    _rank(Job(**(_arguments | {"cuts": tuple(_arguments["cuts"])})))
