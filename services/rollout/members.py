@@ -104,6 +104,7 @@ class Members:
         self._restarts = restarts
         self._load_s = load_s
         self._watches: list[asyncio.Task] = []
+        self._stopping: asyncio.Task[None] | None = None
         self._version = 0
 
     @property
@@ -131,6 +132,7 @@ class Members:
 
     async def start(self) -> None:
         """Starts all engines at once; if one fails, none is left. Raises what Engine.start raises."""
+        self._stopping = None
         starts = [asyncio.create_task(self._start(member)) for member in self.all]
         try:
             await asyncio.gather(*starts)
@@ -148,7 +150,13 @@ class Members:
             watch.add_done_callback(self._watched)
 
     async def stop(self) -> None:
-        """Ends all engines; requests in flight fail with EngineLost. Idempotent."""
+        """Ends all engines; requests in flight fail with EngineLost. Idempotent; goes on if it is cancelled,
+        and whoever calls it again waits for the end."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
         watches, self._watches = self._watches, []
         for watch in watches:
             watch.cancel()

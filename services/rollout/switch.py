@@ -103,7 +103,7 @@ class Switch:
         self.rates = rates
 
     async def run(self) -> SwitchReport:
-        """Raises nothing but cancellation, after which the new engines are gone."""
+        """Raises nothing but cancellation, after which all engines are gone."""
         began, continued = time.monotonic(), self._traffic.continued
         try:
             try:
@@ -114,13 +114,14 @@ class Switch:
                 log.exception("a switch broke")
                 await self._roll_back(error)
         except BaseException:
-            await self._new.stop()
+            # The pool stops: whichever engines it has by now, the others are to go too.
+            await asyncio.gather(self._new.stop(), self._old.stop())
             raise
         finally:
             if self._hearing is not None:
                 self._hearing.cancel()
                 await asyncio.gather(self._hearing, return_exceptions=True)
-            await self._held.aclose()
+            await self._let_publish()
         self._note(sequences_continued=self._traffic.continued - continued, seconds=time.monotonic() - began)
         return self._report
 
@@ -135,6 +136,7 @@ class Switch:
             self._note(cold=True)
             await self._cold()
         seats = self._resume()
+        await self._let_publish()
         for member, session in seats:
             if member.engine is not None:
                 await forget(member.engine, [session])
@@ -249,6 +251,12 @@ class Switch:
         if publication.number:
             await self._held.enter_async_context(self._parts.reading(publication, seconds))
 
+    async def _let_publish(self) -> None:
+        try:
+            await self._held.aclose()
+        except EarlError as error:
+            log.warning("a reader's lease was not given back and ends by itself: %s", error)
+
     async def _level(self) -> None:
         """The new engines have what the old ones have, and nothing is published from here on."""
         while True:
@@ -260,7 +268,7 @@ class Switch:
                 except (VersionGone, PeerLost) as error:
                     log.info("version %d cannot be read: %s", self._old.target.version, error)
             # The old ones are about to get something newer.
-            await self._held.aclose()
+            await self._let_publish()
             await asyncio.sleep(RETRY_S)
 
     async def _load(self) -> None:

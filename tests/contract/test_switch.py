@@ -32,7 +32,7 @@ TURNS, PROMPT, NEW = 4, 24, 900
 
 def command(epoch: int, cut: Parallelism, logprob_tolerance: float = 0.01) -> Command:
     return Command(
-        epoch, cut, prepare_s=60.0, quiesce_s=20.0, switch_s=20.0, verify_s=20.0,
+        epoch, cut, prepare_s=300.0, quiesce_s=20.0, switch_s=20.0, verify_s=20.0,
         logprob_tolerance=logprob_tolerance,
     )  # fmt: skip
 
@@ -144,7 +144,10 @@ async def test_turns_go_on_through_two_switches(cuts, weights, monkeypatch):
             report = await pool.reparallelize(command(epoch, cut))
             assert not report.rolled_back and not report.cold, report.message
             assert report.sequences_continued == TURNS and report.max_logprob_difference < 1e-4
-            assert report.kv_moved_bytes > 0 and report.kv_recomputed_tokens < PROMPT
+            if all(engine.caps.live_reshape for engine in made):
+                assert report.kv_moved_bytes > 0 and report.kv_recomputed_tokens < PROMPT
+            else:
+                assert report.kv_moved_bytes == 0 and report.kv_recomputed_tokens > TURNS * PROMPT
             assert (pool.parallelism, pool.epoch, pool.live) == (cut, epoch, cut.dp)
             assert [engine.spec.tp for engine in made if not engine._lost.is_set()] == [cut.tp] * cut.dp
             await turns.end()

@@ -79,6 +79,8 @@ class InMemory(Engine):
 
     async def stop(self):
         self.calls.append("stop")
+        if "stop" in self.hooks:
+            await self.hooks["stop"]()
         self.gone.set()
 
     async def wait_lost(self):

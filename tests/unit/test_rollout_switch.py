@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from earl.errors import (
+    BusUnavailable,
     ContextTooLong,
     EngineError,
     EngineLost,
@@ -405,6 +406,41 @@ async def test_cuts_that_the_model_does_not_allow_are_illegal():
     async with running(engines=3) as (pool, _, __):
         with pytest.raises(IllegalParallelism, match="4 heads"):
             await pool.reparallelize(command(cut=Parallelism(1, 3)))
+
+
+async def test_a_lease_that_cannot_be_given_back_undoes_nothing():
+    async with generating() as (pool, _, turns):
+        given = []
+
+        @asynccontextmanager
+        async def reading(publication, seconds):
+            given.append((publication.version, seconds))
+            yield
+            raise BusUnavailable("gone")
+
+        pool.reading = reading
+        assert not (await pool.reparallelize(command())).rolled_back and pool.epoch == 1
+        assert given == [(1, 5.0)]
+        await pool.load(published(2))
+        for _, task in turns:
+            await task
+
+
+async def test_a_pool_that_stops_when_the_old_engines_end_leaves_none():
+    async with running() as (pool, made, _):
+        await pool.load(published(1))
+        never = asyncio.Event()
+        for engine in made:
+            engine.hooks["stop"] = never.wait
+        switching = asyncio.create_task(pool.reparallelize(command()))
+        await until(lambda: "stop" in made[0].calls)
+        stopping = asyncio.create_task(pool.stop())
+        await settle()
+        assert made[2].gone.is_set() and not stopping.done()
+        never.set()
+        await stopping
+        with pytest.raises(asyncio.CancelledError):
+            await switching
 
 
 async def test_a_pool_that_stops_ends_a_switch_under_way():
