@@ -59,6 +59,11 @@ class Watched(EngineProcess):
         self.at.pop("pause", lambda engine: None)(self)
         await super().pause(keep)
 
+    async def generate_all(self, request):
+        if request.request_id.startswith("canary"):
+            self.at.pop("canary", lambda engine: None)(self)
+        return await super().generate_all(request)
+
     async def begin_update(self, version):
         self.at.pop("begin_update", lambda engine: None)(self)
         await super().begin_update(version)
@@ -140,7 +145,7 @@ async def test_turns_go_on_through_two_switches(cuts, weights, monkeypatch):
     async with ready(cuts, weights) as (pool, made):
         turns = Turns(pool)
         for epoch, cut in ((1, TWO), (2, ONE)):
-            made.at["begin_update"] = turns.begin
+            made.at["canary"] = turns.begin
             report = await pool.reparallelize(command(epoch, cut))
             assert not report.rolled_back and not report.cold, report.message
             assert report.sequences_continued == TURNS and report.max_logprob_difference < 1e-4
@@ -169,7 +174,7 @@ async def test_a_new_engine_killed_while_it_loads_leaves_the_old_ones(cuts, weig
 async def test_a_new_engine_killed_when_turns_are_interrupted_leaves_the_old_ones(cuts, weights):
     async with ready(cuts, weights) as (pool, made):
         turns = Turns(pool)
-        made.at["begin_update"] = turns.begin
+        made.at["canary"] = turns.begin
         made.at["pause"] = lambda _: kill(made[-1])
         report = await pool.reparallelize(command(1, TWO))
         assert report.rolled_back and report.sequences_continued == TURNS and report.stall_s > 0
@@ -181,7 +186,7 @@ async def test_a_new_engine_killed_when_turns_are_interrupted_leaves_the_old_one
 async def test_an_old_engine_killed_when_it_is_interrupted_costs_its_own_turns(cuts, weights):
     async with ready(cuts, weights) as (pool, made):
         turns = Turns(pool)
-        made.at["begin_update"] = turns.begin
+        made.at["canary"] = turns.begin
         made.at["pause"] = kill
         report = await pool.reparallelize(command(1, TWO))
         assert not report.rolled_back and report.sequences_continued == TURNS // 2, report.message
