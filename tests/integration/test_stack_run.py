@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from earl.cli.decisions import read_decisions
 from earl.cli.parallelism import app as operator
+from earl.errors import EpisodesFailing
 from earl.parallelism import Parallelism
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -232,6 +233,42 @@ def test_a_run_is_cut_anew_while_it_trains_and_loses_nothing(launched: Launched)
         assert tps[0] == 1 and tps[-1] == 2 and tps == sorted(tps)
     assert figures["trained"] == sum(line["sequences"] for line in metrics)
     assert "Switches of parallelism" in (launched.run_directory / "report.html").read_text()
+    launched.assert_nothing_left()
+
+
+RELAY = {
+    "environment.name": "relay/digits",
+    "environment.serve": "earl.env.adapters.relay:environments",
+    "environment.task": "{digits = 40, turns = 1}",
+    "model.scratch.words": json.dumps([*"0123456789[].>"]),
+    # Pages of the KV cache are of 16 tokens then.
+    "model.scratch.hidden_size": "256",
+    "rollout.engines": "2",
+    "rollout.kv_tokens": "32",
+    "evaluation.episodes": "0",
+}
+
+
+@pytest.mark.slow
+def test_a_sequence_that_no_engine_holds_waits_for_larger_ones(launched: Launched):
+    """46 tokens where an engine of tp 1 holds 32, without a profile."""
+    code, figures = launched.start(scheduler__steps="6", **RELAY).finish()
+    assert code == 0, launched.said
+    assert_ledger_adds_up(figures)
+    assert (figures["trained"], figures["dropped"], figures["live"]) == (2 * 16 + 6 * 16, 0, 0)
+    metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
+    assert not any(line["truncated_episodes"] for line in metrics)
+    [line] = [json.loads(line) for line in (launched.run_directory / "switches.jsonl").open()]
+    assert line["by"] == "selector" and not line["rolled_back"] and line["after"]["tp"] == 2
+    assert line["reason"].endswith("no engine of dp2 holds a sequence of 46 tokens")
+    launched.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_with_nobody_to_switch_such_a_run_ends(launched: Launched):
+    code, _ = launched.start(scheduler__steps="6", scheduler__selector="static", **RELAY).finish()
+    assert code == EpisodesFailing.exit_code
+    assert "exceed the 32 tokens that the KV cache holds" in launched.said
     launched.assert_nothing_left()
 
 
