@@ -118,8 +118,7 @@ class Handover:
         self.size_bytes += report.size_bytes
         self.rates = self.rates.read(report.size_bytes, report.seconds)
         self.moved.update({one.session: one.first + len(one.ids) for one in sessions})
-        # It does not say which ones it left out.
-        return names if report.sessions < len(sessions) else set()
+        return set(report.left_out)
 
 
 async def _withdraw(engine: Engine, name: str) -> None:

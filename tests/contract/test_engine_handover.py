@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.errors import DataPlaneError, EngineBusy, EngineError, WeightsIncomplete
+from earl.errors import ArenaFull, DataPlaneError, EngineBusy, EngineError, WeightsIncomplete
 from services.rollout.engines.base import EngineSpec, GenerateRequest, KvOffer, TokenChunk
 from services.rollout.engines.client import EngineProcess
 from tests.support import engines
@@ -218,7 +218,8 @@ async def test_a_session_that_began_anew_is_offered_anew(shared):
     third = await old.offer_kv("third", lengths(second), CALL_S)
     assert third.sessions[0].first == 26
     await new.release("s")
-    assert (await new.take_kv(third, CALL_S)).sessions == 0
+    report = await new.take_kv(third, CALL_S)
+    assert (report.sessions, report.left_out) == (0, ["s"])
     assert (await new.stats()).retained == 0
 
 
@@ -226,6 +227,13 @@ async def test_an_offer_outlives_its_sessions_and_not_its_engine(shared, fleet, 
     (old,), new = await fleet({}), shared[2]
     for number in range(2):
         await old.generate_all(episode(number, 4, salt=20))
+    # No room for an arena: nothing is offered, and the name is free again.
+    rank = psutil.Process(old.pids[0])
+    unlimited = rank.rlimit(psutil.RLIMIT_FSIZE)
+    rank.rlimit(psutil.RLIMIT_FSIZE, (1 << 16, unlimited[1]))
+    with pytest.raises(ArenaFull, match="does not fit"):
+        await old.offer_kv("first", {}, CALL_S)
+    rank.rlimit(psutil.RLIMIT_FSIZE, unlimited)
     offer = await old.offer_kv("first", {}, CALL_S)
     with pytest.raises(EngineError, match="offers first already"):
         await old.offer_kv("first", {}, CALL_S)

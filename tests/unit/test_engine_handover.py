@@ -1,13 +1,17 @@
 """Which rows are handed over, and what is kept of what arrived: against caches of plain lists."""
 
+import threading
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earl.errors import EngineBusy, EngineError, WeightsIncomplete
 from services.rollout.engines.base import KvOffer, KvSession
-from services.rollout.engines.handover import Handover, Moving
+from services.rollout.engines.cache import KvCache
+from services.rollout.engines.handover import Handover, Moving, Rows
 from tests.support.slots import CONTEXT, Run
 
 Row = tuple[int, int]
@@ -103,14 +107,14 @@ class Drawn:
         )
         self.goes_on()
         try:
-            self.new.handover.taken(taking, self.new.version)
+            kept = self.new.handover.taken(taking, self.new.version)
         except WeightsIncomplete:
             return
-        for session in taking.sessions:
+        for session in kept:
             self.known[session.session] = session.first + len(session.ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_what_arrived_is_what_was_computed(data):
     drawn = Drawn(data)
@@ -229,3 +233,29 @@ def test_rows_of_another_life_are_left_out():
     retained(old, "s", [5, 6])
     assert [one.session for one in old.handover.offered(moving)] == ["t"]
     assert np.array_equal(old.slots.life[[0, 1]] > 0, [True, False])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_travel_in_place_or_through_host_memory(dtype):
+    """A cache that is not the host's copies by torch; here both are on a CPU."""
+    caches = [KvCache(2, 3, 40, 2, 8, dtype=dtype, device=torch.device("cpu")) for _ in range(2)]
+    old, new = caches
+    old.keys[0][1, :, :8] = torch.arange(128, dtype=dtype).view(2, 8, 8)
+    old.values[1][2, :, 4:9] = 0.5
+    rows = [Rows(1, 0, 0, 7), Rows(2, 4, 7, 5)]
+    arrays = []
+    for host in (old.host, None):
+        old.host = host
+        arrays.append(np.zeros((2, 2, 2, 12, 8), old.host_dtype))
+        old.copy_out(rows, arrays[-1], threading.Event())
+    assert np.array_equal(*arrays) and arrays[0].any()
+    in_place = new.places(rows, None)
+    in_place[0][:] = arrays[0][:, :, :, :7]
+    assert torch.equal(new.keys[0][1, :, :7], old.keys[0][1, :, :7])
+    new.host = None
+    staging = np.zeros_like(arrays[0])
+    first, second = new.places(rows, staging)
+    first[:], second[:] = arrays[0][:, :, :, :7], arrays[0][:, :, :, 7:]
+    new.copy_in(rows, staging, threading.Event())
+    assert torch.equal(new.values[1][2], old.values[1][2])
+    assert not new.keys[0][1, :, 7].any()

@@ -239,12 +239,17 @@ class KvOffer(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class KvReport(msgspec.Struct, kw_only=True, frozen=True):
-    """What taking an offer took: bytes that were read, by all ranks together."""
+    """What taking an offer took: bytes that were read, by all ranks together.
+
+    left_out: sessions of the offer that are not here: they run here, are longer than the context, or continue
+    what is not here.
+    """
 
     sessions: int
     tokens: int
     size_bytes: int
     seconds: float
+    left_out: list[str] = []
 
 
 class Engine(ABC):

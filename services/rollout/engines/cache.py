@@ -122,7 +122,7 @@ class KvCache:
     @contextlib.contextmanager
     def _beside_steps(self) -> Iterator[None]:
         """On a GPU: a stream of its own, after all that steps have begun and to its end."""
-        if self.host is not None:
+        if self._device.type == "cpu":
             yield
             return
         torch.cuda.synchronize(self._device)

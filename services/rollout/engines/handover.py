@@ -133,22 +133,27 @@ class Handover:
             rows.append(Rows(slot, one.first, one.at, len(one.ids)))
         return Moving(version, tuple(sessions), tuple(rows), self._lives(rows))
 
-    def taken(self, moving: Moving, version: int) -> None:
-        """All rows have arrived. Raises WeightsIncomplete if new weights came meanwhile."""
+    def taken(self, moving: Moving, version: int) -> list[KvSession]:
+        """All rows have arrived; returns the sessions that are kept, all but those that began anew meanwhile.
+
+        Raises WeightsIncomplete if new weights came meanwhile.
+        """
         if version != moving.version:
             self.fail(moving)
             raise WeightsIncomplete(
                 f"engine {self._name} went from version {moving.version} to {version} while KV arrived",
                 "hand over between two versions",
             )
-        slots = self._slots
+        slots, kept = self._slots, list[KvSession]()
         for session, rows, life in zip(moving.sessions, moving.rows, moving.lives, strict=True):
             if int(slots.life[rows.slot]) != life:
                 slots.forget(rows.slot)  # all KV was dropped meanwhile
                 continue
-            slots.keep(rows.slot, session.session, np.array(session.ids, dtype=np.int64), session.fresh)
-            life = int(slots.life[rows.slot])
-            self._taken[session.session] = _Known(rows.slot, life, rows.first + rows.count)
+            ids = np.array(session.ids, dtype=np.int64)
+            if slots.keep(rows.slot, session.session, ids, session.fresh):
+                kept.append(session)
+                self._taken[session.session] = _Known(rows.slot, life, rows.first + rows.count)
+        return kept
 
     def fail(self, moving: Moving) -> None:
         """Not all rows have arrived: none of the sessions is here."""

@@ -225,18 +225,19 @@ class Leader:
             except EarlError:
                 self._engine.handover.fail(moving)
                 raise
-            self._engine.handover.taken(moving, self._engine.version)
+            kept = self._engine.handover.taken(moving, self._engine.version)
+            names = {one.session for one in kept}
             report = KvReport(
-                sessions=len(moving.rows),
-                tokens=moving.tokens,
+                sessions=len(kept),
+                tokens=sum(len(one.ids) for one in kept),
                 size_bytes=moved_bytes(reports),
                 seconds=time.perf_counter() - clock,
+                left_out=[one.session for one in offer.sessions if one.session not in names],
             )
             return wire.Answer(call, taken=report)
 
         if not moving.rows:
-            empty = KvReport(sessions=0, tokens=0, size_bytes=0, seconds=0.0)
-            self._engine.outbox.append(wire.Answer(call, taken=empty))
+            self._engine.outbox.append(answer([]))
             return
         self._await_parts(call, answer)
         order = TakeRows(call, offer.keys, moving.rows, self._engine.take_moves(), deadline_s)

@@ -274,19 +274,20 @@ class Slots:
             return None
         return slot
 
-    def keep(self, slot: int, session: str, ids: np.ndarray, fresh: bool) -> None:
-        """The KV of ids [N] has arrived after the held slot's first `cached` tokens: it is the session's.
-        fresh: all of it is of the weights in use."""
+    def keep(self, slot: int, session: str, ids: np.ndarray, fresh: bool) -> bool:
+        """The KV of ids [N] has arrived after the held slot's first `cached` tokens: it is the session's,
+        unless that has begun anew meanwhile. fresh: all of it is of the weights in use."""
         first = int(self.cached[slot])
         if session in self._busy_sessions or session in self._retained:
-            self.forget(slot)  # it has begun anew meanwhile
-            return
+            self.forget(slot)
+            return False
         self.held.remove(slot)
         self.tokens[slot, first : first + len(ids)] = ids
         self.cached[slot] = self.length[slot] = first + len(ids)
         self.fresh[slot] = fresh and (first == 0 or bool(self.fresh[slot]))
         self._note_blocks(slot)
         self._retained[session] = slot
+        return True
 
     def forget(self, slot: int) -> None:
         """What arrived in the held slot is not to be used; it may be anything, so it is given back."""
