@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 # Longest wait within one call, and how often a sequence that waits is looked after anew.
 WAIT_S = 20.0
-LOOK_S = 5.0
+LOOK_S = 30.0
 
 
 class Steering:
@@ -106,6 +106,9 @@ class Steering:
         running = self.switching.running(ROLLOUT)
         if running is None or running.replica != cut.replica:
             return  # of before the switch that ended just now
+        if self.switching.course(ROLLOUT).pinned:
+            self._say(ROLLOUT, f"a sequence of {tokens:,.0f} tokens waits in {running}: the stage is pinned")
+            return
         if self._looked == (cut.replica, tokens) and now - self._looked_s < LOOK_S:
             return
         self._looked, self._looked_s = (cut.replica, tokens), now
@@ -116,8 +119,7 @@ class Steering:
 
     def _relieve(self, running: Parallelism, tokens: float, now: float) -> None:
         """Without a profile: the next larger cut that is not known to be too small."""
-        course, barred = self.switching.course(ROLLOUT), self.switching.barred(ROLLOUT, now)
-        holds = self.layouts.holds(ROLLOUT)
+        barred, holds = self.switching.barred(ROLLOUT, now), self.layouts.holds(ROLLOUT)
         larger = [
             one
             for one in self.layouts.legal(ROLLOUT, self.switching.devices(ROLLOUT))
@@ -125,9 +127,9 @@ class Steering:
             and one.replica not in barred
             and (holds(one) or tokens) >= tokens
         ]
-        if not larger or course.pinned:
-            why = "the stage is pinned" if course.pinned else "no layout is known to hold it"
-            self._say(ROLLOUT, f"a sequence of {tokens:,.0f} tokens waits in {running}: {why}")
+        if not larger:
+            what = f"a sequence of {tokens:,.0f} tokens waits in {running}"
+            self._say(ROLLOUT, f"{what}: no other layout that may be tried is known to hold it")
             return
         reason = (
             f"goes to {larger[0]} at once: no engine of {running} holds a sequence of {tokens:,.0f} tokens"

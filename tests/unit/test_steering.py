@@ -247,6 +247,9 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
         return one.switching.commands(world.now)
 
     assert not beat(0.0)
+    one.switching.pin(STAGE, True)
+    assert not beat(50.0) and "waits in dp4: the stage is pinned" in caplog.text
+    one.switching.pin(STAGE, False)
     [command] = beat(50.0)
     assert command.parallelism == Parallelism(2, 2)  # an engine of two holds 60
     assert "no engine of dp4 holds a sequence of 50 tokens" in command.reason
@@ -254,7 +257,7 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     worker.told(command, OK)
     one.switching.answered(command, OK, world.now)
     assert not beat(0.0) and worker.cut == REPLICA_2
-    assert not beat(70.0) and "no layout is known to hold it" in caplog.text
+    assert not beat(70.0) and "is known to hold it" in caplog.text
     one.close()
 
 
