@@ -45,7 +45,7 @@ class Engines(list[EngineProcess]):
 
     def __call__(self, spec) -> EngineProcess:
         made = Watched(spec)
-        made.at = self.at
+        made.at, made.made = self.at, self
         self.append(made)
         return made
 
@@ -54,15 +54,18 @@ class Watched(EngineProcess):
     """An engine whose processes a test can kill at a given call."""
 
     at: dict
+    made: "Engines"
 
     async def pause(self, keep=True):
         self.at.pop("pause", lambda engine: None)(self)
         await super().pause(keep)
 
     async def generate_all(self, request):
-        if request.request_id.startswith("canary"):
-            self.at.pop("canary", lambda engine: None)(self)
-        return await super().generate_all(request)
+        made = await super().generate_all(request)
+        new = self is self.made[-1] and request.request_id.startswith("canary")
+        if new and (hook := self.at.pop("canary", None)):
+            await hook()
+        return made
 
     async def begin_update(self, version):
         self.at.pop("begin_update", lambda engine: None)(self)
@@ -107,16 +110,21 @@ class Turns:
         self._pool = pool
         self._turns: list[tuple[GenerateRequest, asyncio.Task]] = []
 
-    def begin(self, _: object = None) -> None:
+    def begin(self) -> None:
         for number in range(TURNS):
             request = ask(prompt(PROMPT, number), NEW, temperature=0.0, session=f"session {number}")
             self._turns.append((request, asyncio.create_task(self._pool.generate(request))))
 
     async def under_way(self) -> None:
-        """Returns when the engines have made some tokens."""
-        async with asyncio.timeout(20):
-            while sum(one.generated_tokens for one in await self._pool.stats() if one) < 10 * TURNS:
+        """Begins them; returns when the engines have made some tokens."""
+        before = await self._generated()
+        self.begin()
+        async with asyncio.timeout(60):
+            while await self._generated() < before + 10 * TURNS:
                 pass
+
+    async def _generated(self) -> int:
+        return sum(one.generated_tokens for one in await self._pool.stats() if one is not None)
 
     async def end(self, lost: int = 0) -> None:
         """They are what one engine would have made, token for token; but for so many that were lost."""
@@ -145,7 +153,7 @@ async def test_turns_go_on_through_two_switches(cuts, weights, monkeypatch):
     async with ready(cuts, weights) as (pool, made):
         turns = Turns(pool)
         for epoch, cut in ((1, TWO), (2, ONE)):
-            made.at["canary"] = turns.begin
+            made.at["canary"] = turns.under_way
             report = await pool.reparallelize(command(epoch, cut))
             assert not report.rolled_back and not report.cold, report.message
             assert report.sequences_continued == TURNS and report.max_logprob_difference < 1e-4
@@ -174,7 +182,7 @@ async def test_a_new_engine_killed_while_it_loads_leaves_the_old_ones(cuts, weig
 async def test_a_new_engine_killed_when_turns_are_interrupted_leaves_the_old_ones(cuts, weights):
     async with ready(cuts, weights) as (pool, made):
         turns = Turns(pool)
-        made.at["canary"] = turns.begin
+        made.at["canary"] = turns.under_way
         made.at["pause"] = lambda _: kill(made[-1])
         report = await pool.reparallelize(command(1, TWO))
         assert report.rolled_back and report.sequences_continued == TURNS and report.stall_s > 0
@@ -186,7 +194,7 @@ async def test_a_new_engine_killed_when_turns_are_interrupted_leaves_the_old_one
 async def test_an_old_engine_killed_when_it_is_interrupted_costs_its_own_turns(cuts, weights):
     async with ready(cuts, weights) as (pool, made):
         turns = Turns(pool)
-        made.at["canary"] = turns.begin
+        made.at["canary"] = turns.under_way
         made.at["pause"] = kill
         report = await pool.reparallelize(command(1, TWO))
         assert not report.rolled_back and report.sequences_continued == TURNS // 2, report.message
