@@ -9,6 +9,7 @@ from services.scheduler.profile.corrected import CorrectedTable
 from services.scheduler.profile.rows import Row
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector.decision import Workload
+from services.scheduler.selector.limits import LimitedTable
 from services.scheduler.selector.stages import Observed, Stages
 from tests.support.selection import DP2, TP2, LongIsCut
 
@@ -46,7 +47,7 @@ def test_what_is_observed_is_predicted_and_the_others_follow() -> None:
 
 
 def test_a_run_corrects_its_table_as_it_goes_and_says_by_how_much() -> None:
-    table = CorrectedTable(ROWS, "rollout")
+    table = LimitedTable(ROWS, "rollout")
     stages = Stages({"rollout": lambda start: LongIsCut(100.0, start)}, {"rollout": table})
     load = Workload(64.0, 64.0, 64.0, 16.0)
     assert stages.decide("rollout", Observed(DP2, load), 2).correction == 1.0

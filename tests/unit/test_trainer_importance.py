@@ -32,6 +32,9 @@ from tests.support.policy import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
+# Of the configuration's sampling.
+TEMPERATURE = 1.0
+
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
@@ -98,7 +101,7 @@ def test_constant_mean_counts_every_token_alike() -> None:
 def engine_of(stepper: Stepper, plan: Plan, shift: float = 0.0) -> Columns:
     """Columns whose log-probs are the policy's own, plus shift."""
     columns = columns_of(plan)
-    columns.logprobs[:] = (stepper._start(columns, plan) + shift) * columns.loss_mask
+    columns.logprobs[:] = (stepper.logprobs(columns, TEMPERATURE) + shift) * columns.loss_mask
     return columns
 
 
@@ -107,7 +110,7 @@ def test_the_start_of_a_batch_is_what_the_policy_says_of_every_trained_token(
 ) -> None:
     stepper = stepper_for(group, model, configuration())
     plan = plan_of(items_of(1, 9), 1)
-    start = stepper._start(columns_of(plan), plan)
+    start = stepper.logprobs(columns_of(plan), TEMPERATURE)
     at = 0
     for item in plan.ranks[0]:
         columns = sequence(item.ticket_id, item.total_tokens)
@@ -165,7 +168,7 @@ def test_the_kl_is_measured_against_the_columns_of_the_reference_stage(group: Gr
             if name != "reference":
                 column[:] = sequence(item.ticket_id, item.total_tokens)[name]
     assert columns.reference is not None
-    columns.reference[:] = stepper._start(columns, plan)
+    columns.reference[:] = stepper.logprobs(columns, TEMPERATURE)
     assert stepper.train(plan, columns)["kl_reference"] == pytest.approx(0.0, abs=1e-6)
     assert stepper.train(plan, columns)["kl_reference"] > 1e-5
 
