@@ -14,6 +14,7 @@ from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.allocator import occupied, rounded
+from earl.dispatch.arena_file import arena_directory
 from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import Placed, TensorStore
@@ -30,6 +31,8 @@ class Published:
 
     redis_url: str
     data_plane: str
+    # For the arenas of others, too.
+    arena_dir: Path
     version: int
     keys: tuple[str, ...]
 
@@ -79,12 +82,13 @@ async def published(model: Path, spec: ModelSpec, directory: Path) -> AsyncItera
         bus = await Bus.connect(url, RUN)
         stack.push_async_callback(bus.close)
         config = DataPlaneConfig()
+        arenas = arena_directory(config, directory)
         shapes = spec.shapes()
         size_bytes = sum(rounded(int(np.prod(shape)) * 4) for shape in shapes.values())
         store = await TensorStore.open(
             Registry(bus.redis, bus.prefix, config.descriptor_lease_s),
             config,
-            directory / "arenas",
+            arenas,
             "trainer-0",
             incarnation=1,
             size_bytes=occupied(size_bytes),
@@ -97,4 +101,4 @@ async def published(model: Path, spec: ModelSpec, directory: Path) -> AsyncItera
         }
         key = "weights/1/trainer-0"
         await store.put(key, tensors, 1)
-        yield Published(url, config.model_dump_json(), 1, (key,))
+        yield Published(url, config.model_dump_json(), arenas, 1, (key,))

@@ -94,6 +94,7 @@ async def measure(work: Work, model: Path, at: Published) -> dict[str, Any]:
         redis_url=at.redis_url,
         run=RUN,
         data_plane=at.data_plane,
+        arena_dir=str(at.arena_dir),
         start_s=START_S,
     )
     spec = load_spec(str(model))

@@ -9,7 +9,7 @@ its digits. What an owner holds of a class lies tensor after tensor, `tensor_byt
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -79,6 +79,12 @@ def length(runs: Runs) -> int:
 def spaced(size_bytes: int) -> int:
     """From the beginning of an owner's part of one tensor to that of the next."""
     return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def held_bytes(classes: Iterable[tuple[TensorClass, int]]) -> int:
+    """What an owner holds of whole classes takes of a region; each class with its rank on the mesh."""
+    extents = (one.extent(rank) for one, rank in classes)
+    return sum(count * spaced(part_bytes) for count, part_bytes in extents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,12 +169,13 @@ class TensorStore:
         }
 
     def reserve_classes(
-        self, key: str, classes: Sequence[tuple[TensorClass, int]], version: int = 0
+        self, key: str, classes: Sequence[tuple[TensorClass, int]], version: int = 0, room_bytes: int = 0
     ) -> dict[str, np.ndarray]:
         """`reserve` for the part that this owner holds of whole classes, each with its rank on their mesh.
 
         Writable arrays by tensor, each shaped as the part of it; tensors of which it holds nothing are left
-        out. Raises ArenaFull, and LayoutError when the key is taken.
+        out. room_bytes: of the region at least, where regions of several sizes take turns.
+        Raises ArenaFull, and LayoutError when the key is taken.
         """
         if key in self._entries:
             raise LayoutError(f"{key} is held already", "remove it first, or publish under another key")
@@ -184,7 +185,7 @@ class TensorStore:
             count, part_bytes = one.extent(rank)
             placed.append((one, rank, size_bytes, spaced(part_bytes)))
             size_bytes += count * spaced(part_bytes)
-        region = self.arena.allocate(size_bytes)
+        region = self.arena.allocate(max(size_bytes, room_bytes))
         self._entries[key] = _Entry(version, region, {}, {}, tuple(placed))
         arrays: dict[str, np.ndarray] = {}
         for one, rank, offset, step in placed:

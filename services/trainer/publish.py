@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from earl.bus import Bus, redis_errors
-from earl.dispatch.allocator import occupied, rounded
-from earl.dispatch.classes import TensorClass, classes_of
+from earl.dispatch.allocator import occupied
+from earl.dispatch.classes import TensorClass, classes_of, held_bytes
 from earl.dispatch.descriptor import numpy_dtype
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
@@ -45,8 +45,7 @@ CALL_S = 30.0
 
 def slot_bytes(shards: Sequence[Shard], dtype: str) -> int:
     """Arena bytes of one version of these shards in the model's dtype."""
-    itemsize = numpy_dtype(dtype).itemsize
-    return sum(rounded(shard.box.size * itemsize) for shard in shards if shard.box.size)
+    return held_bytes(published_classes(shards, dtype))
 
 
 def published_classes(shards: Sequence[Shard], dtype: str) -> list[tuple[TensorClass, int]]:
@@ -220,7 +219,8 @@ class WeightSlots:
         self._close_unused(store)
 
     async def _reserve(self, key: str, version: int) -> dict[str, np.ndarray]:
-        return self._now.store.reserve_classes(key, self._now.classes, version)
+        # Every slot of an arena is of one size: else a larger one would not fit where a smaller one was.
+        return self._now.store.reserve_classes(key, self._now.classes, version, self._now.room)
 
     async def _retire(self, version: int) -> None:
         """Wait for those that are reading a withheld version."""

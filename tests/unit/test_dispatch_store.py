@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from earl.dispatch.allocator import GRAIN_BYTES, occupied
 from earl.dispatch.arena import Arena
+from earl.dispatch.classes import classes_of
+from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 
@@ -81,3 +84,18 @@ async def test_a_withheld_key_is_freed_like_any_other(store: TensorStore) -> Non
     await store.withhold(["goes", "never held"])
     await store.remove("goes")
     assert store.keys == ["stays"]
+
+
+async def test_slots_of_one_room_take_turns_whatever_lies_in_them(tmp_path: Path) -> None:
+    def held(length: int) -> list:
+        layout = MeshLayout((length,), (1,), (("replicate",),), ("0",))
+        return [(one, 0) for one in classes_of({"x": ("uint8", layout)})]
+
+    small, large = 8 * GRAIN_BYTES, 8 * GRAIN_BYTES + 64
+    arena = Arena.create(tmp_path, "o", 1, 2 * occupied(large))
+    async with TensorStore(arena, Lapsing()) as store:
+        for version, size in enumerate((small, large, large, small, large, small, small, large)):
+            if version >= 2:
+                await store.remove([f"v{version - 2}"])
+            arrays = store.reserve_classes(f"v{version}", held(size), version, large)
+            assert arrays["x"].nbytes == size
