@@ -147,6 +147,7 @@ def likeliest(ids: list[int], new: list[int]) -> np.ndarray:
     return logits.log_softmax(-1).max(-1).values.numpy()
 
 
+@pytest.mark.slow
 async def test_turns_go_on_through_two_switches(cuts, weights, monkeypatch):
     # The tokens are few, and the machine may be slow: KV goes along all the same.
     monkeypatch.setattr(handover, "worth_moving", lambda tokens, *_: set(tokens))
