@@ -66,7 +66,7 @@ class Outcome:
         alone = self.alone[name]
         assert found.keys() == alone.keys()
         for key, tensor in alone.items():
-            rtol, atol = (1e-3, 1e-5) if key.startswith("metric/") else (1e-4, 2e-5)
+            rtol, atol = (1e-3, 1e-5) if key.startswith("metric/") else (1e-4, 1e-5)
             torch.testing.assert_close(found[key], tensor, rtol=rtol, atol=atol, msg=f"{name} {cut} {key}")
         restored = {key for key in found if key.startswith("restored/")}
         exact = restored if not config_of(name).trainer.lora_rank else set()
@@ -88,8 +88,10 @@ class Outcome:
         checkpoint.load(path, manifest, stepper)
         exported = dict(SavedModel(path, self.directory / "model").tensors(torch.float32))
         for key, tensor in gathered(stepper).items():
-            torch.testing.assert_close(tensor, found[f"trained/{key}"], rtol=1e-6, atol=1e-6, msg=key)
-            torch.testing.assert_close(exported[key], tensor, rtol=1e-6, atol=1e-6, msg=key)
+            # Adapters are added up where they are read: in another order than where they were trained.
+            bound = 1e-6 if config_of(name).trainer.lora_rank else 0.0
+            torch.testing.assert_close(tensor, found[f"trained/{key}"], rtol=bound, atol=bound, msg=key)
+            torch.testing.assert_close(exported[key], tensor, rtol=bound, atol=bound, msg=key)
 
 
 @pytest.fixture(scope="module")

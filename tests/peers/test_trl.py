@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from services.trainer.batch import Columns
 from services.trainer.group import Group
 from services.trainer.plan import Item, Plan
 from tests.peers import asking, cases, objective
-from tests.support.policy import configuration, stepper_for
+from tests.support.policy import alone, configuration, stepper_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,12 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return directory, asking.ask(directory, {**cases.trajectories(), "cases": WHOLE})
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    torch.set_num_threads(1)
-    group = Group("cpu")
-    yield group
-    group.close()
+group = alone
 
 
 @pytest.mark.parametrize("name", cases.cases())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from earl.config.model import ScratchModel
@@ -26,6 +28,15 @@ from services.trainer.tickets import TicketSet
 # Sizes that 2 and 3 ranks cut unevenly; of 4 vocabulary rows the last of 3 ranks gets none.
 SCRATCH = ScratchModel(hidden_size=24, intermediate_size=20, layers=2, heads=2, kv_heads=1)
 VOCABULARY = 4
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Group]:
+    """This process as a group of one; a module takes it by name: `group = alone`."""
+    torch.set_num_threads(1)
+    group = Group("cpu")
+    yield group
+    group.close()
 
 
 def configuration(**trainer: object) -> RunConfig:

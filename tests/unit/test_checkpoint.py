@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,20 @@ from services.trainer.group import Group
 from services.trainer.manifest import FILE, Manifest
 from services.trainer.retention import BEST, checkpoints, mark_best
 from services.trainer.step import Stepper
-from tests.support.policy import configuration, gathered, model_directory, progress_at, stepper_for, train
+from tests.support.policy import (
+    alone,
+    configuration,
+    gathered,
+    model_directory,
+    progress_at,
+    stepper_for,
+    train,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    torch.set_num_threads(1)
-    group = Group("cpu")
-    yield group
-    group.close()
+group = alone
 
 
 @pytest.fixture

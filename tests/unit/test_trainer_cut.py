@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from services.trainer.parallel import Policy
 from services.trainer.prefixes import bins
 from services.trainer.step import Stepper
 from tests.support.policy import (
+    alone,
     columns_of,
     configuration,
     gathered,
@@ -33,12 +33,7 @@ from tests.support.policy import (
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    torch.set_num_threads(1)
-    group = Group("cpu")
-    yield group
-    group.close()
+group = alone
 
 
 def test_memory_may_come_parameter_by_parameter(group: Group, tmp_path: Path) -> None:

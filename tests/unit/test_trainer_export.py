@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,17 +19,12 @@ from services.trainer.group import Group
 from services.trainer.manifest import FILE
 from services.trainer.retention import mark_best
 from services.trainer.step import Stepper
-from tests.support.policy import configuration, model_directory, progress_at, stepper_for, train
+from tests.support.policy import alone, configuration, model_directory, progress_at, stepper_for, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    torch.set_num_threads(1)
-    group = Group("cpu")
-    yield group
-    group.close()
+group = alone
 
 
 def run_of(group: Group, path: Path, family: str, **trainer: object) -> tuple[Path, Stepper]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from services.trainer.losses import STAT_NAMES, PolicyGradient, policy_gradient
 from services.trainer.plan import Plan
 from services.trainer.step import Stepper
 from tests.support.policy import (
+    alone,
     columns_of,
     configuration,
     gathered,
@@ -36,12 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 TEMPERATURE = 1.0
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    torch.set_num_threads(1)
-    group = Group("cpu")
-    yield group
-    group.close()
+group = alone
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +19,21 @@ from services.trainer.cut import Cut
 from services.trainer.group import Group
 from services.trainer.manifest import FILE, Manifest
 from services.trainer.parallel import Policy
-from tests.support.policy import configuration, gathered, model_directory, progress_at, stepper_for, train
+from tests.support.policy import (
+    alone,
+    configuration,
+    gathered,
+    model_directory,
+    progress_at,
+    stepper_for,
+    train,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 LORA = {"lora_rank": 3, "lora_alpha": 6.0, "lora_targets": ["q_proj", "o_proj", "up_proj", "down_proj"]}
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    torch.set_num_threads(1)
-    group = Group("cpu")
-    yield group
-    group.close()
+group = alone
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from earl.models.weights import load_decoder
 from services.trainer.group import Group
 from services.trainer.optimizer import decay, ramp
 from tests.support.policy import (
+    alone,
     columns_of,
     configuration,
     gathered,
@@ -31,12 +31,7 @@ from tests.support.policy import (
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    torch.set_num_threads(1)
-    group = Group("cpu")
-    yield group
-    group.close()
+group = alone
 
 
 @pytest.fixture
