@@ -19,6 +19,18 @@ class AttachResponse(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[GatewayMessage]
     def __init__(self, messages: _Optional[_Iterable[_Union[GatewayMessage, _Mapping]]] = ...) -> None: ...
 
+class ServeRequest(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[GatewayMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[GatewayMessage, _Mapping]]] = ...) -> None: ...
+
+class ServeResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[HostMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[HostMessage, _Mapping]]] = ...) -> None: ...
+
 class PlayRequest(_message.Message):
     __slots__ = ("messages",)
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -311,16 +323,20 @@ class ListEnvironmentsRequest(_message.Message):
 class ListEnvironmentsResponse(_message.Message):
     __slots__ = ("entries",)
     class Entry(_message.Message):
-        __slots__ = ("environment", "hosts", "capacity", "open_sessions")
+        __slots__ = ("environment", "hosts", "capacity", "open_sessions", "queued", "quarantined")
         ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
         HOSTS_FIELD_NUMBER: _ClassVar[int]
         CAPACITY_FIELD_NUMBER: _ClassVar[int]
         OPEN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+        QUEUED_FIELD_NUMBER: _ClassVar[int]
+        QUARANTINED_FIELD_NUMBER: _ClassVar[int]
         environment: EnvironmentInfo
         hosts: int
         capacity: int
         open_sessions: int
-        def __init__(self, environment: _Optional[_Union[EnvironmentInfo, _Mapping]] = ..., hosts: _Optional[int] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ...) -> None: ...
+        queued: int
+        quarantined: int
+        def __init__(self, environment: _Optional[_Union[EnvironmentInfo, _Mapping]] = ..., hosts: _Optional[int] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., queued: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[ListEnvironmentsResponse.Entry]
     def __init__(self, entries: _Optional[_Iterable[_Union[ListEnvironmentsResponse.Entry, _Mapping]]] = ...) -> None: ...

@@ -183,3 +183,81 @@ class EnvGatewayService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class EnvHostServiceStub:
+    """Served by an env host that listens: the gateway dials it, and the stream is Attach's with its ends
+    swapped. First message: the host's Hello; first answer: Welcome.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Serve = channel.stream_stream(
+                '/earl.v1.EnvHostService/Serve',
+                request_serializer=earl_dot_v1_dot_env__pb2.ServeRequest.SerializeToString,
+                response_deserializer=earl_dot_v1_dot_env__pb2.ServeResponse.FromString,
+                _registered_method=True)
+
+
+class EnvHostServiceServicer:
+    """Served by an env host that listens: the gateway dials it, and the stream is Attach's with its ends
+    swapped. First message: the host's Hello; first answer: Welcome.
+    """
+
+    def Serve(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_EnvHostServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Serve': grpc.stream_stream_rpc_method_handler(
+                    servicer.Serve,
+                    request_deserializer=earl_dot_v1_dot_env__pb2.ServeRequest.FromString,
+                    response_serializer=earl_dot_v1_dot_env__pb2.ServeResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'earl.v1.EnvHostService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('earl.v1.EnvHostService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class EnvHostService:
+    """Served by an env host that listens: the gateway dials it, and the stream is Attach's with its ends
+    swapped. First message: the host's Hello; first answer: Welcome.
+    """
+
+    @staticmethod
+    def Serve(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/earl.v1.EnvHostService/Serve',
+            earl_dot_v1_dot_env__pb2.ServeRequest.SerializeToString,
+            earl_dot_v1_dot_env__pb2.ServeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
