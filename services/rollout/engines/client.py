@@ -116,6 +116,8 @@ class EngineProcess(Engine):
         tp = self.spec.tp if self.spec.engine == "torch" else 1
         self._directory = tempfile.mkdtemp(prefix="earl-engine-") if tp > 1 else None
         store = str(Path(self._directory) / "store") if self._directory else ""
+        # Ranks on CPUs add up there (shared_sum.py); the memory is gone with the last process that has it.
+        sums = os.memfd_create(f"{self.spec.name}-sums") if tp > 1 and hasattr(os, "memfd_create") else -1
         ours, theirs = socket.socketpair()
         pairs = [socket.socketpair() for _ in range(1, tp)]
         environment = dict(os.environ, OMP_NUM_THREADS=str(self.spec.threads), TOKENIZERS_PARALLELISM="false")
@@ -127,6 +129,7 @@ class EngineProcess(Engine):
                 followers = [a.fileno() for a, _ in pairs] if rank == 0 else []
                 fds = [own.fileno(), *followers]
                 command = [python, "-m", "services.rollout.engines.process", *map(str, fds)]
+                fds += [sums] if sums >= 0 else []
                 # What libraries print goes to stderr: stdout is the service's ready line.
                 process = await asyncio.create_subprocess_exec(
                     *command, pass_fds=fds, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=2
@@ -138,10 +141,12 @@ class EngineProcess(Engine):
             for pair in pairs:
                 pair[0].close()
                 pair[1].close()
+            if sums >= 0:
+                os.close(sums)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._receiver = asyncio.create_task(self._receive(reader))
         self._watchers.append(self._receiver)
-        self._post(wire.Start(self.spec, 0, 0, store))
+        self._post(wire.Start(self.spec, 0, 0, store, sums))
 
     async def stop(self) -> None:
         if not self._lost.is_set():

@@ -60,7 +60,7 @@ class Leader:
 
     def _start(self, start: wire.Start) -> None:
         for number, channel in enumerate(self._channels, start=1):
-            order = wire.Start(start.spec, number, start.epoch, start.store)
+            order = wire.Start(start.spec, number, start.epoch, start.store, start.sums)
             channel.send(wire.encoder.encode([order]))
         self._spec, self._rank = start.spec, Rank(start)
         self._followers = Followers(self._channels)

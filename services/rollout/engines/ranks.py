@@ -1,7 +1,7 @@
 """Rank 0 and its followers: what they say to each other, and a follower's whole life.
 
     rank 0 ── Step (batch bytes) · {Load,Apply,Drop}Shard · {Offer,Take,Withdraw}Rows ──► follower
-           ◄── Loaded · Applied ──                                  (+ gloo or NCCL: activations)
+           ◄── Loaded · Applied ──                                  (+ shared memory or NCCL: activations)
 
 Frames arrive in order, so every rank runs the same steps with the same weights. A follower ends when
 its socket does: with rank 0, and so with the service.
@@ -20,14 +20,15 @@ import torch.distributed as dist
 from earl.errors import EarlError, EngineError
 from earl.models.parallel import TensorParallel
 from earl.models.spec import load_spec
-from services.rollout.engines import wire
+from services.rollout.engines import shared_sum, wire
 from services.rollout.engines.base import EngineSpec, LoadReport, Transfer
 from services.rollout.engines.batch import Batch
 from services.rollout.engines.cache import room_within
 from services.rollout.engines.data_thread import DataThread
 from services.rollout.engines.handover import Rows
 from services.rollout.engines.kv_shards import KvShards, Moved
-from services.rollout.engines.runner import Runner
+from services.rollout.engines.runner import AddUp, Runner, keep
+from services.rollout.engines.shared_sum import SharedSum
 from services.rollout.engines.staging import Stager
 
 # Bound of one collective: a rank that is slower than this is stuck.
@@ -104,9 +105,11 @@ class Rank:
         model = load_spec(spec.model_dir)
         device = device_of(spec, start.rank)
         slots, context = room_within(spec.kv_tokens, spec.max_sequences, spec.max_context_tokens, device)
+        tp, add_up = join_group(start, device)
         self.runner = Runner(
             model,
-            join_group(start, device),
+            tp,
+            add_up=add_up,
             slots=slots,
             context=context,
             dtype=getattr(torch, spec.dtype),
@@ -154,11 +157,14 @@ def device_of(spec: EngineSpec, rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def join_group(start: wire.Start, device: torch.device) -> TensorParallel:
-    """The process group of this epoch, under its own prefix of the store."""
-    size = start.spec.tp
+def join_group(start: wire.Start, device: torch.device) -> tuple[TensorParallel, AddUp]:
+    """This rank's place, and how the ranks add up: in shared memory on CPUs, else by a process group of this
+    epoch, under its own prefix of the store."""
+    size, rank = start.spec.tp, start.rank
     if size == 1:
-        return TensorParallel()
+        return TensorParallel(), keep
+    if device.type == "cpu" and start.sums >= 0 and shared_sum.available():
+        return TensorParallel(rank, size), SharedSum(start.sums, rank, size, COLLECTIVE_S).add_up
     store = dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]
         f"epoch{start.epoch}",
         dist.FileStore(start.store, size),  # pyright: ignore[reportPrivateImportUsage]
@@ -166,11 +172,11 @@ def join_group(start: wire.Start, device: torch.device) -> TensorParallel:
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
-        rank=start.rank,
+        rank=rank,
         world_size=size,
         timeout=timedelta(seconds=COLLECTIVE_S),
     )
-    return TensorParallel(start.rank, size, dist.group.WORLD)
+    return TensorParallel(rank, size), dist.all_reduce
 
 
 def follow(channel: wire.Channel, start: wire.Start) -> None:

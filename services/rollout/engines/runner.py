@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from earl.dispatch.layout import Box
@@ -34,6 +33,9 @@ from services.rollout.engines.attention import Part, Shape, aligned_parts, parts
 from services.rollout.engines.batch import GIVE_BACK, Batch
 from services.rollout.engines.cache import KvCache
 from services.rollout.engines.linear import Linear
+
+# Makes a tensor the sum of all ranks', in place.
+AddUp = Callable[[torch.Tensor], object]
 
 # Rows that a deterministic forward computes at once.
 TILE = 32
@@ -56,8 +58,13 @@ class _Layer:
     values: torch.Tensor
 
 
+def keep(x: torch.Tensor) -> None:
+    """The sum over one rank."""
+
+
 class Runner:
-    """Holds this rank's weights and KV cache. slots S and context C (tokens) size the cache.
+    """Holds this rank's weights and KV cache. slots S and context C (tokens) size the cache; add_up: the sum
+    over the ranks of tp.
 
     Raises IllegalParallelism if tp does not divide the heads.
     """
@@ -72,8 +79,9 @@ class Runner:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         deterministic: bool = False,
+        add_up: AddUp = keep,
     ) -> None:
-        self.spec, self.tp = spec, tp
+        self.spec, self.tp, self._add_up = spec, tp, add_up
         self.slots, self.context = slots, context
         self.dtype, self.device = dtype, torch.device(device)
         self.deterministic = deterministic
@@ -269,6 +277,5 @@ class Runner:
         return F.rms_norm(x, weight.shape, weight, self.spec.eps)
 
     def _summed(self, x: torch.Tensor) -> torch.Tensor:
-        if self.tp.size > 1:
-            dist.all_reduce(x, group=self.tp.group)
+        self._add_up(x)
         return x

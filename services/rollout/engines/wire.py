@@ -56,12 +56,14 @@ class WireError(msgspec.Struct, array_like=True):
 class Start(msgspec.Struct, tag=True, array_like=True):
     """First message to every rank, from the service or from rank 0.
 
-    store: file of the process group's store, "" if tp is 1."""
+    store: file of the process group's store, "" if tp is 1. sums: descriptor of the memory in which ranks on
+    CPUs add up, inherited by each of them; -1 if they use a process group."""
 
     spec: EngineSpec
     rank: int
     epoch: int
     store: str
+    sums: int = -1
 
 
 class Generate(msgspec.Struct, tag=True, array_like=True):
