@@ -267,10 +267,20 @@ class UnknownEnvironment(EnvironmentFailure):
     status = "NOT_FOUND"
 
 
+class ToolError(EnvironmentFailure):
+    """A tool cannot do what the agent asked; the agent is shown the message, the episode goes on."""
+
+    status = "INVALID_ARGUMENT"
+
+
 class EnvHostLost(EnvironmentFailure):
     """The env host died, froze or left with the session open: INFRA_ERROR, never a reward."""
 
     status = "UNAVAILABLE"
+
+
+class EnvBackendLost(EnvHostLost):
+    """What an environment stands on, a server or a process of its own, is gone: INFRA_ERROR as well."""
 
 
 # --- memory ---------------------------------------------------------------------------------

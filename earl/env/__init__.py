@@ -1,4 +1,4 @@
-"""SDK for environments: write one (base.py), serve it (host.py), play one (session.py).
+"""SDK for environments: write one (base.py, tools.py), serve it (host.py), play one (session.py).
 
     from earl.env import Environment, EnvHost, GatewayClient, StepResult
 
@@ -7,13 +7,24 @@ Imports neither torch nor redis; `EnvHost` and `GatewayClient` bring gRPC when t
 
 from typing import TYPE_CHECKING, Any
 
-from earl.env.base import Ending, Environment, Limits, Observation, StepResult
+from earl.env.base import (
+    Action,
+    Ending,
+    Environment,
+    Limits,
+    Observation,
+    StepResult,
+    ToolCall,
+    ToolResult,
+)
 
 if TYPE_CHECKING:
     from earl.env.host import EnvHost
     from earl.env.session import GatewayClient, Session, StepOutcome
+    from earl.env.tools import ToolEnvironment, tool
 
 __all__ = [
+    "Action",
     "Ending",
     "EnvHost",
     "Environment",
@@ -23,6 +34,10 @@ __all__ = [
     "Session",
     "StepOutcome",
     "StepResult",
+    "ToolCall",
+    "ToolEnvironment",
+    "ToolResult",
+    "tool",
 ]
 
 _LAZY = {
@@ -30,6 +45,8 @@ _LAZY = {
     "GatewayClient": "earl.env.session",
     "Session": "earl.env.session",
     "StepOutcome": "earl.env.session",
+    "ToolEnvironment": "earl.env.tools",
+    "tool": "earl.env.tools",
 }
 
 

@@ -20,9 +20,27 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from earl.env.threads import in_thread
+from earl.env.tool_calls import Action, Tool, ToolCall, ToolResult
+
+__all__ = [
+    "ROLES",
+    "Action",
+    "Ending",
+    "Environment",
+    "Factory",
+    "Limits",
+    "Observation",
+    "StepResult",
+    "Tool",
+    "ToolCall",
+    "ToolResult",
+    "schema_hash",
+]
 
 Factory = Callable[[], "Environment"]
 
@@ -45,11 +63,13 @@ class Observation:
     """What the agent sees: a text and, where they can be listed, the actions that are legal now.
 
     role: who says it, for chat models: "user", or "tool" for what a tool that the agent called answers.
+    tool_results: the answers one by one, for clients that sent the calls as such; `text` has them too.
     """
 
     text: str
     legal_actions: Sequence[str] = ()
     role: str = "user"
+    tool_results: Sequence[ToolResult] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +104,7 @@ class Environment:
     name: unique in the fleet, "package/game". reward_range: bounds of the sum of an episode's rewards.
     blocking: whether plain methods may take longer than about a millisecond; they then run in a
     thread of their own, so that they hold up nobody. It may also be set on the object in `reset`.
+    tools: what actions may call (earl/env/tools.py carries the calls out).
     """
 
     name: ClassVar[str] = ""
@@ -92,16 +113,23 @@ class Environment:
     action_schema: ClassVar[Mapping[str, Any]] = {"type": "string"}
     observation_schema: ClassVar[Mapping[str, Any]] = {"type": "string"}
     blocking: bool = True
+    tools: Sequence[Tool] = ()
 
     # Set by the host: tells the gateway that a slow step is alive. Any thread may call it.
     report_progress: Callable[[str], None] = staticmethod(lambda message: None)
+    # Set by the host: `await self.in_thread(function, *arguments)` in async methods, for what blocks.
+    # A call that is cancelled keeps its thread; the host offers less capacity until it ends.
+    in_thread: Callable[..., Awaitable[Any]] = staticmethod(in_thread)
 
     def reset(self, seed: int, task: dict[str, Any]) -> Any:
         """Start the episode; returns an Observation or its text."""
         raise NotImplementedError
 
-    def step(self, action: str) -> Any:
-        """Take one action; returns a StepResult."""
+    def step(self, action: Action) -> Any:
+        """Take one action, an Action: its text, with .tool_calls if the client sent any.
+
+        Returns a StepResult.
+        """
         raise NotImplementedError
 
     def close(self) -> Any:
@@ -109,6 +137,11 @@ class Environment:
 
 
 def schema_hash(environment: type[Environment] | Environment) -> str:
-    """Hash of the action and observation schema; hosts that serve one name must agree on it."""
-    schemas = {"action": environment.action_schema, "observation": environment.observation_schema}
+    """Hash of the schemas of actions, observations and tools; hosts that serve one name must agree on it."""
+    schemas: dict[str, Any] = {
+        "action": environment.action_schema,
+        "observation": environment.observation_schema,
+    }
+    if environment.tools:
+        schemas["tools"] = [tool.schema() for tool in environment.tools]
     return hashlib.sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()[:16]

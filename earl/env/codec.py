@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
-from earl.env.base import ROLES, Ending, Environment, Observation, StepResult, schema_hash
+from earl.env.base import (
+    ROLES,
+    Action,
+    Ending,
+    Environment,
+    Observation,
+    StepResult,
+    ToolCall,
+    ToolResult,
+    schema_hash,
+)
+from earl.env.tool_calls import from_json, to_json
 from earl.errors import EarlError, EnvironmentFailure, EnvProtocolError
 from earl.rpc.errors import bounded, catalogue
 from earl.v1 import env_pb2
@@ -41,6 +53,34 @@ def info(name: str, environment: type[Environment] | Environment) -> env_pb2.Env
     )
     if environment.reward_range is not None:
         message.min_reward, message.max_reward = environment.reward_range
+    if environment.tools:
+        message.tools_json = json.dumps([tool.schema() for tool in environment.tools])
+    return message
+
+
+def action(message: env_pb2.Action) -> Action:
+    """What an agent did. Arguments that are no JSON stay the text that they are: a tool refuses them."""
+    return Action(message.text, [_tool_call(call) for call in message.tool_calls])
+
+
+def _tool_call(message: env_pb2.ToolCall) -> ToolCall:
+    try:
+        arguments = from_json(message.arguments_json or "{}")
+    except ValueError:
+        arguments = message.arguments_json
+    return ToolCall(message.name, arguments, message.id)
+
+
+def action_message(action: str) -> env_pb2.Action:
+    """The message of a text or an Action. Raises EnvProtocolError for what cannot be sent."""
+    try:
+        message = env_pb2.Action(text=action)
+        for call in getattr(action, "tool_calls", ()):
+            given = call.arguments
+            text = given if isinstance(given, str) else to_json(given)
+            message.tool_calls.add(id=call.id, name=call.name, arguments_json=text)
+    except (TypeError, ValueError) as error:
+        raise EnvProtocolError(f"the action cannot be sent: {error}", "send text and JSON") from error
     return message
 
 
@@ -100,7 +140,12 @@ def checked_role(role: str) -> str:
 
 def observation(message: env_pb2.Observation) -> Observation:
     """What a Result shows the agent. Raises EnvProtocolError for a role that there is not."""
-    return Observation(message.text, tuple(message.legal_actions), checked_role(message.role) or ROLES[0])
+    return Observation(
+        message.text,
+        tuple(message.legal_actions),
+        checked_role(message.role) or ROLES[0],
+        tuple(ToolResult(one.text, one.id, one.is_error) for one in message.tool_results),
+    )
 
 
 def _observation(value: object, source: str) -> env_pb2.Observation:
@@ -111,7 +156,9 @@ def _observation(value: object, source: str) -> env_pb2.Observation:
             message = env_pb2.Observation(text=value.text, legal_actions=value.legal_actions)
             if value.role != ROLES[0]:
                 message.role = checked_role(value.role)
+            for result in value.tool_results:
+                message.tool_results.add(id=result.id, text=result.text, is_error=result.is_error)
             return message
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise EnvProtocolError(f"observation of {source} cannot be sent: {error}") from error
     raise EnvProtocolError(f"{source} returned {type(value).__name__}", "return an Observation or its text")

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from earl.env.base import Ending, Environment, Factory
-from earl.env.codec import Failure, answer, credit, progress
+from earl.env.codec import Failure, action, answer, credit, progress
 from earl.env.hosted import Admission, HostedSession
 from earl.env.serve import described
 from earl.env.threads import DaemonThreads
-from earl.errors import EnvProtocolError
+from earl.errors import EarlError, EnvHostLost, EnvProtocolError, ServiceUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,8 @@ class Runner:
             self._finished(session, 0, refusal)
             return
         task = json.loads(message.task_json or "{}")
-        self._run(session, 0, partial(self._call_reset, session, message.seed, task))
+        method = self.infos[session.name].reset
+        self._run(session, 0, method, partial(self._call_reset, session, message.seed, task))
 
     def _refusal(self, message: Any) -> Failure | None:
         if message.environment not in self._factories:
@@ -116,7 +117,10 @@ class Runner:
         admission = session.admit(message.seq)
         if admission is Admission.RUN:
             assert session.environment is not None
-            self._run(session, message.seq, partial(session.environment.step, message.action.text))
+            environment = session.environment
+            self._run(
+                session, message.seq, environment.step, partial(environment.step, action(message.action))
+            )
         elif admission is Admission.REPEAT:
             self._send(session.answer)
         elif admission is Admission.REFUSE:
@@ -133,8 +137,7 @@ class Runner:
         if not session.done:
             self._ended()
         if session.running:
-            self._stuck += 1
-            self._offer()
+            self._left(1)
             if session.task is not None:
                 session.task.cancel()
         else:
@@ -153,12 +156,22 @@ class Runner:
     def _call_reset(self, session: HostedSession, seed: int, task: dict[str, Any]) -> Any:
         environment = session.environment = self._factories[session.name]()
         environment.report_progress = partial(self._report_progress, session)
+        environment.in_thread = self._in_thread
         return environment.reset(seed, task)
 
-    def _run(self, session: HostedSession, seq: int, call: Call) -> None:
+    def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        return self._threads.call(partial(function, *arguments), self._left)
+
+    def _left(self, change: int) -> None:
+        """A thread was left behind (1), or has ended after all (-1)."""
+        self._stuck += change
+        self._offer()
+
+    def _run(self, session: HostedSession, seq: int, method: Call, call: Call) -> None:
+        """Start a session's `method`; `call` does so with its arguments."""
         session.start(seq)
         environment = session.environment or self.infos[session.name]
-        if _is_async(environment):
+        if inspect.iscoroutinefunction(method):
             session.task = self._spawn(_awaited(session.name, seq, call))
             session.task.add_done_callback(partial(self._task_ended, session, seq))
         elif environment.blocking:
@@ -194,8 +207,7 @@ class Runner:
     def _finished(self, session: HostedSession, seq: int, outcome: Any) -> None:
         if session.dropped:
             session.running = False
-            self._stuck -= 1
-            self._offer()
+            self._left(-1)
             self._release(session)
             return
         try:
@@ -228,23 +240,21 @@ class Runner:
             close()
 
 
-def _is_async(environment: Environment | type[Environment]) -> bool:
-    """Async if `reset` or `step` is; the object's plain methods then run on the loop too."""
-    return inspect.iscoroutinefunction(environment.step) or inspect.iscoroutinefunction(environment.reset)
-
-
 async def _awaited(name: str, seq: int, call: Call) -> Any:
     """The call's outcome, or the Failure that its exception stands for."""
     try:
         outcome = call()
         return await outcome if inspect.isawaitable(outcome) else outcome
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         log.warning("%s: step %d failed", name, seq, exc_info=True)
         return _failure(error, seq)
 
 
 def _failure(error: BaseException, seq: int) -> Failure:
     what = "reset" if seq == 0 else f"step {seq}"
+    if isinstance(error, (EnvHostLost, ServiceUnavailable, ConnectionError)):
+        reason = type(error).__name__ if isinstance(error, EarlError) else "EnvBackendLost"
+        return Failure(Ending.INFRA_ERROR, reason, f"{what}: {error}")
     return Failure(Ending.ENV_ERROR, "EnvironmentFailure", f"{what} raised {type(error).__name__}: {error}")
 
 

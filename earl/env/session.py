@@ -24,7 +24,7 @@ from typing import Any
 import grpc
 
 from earl.env.base import Ending, Limits, Observation
-from earl.env.codec import error_of, observation
+from earl.env.codec import action_message, error_of, observation
 from earl.errors import (
     DeadlineExceeded,
     EarlError,
@@ -174,12 +174,16 @@ class Session:
         if outcome.ending is Ending.ENV_ERROR:
             raise EnvironmentFailure(outcome.message)
 
-    async def step(self, text: str) -> StepOutcome:
-        """Act; the outcome's observation is also the session's. Raises as the module says."""
+    async def step(self, action: str) -> StepOutcome:
+        """Act, with a text or an Action; the outcome's observation is also the session's.
+
+        Raises as the module says, and EnvProtocolError for an action that cannot be sent.
+        """
         if self.done:
             raise EnvProtocolError(f"session {self.number} of {self.environment} is over", "open a new one")
+        sent = action_message(action)
         self._seq += 1
-        step = env_pb2.Step(session=self.number, seq=self._seq, action=env_pb2.Action(text=text))
+        step = env_pb2.Step(session=self.number, seq=self._seq, action=sent)
         return await self._asked(env_pb2.ClientMessage(step=step), self._limits.step_s)
 
     async def _asked(self, message: env_pb2.ClientMessage, within_s: float) -> StepOutcome:

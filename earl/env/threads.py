@@ -6,9 +6,12 @@ would then hold the process for ever. These are daemon threads, made when no idl
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 _Job = Callable[[], None]
 
@@ -42,6 +45,14 @@ class DaemonThreads:
         else:
             self._jobs.put(job)
 
+    def call(self, function: Callable[[], Any], left: Callable[[int], None] | None = None) -> Any:
+        """Run `function` in a thread; an asyncio.Future of what it returns or raises.
+
+        A future that is cancelled leaves its thread behind: `left` is called with 1, and with -1 once
+        the function has ended after all. To be called on a running loop.
+        """
+        return _Call(function, left).begun(self)
+
     def _work(self, job: _Job | None) -> None:
         while job is not None:
             job()
@@ -55,3 +66,57 @@ class DaemonThreads:
             idle, self._idle = self._idle, 0
         for _ in range(idle):
             self._jobs.put(None)
+
+
+class _Call:
+    """One function in a thread, and the future that waits for it on the loop."""
+
+    def __init__(self, function: Callable[[], Any], left: Callable[[int], None] | None) -> None:
+        self._function = function
+        self._left = left
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Any] = self._loop.create_future()
+        self._ended = self._abandoned = False
+
+    def begun(self, threads: DaemonThreads) -> asyncio.Future[Any]:
+        self._future.add_done_callback(self._settled)
+        threads.submit(self._run)
+        return self._future
+
+    def _run(self) -> None:
+        value, error = None, None
+        try:
+            value = self._function()
+        except StopIteration as stop:  # no future can carry it
+            error = RuntimeError(f"raised {stop!r}")
+        except BaseException as raised:  # noqa: BLE001 - handed to whoever awaits the call
+            error = raised
+        try:
+            self._loop.call_soon_threadsafe(partial(self._end, value, error))
+        except RuntimeError:
+            return  # the loop has ended, and with it whoever waited
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        self._ended = True
+        if self._abandoned and self._left is not None:
+            self._left(-1)
+        if self._future.done():
+            return
+        if error is None:
+            self._future.set_result(value)
+        else:
+            self._future.set_exception(error)
+
+    def _settled(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled() and not self._ended:
+            self._abandoned = True
+            if self._left is not None:
+                self._left(1)
+
+
+_SHARED = DaemonThreads("environment-call")
+
+
+def in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+    """`Environment.in_thread` of an environment that no host runs."""
+    return _SHARED.call(partial(function, *arguments))

@@ -1,10 +1,13 @@
-"""Tool calls in an action's text, in the form of the Hermes, Qwen and SmolLM2 models.
+"""Calls of tools in an agent's action, and what the tools answer.
+
+A client that parsed them sends calls as such (`Action.tool_calls`); otherwise they stand in the action's
+text, in the form of the Hermes, Qwen and SmolLM2 models:
 
     <tool_call>{"name": "calculator", "arguments": {"expression": "12 * 7"}}</tool_call>
 
-One call or a list of them between the marks; several marks follow each other. `parse` is pure and
-strict: every text gives either calls that the tools accept or one Fault that says what is wrong, in
-time linear in a text that is bounded. Nothing of the text is ever run.
+One call or a list of them between the marks; several marks follow each other. `calls_in` and `parse` are
+pure and strict: every action gives either calls or one Fault that says what is wrong, in time linear in
+a text that is bounded. Nothing of the text is ever run.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_CHARACTERS = 16_384
 MAX_CALLS = 16
 
+# JSON schema's types, as json.loads gives them.
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -27,11 +31,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "array": (list,),
     "object": (dict,),
+    "null": (type(None),),
 }
+# With one of these in it, a schema may allow keys that `properties` does not name.
+_OPENING = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
 
 
 class FaultKind(enum.Enum):
-    """What is wrong with a text that should call a tool."""
+    """What is wrong with an action that should call a tool."""
 
     NO_CALL = "no_call"
     TOO_LONG = "too_long"
@@ -53,25 +60,94 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
+    """A call as somebody wrote it: `check` says whether a tool takes it.
+
+    arguments: an object; or what was written in its place. id: a client's name for the call, which its
+    result carries back; "" for a call that stood in a text.
+    """
+
     name: str
-    arguments: dict[str, Any]
+    arguments: Any
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call led to. is_error: the tool did not do what was asked of it; text says why."""
+
+    text: str
+    id: str = ""
+    is_error: bool = False
+
+
+class Action(str):
+    """What the agent did: its text and, where the client parsed them, its calls of tools.
+
+    A `str` in every other way, so that an environment without tools takes it as its text.
+    """
+
+    __slots__ = ("tool_calls",)
+    tool_calls: tuple[ToolCall, ...]
+
+    def __new__(cls, text: str = "", tool_calls: Sequence[ToolCall] = ()) -> Action:
+        action = super().__new__(cls, text)
+        action.tool_calls = tuple(tool_calls)
+        return action
+
+
+def object_schema(**types: str) -> dict[str, Any]:
+    """The JSON schema of an object with these keys, name → type; all are required, no others taken."""
+    return {
+        "type": "object",
+        "properties": {name: {"type": kind} for name, kind in types.items()},
+        "required": [*types],
+        "additionalProperties": False,
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """parameters: argument name → JSON schema type ("string", "integer", "number", "boolean", "array",
-    "object"); all are required, no others are taken."""
+    """What an agent may call. parameters: JSON schema of the arguments, an object."""
 
     name: str
     description: str
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=object_schema)
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema of this function, as chat models are shown it."""
-        properties = {name: {"type": kind} for name, kind in self.parameters.items()}
-        parameters = {"type": "object", "properties": properties, "required": [*self.parameters]}
-        described = {"name": self.name, "description": self.description, "parameters": parameters}
+        described = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": described}
+
+    def accepted(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the tool gets them. Raises ValueError with one line on what is wrong.
+
+        Checked are the keys, and each value's JSON type and `enum`. What lies deeper is left to the tool;
+        keys that the schema does not name are refused unless it says something about further ones.
+        """
+        wanted = self.parameters.get("properties", {})
+        missing = set(self.parameters.get("required", ())) - set(arguments)
+        closed = not any(self.parameters.get(key) for key in _OPENING) and "properties" in self.parameters
+        if missing or (closed and set(arguments) - set(wanted)):
+            raise ValueError(f"{self.name} takes {', '.join(wanted) or 'no arguments'}")
+        for key, given in arguments.items():
+            schema = wanted.get(key)
+            if isinstance(schema, Mapping) and (wrong := _mismatch(given, schema)):
+                raise ValueError(f"{key} of {self.name} is {wrong}")
+        return arguments
+
+
+def _mismatch(given: Any, schema: Mapping[str, Any]) -> str:
+    """What a value is that it should not be; empty if it may be of this schema."""
+    named = schema.get("type", ())
+    kinds = [named] if isinstance(named, str) else [*named]
+    types = tuple(kind for name in kinds for kind in _TYPES.get(name, (object,)))
+    if types and (not isinstance(given, types) or (isinstance(given, bool) and bool not in types)):
+        return f"no {' or '.join(kinds)}"
+    if isinstance(given, float) and not math.isfinite(given):
+        return "not finite"
+    if "enum" in schema and given not in schema["enum"]:
+        return f"not one of {json.dumps(schema['enum'])[:200]}"
+    return ""
 
 
 def describe(tools: Sequence[Tool]) -> str:
@@ -89,71 +165,111 @@ def render(call: ToolCall) -> str:
     return f"{OPEN}{json.dumps({'name': call.name, 'arguments': call.arguments})}{CLOSE}"
 
 
-def parse(text: str, tools: Sequence[Tool]) -> list[ToolCall] | Fault:
-    """The calls in an action's text, at least one; text around them is ignored.
+def has_calls(action: str) -> bool:
+    """Whether the action tries to call a tool; if not, it is the agent's answer."""
+    return bool(getattr(action, "tool_calls", ())) or OPEN in action
 
-    A last call whose closing mark is missing is a fault: the action was cut.
+
+def calls_in(action: str) -> list[ToolCall] | Fault:
+    """The calls of an action, at least one, not yet checked against any tools.
+
+    Those that a client sent; otherwise those in the text, where text around them is ignored and a last
+    call whose closing mark is missing is a fault: the action was cut.
     """
+    calls: list[ToolCall] = [*getattr(action, "tool_calls", ())]
+    if not calls:
+        found = _calls_in_text(action)
+        if isinstance(found, Fault):
+            return found
+        calls = found
+    if len(calls) > MAX_CALLS:
+        return Fault(FaultKind.TOO_MANY, f"{len(calls)} calls in one action; at most {MAX_CALLS}")
+    return calls
+
+
+def check(call: ToolCall, tools: Mapping[str, Tool]) -> dict[str, Any] | Fault:
+    """The arguments of a call as its tool takes them, or what is wrong with it. tools: by name."""
+    tool = tools.get(call.name) if isinstance(call.name, str) else None
+    if tool is None:
+        known = ", ".join(tools) or "none"
+        return Fault(FaultKind.UNKNOWN_TOOL, f"no tool {str(call.name)[:40]!r}; there is {known}")
+    if not isinstance(call.arguments, dict):
+        return Fault(FaultKind.BAD_ARGUMENTS, f"the arguments of {call.name} are no object")
+    try:
+        return tool.accepted(call.arguments)
+    except ValueError as error:
+        return Fault(FaultKind.BAD_ARGUMENTS, str(error))
+
+
+def parse(action: str, tools: Sequence[Tool]) -> list[ToolCall] | Fault:
+    """The calls of an action, if the tools accept every one of them."""
+    calls = calls_in(action)
+    if isinstance(calls, Fault):
+        return calls
+    known = {tool.name: tool for tool in tools}
+    for call in calls:
+        checked = check(call, known)
+        if isinstance(checked, Fault):
+            return checked
+    return calls
+
+
+def _calls_in_text(text: str) -> list[ToolCall] | Fault:
     if len(text) > MAX_CHARACTERS:
         return Fault(FaultKind.TOO_LONG, f"an action of {len(text)} characters; at most {MAX_CHARACTERS}")
     pieces = text.split(OPEN)[1:]
     if not pieces:
         return Fault(FaultKind.NO_CALL, f"no {OPEN} in the answer")
-    known = {tool.name: tool for tool in tools}
     calls: list[ToolCall] = []
     for piece in pieces:
         body, closed, _ = piece.partition(CLOSE)
         if not closed:
             return Fault(FaultKind.UNCLOSED, f"{OPEN} without {CLOSE}")
-        found = _calls_of(body, known)
+        found = _calls_of(body)
         if isinstance(found, Fault):
             return found
         calls += found
-        if len(calls) > MAX_CALLS:
-            return Fault(FaultKind.TOO_MANY, f"more than {MAX_CALLS} calls")
     return calls
 
 
-def _calls_of(body: str, known: Mapping[str, Tool]) -> list[ToolCall] | Fault:
+def _calls_of(body: str) -> list[ToolCall] | Fault:
     try:
-        value = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
-    except (ValueError, RecursionError) as error:
-        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        return Fault(FaultKind.NOT_JSON, f"the call is not JSON: {said}")
+        value = from_json(body)
+    except ValueError as error:
+        return Fault(FaultKind.NOT_JSON, f"the call is not JSON: {error}")
     values = value if isinstance(value, list) else [value]
     if not values:
         return Fault(FaultKind.NOT_A_CALL, "an empty list of calls")
-    calls = []
     for value in values:
-        call = _call_of(value, known)
-        if isinstance(call, Fault):
-            return call
-        calls.append(call)
-    return calls
+        if not isinstance(value, dict) or set(value) != {"name", "arguments"}:
+            return Fault(FaultKind.NOT_A_CALL, 'a call is {"name": ..., "arguments": {...}}')
+    return [ToolCall(value["name"], value["arguments"]) for value in values]
 
 
-def _call_of(value: Any, known: Mapping[str, Tool]) -> ToolCall | Fault:
-    if not isinstance(value, dict) or set(value) != {"name", "arguments"}:
-        return Fault(FaultKind.NOT_A_CALL, 'a call is {"name": ..., "arguments": {...}}')
-    name, arguments = value["name"], value["arguments"]
-    if not isinstance(name, str) or name not in known:
-        return Fault(FaultKind.UNKNOWN_TOOL, f"no tool {str(name)[:40]!r}; there is {', '.join(known)}")
-    if not isinstance(arguments, dict):
-        return Fault(FaultKind.BAD_ARGUMENTS, f"the arguments of {name} are no object")
-    wanted = known[name].parameters
-    if set(arguments) != set(wanted):
-        return Fault(FaultKind.BAD_ARGUMENTS, f"{name} takes {', '.join(wanted) or 'no arguments'}")
-    for key, kind in wanted.items():
-        given = arguments[key]
-        if not isinstance(given, _TYPES[kind]) or (isinstance(given, bool) and kind != "boolean"):
-            return Fault(FaultKind.BAD_ARGUMENTS, f"{key} of {name} is no {kind}")
-        if isinstance(given, float) and not math.isfinite(given):
-            return Fault(FaultKind.BAD_ARGUMENTS, f"{key} of {name} is not finite")
-    return ToolCall(name, arguments)
+def from_json(text: str) -> Any:
+    """json.loads, strictly: ValueError also for NaN, infinities, a key given twice, and deep nesting."""
+    try:
+        return json.loads(
+            text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_repeats
+        )
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def to_json(value: Any) -> str:
+    """json.dumps, strictly: ValueError for NaN and infinities, TypeError for what JSON has not."""
+    return json.dumps(value, allow_nan=False)
 
 
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large")
+    return number
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

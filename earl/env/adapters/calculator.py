@@ -25,11 +25,11 @@ from typing import Any
 from earl.env.adapters.arithmetic import ArithmeticFault, evaluate, shown
 from earl.env.adapters.held_out import drawn
 from earl.env.base import Environment, Observation, StepResult
-from earl.env.tool_calls import Fault, Tool, ToolCall, describe, parse, render
+from earl.env.tool_calls import Fault, Tool, ToolCall, describe, object_schema, parse, render
 
 OPERATORS = "+-*"
 CALLED, COMPUTED, ANSWERED = 0.1, 0.3, 0.6
-CALCULATOR = Tool("calculator", "Evaluates arithmetic.", {"expression": "string"})
+CALCULATOR = Tool("calculator", "Evaluates arithmetic.", object_schema(expression="string"))
 # Added to the question: the form of a call, by an example that is no problem's.
 EXAMPLE = render(ToolCall("calculator", {"expression": "12 + 30"}))
 INSTRUCTION = f"Call the calculator, for example {EXAMPLE}"
@@ -43,6 +43,7 @@ class Calculator(Environment):
 
     name = "tools/calculator"
     description = describe([CALCULATOR])
+    tools = (CALCULATOR,)
     reward_range = (0.0, 1.0)
     blocking = False
 

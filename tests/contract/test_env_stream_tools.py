@@ -1,0 +1,41 @@
+"""Calls of tools through the gateway: what a client sends as such, and what it finds in the listing."""
+
+import json
+
+from earl.env import Action, Ending, StepResult, ToolCall, ToolEnvironment, tool
+from earl.v1 import env_pb2
+from tests.contract.test_env_stream_host import LIMITS, hosting, playing, serving
+
+
+class Adding(ToolEnvironment):
+    """Numbers to add."""
+
+    name = "test/adding"
+
+    def reset(self, seed, task):
+        return "what is 2 + 3?"
+
+    @tool
+    async def add(self, a: int, b: int) -> int:
+        """The sum of two integers."""
+        return a + b
+
+    def answered(self, text):
+        return StepResult("", reward=float(text == "5"), done=True)
+
+
+async def test_calls_and_results_travel_as_such():
+    async with serving() as (_, address), hosting(address, Adding), playing(address) as client:
+        session = await client.open("test/adding", limits=LIMITS)
+        calls = [ToolCall("add", {"a": 2, "b": 3}, "c1"), ToolCall("add", {"a": 2}, "c2")]
+        outcome = await session.step(Action("let me add", calls))
+        first, second = outcome.observation.tool_results
+        assert (first.text, first.id, first.is_error) == ("5", "c1", False)
+        assert (second.text, second.id, second.is_error) == ("add: b: Field required", "c2", True)
+        assert outcome.observation.text == "[1] add\n5\n[2] add\nerror: add: b: Field required"
+        outcome = await session.step("5")
+        assert (outcome.ending, outcome.reward) == (Ending.OK, 1.0)
+        request = env_pb2.ListEnvironmentsRequest()
+        listed = await client._client.call("ListEnvironments", request, deadline_s=10)
+        (described,) = json.loads(listed.entries[0].environment.tools_json)
+        assert described["function"]["parameters"]["required"] == ["a", "b"]
