@@ -25,8 +25,9 @@ from earl.errors import EngineError
 
 SLOT_BYTES = 1 << 20
 _LINE_BYTES = 64
-# Looks at a counter before the core is offered to others, then before the rank sleeps between looks.
-_SPINS = 2_000
+# Looks at a counter before the core is offered to others (few: with more ranks than cores it is another rank
+# that wants it), then before the rank sleeps between looks.
+_SPINS = 5
 _YIELDS = 2_000
 _NAP_S = 0.000_1
 
