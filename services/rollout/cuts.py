@@ -24,7 +24,7 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 class Cuts:
     """Of a pool that begins with `engines` engines like `base`, whose name is the pool's.
 
-    base.device "cuda" becomes the engine's first device: engine i of tp devices takes those from i x tp on.
+    Of base.device "cuda" or "auto", engine i of tp devices takes those from i x tp on.
     Example: Cuts(EngineSpec(name="rollout-0", model_dir="...", tp=2), 2, load_spec("...")).
     """
 
@@ -67,7 +67,7 @@ class Cuts:
                 base,
                 name=f"{base.name}/engine-{number}" + (f"-epoch-{epoch}" if epoch else ""),
                 tp=cut.tp,
-                device=f"cuda:{number * cut.tp}" if base.device == "cuda" else base.device,
+                device=f"{base.device}:{number * cut.tp}" if base.device in ("cuda", "auto") else base.device,
                 max_sequences=self.sequences(cut.tp) + 1,
                 kv_tokens=self.kv_tokens(cut.tp),
             )

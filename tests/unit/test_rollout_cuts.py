@@ -48,6 +48,8 @@ def test_a_pool_holds_as_many_sequences_and_bytes_however_it_is_cut():
 def test_engines_take_their_devices_in_order_and_names_of_their_epoch():
     pool = cuts(device="cuda")
     assert [spec.device for spec in pool.specs(Parallelism(2, 2))] == ["cuda:0", "cuda:2"]
+    spread = cuts(device="auto").specs(Parallelism(2, 2))
+    assert [(spec.device_kind, spec.first_device) for spec in spread] == [("auto", 0), ("auto", 2)]
     assert [spec.name for spec in pool.specs(Parallelism(2, 2), 7)] == [
         "w/engine-0-epoch-7",
         "w/engine-1-epoch-7",
@@ -130,11 +132,11 @@ def test_rates_are_what_was_measured():
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def stats(memory: DeviceMemory | None, kv_tokens=0) -> EngineStats:
+def stats(memory: DeviceMemory | None, kv_tokens=0, kv_used_tokens=0) -> EngineStats:
     return EngineStats(
         version=1, tp=1, running=0, waiting=0, retained=0, paused=False, kv_used_fraction=0, steps=0,
         generated_tokens=0, prefilled_tokens=0, reused_tokens=0, evicted_sessions=0, cpu_s=0, step_s=0,
-        kv_tokens=kv_tokens, kv_token_bytes=10, memory=memory,
+        kv_tokens=kv_tokens, kv_used_tokens=kv_used_tokens, kv_token_bytes=10, memory=memory,
     )  # fmt: skip
 
 
@@ -146,6 +148,10 @@ def test_on_a_host_the_new_need_what_the_old_have_and_copies_of_the_weights():
     assert fits_beside(old, pool, one, four, enough)
     assert not fits_beside(old, pool, one, four, enough - 10)
     assert fits_beside(old, pool, four, four, round(10_000_000 / 0.9) + 1)
+    # What changes hands lies in an arena meanwhile.
+    used = [stats(DeviceMemory(10_000_000, 1 << 40, "host"), kv_used_tokens=800)]
+    assert not fits_beside(used, pool, one, four, enough + round(0.9 * 10_000))
+    assert fits_beside(used, pool, one, four, enough + round(10_000 / 0.9) + 1)
     # Nobody says what the old ones take: the weights are needed at least.
     assert not fits_beside([], pool, one, four, 4 * pool.weight_bytes)
     assert fits_beside([], pool, one, four, 5 * pool.weight_bytes)

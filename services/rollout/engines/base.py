@@ -35,7 +35,7 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     python: str = ""
     # Tensor parallel ranks, each one process.
     tp: int = 1
-    # "cpu", "cuda", "cuda:1" (rank r of tp takes the device after it) or "auto".
+    # "cpu", "cuda" or "auto", and after a colon the first CUDA device: rank r of tp takes the r-th from it.
     device: str = "auto"
     # torch threads of each rank.
     threads: int = 1
@@ -69,6 +69,14 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     arena_dir: str = ""
     # Bound of starting: processes, model, process group.
     start_s: float = 60.0
+
+    @property
+    def device_kind(self) -> str:
+        return self.device.partition(":")[0]
+
+    @property
+    def first_device(self) -> int:
+        return int(self.device.partition(":")[2] or 0)
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):

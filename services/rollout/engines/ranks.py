@@ -141,13 +141,12 @@ class Rank:
 
 def device_of(spec: EngineSpec, rank: int) -> torch.device:
     """The rank's device. Raises EngineError if it is not there."""
-    name = spec.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type != "cuda":
-        return device
-    index = (device.index or 0) + rank
+    kind = spec.device_kind
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind != "cuda":
+        return torch.device(kind)
+    index = spec.first_device + rank
     if index >= torch.cuda.device_count():
         raise EngineError(
             f"engine {spec.name} rank {rank} needs cuda:{index} of {torch.cuda.device_count()} devices",

@@ -339,15 +339,13 @@ class SglangEngine:
 
 def _device_of(spec: EngineSpec) -> str:
     """ "cuda" or "cpu"; SGLang numbers devices by CUDA_VISIBLE_DEVICES. Raises EngineError."""
-    wanted = spec.device.partition(":")[0]
     have = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted not in ("auto", have):
+    if spec.device_kind not in ("auto", have):
         raise EngineError(
             f"engine {spec.name} should run on {spec.device}, SGLang here runs on {have}",
             'set rollout.device = "auto", or rollout.engine_python to an environment with another build',
         )
-    if spec.device.startswith("cuda:") and spec.device != "cuda:0":
-        first = int(spec.device.partition(":")[2])
+    if first := spec.first_device:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + n) for n in range(spec.tp))
     return have
 

@@ -41,8 +41,7 @@ def prepare_environment(spec: EngineSpec) -> None:
         os.environ.setdefault(name, value)
     # An unset VLLM_CPU_KVCACHE_SPACE leaves the size to kv_cache_memory_bytes.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-    if spec.device.startswith("cuda:") and spec.device != "cuda:0":
-        first = int(spec.device.partition(":")[2])
+    if first := spec.first_device:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         visible = devices.split(",") if devices else [str(n) for n in range(first + spec.tp)]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[first : first + spec.tp])
@@ -53,7 +52,7 @@ def device_of(spec: EngineSpec) -> str:
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
     have = "cpu" if current_platform.is_cpu() else "cuda" if current_platform.is_cuda() else "other"
-    if spec.device not in ("auto", have) and not (have == "cuda" and spec.device.startswith("cuda:")):
+    if spec.device_kind not in ("auto", have):
         raise EngineError(
             f"engine {spec.name} should run on {spec.device}, vLLM here runs on {have}",
             'set rollout.device = "auto", or rollout.engine_python to an environment with another build',
