@@ -43,7 +43,16 @@ def test_a_seed_is_an_instance():
     assert set(started()[1].legal_actions) == {f"[{digit}]" for digit in range(10)}
 
 
-@pytest.mark.parametrize("task", [{"turns": 0}, {"digits": 1.5}, {"turns": True}, {"rounds": 3}])
+def test_the_right_answer_is_among_few_choices():
+    places = set()
+    for seed in range(30):
+        _, observation = started(seed, choices=3)
+        assert len(observation.legal_actions) == 3 and answer(observation) in observation.legal_actions
+        places.add(observation.legal_actions.index(answer(observation)))
+    assert places == {0, 1, 2}
+
+
+@pytest.mark.parametrize("task", [{"turns": 0}, {"digits": 1.5}, {"turns": True}, {"choices": 11}, {"rounds": 3}])
 def test_a_bad_task_is_named(task):
     with pytest.raises(ValueError, match=next(iter(task))):
         Relay().reset(0, task)

@@ -4,14 +4,16 @@
     user   1 9 2        agent  [3]      …
     user   5 5 9        agent  [1]      wrong, 0 comes after 9: the end
 
-Task: {"turns": 64, "digits": 3}: turns at most, and digits that each turn shows. The agent answers the
-digit that comes after the last one; the others are there for length alone. Digits are drawn from the seed.
+Task: {"turns": 64, "digits": 3, "choices": 10}: turns at most, digits that each turn shows, and legal actions.
+The agent answers the digit that comes after the last one; the others are there for length alone. Digits are
+drawn from the seed.
 
 Reward: right answers over `turns`, so from 0 to 1. Metrics: win (1 if every answer was right), right (the
 answers that were). An agent that answers rightly with probability p plays about 1 / (1 - p) turns: nothing
 else about the task changes while contexts become longer by two orders of magnitude.
 
-Legal actions, for a warm-up that teaches the form: all ten digits.
+Legal actions, for a warm-up by random play: the right digit and `choices` - 1 others. They are not part of
+what the agent reads; with few of them a warm-up teaches more than the form.
 """
 
 from __future__ import annotations
@@ -23,8 +25,7 @@ from typing import Any
 from earl.env.base import Environment, Observation, StepResult
 
 _ANSWER = re.compile(r"\[([0-9])\]")
-_ACTIONS = [f"[{digit}]" for digit in range(10)]
-_TASK = {"turns": (64, 1, 100_000), "digits": (3, 1, 1_000)}
+_TASK = {"turns": (64, 1, 100_000), "digits": (3, 1, 1_000), "choices": (10, 1, 10)}
 
 
 class Relay(Environment):
@@ -39,6 +40,7 @@ class Relay(Environment):
         """ValueError for a bad task."""
         settings = _checked(task)
         self._turns, self._digits = settings["turns"], settings["digits"]
+        self._choices = settings["choices"]
         self._draw = random.Random(f"relay/{seed}")
         self._right = 0
         return self._shown()
@@ -46,7 +48,7 @@ class Relay(Environment):
     def step(self, action: str) -> StepResult:
         """The answer is the last digit in brackets; none is a wrong one."""
         said = _ANSWER.findall(action)
-        right = bool(said) and int(said[-1]) == (self._last + 1) % 10
+        right = bool(said) and int(said[-1]) == self._answer
         self._right += right
         reward = right / self._turns
         if right and self._right < self._turns:
@@ -56,8 +58,10 @@ class Relay(Environment):
 
     def _shown(self) -> Observation:
         digits = [self._draw.randrange(10) for _ in range(self._digits)]
-        self._last = digits[-1]
-        return Observation(" ".join(map(str, digits)), _ACTIONS)
+        self._answer = (digits[-1] + 1) % 10
+        others = [digit for digit in range(10) if digit != self._answer]
+        choices = sorted([self._answer, *self._draw.sample(others, self._choices - 1)])
+        return Observation(" ".join(map(str, digits)), [f"[{digit}]" for digit in choices])
 
 
 def _checked(task: dict[str, Any]) -> dict[str, int]:
