@@ -135,11 +135,10 @@ def check_lengths(config: RunConfig) -> None:
             "raise rollout.max_context_tokens",
         )
     trainer = config.trainer
-    cp = trainer.ranks if config.scheduler.selector == "on" else trainer.cp
-    if trainer.microbatch_tokens * cp < rollout.max_context_tokens:
+    if trainer.microbatch_tokens * trainer.ranks < rollout.max_context_tokens:
         raise ConfigError(
             f"trainer.microbatch_tokens = {trainer.microbatch_tokens}"
-            + (f" on each of {cp} context-parallel ranks" if cp > 1 else "")
+            + (f" on each of {trainer.ranks} ranks" if trainer.ranks > 1 else "")
             + f" is less than one sequence (rollout.max_context_tokens = {rollout.max_context_tokens})",
             "raise trainer.microbatch_tokens",
         )

@@ -45,3 +45,12 @@ class RunConfig(Section):
     data_plane: DataPlaneConfig = DataPlaneConfig()
     bus: BusConfig = BusConfig()
     stack: StackConfig = StackConfig()
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens that a sequence may have. Where nobody changes the trainer's cp it must take a sequence as
+        it is cut: what is longer is truncated."""
+        most = self.rollout.max_context_tokens
+        if self.scheduler.selector == "on":
+            return most
+        return min(most, self.trainer.microbatch_tokens * self.trainer.cp)

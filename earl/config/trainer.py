@@ -70,7 +70,8 @@ class TrainerConfig(Section):
     # ...and gone through this often.
     passes: int = Field(default=1, ge=1)
     # Tokens of one forward pass on one rank; gradients accumulate over the passes. cp ranks share a pass of
-    # cp times as many: what is longer than one rank may take needs context parallelism.
+    # cp times as many: what is longer than one rank may take needs context parallelism, and
+    # is truncated where scheduler.selector does not bring it.
     microbatch_tokens: int = Field(default=16_384, ge=64)
     # Compute what sequences of a micro-batch have in common at their beginning (their group's prompt)
     # once instead of once each; gradients are the same sums.

@@ -123,7 +123,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         gateway = GatewayClient(addresses.gateway, token=addresses.token)
         stack.push_async_callback(gateway.close)
         limits = Limits(environment.queue_s, environment.reset_s, environment.step_s)
-        bounds = {"max_context_tokens": rollout.max_context_tokens, "max_new_tokens": rollout.max_new_tokens}
+        bounds = {"max_context_tokens": config.longest_sequence, "max_new_tokens": rollout.max_new_tokens}
         spans = BusySpans()
         agent = Agent(tokenizer, pool, gateway, spans, limits=limits, **bounds)
         scheduler = SchedulerLink(

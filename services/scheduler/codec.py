@@ -99,7 +99,7 @@ def _evaluation_setting(config: RunConfig) -> str:
         config.environment.task,
         config.evaluation.temperature,
         config.scheduler.max_turns,
-        config.rollout.max_context_tokens,
+        config.longest_sequence,
         config.rollout.max_new_tokens,
     )
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

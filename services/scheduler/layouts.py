@@ -28,7 +28,7 @@ class Layouts:
     @property
     def longest(self) -> float:
         """Tokens that a sequence of the run can have at all."""
-        return float(self._config.rollout.max_context_tokens)
+        return float(self._config.longest_sequence)
 
     def legal(self, stage: str, devices: Sequence[int]) -> list[Parallelism]:
         """Of a stage whose workers have so many devices, the least cut first; dp: of all of them together."""

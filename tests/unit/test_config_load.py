@@ -140,6 +140,14 @@ def test_a_checkpoint_is_judged_by_its_configuration(tmp_path: Path):
         load_run(TICTACTOE, [("model.path", str(tmp_path))])
 
 
+def test_without_a_selector_a_sequence_is_as_long_as_the_trainers_cut_takes():
+    two = [("trainer.microbatch_tokens", "64"), ("trainer.ranks", "2")]
+    assert load_run(TICTACTOE, two).longest_sequence == 80
+    static = [*two, ("scheduler.selector", "static")]
+    assert load_run(TICTACTOE, static).longest_sequence == 64
+    assert load_run(TICTACTOE, [*static, ("trainer.cp", "2")]).longest_sequence == 80
+
+
 EXACT = {"deterministic": "true", "scheduler.selector": "observe"}
 
 
@@ -149,10 +157,6 @@ EXACT = {"deterministic": "true", "scheduler.selector": "observe"}
         ({"rollout.max_context_tokens": "4096"}, ConfigError),
         ({"rollout.max_new_tokens": "128"}, ConfigError),
         ({"trainer.microbatch_tokens": "64"}, ConfigError),
-        (
-            {"trainer.microbatch_tokens": "64", "trainer.ranks": "2", "scheduler.selector": "static"},
-            ConfigError,
-        ),
         ({"scheduler.group_size": "1"}, ConfigError),
         ({"trainer.ranks": "8", "trainer.minibatches": "64"}, ConfigError),
         ({"trainer.ranks": "3", "trainer.tp": "2"}, IllegalParallelism),

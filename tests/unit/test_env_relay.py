@@ -52,7 +52,10 @@ def test_the_right_answer_is_among_few_choices():
     assert places == {0, 1, 2}
 
 
-@pytest.mark.parametrize("task", [{"turns": 0}, {"digits": 1.5}, {"turns": True}, {"choices": 11}, {"rounds": 3}])
+BAD = [{"turns": 0}, {"digits": 1.5}, {"turns": True}, {"choices": 11}, {"rounds": 3}]
+
+
+@pytest.mark.parametrize("task", BAD)
 def test_a_bad_task_is_named(task):
     with pytest.raises(ValueError, match=next(iter(task))):
         Relay().reset(0, task)

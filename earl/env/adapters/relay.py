@@ -4,7 +4,7 @@
     user   1 9 2        agent  [3]      …
     user   5 5 9        agent  [1]      wrong, 0 comes after 9: the end
 
-Task: {"turns": 64, "digits": 3, "choices": 10}: turns at most, digits that each turn shows, and legal actions.
+Task: {"turns": 64, "digits": 3, "choices": 10}: turns at most, digits that each turn shows, legal actions.
 The agent answers the digit that comes after the last one; the others are there for length alone. Digits are
 drawn from the seed.
 
