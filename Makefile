@@ -88,9 +88,10 @@ check: $(STAMP)
 	$(BIN)/python tools/check_proto.py
 	$(BIN)/python tools/check_source.py
 	$(BIN)/python tools/check_keys.py
+	$(BIN)/python tools/check_typescript.py
 
 proto: $(STAMP)
 	@$(BIN)/python tools/check_proto.py --write
 
 clean:
-	rm -rf $(VENV) $(TRL) $(QUEUE) $(VLLM) $(SGLANG) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TRL) $(QUEUE) $(VLLM) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -43,11 +43,11 @@ class Counting(Environment):
 
 
 @asynccontextmanager
-async def serving(**config: Any):
+async def serving(bind: str = "127.0.0.1:0", **config: Any):
     """A gateway in this process, served for real: (gateway, address)."""
     gateway = Gateway(GatewayConfig.model_validate(config), asyncio.get_running_loop().time)
     servicer = EnvGatewayServicer(gateway, 0.05)
-    server = Server("gateway", "127.0.0.1:0", drain_s=1)
+    server = Server("gateway", bind, drain_s=1)
     server.add(env_pb2_grpc.add_EnvGatewayServiceServicer_to_server, servicer, SERVICE)
     address = await server.start()
     sweeping = asyncio.create_task(servicer.run())

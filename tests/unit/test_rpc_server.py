@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import socket
-import subprocess
 from typing import Any
 
 import grpc
@@ -15,6 +14,7 @@ from earl import errors
 from earl.rpc import Client, Server, TlsFiles
 from earl.rpc.errors import from_call
 from earl.v1 import env_pb2, env_pb2_grpc
+from tests.support.certificates import self_signed
 
 SERVICE = "earl.v1.EnvGatewayService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -167,17 +167,7 @@ async def test_token_is_demanded_of_all_but_health(scripted):
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 async def test_tls_with_token(scripted, tmp_path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    ec = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    subprocess.run(  # noqa: ASYNC221
-        ["openssl", "req", "-x509", *ec, "-nodes", "-days", "2", *subject, *files],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    tls = TlsFiles(certificate, key, authority=certificate)
+    tls = self_signed(tmp_path)
     server = make_server(scripted, bind="0.0.0.0:0", token="secret", tls=tls)
     address = (await server.start()).replace("0.0.0.0", "127.0.0.1")
     client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token="secret", tls=tls)

@@ -1,0 +1,157 @@
+/** A stream to the gateway: token, TLS, keepalive; writes that never block and are bounded. */
+
+import { readFileSync } from "node:fs";
+import * as grpc from "@grpc/grpc-js";
+
+import type { Frame } from "./wire.ts";
+
+/** How to reach and convince a gateway. */
+export interface Access {
+  /** "host:port". */
+  gateway: string;
+  token?: string;
+  /** Encrypt. authority: PEM of the certificate authority, or null for the system's. */
+  tls?: { authority: Buffer | null };
+}
+
+/** EARL_GATEWAY, EARL_TOKEN, and TLS if any of EARL_TLS_CA, EARL_TLS_CERT and EARL_TLS_KEY is set. */
+export function accessFromEnvironment(): Access {
+  const { EARL_GATEWAY, EARL_TOKEN, EARL_TLS_CA, EARL_TLS_CERT, EARL_TLS_KEY } = process.env;
+  if (!EARL_GATEWAY) throw new Error("EARL_GATEWAY is not set; set it to the gateway's host:port");
+  const encrypted = EARL_TLS_CA || EARL_TLS_CERT || EARL_TLS_KEY;
+  return {
+    gateway: EARL_GATEWAY,
+    ...(EARL_TOKEN && { token: EARL_TOKEN }),
+    ...(encrypted && { tls: { authority: EARL_TLS_CA ? readFileSync(EARL_TLS_CA) : null } }),
+  };
+}
+
+const CHANNEL: grpc.ChannelOptions = {
+  "grpc.max_receive_message_length": 32 << 20,
+  "grpc.max_send_message_length": 32 << 20,
+  "grpc.keepalive_time_ms": 10_000,
+  "grpc.keepalive_timeout_ms": 20_000,
+  "grpc.keepalive_permit_without_calls": 1,
+  "grpc.initial_reconnect_backoff_ms": 100,
+  "grpc.max_reconnect_backoff_ms": 2_000,
+  "grpc.enable_retries": 0,
+};
+
+export function connect(access: Access): grpc.Client {
+  const credentials = access.tls
+    ? grpc.credentials.createSsl(access.tls.authority)
+    : grpc.credentials.createInsecure();
+  return new grpc.Client(access.gateway, credentials, CHANNEL);
+}
+
+/** Bounds of one frame (a single message may be larger), and of what a peer leaves unread. */
+const FRAME_BYTES = 4 << 20;
+const UNREAD_BYTES = 64 << 20;
+
+/** How a stream ended: gRPC's status, or what this side had to say about it. */
+export interface Ended {
+  code: grpc.status;
+  details: string;
+}
+
+/**
+ * One bidirectional stream of frames.
+ *
+ *     const stream = new Stream(client, ATTACH, access, (message) => ...);
+ *     stream.send(encode(ATTACH, {hello}));
+ *     const {code, details} = await stream.ended;
+ */
+export class Stream<Out, In> {
+  /** Settles once, whatever ends the stream; never rejects. */
+  readonly ended: Promise<Ended>;
+  readonly #call: grpc.ClientDuplexStream<Buffer, Frame<In>>;
+  #waiting: Buffer[] = [];
+  #waitingBytes = 0;
+  #scheduled = false;
+  #blocked = false;
+  /** Nothing more is taken to be sent; nothing more is read. */
+  #closing = false;
+  #over = false;
+  #verdict: Ended | undefined;
+
+  constructor(
+    client: grpc.Client,
+    method: grpc.MethodDefinition<Frame<Out>, Frame<In>>,
+    access: Access,
+    receive: (message: In) => void,
+  ) {
+    const metadata = new grpc.Metadata();
+    if (access.token) metadata.set("authorization", `Bearer ${access.token}`);
+    const asIs = (frame: Buffer) => frame;
+    this.#call = client.makeBidiStreamRequest(method.path, asIs, method.responseDeserialize, metadata);
+    this.#call.on("data", (frame: Frame<In>) => {
+      if (!this.#over) frame.messages.forEach(receive);
+    });
+    this.#call.on("drain", () => {
+      this.#blocked = false;
+      this.#write();
+    });
+    this.#call.on("error", () => {}); // the status says the same, and also comes without an error
+    this.ended = new Promise((resolve) => {
+      this.#call.on("status", ({ code, details }: grpc.StatusObject) => {
+        this.#stop();
+        resolve(this.#verdict ?? { code, details });
+      });
+    });
+  }
+
+  /** Queue an encoded message. What is ready together goes in one frame; after the end it is dropped. */
+  send(message: Buffer): void {
+    if (this.#closing) return;
+    this.#waiting.push(message);
+    this.#waitingBytes += message.length;
+    if (this.#waitingBytes > UNREAD_BYTES) {
+      this.abort(grpc.status.RESOURCE_EXHAUSTED, `the gateway left ${this.#waitingBytes} bytes unread`);
+    } else if (!this.#scheduled && !this.#blocked) {
+      this.#scheduled = true;
+      setImmediate(() => {
+        this.#scheduled = false;
+        this.#write();
+      });
+    }
+  }
+
+  /** Say nothing more once what is queued is written; the other side then ends the stream. */
+  close(): void {
+    if (this.#closing) return;
+    this.#closing = true;
+    if (!this.#scheduled && !this.#blocked) this.#write();
+  }
+
+  /** End now, for a reason of this side's. */
+  abort(code: grpc.status, details: string): void {
+    this.#verdict ??= { code, details };
+    this.#stop();
+    this.#call.cancel();
+  }
+
+  #stop(): void {
+    this.#closing = true;
+    this.#over = true;
+    this.#waiting = [];
+  }
+
+  #write(): void {
+    while (this.#waiting.length > 0 && !this.#blocked) {
+      this.#blocked = !this.#call.write(this.#nextFrame());
+    }
+    if (this.#closing && !this.#blocked) this.#call.end();
+  }
+
+  #nextFrame(): Buffer {
+    let count = 0;
+    let bytes = 0;
+    for (const message of this.#waiting) {
+      if (count > 0 && bytes + message.length > FRAME_BYTES) break;
+      count += 1;
+      bytes += message.length;
+    }
+    this.#waitingBytes -= bytes;
+    return Buffer.concat(this.#waiting.splice(0, count), bytes);
+  }
+}
