@@ -32,6 +32,10 @@ from services.rollout.engines.ranks import (
 from services.rollout.engines.torch_engine import TorchEngine
 
 
+# How soon an engine that could not step looks again, if nothing is said to it before.
+LOOK_AGAIN_S = 0.001
+
+
 class Leader:
     """Rank 0's loop."""
 
@@ -42,6 +46,8 @@ class Leader:
         # Under which key ranks publish an offer.
         self._offers: dict[str, str] = {}
         self._stopped = False
+        # Whether the last turn made a step, or nothing keeps the next one from it.
+        self._stepped = True
 
     def run(self, start: wire.Start, commands: list[wire.Command]) -> None:
         """Start, then serve until Stop or until a socket closes."""
@@ -69,7 +75,8 @@ class Leader:
 
     def _turn(self) -> None:
         sources = [self._service, self._rank.data.wake, *self._channels]
-        readable, _, _ = select.select(sources, [], [], 0 if self._engine.has_work else None)
+        pause_s = 0.0 if self._stepped else LOOK_AGAIN_S
+        readable, _, _ = select.select(sources, [], [], pause_s if self._engine.has_work else None)
         if self._rank.data.wake in readable:
             for call, outcome in self._rank.data.take():
                 self._note_loaded(0, loaded(self._rank.data, call, outcome))
@@ -79,8 +86,7 @@ class Leader:
         if self._service in readable:
             for body in self._service.receive():
                 self._handle(wire.command_decoder.decode(body))
-        if self._engine.has_work:
-            self._engine.step()
+        self._stepped = not self._engine.has_work or self._engine.step()
         if self._engine.outbox:
             replies, self._engine.outbox = self._engine.outbox, []
             self._service.send(wire.encoder.encode(replies))

@@ -175,8 +175,9 @@ class TorchEngine:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """Admit what fits and run one batch; what it finished or streams goes to the outbox."""
+    def step(self) -> bool:
+        """Admit what fits and run one batch; what it finished or streams goes to the outbox. False if there
+        was none to run: all that is here waits, for example for KV that arrives."""
         self._busy.start()
         self._admit()
         planned = self._slots.plan(self._budget)
@@ -184,7 +185,7 @@ class TorchEngine:
             self._waiting.extendleft(self._slots.preempted)
             self._slots.preempted.clear()
         if planned is None:
-            return
+            return False
         batch, complete = planned
         if self._followers.channels:
             self._followers.send(Step(batch.to_bytes()))
@@ -198,6 +199,7 @@ class TorchEngine:
             self._slots.advance(batch, complete, none, none, self.version)
         self._steps += 1
         self._busy.end()
+        return True
 
     def _admit(self) -> None:
         """Seat what waits, in its order; what a running sequence is about to compute the prefix of

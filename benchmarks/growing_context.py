@@ -1,0 +1,196 @@
+"""A run whose contexts grow, with parallelism that changes, against every static layout that survives it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.learning import published
+from benchmarks.machine import ROOT
+from benchmarks.output import RESULTS, AsJson, Results
+from earl.cli.compare.command import plain
+from earl.cli.compare.figures import figures
+from earl.cli.report.charts import smooth
+from earl.cli.report.data import RunRecord, read_run
+from earl.cli.report.panels import TRAIN
+from earl.cli.run import INTERRUPTED, OverridableCommand, overrides_of, resume_hint, run_to_end
+from earl.config.load import Override, load_run
+from earl.config.run import RunConfig
+from earl.errors import EarlError
+from earl.models.create import create_model
+from earl.parallelism import Parallelism
+from earl.stack.rundir import free_name
+from services.scheduler.layouts import Layouts
+
+app = typer.Typer(add_completion=False)
+
+EXAMPLE = ROOT / "examples" / "growing_context.toml"
+COMPARES = (
+    "Tokens trained on per second of a whole run, warm-up and switches included, of one run file: with the "
+    "selector on, and with each static layout of rollout and trainer. vs_best_static is the first over the "
+    "best of those that survive: that complete, with no episode truncated or lost to memory. Layouts that "
+    "cannot hold the longest sequence by rollout.kv_tokens and trainer.microbatch_tokens end as `start`, "
+    "the layout that the run file begins with; they are run with --all. Contexts grow with skill, which no "
+    "two runs gain alike: vs_best_static_alike compares up to the longest mean context that both have "
+    "reached. Runs take turns, their order turned round each time; ratios are of medians."
+)
+# Steps of the running mean that tells how far contexts had grown.
+WINDOW = 5
+OURS = "selector"
+# The layout that the file begins with, kept.
+START = "start"
+KEPT = (
+    "outcome", "steps", "elapsed_s", "step_s", "tokens_per_s", "reward_last", "mean_tokens_first",
+    "mean_tokens_last", "max_tokens", "episodes_truncated", "episodes_out_of_memory", "parallelism_rollout",
+    "parallelism_trainer", "switches", "switches_rolled_back", "stall_s",
+)  # fmt: skip
+
+
+@app.command(
+    cls=OverridableCommand, epilog="Any key of the run file: --section.key VALUE, e.g. --scheduler.steps 60"
+)
+def growing_context(
+    ctx: typer.Context,
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")] = EXAMPLE,
+    repetitions: Annotated[int, typer.Option(min=1, help="Runs of each way.")] = 1,
+    all_layouts: Annotated[
+        bool, typer.Option("--all", help="Run those layouts too that cannot hold the longest sequence.")
+    ] = False,
+    runs_dir: Annotated[str, typer.Option(help="Directory of runs, instead of the file's.")] = "",
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """A run whose contexts grow: the selector against every static layout that survives it."""
+    given = overrides_of(ctx, runs_dir=runs_dir)
+    ways = {OURS: [("scheduler.selector", "on")], START: [("scheduler.selector", "static")]}
+    ways |= dict(static_ways(load_run(run_file, given), all_layouts=all_layouts))
+    runs: list[dict[str, Any]] = []
+    records: list[RunRecord] = []
+
+    def summed(_: list[dict[str, Any]]) -> dict[str, Any]:
+        return summary(list(ways), runs, records)
+
+    about = {"compares": COMPARES, "run_file": run_file.name}
+    with published("growing-context", about, runs, summed, results, as_json=as_json):
+        for repetition in range(repetitions):
+            for way in list(ways)[:: 1 if repetition % 2 == 0 else -1]:
+                records.append(one_run(run_file, [*given, *ways[way]], way))
+                runs.append({"way": way, **kept(records[-1])})
+
+
+def static_ways(config: RunConfig, *, all_layouts: bool) -> Iterator[tuple[str, list[Override]]]:
+    """By name: the overrides of each static layout of rollout and trainer but the file's own."""
+    rollout, trainer = config.rollout, config.trainer
+    with tempfile.TemporaryDirectory() as directory:
+        create_model(Path(directory) / "model", config.model, config.seed)
+        layouts = Layouts(config, Path(directory))
+        of_rollout = layouts.legal("rollout", [rollout.engines * rollout.tp])
+        of_trainer = layouts.legal("trainer", [trainer.ranks])
+        holds = {stage: layouts.holds(stage) for stage in ("rollout", "trainer")}
+        longest = layouts.longest
+        for cut, trained in itertools.product(of_rollout, of_trainer):
+            begun = cut == Parallelism(rollout.engines, rollout.tp) and trained == trainer.parallelism
+            bounds = holds["rollout"](cut), holds["trainer"](trained)
+            held = all(bound is None or bound >= longest for bound in bounds)
+            if begun or not (held or all_layouts):
+                continue
+            yield (
+                f"{cut} / {trained}",
+                [
+                    ("scheduler.selector", "static"),
+                    ("rollout.engines", str(cut.dp)),
+                    ("rollout.tp", str(cut.tp)),
+                    ("rollout.max_sequences", str(rollout.max_sequences * cut.tp // rollout.tp)),
+                    ("rollout.kv_tokens", str(int(bounds[0] or 0))),
+                    ("trainer.tp", str(trained.tp)),
+                    ("trainer.cp", str(trained.cp)),
+                ],
+            )
+
+
+def one_run(run_file: Path, overrides: Sequence[Override], way: str) -> RunRecord:
+    """The record of a whole run in new processes; ends the command if it is stopped."""
+    config = load_run(run_file, list(overrides))
+    name = f"{config.name}-{re.sub('[^a-z0-9]+', '-', way)}"
+    config = config.model_copy(update={"name": free_name(config, name)})
+    sys.stderr.write(f"{way}: {config.runs_dir}/{config.name}\n")
+    try:
+        outcome = run_to_end(config, resume=False, plain=True, started_at=time.monotonic())
+    except EarlError as error:
+        # How a layout ends that cannot hold its sequences is what is asked: the record says it.
+        sys.stderr.write(f"{way} ended: {error}\n")
+        return read_run(Path(config.runs_dir) / config.name)
+    if not outcome.complete:
+        sys.stderr.write(f"earl: {way} was stopped; {resume_hint(outcome)}\n")
+        raise typer.Exit(INTERRUPTED)
+    return read_run(outcome.directory)
+
+
+def kept(run: RunRecord) -> dict[str, Any]:
+    """The figures of `earl compare` that tell how a run went, and its directory."""
+    found: dict[str, Any] = {"directory": run.directory.name}
+    for figure in figures():
+        if figure.key in KEPT:
+            found |= plain(figure.key, figure.of(run))
+    return found
+
+
+def survives(run: dict[str, Any]) -> bool:
+    """It completed, and no episode was cut short or lost for want of room."""
+    lost = (run["episodes_truncated"] or 0) + (run["episodes_out_of_memory"] or 0)
+    return run["outcome"] == "complete" and not lost
+
+
+def rate_up_to(run: RunRecord, tokens: float) -> float | None:
+    """Tokens trained on per second until the mean context of WINDOW steps first reached `tokens`."""
+    means = smooth(run.points("length_mean", phase=TRAIN), WINDOW)
+    step = next((step for step, mean in means if mean >= tokens), None)
+    if step is None:
+        return None
+    ends_s = dict(run.points("time_s", phase=TRAIN))
+    done = sum(value for at, value in run.points("tokens", phase=TRAIN) if at <= step)
+    return done / ends_s[step]
+
+
+def longest_mean(run: RunRecord) -> float:
+    """The highest mean context of WINDOW steps, in tokens."""
+    return max((mean for _, mean in smooth(run.points("length_mean", phase=TRAIN), WINDOW)), default=0.0)
+
+
+def summary(
+    ways: Sequence[str], runs: Sequence[dict[str, Any]], records: Sequence[RunRecord]
+) -> dict[str, Any]:
+    """tokens_per_s and survivors by way (medians), and the selector's over the best static survivor's."""
+    of = {way: [at for at, run in enumerate(runs) if run["way"] == way] for way in ways}
+    survivors = [way for way in ways if of[way] and all(survives(runs[at]) for at in of[way])]
+    rates = {way: statistics.median(runs[at]["tokens_per_s"] for at in of[way]) for way in ways if of[way]}
+    static = [way for way in survivors if way != OURS]
+    best = max(static, key=lambda way: rates[way], default=None)
+    reached = min((longest_mean(records[at]) for way in (OURS, best) if way for at in of[way]), default=0.0)
+    alike = {
+        way: statistics.median(rate for at in of[way] if (rate := rate_up_to(records[at], reached)))
+        for way in (OURS, best)
+        if way and reached
+    }
+    ours = [runs[at] for at in of[OURS]]
+    return {
+        "vs_best_static": rates[OURS] / rates[best] if best else None,
+        "vs_best_static_alike": alike[OURS] / alike[best] if best and reached else None,
+        "alike_up_to_tokens": reached,
+        "best_static": best,
+        "survivors": survivors,
+        "tokens_per_s": rates,
+        "tokens_per_s_alike": alike,
+        "oom": sum(int(run["episodes_out_of_memory"] or 0) for run in ours),
+        "truncated": sum(int(run["episodes_truncated"] or 0) for run in ours),
+        "switches": sum(int(run["switches"]) for run in ours),
+    }
