@@ -1,0 +1,68 @@
+"""What every check works with: the host, one environment of it, and the means to judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from earl.env.conformance.acts import tools_of
+from earl.env.conformance.card import Check, Verdict
+from earl.env.conformance.host_link import HostLink
+from earl.env.conformance.plan import Plan
+from earl.env.conformance.play import Bounds, Player, Trace
+
+
+@dataclass(slots=True)
+class Bench:
+    """A host under test.
+
+    pid: of its process, 0 if not known. another: a second process that serves the same, None if none can
+    be started. terminate: sends SIGTERM and gives the exit code within a bound, None likewise.
+    """
+
+    link: HostLink
+    plan: Plan
+    pid: int = 0
+    another: Callable[[], AbstractAsyncContextManager[HostLink]] | None = None
+    terminate: Callable[[], Any] | None = None
+
+
+@dataclass(slots=True)
+class Subject:
+    """One environment of the host. traces: episodes of the random policy, seed by seed, once played."""
+
+    bench: Bench
+    info: Any
+    traces: list[Trace] = field(default_factory=list)
+    # All of them, those that nothing is compared with included.
+    played: list[Trace] = field(default_factory=list)
+    deterministic: bool = False
+    # Names of the checks that were run.
+    attempted: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        return tools_of(self.info)
+
+    @property
+    def player(self) -> Player:
+        plan = self.bench.plan
+        bounds = Bounds(plan.reset_s, plan.step_s, plan.max_steps)
+        return Player(self.bench.link, self.name, plan.task, bounds)
+
+    def check(
+        self,
+        name: str,
+        verdict: Verdict,
+        seen: str,
+        remedy: str = "",
+        figures: Mapping[str, float] | None = None,
+    ) -> Check:
+        done = "" if verdict is Verdict.PASS else remedy
+        return Check(name, self.name, verdict, seen, done, figures or {})

@@ -1,0 +1,204 @@
+"""Checks of what must stay bounded: any action, observations, steps that are cut short, leaks, waits."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from time import monotonic
+
+from earl.env.conformance import policies
+from earl.env.conformance.acts import Act
+from earl.env.conformance.bench import Subject
+from earl.env.conformance.card import Check, Verdict
+from earl.env.conformance.play import Trace, at_random, replaying, shortly
+from earl.env.conformance.usage import Usage, trend, usage_of
+from earl.errors import EarlError
+
+PASS, WARN, FAIL, SKIP = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.SKIP
+
+KIB = 1 << 10
+# In an episode that does not end, observations that steadily grow by more than this a step have no bound.
+GROWTH_BYTES = 8
+LONG_BYTES = 64 * KIB
+# Growth per episode that is a leak, and that may be one.
+LEAK_BYTES = 4 * KIB
+SUSPECT_BYTES = KIB
+LEAK_COUNT = 0.02
+# Growth below this over all episodes is noise of the allocator.
+LEAST_BYTES = 512 * KIB
+AT_ONCE = 8
+SAMPLES = 40
+# How long a cancelled step may keep its place.
+GIVE_BACK_S = 5.0
+
+
+async def actions(subject: Subject) -> Check:
+    """One step each with the texts that models write when they fail."""
+    texts = policies.malformed(subject.tools)
+    raised, echoed = [], 0
+    for what, act in texts.items():
+        trace = await subject.player.play(0, replaying([act]))
+        if trace.failed:
+            raised.append(f"{what}: {trace.failed}")
+        if what == "huge":
+            echoed = len(trace.last["text"])
+    if raised:
+        seen = f"{len(raised)} of {len(texts)} end the episode without a reward: {shortly(raised[0], 160)}"
+        remedy = "answer what is malformed with a result: a model learns nothing from errors"
+        return subject.check("actions", FAIL, seen, remedy)
+    if echoed > LONG_BYTES:
+        seen = f"an action of {policies.HUGE_CHARACTERS} characters comes back as {echoed}"
+        return subject.check("actions", WARN, seen, "cut what an observation repeats of an action")
+    return subject.check("actions", PASS, f"{len(texts)} malformed texts, each answered")
+
+
+async def observations(subject: Subject) -> Check:
+    """Sizes of what was seen, and whether they grow with the steps."""
+    longest, fastest = 0, 0.0
+    for trace in subject.played:
+        lengths = _lengths(trace)
+        longest = max(longest, *lengths)
+        growth = trend(list(enumerate(lengths)))
+        if not trace.last["done"] and growth.grows(GROWTH_BYTES):
+            fastest = max(fastest, growth.slope)
+    figures = {"longest_bytes": float(longest)}
+    if fastest:
+        steps = subject.player.bounds.max_steps
+        seen = f"grows by {fastest:.0f} bytes a step, {longest} after {steps}, with no end in sight"
+        remedy = "show what is new, or the last part: the agent keeps what it has seen"
+        return subject.check("observations", FAIL, seen, remedy, figures)
+    if longest > LONG_BYTES:
+        seen = f"up to {longest} bytes"
+        return subject.check("observations", WARN, seen, "does a context of the policy hold it?", figures)
+    return subject.check("observations", PASS, f"up to {longest} bytes", figures=figures)
+
+
+def _lengths(trace: Trace) -> list[int]:
+    """Bytes of each observation."""
+    return [
+        len(seen["text"].encode())
+        + sum(len(text.encode()) for _, text, _ in seen["tool_results"])
+        + sum(len(action.encode()) for action in seen["legal_actions"])
+        for seen in trace.seen
+    ]
+
+
+async def cancel(subject: Subject) -> Check:
+    """A step cancelled, a reset cancelled and a session closed while they are under way; then an episode."""
+    link, trace = subject.bench.link, max(subject.traces, key=lambda one: len(one.acts))
+    act = trace.acts[0] if trace.acts else Act("")
+    offered = link.capacity
+    for stop in ("cancel", "close"):
+        for reset_first in (True, False):
+            episode = subject.player.open()
+            if reset_first:
+                await episode.reset(trace.seed, subject.player.task)
+                call = asyncio.create_task(episode.step(act))
+            else:
+                call = asyncio.create_task(episode.reset(trace.seed, subject.player.task))
+            await asyncio.sleep(0)  # it is said now
+            getattr(episode, stop)()
+            call.cancel()
+            await asyncio.wait({call})
+            await link.fence()
+            if stop == "cancel":
+                episode.close()
+    await link.until_capacity(offered, GIVE_BACK_S)
+    after = await subject.player.again(trace)
+    if after.failed:
+        return subject.check("cancel", FAIL, f"after it: {after.failed}", "release what a step held")
+    if link.capacity < offered:
+        seen = f"{offered - link.capacity} cancelled calls still run after {GIVE_BACK_S:g} s"
+        return subject.check("cancel", WARN, seen, "make steps async, or bound what they wait for")
+    return subject.check("cancel", PASS, "steps and resets, cancelled and closed; the next episode is whole")
+
+
+async def leaks(subject: Subject) -> Check:
+    """Many episodes, and what the host's process holds meanwhile."""
+    bench, plan = subject.bench, subject.bench.plan
+    if not bench.pid or usage_of(bench.pid) is None:
+        seen = "the host's process is not known" if not bench.pid else f"process {bench.pid} cannot be read"
+        return subject.check("leaks", SKIP, seen, "give --pid, of a process of yours on this machine")
+    ends = monotonic() + plan.leak_s
+    every = max(AT_ONCE, plan.episodes // SAMPLES)
+    samples: list[tuple[int, Usage]] = []
+    played = 0
+    while played < plan.episodes and (monotonic() < ends or len(samples) < 4):
+        seeds = range(played, min(played + every, plan.episodes))
+        await _play_all(subject, seeds)
+        played += len(seeds)
+        usage = usage_of(bench.pid)
+        if usage is not None:
+            samples.append((played, usage))
+    return _of_samples(subject, samples, played)
+
+
+async def _play_all(subject: Subject, seeds: Sequence[int]) -> None:
+    """An episode of the random policy for each seed, AT_ONCE at a time, as many as the host takes."""
+    left = list(reversed(seeds))
+
+    async def play() -> None:
+        while left:
+            seed = left.pop()
+            await subject.player.play(seed, at_random(subject.tools, seed))
+
+    at_once = max(1, min(AT_ONCE, subject.bench.link.capacity))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(play())
+    except* EarlError as errors:
+        raise errors.exceptions[0] from None
+
+
+def _of_samples(subject: Subject, samples: list[tuple[int, Usage]], played: int) -> Check:
+    first, last = samples[0][1], samples[-1][1]
+    memory = trend([(at, usage.memory_bytes) for at, usage in samples])
+    figures = {"episodes": float(played), "bytes_per_episode": memory.slope}
+    counted = []
+    for name in ("files", "threads", "processes"):
+        growth = trend([(at, getattr(usage, name)) for at, usage in samples])
+        figures[f"{name}_per_episode"] = growth.slope
+        if growth.grows(LEAK_COUNT):
+            counted.append(f"{name} grow from {getattr(first, name)} to {getattr(last, name)}")
+    size = f"memory {first.memory_bytes / KIB / KIB:.1f} to {last.memory_bytes / KIB / KIB:.1f} MiB"
+    leaked = memory.slope * played > LEAST_BYTES
+    if leaked and memory.grows(LEAK_BYTES):
+        counted.insert(0, f"{size}, {memory.slope / KIB:.1f} KiB an episode")
+    over = f" over {played} episodes"
+    remedy = "release in close() what reset and step take; keep nothing of an episode in the class or module"
+    if counted:
+        return subject.check("leaks", FAIL, "; ".join(counted) + over, remedy, figures)
+    if leaked and memory.grows(SUSPECT_BYTES):
+        seen = f"{size}, {memory.slope / KIB:.1f} KiB an episode{over}"
+        remedy = f"see with --episodes 5000 whether it goes on; {remedy}"
+        return subject.check("leaks", WARN, seen, remedy, figures)
+    if played < subject.bench.plan.episodes:
+        seen = f"no trend{over}; there was no time for {subject.bench.plan.episodes}"
+        return subject.check("leaks", WARN, seen, "give it longer with --leak-s", figures)
+    return subject.check("leaks", PASS, f"{size}, no trend{over}", figures=figures)
+
+
+async def speed(subject: Subject) -> Check:
+    """Times of the random policy's resets and steps, one session at a time."""
+    plan = subject.bench.plan
+    resets = [trace.reset_s for trace in subject.played]
+    steps = [step_s for trace in subject.played for step_s in trace.steps_s] or [0.0]
+    figures: dict[str, float] = {}
+    said = []
+    for name, times in (("reset", resets), ("step", steps)):
+        p50, p99 = statistics.median(times), quantile(times, 0.99)
+        figures |= {f"{name}_p50_ms": p50 * 1e3, f"{name}_p99_ms": p99 * 1e3}
+        said.append(f"{name} {p50 * 1e3:.2g} ms, p99 {p99 * 1e3:.2g}")
+    seen = "; ".join(said)
+    if figures["step_p99_ms"] > plan.step_s * 500 or figures["reset_p99_ms"] > plan.reset_s * 500:
+        remedy = "raise environment.step_s and reset_s, or report_progress from what takes long"
+        return subject.check("speed", WARN, seen, remedy, figures)
+    return subject.check("speed", PASS, seen, figures=figures)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

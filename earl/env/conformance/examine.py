@@ -1,0 +1,122 @@
+"""The examination: every check of the plan, in its order, each bounded, none that stops the others.
+
+    async with examining(...) as examiner:                  (servicer.py)
+        bench = Bench(await examiner.host(60), Plan())
+        card = await examine(bench)
+
+An environment that hangs fails the check in which it did; after a second one the rest of its checks are
+left out, so that a hang costs a few bounds and not one for each check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+
+from earl.env.conformance import checks_bounds, checks_episodes, checks_host
+from earl.env.conformance.bench import Bench, Subject
+from earl.env.conformance.card import Card, Check, Verdict, in_order
+from earl.errors import DeadlineExceeded, EarlError, EnvHostLost, UnknownEnvironment
+
+Run = Callable[[Subject], Awaitable[Check]]
+Report = Callable[[Check], None]
+
+# In the order in which they are run: `policy` plays the traces that those of COMPARING need.
+_EPISODES: dict[str, Run] = {
+    "reset": checks_episodes.reset,
+    "policy": checks_episodes.policy,
+    "determinism": checks_episodes.determinism,
+    "seeds": checks_episodes.seeds,
+    "replay": checks_episodes.replay,
+    "sessions": checks_episodes.sessions,
+    "script": checks_episodes.script,
+    "actions": checks_bounds.actions,
+    "observations": checks_bounds.observations,
+    "cancel": checks_bounds.cancel,
+    "leaks": checks_bounds.leaks,
+    "speed": checks_bounds.speed,
+}
+_HOST: dict[str, Run] = {
+    "strangers": checks_host.strangers,
+    "capacity": checks_host.capacity,
+    "reconnect": checks_host.reconnect,
+    "drain": checks_host.drain,
+}
+_COMPARING = {"determinism", "seeds", "replay", "sessions", "observations", "cancel", "speed"}
+_COMPARING |= {"reconnect", "drain"}
+_JUDGED_BY_DETERMINISM = {"sessions"}
+MAX_HANGS = 2
+
+
+async def examine(bench: Bench, names: Sequence[str] = (), report: Report = lambda check: None) -> Card:
+    """The card of a host. names: of environments, all that it serves if empty. report: told each check.
+
+    Raises UnknownEnvironment.
+    """
+    served = bench.link.environments
+    for name in names:
+        if name not in served:
+            text = f"{bench.link.name} does not serve {name!r}"
+            raise UnknownEnvironment(text, f"it serves {', '.join(sorted(served))}")
+    began = monotonic()
+    checks: list[Check] = []
+
+    def note(check: Check) -> None:
+        checks.append(check)
+        report(check)
+
+    subjects = [Subject(bench, served[name]) for name in names or served]
+    for subject in subjects:
+        await _run(subject, _EPISODES, note)
+    if bench.plan.wants("pings"):
+        await _pinged(bench)
+    await _run(subjects[0], _HOST, note)
+    for check in checks_host.noted(bench):
+        note(check)
+    return Card(bench.link.name, [one.name for one in subjects], in_order(checks), monotonic() - began)
+
+
+async def _pinged(bench: Bench) -> None:
+    """One ping more, so that there is one to judge however short the examination was."""
+    try:
+        await bench.link.fence(bench.link.lease_s)
+    except DeadlineExceeded as error:
+        bench.link.judge.violated("pings", error.message)
+
+
+async def _run(subject: Subject, runs: dict[str, Run], note: Report) -> None:
+    """Those of the checks that the plan wants, and what they need."""
+    wants = subject.bench.plan.wants
+    needed = {name for name in runs if wants(name)}
+    hangs = 0
+    for name, run in _with_needs(subject, runs, needed).items():
+        who = subject.bench.link.name if runs is _HOST else subject.name
+        if hangs >= MAX_HANGS:
+            check = Check(name, who, Verdict.SKIP, "left out: it hangs")
+        elif name in _COMPARING and not subject.traces:
+            check = Check(name, who, Verdict.SKIP, "the random policy's episodes did not come about")
+        else:
+            try:
+                check = await run(subject)
+            except DeadlineExceeded as error:
+                hangs += 1
+                check = Check(name, who, Verdict.FAIL, error.message, error.remedy)
+            except EnvHostLost as error:
+                hangs = MAX_HANGS
+                check = Check(name, who, Verdict.FAIL, error.message, error.remedy)
+            except EarlError as error:
+                check = Check(name, who, Verdict.FAIL, error.message, error.remedy)
+        if name in needed:
+            note(check)
+
+
+def _with_needs(subject: Subject, runs: dict[str, Run], needed: set[str]) -> dict[str, Run]:
+    """The checks to run, in their order: those that give what a wanted one needs are run with it."""
+    wanted = set(needed)
+    if needed & _COMPARING:
+        wanted.add("policy")
+    if needed & _JUDGED_BY_DETERMINISM:
+        wanted.add("determinism")
+    wanted -= subject.attempted
+    subject.attempted |= wanted
+    return {name: run for name, run in (_EPISODES | runs).items() if name in wanted}

@@ -1,0 +1,163 @@
+"""Playing episodes: with a policy or with given actions, and what came of it as a Trace to compare."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from earl.env.base import Ending
+from earl.env.conformance import policies
+from earl.env.conformance.acts import Act
+from earl.env.conformance.host_link import Episode, HostLink
+from earl.errors import DeadlineExceeded
+
+# (observation as earl.v1.Observation, number of the step from 0) → the action; None: stop here.
+Policy = Callable[[Any, int], Act | None]
+Seen = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Trace:
+    """One episode. seen[0]: of the reset; seen[i]: of acts[i - 1]. reset_s, steps_s: how long they took."""
+
+    seed: int
+    seen: list[Seen] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
+    reset_s: float = 0.0
+    steps_s: list[float] = field(default_factory=list)
+    # The last one, as earl.v1.Observation.
+    observation: Any = None
+
+    def note(self, result: Any) -> None:
+        self.seen.append(seen_of(result))
+        self.observation = result.observation
+
+    @property
+    def last(self) -> Seen:
+        return self.seen[-1]
+
+    @property
+    def return_(self) -> float:
+        return sum(float(seen["reward"]) for seen in self.seen)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ended by its own rules or bounds."""
+        return self.last["ending"] in (Ending.OK.name, Ending.TRUNCATED.name)
+
+    @property
+    def failed(self) -> str:
+        """How the environment failed in it, "" if it did not."""
+        failed = self.last["done"] and not self.ended
+        return f"{self.last['ending']}: {self.last['message']}" if failed else ""
+
+
+def seen_of(result: Any) -> Seen:
+    """What an agent and a trainer learn from an earl.v1.Result, as plain values."""
+    observation = result.observation
+    known = {ending.value: ending.name for ending in Ending}
+    return {
+        "text": observation.text,
+        "legal_actions": list(observation.legal_actions),
+        "tool_results": [(one.id, one.text, one.is_error) for one in observation.tool_results],
+        "role": observation.role,
+        "reward": repr(result.reward),
+        "done": result.done,
+        "ending": known.get(result.ending, str(result.ending)),
+        "metrics": {key: repr(value) for key, value in sorted(result.metrics.items())},
+        "message": result.message,
+    }
+
+
+def difference(one: Trace, other: Trace) -> str:
+    """Where two traces part, in words; "" if they are the same. What a failure says may differ."""
+    for number, (a, b) in enumerate(zip(one.seen, other.seen, strict=False)):
+        for key in a:
+            if a[key] != b[key] and not (key == "message" and a["done"]):
+                where = "the reset" if number == 0 else f"step {number}"
+                return f"{key} of {where} with seed {one.seed}: {shortly(a[key])} and {shortly(b[key])}"
+    if len(one.seen) != len(other.seen):
+        return f"{len(one.seen) - 1} steps and {len(other.seen) - 1} with seed {one.seed}"
+    return ""
+
+
+def shortly(value: Any, limit: int = 60) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = " ".join(text.split()) or "nothing"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one episode: a reset, a step (seconds), and how many steps."""
+
+    reset_s: float
+    step_s: float
+    max_steps: int
+
+
+class Player:
+    """Plays one environment of a host."""
+
+    def __init__(self, link: HostLink, environment: str, task: Mapping[str, Any], bounds: Bounds) -> None:
+        self.link = link
+        self.environment = environment
+        self.task = task
+        self.bounds = bounds
+
+    def on(self, link: HostLink) -> Player:
+        """The same, at another host."""
+        return Player(link, self.environment, self.task, self.bounds)
+
+    def open(self) -> Episode:
+        return self.link.open(self.environment, self.bounds.reset_s, self.bounds.step_s)
+
+    async def play(self, seed: int, policy: Policy, task: Mapping[str, Any] | None = None) -> Trace:
+        """A whole episode. Raises DeadlineExceeded, EnvHostLost."""
+        episode, trace = self.open(), Trace(seed)
+        try:
+            await self.go_on(episode, trace, policy, self.task if task is None else task)
+        finally:
+            episode.close()
+        return trace
+
+    async def go_on(
+        self, episode: Episode, trace: Trace, policy: Policy, task: Mapping[str, Any] | None = None
+    ) -> None:
+        """Play an episode, begun or not, until it ends or the policy stops; `trace` grows with it."""
+        if not trace.seen:
+            began = perf_counter()
+            result = await episode.reset(trace.seed, self.task if task is None else task)
+            trace.reset_s = perf_counter() - began
+            trace.note(result)
+        while not episode.done and len(trace.acts) < self.bounds.max_steps:
+            act = policy(trace.observation, len(trace.acts))
+            if act is None:
+                return
+            began = perf_counter()
+            try:
+                result = await episode.step(act)
+            except DeadlineExceeded as error:
+                said = f"{error.message}, with seed {trace.seed} and action {shortly(act.text)!r}"
+                raise DeadlineExceeded(said, error.remedy) from error
+            trace.steps_s.append(perf_counter() - began)
+            trace.acts.append(act)
+            trace.note(result)
+
+    async def again(self, trace: Trace) -> Trace:
+        """The same seed and actions once more."""
+        return await self.play(trace.seed, replaying(trace.acts))
+
+
+def replaying(acts: Sequence[Act]) -> Policy:
+    """These actions, one after the other."""
+    return lambda observation, step: acts[step] if step < len(acts) else None
+
+
+def at_random(tools: Sequence[Mapping[str, Any]], seed: int) -> Policy:
+    """The random policy; its choices follow from `seed`."""
+    rng = random.Random(f"policy {seed}")  # else an environment that does the same would mirror it
+    return lambda observation, step: policies.random_act(observation, tools, rng)

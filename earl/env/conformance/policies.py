@@ -1,0 +1,118 @@
+"""Who acts in the examination: a random policy, and texts that no policy should ever write. Pure.
+
+The random policy takes what the environment says it would take: a legal action where they are listed, a
+call that fits the tools' JSON schemas where there are tools, otherwise short texts, words of the
+observation among them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from earl.env import tool_calls
+from earl.env.conformance.acts import Act, Call
+
+HUGE_CHARACTERS = 200_000
+# Of the random policy with tools, how often it answers in words instead.
+_PLAIN = 0.15
+_WORDS = ("yes", "no", "a", "x", "north", "help", "0", "1", "2", "[3]", "42", "-1", "0.5")
+_DEPTH = 4
+
+
+def random_act(observation: Any, tools: Sequence[Mapping[str, Any]], rng: random.Random) -> Act:
+    """An action for an earl.v1.Observation."""
+    if observation.legal_actions:
+        return Act(rng.choice(list(observation.legal_actions)))
+    if tools and rng.random() >= _PLAIN:
+        tool = rng.choice(list(tools))
+        return called(tool["name"], random_value(tool.get("parameters") or {"type": "object"}, rng))
+    words = re.findall(r"[^\s.,:;!?]{1,20}", observation.text[-2_000:])
+    return Act(rng.choice([*_WORDS, *words]))
+
+
+def called(name: str, arguments: Any) -> Act:
+    """The act of calling a tool: as text, and as a parsed call."""
+    text = json.dumps({"name": name, "arguments": arguments})
+    return Act(f"{tool_calls.OPEN}{text}{tool_calls.CLOSE}", [Call(name, json.dumps(arguments))])
+
+
+def random_value(schema: Mapping[str, Any], rng: random.Random, depth: int = 0) -> Any:
+    """A value that a JSON schema takes (type, enum, const, anyOf, properties, items, bounds)."""
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return rng.choice(list(schema["enum"]))
+    for choice in ("anyOf", "oneOf"):
+        if schema.get(choice):
+            return random_value(rng.choice(list(schema[choice])), rng, depth)
+    kind = schema.get("type", "string")
+    kind = rng.choice(kind) if isinstance(kind, list) else kind
+    if kind == "object":
+        properties: Mapping[str, Any] = schema.get("properties") or {}
+        required = schema.get("required", ())
+        given = [name for name in properties if name in required or (depth < _DEPTH and rng.random() < 0.5)]
+        return {name: random_value(properties[name], rng, depth + 1) for name in given}
+    if kind == "array":
+        least = schema.get("minItems", 0)
+        count = rng.randint(least, max(least, min(schema.get("maxItems", 3), 3 if depth < _DEPTH else 0)))
+        return [random_value(schema.get("items") or {}, rng, depth + 1) for _ in range(count)]
+    return _scalar(kind, schema, rng)
+
+
+def _scalar(kind: str, schema: Mapping[str, Any], rng: random.Random) -> Any:
+    if kind == "integer":
+        low = int(schema.get("minimum", -10))
+        return rng.randint(low, int(schema.get("maximum", max(low, 0) + 100)))
+    if kind == "number":
+        low = float(schema.get("minimum", -10.0))
+        return rng.uniform(low, float(schema.get("maximum", max(low, 0.0) + 100.0)))
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind == "null":
+        return None
+    least = schema.get("minLength", 1)
+    text = rng.choice(_WORDS)
+    return (text * (1 + least // len(text)))[: max(least, schema.get("maxLength", 20))]
+
+
+def malformed(tools: Sequence[Mapping[str, Any]]) -> dict[str, Act]:
+    """Texts that models write when they fail, by what is wrong with them."""
+    deep = "[" * 5_000 + "]" * 5_000
+    acts = {
+        "empty": Act(""),
+        "blanks": Act(" \t\r\n "),
+        "huge": Act("x" * HUGE_CHARACTERS),
+        "unicode": Act("\u202eðŸ é̩̍ \U0001f469\u200d\U0001f52c \u0000\ufeff ٣ Ⅷ"),
+        "control characters": Act("".join(map(chr, range(32))) + "\x7f\x1b[2J"),
+        "a number too long": Act("9" * 10_000),
+        "not a number": Act("NaN"),
+        "nested JSON": Act(deep),
+        "format string": Act("%s%n {0.__class__} ${jndi:x} $(id) ; --"),
+        "unclosed call": Act(tool_calls.OPEN + '{"name": "x", "arguments": {'),
+        "nested call": Act(tool_calls.OPEN + '{"name": "x", "arguments": ' + deep + "}" + tool_calls.CLOSE),
+        "unknown tool": called("no_such_tool", {"a": 1}),
+    }
+    if tools:
+        name = tools[0]["name"]
+        acts |= {
+            "no arguments": called(name, {}),
+            "unknown argument": called(name, {"no_such_argument": 1}),
+            "arguments that are a list": called(name, [1, 2]),
+            "arguments that are no JSON": Act("", [Call(name, '{"a": ')]),
+            "wrong types": called(name, _wrong(tools[0])),
+            "many calls": Act("", [Call(name, "{}")] * 100),
+        }
+    return acts
+
+
+def _wrong(tool: Mapping[str, Any]) -> dict[str, Any]:
+    properties = (tool.get("parameters") or {}).get("properties") or {}
+    return {
+        key: {"not": "this"} if value.get("type") != "object" else 7
+        for key, value in properties.items()
+        if isinstance(value, dict)
+    }

@@ -1,0 +1,286 @@
+"""The rules of the environment stream, as a host must keep them, message by message. Pure.
+
+A Judge is told what the examiner sends, sees all that the host sends, and notes each Violation under the
+check that it counts against (card.py). What an honest host may do because messages cross on the wire is
+allowed for: a result that was sent before a Close or Cancel was read is not late. It is late after the
+Pong that followed them, since a host handles a stream's messages in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from earl.env.base import ROLES, Ending
+from earl.env.conformance.acts import fault_in_tool
+from earl.env.serve import NAME
+
+PROTOCOL = 1
+MAX_CAPACITY = 65_536
+MAX_NAME = 256
+MAX_PROGRESS = 1_024
+# Of one rule, this many violations are kept in words; all are counted.
+KEPT = 5
+_TOLERANCE = 1e-6
+_ENDINGS = {ending.value for ending in Ending} - {Ending.NONE.value}
+_FAILED = {Ending.ENV_ERROR.value, Ending.INFRA_ERROR.value, Ending.TIMEOUT.value}
+
+
+@dataclass(slots=True)
+class Record:
+    """What was asked and answered in one session. seq: of the last Reset or Step that was in order."""
+
+    environment: str
+    bounds: tuple[float, float] | None
+    seq: int = -1
+    # How often each seq was asked and answered.
+    asked: Counter[int] = field(default_factory=Counter)
+    answered: Counter[int] = field(default_factory=Counter)
+    answers: dict[int, Any] = field(default_factory=dict)
+    return_: float = 0.0
+    over: bool = False
+    # Closed or cancelled, and whether the host has read so for certain.
+    cancelled: bool = False
+    closed: bool = False
+    fenced: bool = False
+
+
+class Judge:
+    """What one host said, judged. max_text_bytes: the bound that its Welcome gave it."""
+
+    def __init__(self, max_text_bytes: int) -> None:
+        self.max_text_bytes = max_text_bytes
+        # Of sessions that are not over for certain, and the numbers of those that are.
+        self.records: dict[int, Record] = {}
+        self.over: set[int] = set()
+        self.violations: dict[str, list[str]] = {}
+        self.counted: Counter[str] = Counter()
+        # Messages by kind, and sizes of the largest result and observation so far, in bytes.
+        self.messages: Counter[str] = Counter()
+        self.largest_result = 0
+        self.schemas: dict[str, str] = {}
+        self._bounds: dict[str, tuple[float, float] | None] = {}
+
+    def violated(self, rule: str, said: str) -> None:
+        """Note a violation of the check `rule`."""
+        self.counted[rule] += 1
+        kept = self.violations.setdefault(rule, [])
+        if len(kept) < KEPT and said not in kept:
+            kept.append(said)
+
+    # --- what the examiner does --------------------------------------------------------------
+
+    def opened(self, session: int, environment: str) -> None:
+        self.records[session] = Record(environment, self._bounds.get(environment))
+
+    def asked(self, session: int, seq: int, in_order: bool = True) -> None:
+        """A Reset (seq 0), a Step, or a repetition of one was sent. in_order: False for a wrong seq."""
+        record = self.records[session]
+        record.asked[seq] += 1
+        if in_order:
+            record.seq = max(record.seq, seq)
+
+    def cancelled(self, session: int) -> None:
+        self.records[session].cancelled = True
+
+    def closed(self, session: int) -> None:
+        self.records[session].closed = True
+
+    def fence(self) -> list[int]:
+        """The sessions that are over for the host once it has answered the ping sent now."""
+        return [n for n, r in self.records.items() if r.closed or (r.cancelled and not r.fenced)]
+
+    def fenced(self, sessions: list[int]) -> None:
+        """The host has read everything that was sent before the ping of `fence`."""
+        for session in sessions:
+            record = self.records.get(session)
+            if record is None:
+                continue  # an earlier ping has fenced it
+            record.fenced = True
+            if record.closed:
+                del self.records[session]
+                self.over.add(session)
+
+    # --- what the host says ------------------------------------------------------------------
+
+    def hello(self, hello: Any) -> str:
+        """Judge a Hello; why nothing can be tested with it, "" if something can."""
+        self.messages["hello"] += 1
+        wrong = list(_hello_faults(hello))
+        for said in wrong:
+            self.violated("hello", said)
+        for info in hello.environments:
+            bounded = info.HasField("min_reward") and info.HasField("max_reward")
+            self._bounds[info.name] = (info.min_reward, info.max_reward) if bounded else None
+            known = self.schemas.setdefault(info.name, info.schema_hash)
+            if known != info.schema_hash:
+                said = f"schema_hash of {info.name} was {known!r} and is {info.schema_hash!r} now"
+                self.violated("hello", said)
+        fatal = hello.protocol != PROTOCOL or hello.instance == 0 or not hello.environments
+        return wrong[0] if fatal else ""
+
+    def result(self, result: Any) -> bool:
+        """Judge a Result; whether it is the answer to something that was asked."""
+        self.messages["result"] += 1
+        record = self.records.get(result.session)
+        if record is None and result.session in self.over:
+            said = f"a result for session {result.session} seq {result.seq} after the Pong that followed its"
+            self.violated("late", f"{said} Close")
+            return False
+        if record is None:
+            self.violated("answers", f"a result for session {result.session}, which this host never had")
+            return False
+        where = f"session {result.session} ({record.environment}) seq {result.seq}"
+        if not record.asked[result.seq]:
+            self.violated("answers", f"a result for {where}, which was not asked; the last was {record.seq}")
+            return False
+        if record.fenced and not _is_timeout(result):
+            self.violated("late", f"a result for {where} after the Pong that followed its Cancel")
+            return False
+        record.answered[result.seq] += 1
+        if record.answered[result.seq] > record.asked[result.seq]:
+            self.violated("answers", f"{record.answered[result.seq]} results for {where}, asked once")
+            return False
+        self._contents(result, record, where)
+        return True
+
+    def progress(self, progress: Any) -> bool:
+        """Judge a Progress; whether it is of something under way."""
+        self.messages["progress"] += 1
+        record = self.records.get(progress.session)
+        where = f"session {progress.session} seq {progress.seq}"
+        if record is None and progress.session in self.over:
+            self.violated("progress", f"a Progress for {where} after its Close")
+            return False
+        if record is None or not record.asked[progress.seq]:
+            self.violated("progress", f"a Progress for {where}, which was not asked")
+            return False
+        if record.answered[progress.seq] >= record.asked[progress.seq]:
+            self.violated("progress", f"a Progress for {where}, which was answered before it")
+            return False
+        if record.fenced:
+            self.violated("progress", f"a Progress for {where} after its Cancel")
+            return False
+        if len(progress.message) > MAX_PROGRESS:
+            said = f"a Progress of {len(progress.message)} characters for {where}; at most {MAX_PROGRESS}"
+            self.violated("progress", said)
+        return True
+
+    def credit(self, credit: Any) -> None:
+        self.messages["credit"] += 1
+        if credit.capacity > MAX_CAPACITY:
+            self.violated("hello", f"a Credit of {credit.capacity} sessions; at most {MAX_CAPACITY}")
+
+    # --- what a result holds -----------------------------------------------------------------
+
+    def _contents(self, result: Any, record: Record, where: str) -> None:
+        earlier = record.answers.get(result.seq)
+        if earlier is not None:
+            if earlier != result:
+                self.violated("answers", f"{where} was answered anew with another result")
+            return
+        record.answers = {result.seq: result}
+        size_bytes = result.ByteSize()
+        self.largest_result = max(self.largest_result, size_bytes)
+        if size_bytes > self.max_text_bytes:
+            self.violated(
+                "sizes", f"a result of {size_bytes} bytes for {where}; at most {self.max_text_bytes}"
+            )
+        for said in _number_faults(result):
+            self.violated("numbers", f"{said} of {where}")
+        for said in _ending_faults(result):
+            self.violated("endings", f"{said} in {where}")
+        if result.seq != record.seq:
+            return  # an answer to a wrong seq: it changes nothing
+        record.over = record.over or result.done
+        if math.isfinite(result.reward):
+            record.return_ += result.reward
+        if record.bounds is not None and result.ending in (Ending.OK.value, Ending.TRUNCATED.value):
+            low, high = record.bounds
+            margin = _TOLERANCE * max(1.0, abs(record.return_))
+            if not low - margin <= record.return_ <= high + margin:
+                said = f"return {record.return_:g} of {where} is outside of the declared [{low:g}, {high:g}]"
+                self.violated("numbers", said)
+
+
+def _is_timeout(result: Any) -> bool:
+    return result.done and result.ending == Ending.TIMEOUT.value
+
+
+def _hello_faults(hello: Any) -> Any:
+    """What a gateway refuses in a Hello, or cannot use."""
+    if hello.protocol != PROTOCOL:
+        yield f"Hello.protocol is {hello.protocol}, not {PROTOCOL}"
+    if not hello.host or len(hello.host) > MAX_NAME:
+        yield f"Hello.host {hello.host[:40]!r} is no name of 1 to {MAX_NAME} characters"
+    if hello.instance == 0:
+        yield "Hello.instance is 0: draw a random one at the host's start"
+    if hello.epoch == 0:
+        yield "Hello.epoch is 0: the first connection has 1, each later one more"
+    if not 1 <= hello.capacity <= MAX_CAPACITY:
+        yield f"Hello.capacity is {hello.capacity}, not 1 to {MAX_CAPACITY}"
+    if not hello.environments:
+        yield "Hello.environments is empty"
+    names = Counter(info.name for info in hello.environments)
+    for name, count in names.items():
+        if count > 1:
+            yield f"environment {name!r} is named {count} times"
+        if not NAME.match(name):
+            yield f"environment name {name[:80]!r} is not valid: letters, digits and . _ - /"
+    for info in hello.environments:
+        if not info.schema_hash:
+            yield f"schema_hash of {info.name} is empty: hosts of one name could not be told apart"
+        yield from _info_faults(info)
+
+
+def _info_faults(info: Any) -> Any:
+    if info.HasField("min_reward") != info.HasField("max_reward"):
+        yield f"{info.name} declares one bound of its reward only: give both or none"
+    elif info.HasField("min_reward") and not info.min_reward <= info.max_reward:
+        yield f"{info.name} declares rewards from {info.min_reward:g} to {info.max_reward:g}"
+    if info.tools_json:
+        try:
+            tools = json.loads(info.tools_json)
+        except ValueError as error:
+            yield f"tools_json of {info.name} is not JSON: {error}"
+            return
+        if not isinstance(tools, list):
+            yield f"tools_json of {info.name} is no list"
+            return
+        for tool in tools:
+            function = tool.get("function", tool) if isinstance(tool, dict) else tool
+            if wrong := fault_in_tool(function):
+                yield f"tools_json of {info.name} holds {json.dumps(tool)[:80]}: {wrong}"
+
+
+def _number_faults(result: Any) -> Any:
+    if not math.isfinite(result.reward):
+        yield f"reward {result.reward}"
+    for key, value in result.metrics.items():
+        if not math.isfinite(value):
+            yield f"metric {key} = {value}"
+
+
+def _ending_faults(result: Any) -> Any:
+    """Of `done`, `ending`, and what goes with them."""
+    if not result.done:
+        if result.ending != Ending.NONE.value:
+            yield f"ending {result.ending} on a result that is not done"
+        if result.metrics:
+            yield "metrics on a result that is not done"
+    elif result.ending not in _ENDINGS:
+        yield f"done with ending {result.ending}, which is none"
+    elif result.ending in _FAILED:
+        if result.reward:
+            yield f"a reward of {result.reward:g} beside ending {Ending(result.ending).name}"
+        if not result.message:
+            yield f"ending {Ending(result.ending).name} without a message"
+    if result.seq == 0 and result.ending in (Ending.OK.value, Ending.TRUNCATED.value):
+        yield f"a reset that ends its episode with {Ending(result.ending).name}"
+    if result.seq == 0 and result.reward:
+        yield f"a reset with reward {result.reward:g}"
+    if result.observation.role not in ("", *ROLES):
+        yield f"role {result.observation.role!r}, not one of {', '.join(ROLES)}"

@@ -1,0 +1,100 @@
+"""What a process tree holds (memory, files, threads, processes), and whether a series of it grows.
+
+Read from /proc where there is one, else through psutil if it is installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+# Of a series, this much is warm-up and says nothing.
+WARM_UP = 0.3
+# Of all pairs of samples, the share that must rise more than fall for growth to be a trend.
+STEADY = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of a process and all that it started. memory_bytes: resident."""
+
+    memory_bytes: int
+    files: int
+    threads: int
+    processes: int
+
+
+def usage_of(pid: int) -> Usage | None:
+    """None where this cannot be told: the process has ended, or there is neither /proc nor psutil."""
+    if Path("/proc/self/statm").exists():
+        return _from_proc(pid)
+    return _from_psutil(pid)
+
+
+def _from_proc(pid: int) -> Usage | None:
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    total: list[tuple[int, int, int]] = []
+    waiting = [pid]
+    while waiting:
+        one = Path("/proc") / str(waiting.pop())
+        try:
+            pages = int((one / "statm").read_text().split()[1])
+            tasks = list((one / "task").iterdir())
+            total.append((pages * page_bytes, len(list((one / "fd").iterdir())), len(tasks)))
+            for task in tasks:
+                waiting += map(int, (task / "children").read_text().split())
+        except OSError:  # it has ended since
+            if not total:
+                return None
+    memory, files, threads = (sum(column) for column in zip(*total, strict=True))
+    return Usage(memory, files, threads, len(total))
+
+
+def _from_psutil(pid: int) -> Usage | None:
+    try:
+        import psutil
+    except ImportError:
+        return None
+    try:
+        process = psutil.Process(pid)
+        tree = [process, *process.children(recursive=True)]
+        memory = sum(one.memory_info().rss for one in tree)
+        return Usage(
+            memory, sum(one.num_fds() for one in tree), sum(one.num_threads() for one in tree), len(tree)
+        )
+    except psutil.Error:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """slope: growth per episode (the median of all pairs' slopes, after Theil and Sen). steady: the share of
+    pairs that rise less the share that falls (Kendall), 1.0 for what only grows."""
+
+    slope: float
+    steady: float
+
+    def grows(self, per_episode: float) -> bool:
+        """Whether it grows steadily, by more than this each episode."""
+        return self.steady >= STEADY and self.slope > per_episode
+
+
+def trend(samples: Sequence[tuple[int, float]]) -> Trend:
+    """Of (episodes played, value) samples in their order, the first WARM_UP of the episodes left out."""
+    if not samples:
+        return Trend(0.0, 0.0)
+    begin = samples[0][0] + (samples[-1][0] - samples[0][0]) * WARM_UP
+    kept = [sample for sample in samples if sample[0] >= begin]
+    slopes = [
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for index, earlier in enumerate(kept)
+        for later in kept[index + 1 :]
+        if later[0] > earlier[0]
+    ]
+    if not slopes:
+        return Trend(0.0, 0.0)
+    steady = sum((slope > 0) - (slope < 0) for slope in slopes) / len(slopes)
+    return Trend(median(slopes), steady)

@@ -1,0 +1,65 @@
+"""One process that serves environments: `python -m earl.env.replica module:Class --gateway HOST:PORT`.
+
+What `earl env serve` starts several of, and what `earl env test` examines. The token is EARL_TOKEN. With
+--parent it ends when that process has: nothing is left behind by a parent that was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import threading
+import time
+
+from earl.env.host import EnvHost
+from earl.env.serve import load
+from earl.obs.log import setup
+from earl.rpc.auth import TlsFiles
+from earl.rpc.main import announce, run
+
+DRAIN_S = 10.0
+_LOOK_S = 0.5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m earl.env.replica")
+    parser.add_argument("target", help="package.module:Class, or a function that returns environments")
+    parser.add_argument("--gateway", required=True, help="host:port")
+    parser.add_argument("--name", default="env-host")
+    parser.add_argument("--capacity", type=int, default=64, help="sessions open at once")
+    parser.add_argument("--drain-s", type=float, default=DRAIN_S)
+    parser.add_argument("--parent", type=int, default=0, help="end when the parent is no longer this process")
+    arguments = parser.parse_args()
+    setup(arguments.name)
+    if arguments.parent:
+        watch = threading.Thread(target=_end_with, args=(arguments.parent, arguments.drain_s), daemon=True)
+        watch.start()
+
+    async def serve(stop: asyncio.Event) -> None:
+        host = EnvHost(
+            arguments.gateway,
+            load(arguments.target),
+            arguments.capacity,
+            name=arguments.name,
+            token=os.environ.get("EARL_TOKEN", ""),
+            tls=TlsFiles.from_environment(),
+            drain_s=arguments.drain_s,
+        )
+        await host.run(stop, ready=lambda: announce(arguments.name, arguments.gateway))
+
+    run(serve)
+
+
+def _end_with(parent: int, drain_s: float) -> None:
+    """Drain once the parent has ended, and end in any case: an environment may hold up the loop."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(drain_s + 5.0)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

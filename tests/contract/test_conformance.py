@@ -1,0 +1,243 @@
+"""`earl env test` finds what is planted in environments: EARL's own host serves them, over real gRPC."""
+
+import asyncio
+import itertools
+import os
+import random
+import sys
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import pytest
+
+from earl.env import EnvHost, Environment, Observation, StepResult
+from earl.env.conformance.bench import Bench
+from earl.env.conformance.card import Card, Verdict
+from earl.env.conformance.examine import examine
+from earl.env.conformance.plan import Plan
+from earl.env.conformance.servicer import examining
+from earl.env.conformance.spawned import spawned
+from earl.errors import ConfigError, UnknownEnvironment
+
+TOKEN = "of this test"
+PLAN: dict[str, Any] = {"seeds": 3, "episodes": 60, "sessions": 8, "max_steps": 20, "step_s": 10.0}
+
+
+class Sound(Environment):
+    """Nothing is wrong with it: find the number, of which each answer tells a little."""
+
+    name = "test/sound"
+    reward_range = (0.0, 1.0)
+    blocking = False
+
+    def reset(self, seed, task):
+        self.rng = random.Random(seed)
+        self.secret = self.rng.randrange(8)
+        self.left = 5
+        return self.observation("guess")
+
+    def step(self, action):
+        self.left -= 1
+        right = action == str(self.secret)
+        word = "right" if right else f"no {self.rng.randrange(100)}"
+        return StepResult(self.observation(word), float(right), done=right or not self.left)
+
+    def observation(self, word):
+        return Observation(word, [str(number) for number in range(8)])
+
+
+class Random(Sound):
+    def step(self, action):
+        self.rng = random.Random()
+        return super().step(action)
+
+
+class Shared(Sound):
+    """Its state is the class's: sessions mix."""
+
+    steps: ClassVar[Any] = {}
+
+    def reset(self, seed, task):
+        observation = super().reset(seed, task)
+        type(self).steps = {"left": 5}
+        return observation
+
+    def step(self, action):
+        type(self).steps["left"] -= 1
+        return StepResult(
+            f"{self.secret} {type(self).steps['left']}", 0.0, done=type(self).steps["left"] <= 0
+        )
+
+
+class Constant(Sound):
+    def reset(self, seed, task):
+        return super().reset(0, task)
+
+
+class Leaking(Sound):
+    held: ClassVar[list] = []
+
+    def reset(self, seed, task):
+        type(self).held.append(os.urandom(128 << 10))
+        return super().reset(seed, task)
+
+
+class LeakingFiles(Sound):
+    held: ClassVar[list] = []
+
+    def reset(self, seed, task):
+        type(self).held.append(open(os.devnull))  # noqa: SIM115
+        return super().reset(seed, task)
+
+
+class Hanging(Sound):
+    async def step(self, action):
+        if self.left == 3:
+            await asyncio.Event().wait()
+        return super().step(action)
+
+
+class NotANumber(Sound):
+    def step(self, action):
+        return StepResult(self.observation("x"), float("nan"), done=True)
+
+
+class Growing(Sound):
+    def reset(self, seed, task):
+        self.said = ["begin"]
+        return " ".join(self.said)
+
+    def step(self, action):
+        self.said.append(f"you said {action[:20]}")
+        return StepResult(" ".join(self.said), 0.0)
+
+
+class Huge(Sound):
+    def step(self, action):
+        return StepResult("x" * (2 << 20), 0.0)
+
+
+class Fussy(Sound):
+    def step(self, action):
+        return StepResult(self.observation(str(int(action))), 1.0, done=True)
+
+
+class Generous(Sound):
+    def step(self, action):
+        return StepResult(self.observation("right"), 7.0, done=True)
+
+
+@asynccontextmanager
+async def benched(environment: type[Environment], **plan: Any):
+    """A host in this process under examination."""
+    async with examining("127.0.0.1:0", TOKEN) as examiner:
+        stop = asyncio.Event()
+        host = EnvHost(examiner.address, environment, 8, name="host", token=TOKEN, drain_s=0.2)
+        serving = asyncio.create_task(host.run(stop))
+        try:
+            yield Bench(await examiner.host(20), Plan(**PLAN | plan), os.getpid())
+        finally:
+            stop.set()
+            await serving
+
+
+async def carded(environment: type[Environment], *only: str, **plan: Any) -> Card:
+    async with benched(environment, only=frozenset(only), **plan) as bench:
+        return await examine(bench)
+
+
+def verdicts(card: Card) -> dict[str, str]:
+    return {check.name: check.verdict.value for check in card.checks}
+
+
+async def test_nothing_is_found_where_nothing_is_wrong():
+    card = await carded(Sound)
+    found = verdicts(card)
+    assert card.passed and card.environments == ["test/sound"]
+    assert {name for name, verdict in found.items() if verdict == "skip"} == {"script", "drain"}
+    assert {name for name, verdict in found.items() if verdict == "warn"} == set()
+    assert card.as_object()["counts"]["pass"] == len(found) - 2
+
+
+PLANTED = [
+    (Random, "determinism", "fail", "in one process"),
+    (Shared, "sessions", "fail", "at once"),
+    (Constant, "seeds", "warn", "give the same episode"),
+    (LeakingFiles, "leaks", "fail", "files grow"),
+    (NotANumber, "policy", "fail", "reward nan of step 1"),
+    (Growing, "observations", "fail", "with no end in sight"),
+    (Huge, "policy", "fail", "larger than 1048576"),
+    (Fussy, "actions", "fail", "ValueError"),
+]
+
+
+@pytest.mark.parametrize(
+    ("environment", "check", "verdict", "words"), PLANTED, ids=[one[0].__name__ for one in PLANTED]
+)
+async def test_a_planted_fault_is_found(environment: type[Environment], check: str, verdict: str, words: str):
+    card = await carded(environment, check)
+    (found,) = card.named(check)
+    assert (found.verdict, words in found.seen) == (verdict, True), found
+    assert found.remedy and card.passed is (verdict != "fail")
+
+
+async def test_a_leak_of_memory_is_found():
+    card = await carded(Leaking, "leaks", episodes=240)
+    Leaking.held.clear()
+    (found,) = card.named("leaks")
+    assert (found.verdict, "KiB an episode" in found.seen) == (Verdict.FAIL, True)
+    assert 64 << 10 < found.figures["bytes_per_episode"] < 256 << 10
+
+
+async def test_a_hang_fails_one_check_and_costs_few_bounds():
+    card = await carded(Hanging, "policy", "determinism", "actions", "cancel", step_s=0.2)
+    (policy,) = card.named("policy")
+    assert policy.verdict is Verdict.FAIL
+    assert "no result of step 3 within 0.2 s, with seed" in policy.seen
+    assert verdicts(card) == {
+        "policy": "fail", "determinism": "skip", "actions": "pass", "cancel": "skip",
+    }  # fmt: skip
+
+
+async def test_a_return_beyond_what_was_declared_is_found():
+    card = await carded(Generous, "reset", "policy", "numbers")
+    (found,) = card.named("numbers")
+    assert found.verdict is Verdict.FAIL
+    assert "is outside of the declared [0, 1]" in found.seen
+
+
+async def test_an_environment_that_is_not_served():
+    async with benched(Sound) as bench:
+        with pytest.raises(UnknownEnvironment, match="it serves test/sound"):
+            await examine(bench, ["test/souns"])
+
+
+# --- in processes of their own --------------------------------------------------------------
+
+
+class Hashed(Sound):
+    """What it says follows from the order of a set: the same in a process, another in the next."""
+
+    def observation(self, word):
+        return Observation(
+            word + " ".join({f"{a}{b}" for a, b in itertools.product("abc", "def")}), list("abc")
+        )
+
+
+async def test_a_second_process_finds_what_one_cannot(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    plan = Plan(**PLAN, only=frozenset({"determinism", "drain"}))
+    async with (
+        examining("127.0.0.1:0", TOKEN) as examiner,
+        spawned(examiner, "tests.contract.test_conformance:Hashed", TOKEN, plan) as bench,
+    ):
+        card = await examine(bench)
+    assert verdicts(card) == {"determinism": "fail", "drain": "pass"}
+    assert "in another process" in card.named("determinism")[0].seen
+
+
+async def test_a_target_that_cannot_be_imported_says_so():
+    async with examining("127.0.0.1:0", TOKEN) as examiner:
+        with pytest.raises(ConfigError, match=r"'no\.such:Thing' cannot be imported"):
+            async with spawned(examiner, "no.such:Thing", TOKEN, Plan()):
+                raise AssertionError("it was served")
