@@ -1,0 +1,41 @@
+"""Arguments that several `earl env` commands take."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from earl.errors import ConfigError
+
+GATEWAY = "The gateway's host:port; else EARL_GATEWAY."
+Gateway = Annotated[str, typer.Option("--gateway", metavar="HOST:PORT", envvar="EARL_GATEWAY", help=GATEWAY)]
+Task = Annotated[str, typer.Option("--task", metavar="JSON", help="Given to every reset, an object.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def task_of(text: str) -> dict[str, Any]:
+    """A task from the command line. Raises ConfigError."""
+    try:
+        task = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(
+            f"--task {text!r} is not JSON: {error}", "give an object, like '{\"level\": 2}'"
+        ) from None
+    if not isinstance(task, dict):
+        raise ConfigError(f"--task {text!r} is no JSON object", "give one, like '{\"level\": 2}'")
+    return task
+
+
+def gateway_of(given: str) -> str:
+    """The gateway's address. Raises ConfigError if none is given."""
+    if not given:
+        raise ConfigError("no gateway is named", "give --gateway HOST:PORT or set EARL_GATEWAY")
+    return given
+
+
+def token() -> str:
+    """What services of this machine or fleet demand; empty on loopback if none was set."""
+    return os.environ.get("EARL_TOKEN", "")

@@ -1,0 +1,79 @@
+"""What a gateway's listing says, as plain values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from earl.env.conformance.acts import tools_of
+from earl.rpc.auth import TlsFiles
+from earl.rpc.client import Client
+from earl.v1 import env_pb2, env_pb2_grpc
+
+CALL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One environment at a gateway. queued: sessions that wait for a host; quarantined: hosts that get none
+    for a while. reward_range: [least, most], None if unbounded. tools: JSON schemas of its functions."""
+
+    name: str
+    description: str
+    schema_hash: str
+    reward_range: tuple[float, float] | None
+    tools: list[dict[str, Any]]
+    hosts: int
+    capacity: int
+    open: int
+    queued: int
+    quarantined: int
+
+
+async def listed(gateway: str, token: str, tls: TlsFiles | None, deadline_s: float) -> list[Listed]:
+    """What attached hosts serve. Raises ServiceUnavailable, Unauthenticated, DeadlineExceeded."""
+    client = Client(gateway, env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=tls)
+    try:
+        request = env_pb2.ListEnvironmentsRequest()
+        response = await client.call("ListEnvironments", request, deadline_s=deadline_s)
+    finally:
+        await client.close()
+    return [_listed(entry) for entry in response.entries]
+
+
+def _listed(entry: Any) -> Listed:
+    info = entry.environment
+    bounded = info.HasField("min_reward") and info.HasField("max_reward")
+    return Listed(
+        info.name,
+        info.description,
+        info.schema_hash,
+        (info.min_reward, info.max_reward) if bounded else None,
+        [dict(tool) for tool in tools_of(info)],
+        entry.hosts,
+        entry.capacity,
+        entry.open_sessions,
+        entry.queued,
+        entry.quarantined,
+    )
+
+
+def signature(tool: Any) -> str:
+    """A tool as a person reads it: calculator(expression: string)."""
+    parameters = tool.get("parameters") or {}
+    required = parameters.get("required", ())
+    shown = [
+        f"{name}{'' if name in required else '?'}: {_kind(schema)}"
+        for name, schema in (parameters.get("properties") or {}).items()
+    ]
+    return f"{tool['name']}({', '.join(shown)})"
+
+
+def _kind(schema: Any) -> str:
+    if not isinstance(schema, dict):
+        return "any"
+    if schema.get("enum"):
+        return " | ".join(json.dumps(value) for value in schema["enum"])
+    kind = schema.get("type", "any")
+    return " | ".join(kind) if isinstance(kind, list) else str(kind)

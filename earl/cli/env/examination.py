@@ -1,0 +1,156 @@
+"""`earl env test`: the report card of environments, or of a host in any language."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from earl.cli.env.arguments import AsJson, Task, task_of, token
+from earl.env.conformance.card import Card, Check, Verdict
+from earl.env.conformance.plan import Plan, chosen, recorded
+from earl.errors import ConfigError
+
+STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
+HOST_WAIT_S = 300.0
+DIAL_WAIT_S = 20.0
+DEFAULT = Plan()
+
+Who = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODULE:CLASS] [NAME...]",
+        help="What to test; NAME: of its environments only these. With --listen or --dial names alone.",
+    ),
+]
+Listen = Annotated[
+    str,
+    typer.Option(
+        "--listen", metavar="HOST:PORT", help="Test the host that dials this address, as its gateway."
+    ),
+]
+Dial = Annotated[
+    str,
+    typer.Option("--dial", metavar="HOST:PORT", help="Test the host that listens there (EnvHostService)."),
+]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; may be given again.")
+]
+Script = Annotated[
+    Path | None,
+    typer.Option("--script", metavar="FILE", help="Recorded episodes, JSON lines (earl env play --record)."),
+]
+
+
+def test(
+    who: Who = None,
+    listen: Listen = "",
+    dial: Dial = "",
+    task: Task = "",
+    script: Script = None,
+    only: Only = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Of the leak check.")] = DEFAULT.episodes,
+    seeds: Annotated[int, typer.Option(min=2, help="Episodes that are compared.")] = DEFAULT.seeds,
+    max_steps: Annotated[
+        int, typer.Option(min=1, help="Steps after which an episode is left.")
+    ] = DEFAULT.max_steps,
+    sessions: Annotated[int, typer.Option(min=1, help="Played at once.")] = DEFAULT.sessions,
+    reset_s: Annotated[float, typer.Option(min=0.01, help="Longest reset, in seconds.")] = DEFAULT.reset_s,
+    step_s: Annotated[float, typer.Option(min=0.01, help="Longest step, in seconds.")] = DEFAULT.step_s,
+    leak_s: Annotated[float, typer.Option(min=1, help="Longest leak check, in seconds.")] = DEFAULT.leak_s,
+    pid: Annotated[
+        int, typer.Option(help="With --listen or --dial: the host's process, for the leak check.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Prove an environment right: a report card of its behaviour and of what its host says.
+
+    The host runs in a process of its own and every message of it is judged. Each check passes, warns, fails
+    or is skipped, with what was seen and what to do. Exit code 1 if any fails.
+    """
+    names = list(who or [])
+    if listen and dial:
+        raise ConfigError(f"--listen {listen} and --dial {dial} are two hosts", "give one of them")
+    target = "" if listen or dial or not names else names.pop(0)
+    if not target and not listen and not dial:
+        raise ConfigError("nothing to test is named", "give module:Class, --listen or --dial HOST:PORT")
+    if target and ":" not in target:
+        raise ConfigError(f"{target!r} names no object", 'give "package.module:Class"')
+    plan = Plan(
+        task=task_of(task),
+        seeds=seeds,
+        episodes=episodes,
+        leak_s=leak_s,
+        max_steps=max_steps,
+        sessions=sessions,
+        reset_s=reset_s,
+        step_s=step_s,
+        only=chosen(only or ()),
+        recorded=recorded(script) if script is not None else (),
+    )
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True, quiet=as_json)
+    card = asyncio.run(_examined(target, listen, dial, names, plan, pid, console))
+    if as_json:
+        print(json.dumps(card.as_object()))
+    else:
+        console.print(closing(card))
+    raise typer.Exit(0 if card.passed else 1)
+
+
+async def _examined(
+    target: str, listen: str, dial: str, names: list[str], plan: Plan, pid: int, console: Console
+) -> Card:
+    from earl.env.conformance.bench import Bench
+    from earl.env.conformance.examine import examine
+    from earl.env.conformance.servicer import examining
+    from earl.env.conformance.spawned import spawned
+    from earl.rpc.auth import TlsFiles
+
+    subject = ""
+
+    def report(check: Check) -> None:
+        nonlocal subject
+        if check.subject != subject:
+            subject = check.subject
+            console.print(Text(subject, style="bold"))
+        for line in lines(check):
+            console.print(line)
+
+    if target:
+        secret = secrets.token_hex(16)
+        async with (
+            examining("127.0.0.1:0", secret) as examiner,
+            spawned(examiner, target, secret, plan) as bench,
+        ):
+            return await examine(bench, names, report)
+    tls = TlsFiles.from_environment()
+    async with examining(listen or "127.0.0.1:0", token(), tls=tls) as examiner:
+        if dial:
+            examiner.dial(dial)
+        else:
+            Console(stderr=True).print(f"waiting for a host to dial {examiner.address}", highlight=False)
+        link = await examiner.host(DIAL_WAIT_S if dial else HOST_WAIT_S)
+        return await examine(Bench(link, plan, pid), names, report)
+
+
+def lines(check: Check) -> list[Text]:
+    """A check as a person reads it: a line, and its remedy below."""
+    mark = Text(f"{check.verdict.value:4}  ", style=STYLES[check.verdict])
+    found = [mark + Text(f"{check.name:13} {check.seen}", style="")]
+    if check.remedy and check.verdict in (Verdict.WARN, Verdict.FAIL):
+        found.append(Text(f"{'':20}-> {check.remedy}", style="dim"))
+    return found
+
+
+def closing(card: Card) -> Text:
+    """The last line: who, how many of each verdict, how long."""
+    counts = ", ".join(f"{card.count(verdict)} {verdict.value}" for verdict in Verdict if card.count(verdict))
+    who = ", ".join(card.environments)
+    style = STYLES[Verdict.PASS if card.passed else Verdict.FAIL]
+    return Text(f"{who}: {counts}, in {card.seconds:.1f} s", style=style)

@@ -1,0 +1,137 @@
+"""An episode that a person plays: in a host that is started for it, or at a gateway."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from earl.cli.env.arguments import token
+from earl.cli.env.codec import CALL_S, listed
+from earl.env import Action, Ending, GatewayClient, Limits, Observation
+from earl.env.codec import observation
+from earl.env.conformance.acts import Act, Call, tools_of
+from earl.env.conformance.plan import Plan
+from earl.env.conformance.servicer import examining
+from earl.env.conformance.spawned import spawned
+from earl.env.session import Session
+from earl.env.tool_calls import to_json
+from earl.errors import UnknownEnvironment
+from earl.rpc.auth import TlsFiles
+
+# A person thinks for as long as it takes; what the environment does is bounded.
+LIMITS = Limits(queue_s=30.0, reset_s=120.0, step_s=120.0, episode_s=86_400.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the player sees."""
+
+    observation: Observation
+    reward: float = 0.0
+    done: bool = False
+    ending: Ending = Ending.NONE
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
+
+
+class Game(Protocol):
+    """name: of the environment. tools: JSON schemas of its functions."""
+
+    name: str
+    tools: Sequence[Mapping[str, Any]]
+
+    async def begin(self, seed: int, task: Mapping[str, Any]) -> Shown: ...
+
+    async def act(self, action: Action) -> Shown: ...
+
+
+class HostGame:
+    """In a host of its own process, over the real stream."""
+
+    def __init__(self, link: Any, name: str) -> None:
+        self.name = name
+        self.tools: Sequence[Mapping[str, Any]] = tools_of(link.environments[name])
+        self._episode = link.open(name, LIMITS.reset_s, LIMITS.step_s)
+
+    async def begin(self, seed: int, task: Mapping[str, Any]) -> Shown:
+        return _shown(await self._episode.reset(seed, task))
+
+    async def act(self, action: Action) -> Shown:
+        calls = [Call(call.name, to_json(call.arguments)) for call in action.tool_calls]
+        return _shown(await self._episode.step(Act(str(action), calls)))
+
+
+def _shown(result: Any) -> Shown:
+    return Shown(
+        observation(result.observation),
+        result.reward,
+        result.done,
+        Ending(result.ending),
+        dict(result.metrics),
+        result.message,
+    )
+
+
+class GatewayGame:
+    """At a gateway, on whichever host has room."""
+
+    def __init__(self, client: GatewayClient, name: str, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.name = name
+        self.tools = tools
+        self._client = client
+        self._session: Session | None = None
+
+    async def begin(self, seed: int, task: Mapping[str, Any]) -> Shown:
+        self._session = await self._client.open(self.name, task, seed, LIMITS)
+        return Shown(self._session.observation)
+
+    async def act(self, action: Action) -> Shown:
+        assert self._session is not None
+        outcome = await self._session.step(action)
+        return Shown(
+            outcome.observation,
+            outcome.reward,
+            outcome.done,
+            outcome.ending,
+            outcome.metrics,
+            outcome.message,
+        )
+
+
+@asynccontextmanager
+async def at_host(target: str, name: str) -> AsyncIterator[Game]:
+    """Of "module:Class"; name may be "" if it serves one environment. Raises UnknownEnvironment."""
+    secret = secrets.token_hex(16)
+    async with (
+        examining("127.0.0.1:0", secret) as examiner,
+        spawned(examiner, target, secret, Plan(), capacity=1) as bench,
+    ):
+        yield HostGame(bench.link, chosen(name, list(bench.link.environments), target))
+
+
+@asynccontextmanager
+async def at_gateway(address: str, name: str) -> AsyncIterator[Game]:
+    """At host:port. Raises UnknownEnvironment, ServiceUnavailable."""
+    tls = TlsFiles.from_environment()
+    found = {one.name: one for one in await listed(address, token(), tls, CALL_S)}
+    name = chosen(name, list(found), f"the gateway at {address}")
+    client = GatewayClient(address, token=token(), tls=tls)
+    try:
+        yield GatewayGame(client, name, found[name].tools)
+    finally:
+        await client.close()
+
+
+def chosen(name: str, served: Sequence[str], who: str) -> str:
+    """The environment that is meant. Raises UnknownEnvironment."""
+    if name in served:
+        return name
+    if not name and len(served) == 1:
+        return served[0]
+    remedy = f"name one of {', '.join(sorted(served))}" if served else "attach a host"
+    raise UnknownEnvironment(
+        f"{who} does not serve {name!r}" if name else f"{who} serves {len(served)}", remedy
+    )

@@ -1,0 +1,38 @@
+"""`earl env list`: what a gateway serves now."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from earl.cli.env.arguments import AsJson, Gateway, gateway_of, token
+from earl.cli.env.codec import CALL_S, Listed, listed, signature
+from earl.rpc.auth import TlsFiles
+
+
+def list_(gateway: Gateway = "", as_json: AsJson = False) -> None:
+    """Show the environments at a gateway: hosts, capacity, open and waiting sessions, quarantine, tools."""
+    address = gateway_of(gateway)
+    found = asyncio.run(listed(address, token(), TlsFiles.from_environment(), CALL_S))
+    if as_json:
+        print(json.dumps({"gateway": address, "environments": [asdict(one) for one in found]}))
+    elif not found:
+        print(f"no host is attached to {address}")
+    else:
+        Console(highlight=False, soft_wrap=True).print(table(found))
+
+
+def table(found: list[Listed]) -> Table:
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("environment", no_wrap=True)
+    for name in ("hosts", "capacity", "open", "queued", "quarantined"):
+        shown.add_column(name, justify="right")
+    shown.add_column("tools")
+    for one in found:
+        counts = (one.hosts, one.capacity, one.open, one.queued, one.quarantined)
+        shown.add_row(one.name, *map(str, counts), ", ".join(signature(tool) for tool in one.tools))
+    return shown

@@ -1,0 +1,141 @@
+"""`earl env serve`: several processes that serve the same environments, watched and drained together.
+
+replica ─► ready ─► … ─► ended: tried again after a pause that doubles, RESTARTS times in a row
+   └─ ended before it was ever ready: a mistake, not a crash; all are stopped, with its exit code
+SIGTERM, Ctrl-C ─► SIGTERM to each ─► their episodes end within drain_s ─► SIGKILL for what is left
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from earl.cli.env.arguments import Gateway, gateway_of
+from earl.errors import ConfigError, ProcessFailed
+from earl.rpc.main import announce, run
+
+RESTARTS = 5
+FIRST_PAUSE_S = 0.5
+# A replica that served for this long begins to count anew.
+HEALTHY_S = 60.0
+# Beyond drain_s, for the last words of each.
+MARGIN_S = 5.0
+
+Target = Annotated[
+    str, typer.Argument(metavar="MODULE:CLASS", help="Or a function that returns environments.")
+]
+
+
+def serve(
+    target: Target,
+    gateway: Gateway = "",
+    replicas: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 1,
+    capacity: Annotated[int, typer.Option(min=1, max=65_536, help="Sessions open at once in each.")] = 64,
+    name: Annotated[str, typer.Option(help="Of the host; replicas add their number.")] = "",
+    drain_s: Annotated[float, typer.Option(min=0.0, help="How long open episodes may go on.")] = 10.0,
+) -> None:
+    """Serve environments through a gateway, in as many processes as there are replicas.
+
+    Prints a line of JSON once all are attached; logs go to standard error. The token is EARL_TOKEN.
+    """
+    address = gateway_of(gateway)
+    if ":" not in target:
+        raise ConfigError(f"{target!r} names no object", 'give "package.module:Class"')
+    name = name or f"{socket.gethostname().partition('.')[0]}-{os.getpid()}"
+    command = [target, "--gateway", address, "--capacity", str(capacity), "--drain-s", str(drain_s)]
+    watched = [Replica(f"{name}-{number}", command) for number in range(replicas)]
+    run(lambda stop: supervise(watched, stop, name, address, drain_s))
+
+
+class Replica:
+    """One process. ready: it is attached to the gateway."""
+
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.name = name
+        self.ready = asyncio.Event()
+        self._command = [sys.executable, "-m", "earl.env.replica", *command]
+        self._command += ["--name", name, "--parent", str(os.getpid())]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def keep(self, stop: asyncio.Event) -> int:
+        """Run it until `stop`, again after a crash; 0, or the exit code of what trying again cannot mend.
+
+        Raises ProcessFailed after RESTARTS crashes in a row.
+        """
+        crashes = 0
+        while True:
+            began = time.monotonic()
+            code = await self._run()
+            if stop.is_set():
+                return 0
+            if not self.ready.is_set():
+                return code or ProcessFailed.exit_code
+            crashes = 1 if time.monotonic() - began > HEALTHY_S else crashes + 1
+            if crashes > RESTARTS:
+                text = f"{self.name} ended {crashes} times in a row, the last time with exit code {code}"
+                raise ProcessFailed(text, "see what it said on standard error")
+            try:
+                async with asyncio.timeout(FIRST_PAUSE_S * 2 ** (crashes - 1)):
+                    await stop.wait()
+                return 0
+            except TimeoutError:
+                sys.stderr.write(f"{self.name} ended with exit code {code}: started again\n")
+
+    async def _run(self) -> int:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the terminal is the supervisor's to handle
+        )
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            if line.startswith(b'{"ready"'):
+                self.ready.set()
+            else:  # what the environment prints
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
+        return await self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """To the process alone, SIGKILL to all that it started."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        if number == signal.SIGKILL:
+            os.killpg(self._process.pid, number)
+        else:
+            self._process.send_signal(number)
+
+
+async def supervise(
+    replicas: list[Replica], stop: asyncio.Event, name: str, address: str, drain_s: float
+) -> None:
+    """Keep all until `stop` or until one cannot be kept."""
+    keepers = [asyncio.create_task(one.keep(stop)) for one in replicas]
+    others = [asyncio.create_task(stop.wait()), asyncio.create_task(_announced(replicas, name, address))]
+    try:
+        done, _ = await asyncio.wait({others[0], *keepers}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stop.set()
+        for task in others:
+            task.cancel()
+        for number, bound_s in ((signal.SIGTERM, drain_s + MARGIN_S), (signal.SIGKILL, MARGIN_S)):
+            for one in replicas:
+                one.signal(number)
+            await asyncio.wait({*others, *keepers}, timeout=bound_s)
+    code = max((task.result() for task in keepers if task in done), default=0)
+    if code:  # it has said why itself, on standard error
+        raise SystemExit(code)
+
+
+async def _announced(replicas: list[Replica], name: str, address: str) -> None:
+    for one in replicas:
+        await one.ready.wait()
+    announce(name, address)
