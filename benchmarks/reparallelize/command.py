@@ -18,9 +18,9 @@ from earl.parallelism import Parallelism
 app = typer.Typer(add_completion=False)
 
 MEASURES = (
-    "live_ms_p50, live_ms_p99: from a sequence's last token of an old engine to its first of a new one, over "
-    "all sequences of all switches; canaries, the move of their KV and the prefill of what did not move lie "
-    "within. lost_sequences: those that ended short. token_exact: greedy tokens in float32 are those of the "
+    "live_ms_p50, live_ms_p99 (of vLLM vllm_stall_ms_p50, …): from a sequence's last token of an old engine to "
+    "its first of a new one, over all sequences of all switches; canaries, the move of their KV and the "
+    "prefill of what did not move lie within. lost_sequences: those that ended short. token_exact: greedy tokens in float32 are those of the "
     "same sequences left alone, but for ties (log-probs closer than 1e-4), which are counted. "
     "max_logprob_diff: over the tokens that both have. Old and new engines share the machine's cores, as do "
     "all engines of the pool. trainer_ms_p50, trainer_ms_worst: from the step boundary on until the "
@@ -37,6 +37,9 @@ def reparallelize(
     new_tokens: Annotated[int, typer.Option(min=2, help="That a sequence generates at most.")] = 2048,
     turn_tokens: Annotated[int, typer.Option(min=1, help="Of one turn; the next one follows at once.")] = 256,
     engine: Annotated[str, typer.Option(help="torch or vllm.")] = "torch",
+    cold: Annotated[
+        bool, typer.Option("--cold", help="As where memory does not hold both: old engines end first.")
+    ] = False,
     layers: Annotated[int, typer.Option(min=1, help="Of the model.")] = 8,
     hidden: Annotated[int, typer.Option(min=8, help="Of the model, which has 8 heads.")] = 1024,
     vocabulary: Annotated[int, typer.Option(min=2, help="Of the model.")] = 8192,
@@ -51,7 +54,7 @@ def reparallelize(
 ) -> None:
     """What it costs to change the parallelism of a stage while it works, and that nothing is lost by it."""
     work = Work(
-        sequences, prompt_tokens, new_tokens, turn_tokens, tuple(whole_numbers(cuts)), engine, threads
+        sequences, prompt_tokens, new_tokens, turn_tokens, tuple(whole_numbers(cuts)), engine, threads, cold
     )
     if len(work.cuts) < 2:
         raise typer.BadParameter(f"--cuts {cuts!r} is no switch: give two values of tp or more")

@@ -45,6 +45,8 @@ class Work:
     cuts: tuple[int, ...]
     engine: str = "torch"
     threads: int = 1
+    # The old engines end before the new begin.
+    cold: bool = False
 
     @property
     def context_tokens(self) -> int:
@@ -99,7 +101,10 @@ async def measure(work: Work, model: Path, at: Published) -> dict[str, Any]:
     )
     spec = load_spec(str(model))
     prompts = _prompts(work, spec)
-    pool = EnginePool(Cuts(base, devices // work.cuts[0], spec), EngineProcess, restarts=0, load_s=LOAD_S)
+    cuts = Cuts(base, devices // work.cuts[0], spec)
+    # No room beside them is what makes a switch cold.
+    room = {"free_bytes": lambda: 0} if work.cold else {}
+    pool = EnginePool(cuts, EngineProcess, restarts=0, load_s=LOAD_S, **room)
     await pool.start()
     try:
         await pool.load(Publication(1, at.version, at.keys))
@@ -163,15 +168,17 @@ def figures(
     """What the switches cost, and whether anyone could tell."""
     stalls = sorted(1e3 * stall for one in switched for stall in one.stalls_s)
     compared = [_compare(a, b) for a, b in zip(alone, switched, strict=True)]
+    stalled = "live_ms" if work.engine == "torch" else f"{work.engine}_stall_ms"
     return {
         "engine": work.engine,
+        "cold": work.cold,
         "sequences": work.sequences,
         "prompt_tokens": work.prompt_tokens,
         "new_tokens": [min(len(one.ids) for one in switched), max(len(one.ids) for one in switched)],
         "cuts": list(work.cuts),
         "stalls": len(stalls),
-        "live_ms_p50": round(statistics.median(stalls), 1) if stalls else None,
-        "live_ms_p99": round(stalls[max(0, -(-len(stalls) * 99 // 100) - 1)], 1) if stalls else None,
+        f"{stalled}_p50": round(statistics.median(stalls), 1) if stalls else None,
+        f"{stalled}_p99": round(stalls[max(0, -(-len(stalls) * 99 // 100) - 1)], 1) if stalls else None,
         "lost_sequences": sum(bool(one.lost) for one in switched),
         "rolled_back": sum(report.rolled_back for report in reports),
         "token_exact": all(one.exact for one in compared),

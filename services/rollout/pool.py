@@ -33,6 +33,8 @@ class EnginePool:
     """make: builds an engine of a spec. load_s: bound of loading one version into one engine.
 
     waits: turns that the cut in use cannot hold wait for one that can, because somebody orders switches.
+    free_bytes: what processes of the host may still take; new engines start beside the old where that holds
+    them.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class EnginePool:
         restarts: int,
         load_s: float,
         waits: bool = False,
+        free_bytes: Callable[[], int] = available_bytes,
     ) -> None:
         self._cuts = cuts
+        self._free_bytes = free_bytes
         self._make = make
         self._restarts = restarts
         self._load_s = load_s
@@ -202,7 +206,7 @@ class EnginePool:
             return SwitchReport(command.epoch, new, message=f"it is cut as {new} already")
 
         def warm(stats: Sequence[EngineStats]) -> bool:
-            return fits_beside(stats, self._cuts, old, new, available_bytes())
+            return fits_beside(stats, self._cuts, old, new, self._free_bytes())
 
         room = min(self._cuts.longest(old.tp), self._cuts.longest(new.tp))
         parts = Parts(

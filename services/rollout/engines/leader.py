@@ -31,7 +31,6 @@ from services.rollout.engines.ranks import (
 )
 from services.rollout.engines.torch_engine import TorchEngine
 
-
 # How soon an engine that could not step looks again, if nothing is said to it before.
 LOOK_AGAIN_S = 0.001
 
