@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.reparallelize.model import RUN, Published
 from earl.errors import EarlError
 from earl.models.spec import ModelSpec, load_spec
+from earl.obs.memory import available_bytes
 from earl.parallelism import Parallelism
 from services.rollout.cuts import Cuts
 from services.rollout.engines.base import EngineSpec, GenerateRequest
@@ -103,8 +104,8 @@ async def measure(work: Work, model: Path, at: Published) -> dict[str, Any]:
     prompts = _prompts(work, spec)
     cuts = Cuts(base, devices // work.cuts[0], spec)
     # No room beside them is what makes a switch cold.
-    room = {"free_bytes": lambda: 0} if work.cold else {}
-    pool = EnginePool(cuts, EngineProcess, restarts=0, load_s=LOAD_S, **room)
+    free_bytes = (lambda: 0) if work.cold else available_bytes
+    pool = EnginePool(cuts, EngineProcess, restarts=0, load_s=LOAD_S, free_bytes=free_bytes)
     await pool.start()
     try:
         await pool.load(Publication(1, at.version, at.keys))
