@@ -18,14 +18,15 @@ from earl.parallelism import Parallelism
 app = typer.Typer(add_completion=False)
 
 MEASURES = (
-    "live_ms_p50, live_ms_p99 (of vLLM vllm_stall_ms_p50 and so on): from a sequence's last token of an old "
-    "engine to its first of a new one, over all sequences of all switches; canaries, the move of their KV and "
-    "the prefill of what did not move lie within. lost_sequences: those that ended short. token_exact: greedy "
-    "tokens in float32 are those of the same sequences left alone, but for ties (log-probs closer than 1e-4), "
-    "which are counted. max_logprob_diff: over the tokens that both have. Old and new engines share the "
-    "machine's cores, as do all engines of the pool. trainer_ms_p50, trainer_ms_worst: from the step boundary "
-    "on until the trainer's ranks can go on in another cut; canaries are computed twice within. "
-    "trainer_peak_extra_bytes: what the rank that needed most held beside the larger of both cuts."
+    "live_ms_p50, live_ms_p99 (of vLLM vllm_stall_ms_p50 and so on): from a sequence's last token of an "
+    "old engine to its first of a new one, over all sequences of all switches; canaries, the move of "
+    "their KV and the prefill of what did not move lie within. lost_sequences: those that ended short. "
+    "token_exact: greedy tokens in float32 are those of the same sequences left alone, but for ties (log- "
+    "probs closer than 1e-4), which are counted. max_logprob_diff: over the tokens that both have. Old "
+    "and new engines share the machine's cores, as do all engines of the pool. trainer_ms_p50, "
+    "trainer_ms_worst: from the step boundary on until the trainer's ranks can go on in another cut; "
+    "canaries are computed twice within. trainer_peak_extra_bytes: what the rank that needed most held "
+    "beside the larger of both cuts."
 )
 
 
