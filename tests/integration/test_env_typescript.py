@@ -13,6 +13,11 @@ import pytest
 
 from earl import errors
 from earl.env import Ending, GatewayClient, Limits
+from earl.env.conformance.bench import Bench
+from earl.env.conformance.card import Verdict
+from earl.env.conformance.examine import examine
+from earl.env.conformance.plan import Plan
+from earl.env.conformance.servicer import examining
 from earl.env.tool_calls import ToolCall, render
 from earl.rpc import Client
 from earl.v1 import env_pb2, env_pb2_grpc
@@ -91,6 +96,33 @@ async def fire_at_random(client, seed):
     assert outcome.ending is (Ending.OK if hits == 7 else Ending.TRUNCATED)
     assert outcome.metrics["win"] == float(hits == 7) and outcome.metrics["shots"] == len(rewards)
     return seen
+
+
+async def examined(node, plan, leaks=False):
+    """The report card of main.ts in a process of its own."""
+    async with examining("127.0.0.1:0", "") as examiner, typescript(node, examiner.address) as process:
+
+        async def terminate():
+            process.terminate()
+            return await ended(process)
+
+        link = await examiner.host(within_s=30)
+        bench = Bench(link, plan, pid=process.pid if leaks else 0, terminate=terminate)
+        return await examine(bench)
+
+
+async def test_conformance(node):
+    card = await examined(node, Plan(seeds=4, sessions=16))
+    assert card.environments == [BATTLESHIP, COINS]
+    assert not [check for check in card.checks if check.verdict in (Verdict.FAIL, Verdict.WARN)]
+    assert {check.name for check in card.checks if check.verdict is Verdict.SKIP} == {"leaks", "script"}
+
+
+@pytest.mark.slow
+async def test_many_episodes_leave_nothing_behind(node):
+    # So many that the garbage which V8 lets lie until its first full collections is not taken for a leak.
+    card = await examined(node, Plan(episodes=10_000, only=frozenset({"leaks"})), leaks=True)
+    assert not [check for check in card.checks if check.verdict is Verdict.FAIL]
 
 
 async def test_episodes_through_the_gateway(node):
