@@ -22,7 +22,6 @@ from earl.env.tool_calls import ToolCall, render
 from earl.rpc import Client
 from earl.v1 import env_pb2, env_pb2_grpc
 from tests.contract.test_env_stream_host import playing, serving
-from tests.integration.test_gateway import address_of, finished, start, write_run
 from tests.support.certificates import self_signed
 from tools.check_typescript import FOLDER, installed
 
@@ -114,15 +113,17 @@ async def examined(node, plan, leaks=False):
 async def test_conformance(node):
     card = await examined(node, Plan(seeds=4, sessions=16))
     assert card.environments == [BATTLESHIP, COINS]
-    assert not [check for check in card.checks if check.verdict in (Verdict.FAIL, Verdict.WARN)]
+    assert [check for check in card.checks if check.verdict in (Verdict.FAIL, Verdict.WARN)] == []
     assert {check.name for check in card.checks if check.verdict is Verdict.SKIP} == {"leaks", "script"}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_many_episodes_leave_nothing_behind(node):
     # So many that the garbage which V8 lets lie until its first full collections is not taken for a leak.
-    card = await examined(node, Plan(episodes=10_000, only=frozenset({"leaks"})), leaks=True)
-    assert not [check for check in card.checks if check.verdict is Verdict.FAIL]
+    plan = Plan(episodes=10_000, max_steps=3, only=frozenset({"leaks"}))
+    card = await examined(node, plan, leaks=True)
+    assert [check for check in card.checks if check.verdict is Verdict.FAIL] == []
 
 
 async def test_episodes_through_the_gateway(node):
@@ -257,28 +258,20 @@ async def test_a_frozen_host_comes_back(node):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-async def test_processes_with_tls_and_a_token(node, tmp_path):
+async def test_tls_and_a_token(node, tmp_path):
     tls = self_signed(tmp_path)
-    run = write_run(tmp_path)
-    files = {"EARL_TLS_CERT": str(tls.certificate), "EARL_TLS_KEY": str(tls.key)}
-    gateway = start("services.env_gateway", run, EARL_TOKEN="secret", **files)
-    try:
-        address = await asyncio.to_thread(address_of, gateway)
-        access = {"EARL_TOKEN": "secret", "EARL_TLS_CA": str(tls.authority)}
+    access = {"EARL_TOKEN": "secret", "EARL_TLS_CA": str(tls.authority)}
+    async with serving(token="secret", tls=tls) as (gateway, address):
         with pytest.raises(json.JSONDecodeError):  # it ends without having attached
             async with typescript(node, address, access=access | {"EARL_TOKEN": "guess"}):
                 pass
+        assert not gateway.pool.hosts
         async with typescript(node, address, access=access) as host:
             client = GatewayClient(address, token="secret", tls=tls)
             await find_heavy(client, 3)
             await client.close()
             host.terminate()
             assert await ended(host) == 0
-        gateway.terminate()
-        assert await asyncio.to_thread(finished, gateway) == (0, "")
-    finally:
-        gateway.kill()
-        gateway.communicate()
 
 
 async def test_a_client_in_typescript(node):

@@ -96,7 +96,7 @@ class Host {
       while (!this.#stop.aborted) {
         const ended = await this.#attempt(client);
         if (this.#stop.aborted) return;
-        const why = `${status[ended.code]} ${ended.details}`;
+        const why = `${status[ended.code]} ${ended.details || "the gateway ended the stream"}`;
         if (REFUSALS.has(ended.code)) throw new HostError(`${access.gateway} refuses this host: ${why}`);
         if (performance.now() - this.#heardAt > giveUpS * 1e3) {
           throw new HostError(`no gateway at ${access.gateway} for ${giveUpS} s: ${why}`);
