@@ -1,7 +1,7 @@
 """Type-checks examples/env_typescript: `python tools/check_typescript.py`. Tests run it through `installed`.
 
-Node comes with pyright, in the dev extra; npm brings what the example's lockfile pins into its
-node_modules, once for each lockfile.
+Node comes with the dev extra; npm brings what the example's lockfile pins into its node_modules, once
+for each lockfile.
 """
 
 from __future__ import annotations
