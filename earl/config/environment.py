@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from earl.config.base import Section
 
@@ -25,8 +25,15 @@ class EnvironmentConfig(Section):
 
 class GatewayConfig(Section):
     bind: str = "127.0.0.1:0"
+    # "host:port" of env hosts that listen: the gateway dials them, others dial the gateway.
+    dial: list[Annotated[str, StringConstraints(pattern=r"^.+:[0-9]+$")]] = []
     # A host silent for this long is gone.
     lease_s: float = Field(default=5.0, gt=0)
+    # A host whose stream broke keeps its sessions if it is back within this.
+    reconnect_s: float = Field(default=0.5, ge=0)
+    # Hosts that a session's reset is tried on: one whose host is lost before its first step starts anew on
+    # another.
+    reset_attempts: int = Field(default=3, ge=1)
     max_text_bytes: int = Field(default=1 << 20, ge=1024)
     # Host faults in a row after which the host is quarantined, and for how long.
     quarantine_faults: int = Field(default=5, ge=1)

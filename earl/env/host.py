@@ -1,14 +1,16 @@
-"""An env host: dials the gateway and serves environments over one stream.
+"""An env host: serves environments over one stream with a gateway, which it dials or which dials it.
 
     EnvHost("127.0.0.1:7000", [MyEnvironment], capacity=64).run(stop)
+    EnvHost(environments=[MyEnvironment], listen="127.0.0.1:7001").run(stop)
 
-    connect ─► Hello(instance, epoch) ─► Welcome ─► Reset/Step/Close… ─► Result…   (runner.py)
+    connect ─► Hello(instance, epoch) ─► Welcome ─► Reset/Step/Close… ─► Result…       (host_stream.py)
        ▲                                                │ stream lost: same instance, epoch + 1
        └────────────────────────────────────────────────┘
-    stop set ─► Drain ─► episodes end, within drain_s ─► stream closed ─► return
+    stop set ─► Drain ─► episodes end, within drain_s ─► stream ended ─► return
 
-Sessions outlive the stream: after a reconnect the gateway says which it still holds and repeats what
-was in flight. `python -m earl.env.host --run run.json` serves what the run file's environment.serve names.
+Sessions outlive the stream (runner.py): after a reconnect the gateway says which it still holds and
+repeats what was in flight. One gateway at a time: to a host that listens, the newest one.
+`python -m earl.env.host --run run.json` serves what the run file's environment.serve names.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import asyncio
 import logging
 import random
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 
 from earl.env import codec
+from earl.env.frames import Frames
+from earl.env.host_stream import LAST_WORDS_S, HostStream
 from earl.env.runner import Runner
 from earl.env.serve import as_mapping
 from earl.errors import (
@@ -36,18 +39,18 @@ from earl.errors import (
     Unauthenticated,
 )
 from earl.rpc.auth import TlsFiles
-from earl.rpc.client import EOF, Client
+from earl.rpc.client import Client
 from earl.rpc.errors import from_call
-from earl.rpc.outbox import Outbox
+from earl.rpc.server import Server
 from earl.v1 import env_pb2, env_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-WELCOME_S = 10.0
-LAST_WORDS_S = 2.0
+SERVICE = "earl.v1.EnvHostService"
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
-# Without a gateway for this long a host ends instead of waiting for ever.
+# Without a gateway for this long a host that dials ends instead of waiting for ever, and one that
+# listens drops its sessions.
 GIVE_UP_S = 60.0
 # What reconnecting cannot mend.
 _FATAL = (EnvironmentFailure, Unauthenticated, ConfigError)
@@ -56,24 +59,32 @@ _FATAL = (EnvironmentFailure, Unauthenticated, ConfigError)
 class EnvHost:
     """Serves environments through a gateway until told to stop.
 
-    gateway: "host:port". environments: a mapping of names to factories, one Environment class, or
-    several. capacity: sessions open at once. Raises DuplicateEnvironment and ConfigError at once.
+    gateway: "host:port" to dial; or listen: "host:port" where a gateway dials, port 0 for any free one
+    (then `address`, once ready, says which). environments: a mapping of names to factories, one
+    Environment class, or several. capacity: sessions open at once. Raises DuplicateEnvironment and
+    ConfigError at once.
     """
 
     def __init__(
         self,
-        gateway: str,
-        environments: Any,
+        gateway: str = "",
+        environments: Any = (),
         capacity: int = 64,
         *,
+        listen: str = "",
         name: str = "env-host",
         token: str = "",
         tls: TlsFiles | None = None,
         drain_s: float = 10.0,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
+        if bool(gateway) == bool(listen):
+            given = f"gateway {gateway!r} and listen {listen!r}" if gateway else "neither gateway nor listen"
+            raise ConfigError(f"env host {name!r} is given {given}", "give one of them")
+        self.address = ""
         self._environments = as_mapping(environments)
         self._gateway = gateway
+        self._listen = listen
         self._capacity = capacity
         self._name = name
         self._token = token
@@ -82,91 +93,34 @@ class EnvHost:
         self._give_up_s = give_up_s
         self._instance = secrets.randbits(63) | 1
         self._epoch = 0
-        self._heard = 0.0
-        self._outbox = Outbox()
+        # The newest one; None before the first.
+        self._stream: HostStream | None = None
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None] | None = None) -> None:
-        """Serve until `stop` is set and the episodes have ended; `ready` is called once attached.
+        """Serve until `stop` is set and the episodes have ended; `ready` is called once attached, or
+        listening.
 
         Raises EnvProtocolError, DuplicateEnvironment or Unauthenticated if the gateway refuses this
-        host, ServiceUnavailable if there is no gateway for give_up_s.
+        host, ServiceUnavailable if there is no gateway for give_up_s; PortInUse and InsecureBind if
+        it cannot listen.
         """
-        runner = Runner(self._environments, self._capacity, lambda message: self._outbox.put(message))
-        client = Client(self._gateway, env_pb2_grpc.EnvGatewayServiceStub, token=self._token, tls=self._tls)
-        self._heard = time.monotonic()
-        backoff_s = FIRST_BACKOFF_S
+        runner = Runner(self._environments, self._capacity, self._say)
         try:
-            while not stop.is_set():
-                heard = self._heard
-                error = await self._attempt(client, runner, stop, ready)
-                if error is None:
-                    return
-                if self._heard > heard:
-                    ready, backoff_s = None, FIRST_BACKOFF_S
-                if time.monotonic() - self._heard > self._give_up_s:
-                    raise ServiceUnavailable(
-                        f"no gateway at {self._gateway} for {self._give_up_s:g} s: {error.message}",
-                        "start it, or correct the address",
-                    )
-                log.warning("stream to %s lost, trying again: %s", self._gateway, error)
-                await _pause(stop, backoff_s * random.uniform(0.5, 1.0))
-                backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+            if self._listen:
+                await self._serve_there(runner, stop, ready)
+            else:
+                await self._dial(runner, stop, ready)
         finally:
             runner.close()
-            await client.close()
 
-    async def _attempt(
-        self, client: Client, runner: Runner, stop: asyncio.Event, ready: Callable[[], None] | None
-    ) -> EarlError | None:
-        """One stream from Hello to its end; None if it ended because of `stop`."""
+    def _say(self, message: env_pb2.HostMessage) -> None:
+        if self._stream is not None:
+            self._stream.outbox.put(message)
+
+    def _next_stream(self, frames: Frames, peer: str, runner: Runner) -> tuple[HostStream, env_pb2.Hello]:
+        """A stream of the next epoch, which the sessions speak to from now on."""
         self._epoch += 1
-        self._outbox = Outbox()
-        call = client.stream("Attach", deadline_s=None)
-        try:
-            return await self._serve(call, runner, stop, ready)
-        except grpc.aio.AioRpcError as error:
-            typed = from_call(error, f"Attach at {self._gateway}")
-            if isinstance(typed, _FATAL):
-                raise typed from error
-            return typed
-        except (ServiceUnavailable, DeadlineExceeded) as error:
-            return error
-        finally:
-            self._outbox.close()
-            call.cancel()
-
-    async def _serve(
-        self, call: Any, runner: Runner, stop: asyncio.Event, ready: Callable[[], None] | None
-    ) -> EarlError | None:
-        await call.write(env_pb2.AttachRequest(messages=[self._hello(runner)]))
-        lease_s = await self._welcomed(call, runner)
-        if ready is not None:
-            ready()
-        outbox = self._outbox
-        stopping = asyncio.create_task(stop.wait())
-        tasks = [
-            asyncio.create_task(self._read(call, runner, lease_s)),
-            asyncio.create_task(outbox.drain_to_call(call, env_pb2.AttachRequest)),
-        ]
-        try:
-            done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-            if stopping in done:
-                await self._drain(call, runner, tasks)
-                return None
-            await asyncio.wait({tasks[0]}, timeout=LAST_WORDS_S)  # the reader knows best why it ended
-            for task in tasks:
-                if task.done():
-                    task.result()
-            return ServiceUnavailable("the gateway ended the stream")
-        finally:
-            for task in (stopping, *tasks):
-                task.cancel()
-            await asyncio.wait({stopping, *tasks})
-            for task in tasks:
-                if not task.cancelled():
-                    task.exception()  # the first one was reported; the others follow from it
-
-    def _hello(self, runner: Runner) -> env_pb2.HostMessage:
+        self._stream = HostStream(frames, peer, runner)
         hello = env_pb2.Hello(
             protocol=codec.PROTOCOL,
             host=self._name,
@@ -175,75 +129,137 @@ class EnvHost:
             environments=[codec.info(name, described) for name, described in runner.infos.items()],
             capacity=runner.offered,
         )
-        return env_pb2.HostMessage(hello=hello)
+        return self._stream, hello
 
-    async def _welcomed(self, call: Any, runner: Runner) -> float:
-        """Wait for Welcome; returns the lease in seconds."""
-        try:
-            async with asyncio.timeout(WELCOME_S):
-                response = await call.read()
-        except TimeoutError:
-            raise DeadlineExceeded(f"no Welcome from {self._gateway} within {WELCOME_S:g} s") from None
-        if response is EOF:
-            raise ServiceUnavailable(f"the gateway at {self._gateway} ended the stream before Welcome")
-        if not response.messages or response.messages[0].WhichOneof("message") != "welcome":
-            raise EnvProtocolError(
-                f"first answer of {self._gateway} is not Welcome", "is it an EARL gateway?"
-            )
-        welcome = response.messages[0].welcome
-        if welcome.protocol != codec.PROTOCOL:
-            raise EnvProtocolError(f"gateway speaks protocol {welcome.protocol}, this host {codec.PROTOCOL}")
-        self._heard = time.monotonic()
-        runner.max_text_bytes = welcome.max_text_bytes
-        runner.keep(set(welcome.sessions))
-        for message in response.messages[1:]:
-            self._handle(message, runner)
-        log.info("attached to %s", self._gateway, extra={"fields": {"epoch": self._epoch}})
-        return welcome.lease_s
+    # --- a host that dials -------------------------------------------------------------------
 
-    async def _read(self, call: Any, runner: Runner, lease_s: float) -> None:
-        """Handle messages until the stream ends. A gateway that no longer pings counts as gone."""
-        bound_s = max(3 * lease_s, 1.0)
+    async def _dial(self, runner: Runner, stop: asyncio.Event, ready: Callable[[], None] | None) -> None:
+        """Keep a stream to the gateway until `stop`."""
+        client = Client(self._gateway, env_pb2_grpc.EnvGatewayServiceStub, token=self._token, tls=self._tls)
         loop = asyncio.get_running_loop()
+        heard_at, backoff_s = loop.time(), FIRST_BACKOFF_S
         try:
-            async with asyncio.timeout(bound_s) as silence:
-                while (response := await call.read()) is not EOF:
-                    silence.reschedule(loop.time() + bound_s)
-                    self._heard = time.monotonic()
-                    for message in response.messages:
-                        self._handle(message, runner)
+            while not stop.is_set():
+                call = client.stream("Attach", deadline_s=None)
+                frames = Frames(call, env_pb2.AttachRequest)
+                stream, hello = self._next_stream(frames, f"the gateway at {self._gateway}", runner)
+                error = await self._attempt(call, stream, hello, stop, ready)
+                if error is None:
+                    return
+                if stream.heard_at:
+                    ready, heard_at, backoff_s = None, stream.heard_at, FIRST_BACKOFF_S
+                if loop.time() - heard_at > self._give_up_s:
+                    raise ServiceUnavailable(
+                        f"no gateway at {self._gateway} for {self._give_up_s:g} s: {error.message}",
+                        "start it, or correct the address",
+                    )
+                log.warning("stream to %s lost, trying again: %s", self._gateway, error)
+                await _pause(stop, backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+        finally:
+            await client.close()
+
+    async def _attempt(
+        self,
+        call: Any,
+        stream: HostStream,
+        hello: env_pb2.Hello,
+        stop: asyncio.Event,
+        ready: Callable[[], None] | None,
+    ) -> EarlError | None:
+        """One stream from Hello to its end; None if it ended because of `stop`."""
+        try:
+            return await stream.serve(
+                hello, stop, drain_s=self._drain_s, done_writing=call.done_writing, ready=ready
+            )
+        except grpc.aio.AioRpcError as error:
+            typed = from_call(error, f"Attach at {self._gateway}")
+            if isinstance(typed, _FATAL):
+                raise typed from error
+            return typed
+        except (ServiceUnavailable, DeadlineExceeded) as error:
+            return error
+        finally:
+            stream.outbox.close()
+            call.cancel()
+
+    # --- a host that listens -----------------------------------------------------------------
+
+    async def _serve_there(
+        self, runner: Runner, stop: asyncio.Event, ready: Callable[[], None] | None
+    ) -> None:
+        """Let gateways dial until `stop`."""
+
+        async def serve(context: Any) -> None:
+            former = self._stream
+            frames = Frames(context, env_pb2.ServeResponse)
+            stream, hello = self._next_stream(frames, f"the gateway at {context.peer()}", runner)
+            if former is not None:
+                former.outbox.close(EnvProtocolError(f"a newer stream of a gateway took {self._name} over"))
+            error = await stream.serve(hello, stop, drain_s=self._drain_s)
+            if error is not None:
+                log.info("stream lost: %s", error)
+
+        servicer = _Listening(serve, lambda: runner.keep(()), self._give_up_s)
+        server = Server(self._name, self._listen, token=self._token, tls=self._tls, drain_s=1.0)
+        server.add(env_pb2_grpc.add_EnvHostServiceServicer_to_server, servicer, SERVICE)
+        self.address = await server.start()
+        try:
+            if ready is not None:
+                ready()
+            await stop.wait()
+            await servicer.stop(self._drain_s + 2 * LAST_WORDS_S)
+        finally:
+            await server.stop()
+
+
+class _Listening(env_pb2_grpc.EnvHostServiceServicer):
+    """earl.v1.EnvHostService. serve: handles one stream of a gateway, until `stop` ends it too.
+
+    forget: called when no stream was open for forget_s, for what no gateway will ask for again.
+    """
+
+    def __init__(
+        self, serve: Callable[[Any], Awaitable[None]], forget: Callable[[], None], forget_s: float
+    ) -> None:
+        self._serve = serve
+        self._forget = forget
+        self._forget_s = forget_s
+        self._forgetting: asyncio.TimerHandle | None = None
+        self._streams = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stopping = False
+
+    async def Serve(self, request_iterator: Any, context: Any) -> None:
+        """A gateway's stream."""
+        if self._stopping:
+            raise ServiceUnavailable("this host is stopping")
+        self._remember()
+        self._streams += 1
+        self._idle.clear()
+        try:
+            await self._serve(context)
+        finally:
+            self._streams -= 1
+            if self._streams == 0:
+                self._idle.set()
+                loop = asyncio.get_running_loop()
+                self._forgetting = loop.call_later(self._forget_s, self._forget)
+
+    def _remember(self) -> None:
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+
+    async def stop(self, within_s: float) -> None:
+        """Take no new stream, and wait at most `within_s` for the open ones."""
+        self._stopping = True
+        try:
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
         except TimeoutError:
-            raise ServiceUnavailable(f"{self._gateway} was silent for {bound_s:g} s") from None
-
-    def _handle(self, message: env_pb2.GatewayMessage, runner: Runner) -> None:
-        kind = message.WhichOneof("message")
-        if kind == "step":
-            runner.step(message.step)
-        elif kind == "reset":
-            runner.reset(message.reset)
-        elif kind == "close":
-            runner.drop(message.close.session)
-        elif kind == "cancel":
-            runner.drop(message.cancel.session)
-        elif kind == "ping":
-            pong = env_pb2.Pong(nonce=message.ping.nonce)
-            self._outbox.put(env_pb2.HostMessage(pong=pong))
-        elif kind == "drain":
-            log.info("the gateway drains: %s", message.drain.reason)
-
-    async def _drain(self, call: Any, runner: Runner, tasks: list[asyncio.Task[None]]) -> None:
-        log.info("draining %d episodes", runner.open_sessions)
-        drain = env_pb2.Drain(grace_s=self._drain_s, reason="the host stops")
-        self._outbox.put(env_pb2.HostMessage(drain=drain))
-        emptied = asyncio.create_task(runner.wait_empty())
-        await asyncio.wait({emptied, *tasks}, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
-        emptied.cancel()
-        self._outbox.close()
-        reader, writer = tasks
-        await asyncio.wait({writer}, timeout=LAST_WORDS_S)
-        if writer.done() and not reader.done():
-            await call.done_writing()
-            await asyncio.wait({reader}, timeout=LAST_WORDS_S)
+            log.warning("stopping with %d streams open", self._streams)
+        self._remember()
 
 
 async def _pause(stop: asyncio.Event, seconds: float) -> None:

@@ -25,6 +25,7 @@ import grpc
 
 from earl.env.base import Ending, Limits, Observation
 from earl.env.codec import action_message, error_of, observation
+from earl.env.frames import Frames
 from earl.errors import (
     DeadlineExceeded,
     EarlError,
@@ -34,7 +35,7 @@ from earl.errors import (
     ServiceUnavailable,
 )
 from earl.rpc.auth import TlsFiles
-from earl.rpc.client import EOF, Client
+from earl.rpc.client import Client
 from earl.rpc.errors import from_call
 from earl.rpc.outbox import Outbox
 from earl.v1 import env_pb2, env_pb2_grpc
@@ -121,7 +122,7 @@ class GatewayClient:
         """What the gateway's hosts serve: name → capacity in all."""
         request = env_pb2.ListEnvironmentsRequest()
         response = await self._client.call("ListEnvironments", request, deadline_s=deadline_s)
-        return {entry.environment.name: entry.capacity for entry in response.entries}
+        return {entry.environment.name: entry.capacity for entry in response.entries if entry.hosts}
 
     async def close(self) -> None:
         """End the stream; sessions still open fail with EnvHostLost."""
@@ -143,6 +144,7 @@ class Session:
         "environment",
         "number",
         "observation",
+        "within_s",
     )
 
     def __init__(self, stream: _PlayStream, number: int, environment: str, limits: Limits) -> None:
@@ -150,8 +152,10 @@ class Session:
         self.environment = environment
         self.observation = Observation("")
         self.done = False
-        # What the session waits for, and the loop time until which it does; set by the stream.
+        # What the session waits for, how long, also after each sign of life, and the loop time until
+        # which it does; set by the stream.
         self.answer: asyncio.Future[env_pb2.Result] | None = None
+        self.within_s = 0.0
         self.ends = 0.0
         self._stream = stream
         self._limits = limits
@@ -229,13 +233,14 @@ class _PlayStream:
     def __init__(self, client: Client, address: str) -> None:
         self._address = address
         self._call = client.stream("Play", deadline_s=None)
+        self._frames = Frames(self._call, env_pb2.PlayRequest)
         self._outbox = Outbox()
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[int, Session] = {}
         self._error: EarlError | None = None
         self._tasks = [
             asyncio.create_task(self._read()),
-            asyncio.create_task(self._outbox.drain_to_call(self._call, env_pb2.PlayRequest)),
+            asyncio.create_task(self._frames.send(self._outbox)),
             asyncio.create_task(self._sweep()),
         ]
         for task in self._tasks[:2]:
@@ -252,6 +257,7 @@ class _PlayStream:
         if message.ByteSize() > MAX_MESSAGE_BYTES:
             text = f"message of {message.ByteSize()} bytes is larger than {MAX_MESSAGE_BYTES}"
             raise EnvProtocolError(text, "shorten the action or the task")
+        session.within_s = within_s
         session.ends = self._loop.time() + within_s + MARGIN_S
         session.answer = self._loop.create_future()
         self._sessions[session.number] = session
@@ -266,15 +272,15 @@ class _PlayStream:
         self._outbox.put(env_pb2.ClientMessage(close=env_pb2.Close(session=session.number)))
 
     async def _read(self) -> None:
-        while (response := await self._call.read()) is not EOF:
-            for message in response.messages:
+        while (messages := await self._frames.read()) is not None:
+            for message in messages:
                 kind = message.WhichOneof("message")
                 result = message.result if kind == "result" else message.progress
                 session = self._sessions.get(result.session)
                 if session is None or session.answer is None or session.answer.done():
                     continue
                 if kind == "progress":
-                    session.ends = max(session.ends, self._loop.time() + session._limits.step_s + MARGIN_S)
+                    session.ends = self._loop.time() + session.within_s + MARGIN_S
                 else:
                     session.answer.set_result(result)
 

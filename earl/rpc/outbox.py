@@ -1,8 +1,8 @@
 """What waits to be written to a stream: put never blocks, and what is ready together goes together.
 
 One task per stream drains it. While a write is in flight new messages gather, so a busy stream sends
-few large frames and an idle one sends at once. The bound protects memory from a peer that reads too
-slowly: past it the stream is closed with an error instead of growing.
+few large frames and an idle one sends at once. The bounds protect memory from a peer that reads too
+slowly: past them the stream is closed with an error instead of growing. Who can wait asks for `room`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
-
-import grpc
+from typing import Any, NoReturn
 
 from earl.errors import EarlError, RpcError
 
@@ -20,15 +18,23 @@ from earl.errors import EarlError, RpcError
 FRAME_MESSAGES = 256
 FRAME_BYTES = 4 << 20
 LIMIT_MESSAGES = 100_000
+LIMIT_BYTES = 256 << 20
+# What may wait, as a part of the bounds, before there is no `room`.
+ROOM = 1 / 8
 
 
 class Outbox:
     """A bounded queue of protobuf messages with one reader."""
 
-    def __init__(self, limit: int = LIMIT_MESSAGES) -> None:
+    def __init__(self, limit: int = LIMIT_MESSAGES, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit = limit
-        self._messages: deque[Any] = deque()
+        self._limit_bytes = limit_bytes
+        # Each with its size in bytes.
+        self._messages: deque[tuple[Any, int]] = deque()
+        self._bytes = 0
         self._wake = asyncio.Event()
+        self._less = asyncio.Event()
+        self._failed = asyncio.Event()
         self._closed = False
         self._error: EarlError | None = None
 
@@ -40,13 +46,27 @@ class Outbox:
         return self._closed
 
     def put(self, message: Any) -> None:
-        """Queue `message`; after `close` it is dropped. Past the bound the outbox closes with RpcError."""
+        """Queue `message`; after `close` it is dropped. Past a bound the outbox closes with RpcError."""
         if self._closed:
             return
-        self._messages.append(message)
-        if len(self._messages) > self._limit:
-            self.close(RpcError(f"the peer left {self._limit} messages unread", "it is too slow or frozen"))
+        size_bytes = message.ByteSize()
+        self._messages.append((message, size_bytes))
+        self._bytes += size_bytes
+        if len(self._messages) > self._limit or self._bytes > self._limit_bytes:
+            text = f"the peer left {len(self._messages)} messages of {self._bytes} bytes unread"
+            self.close(RpcError(text, "it is too slow or frozen"))
         self._wake.set()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is unread that whoever can wait should."""
+        return len(self._messages) > self._limit * ROOM or self._bytes > self._limit_bytes * ROOM
+
+    async def room(self) -> None:
+        """Until the peer has read enough, or the outbox is closed."""
+        while self.crowded and not self._closed:
+            self._less.clear()
+            await self._less.wait()
 
     def close(self, error: EarlError | None = None) -> None:
         """End the stream: at once with `error`, otherwise after what is queued. Idempotent."""
@@ -56,7 +76,17 @@ class Outbox:
         self._error = error
         if error is not None:
             self._messages.clear()
+            self._bytes = 0
+            self._failed.set()
         self._wake.set()
+        self._less.set()
+
+    async def failed(self) -> NoReturn:
+        """Until closed with an error, which is raised; also while a write is stuck at a peer that does
+        not read."""
+        await self._failed.wait()
+        assert self._error is not None
+        raise self._error
 
     async def drain_to(self, write: Callable[[list[Any]], Awaitable[Any]]) -> None:
         """Write until closed, in bounded frames; raises the error given to `close`."""
@@ -75,22 +105,12 @@ class Outbox:
     def _next_frame(self) -> list[Any]:
         messages, frame, size_bytes = self._messages, [], 0
         while messages and len(frame) < FRAME_MESSAGES:
-            size_bytes += messages[0].ByteSize()
-            if frame and size_bytes > FRAME_BYTES:
+            message, message_bytes = messages[0]
+            if frame and size_bytes + message_bytes > FRAME_BYTES:
                 break
-            frame.append(messages.popleft())
+            messages.popleft()
+            size_bytes += message_bytes
+            frame.append(message)
+        self._bytes -= size_bytes
+        self._less.set()
         return frame
-
-    async def drain_to_call(self, call: Any, frame: Callable[..., Any]) -> None:
-        """`drain_to` a client's stream, as `frame(messages=...)`.
-
-        Returns also when the call has ended: why it did is for the call's reader to learn and tell.
-        """
-
-        async def write(messages: list[Any]) -> None:
-            await call.write(frame(messages=messages))
-
-        try:
-            await self.drain_to(write)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            self.close()

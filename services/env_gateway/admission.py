@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from earl.errors import EnvProtocolError
@@ -29,8 +30,18 @@ def check_hello(hello: Any) -> None:
             f"host {hello.host!r} offers {hello.capacity} sessions, at most {MAX_CAPACITY}"
         )
     for info in hello.environments:
-        if not info.name or len(info.name) > MAX_NAME:
-            raise EnvProtocolError(f"environment name {info.name[:MAX_NAME]!r} of host {hello.host!r} is bad")
+        if wrong := _fault_in(info):
+            raise EnvProtocolError(f"host {hello.host!r} serves {info.name[:MAX_NAME]!r}: {wrong}")
+
+
+def _fault_in(info: Any) -> str:
+    if not info.name or len(info.name) > MAX_NAME or not info.name.isprintable():
+        return f"a name has 1 to {MAX_NAME} printable characters"
+    low, high = info.min_reward, info.max_reward
+    bounded = info.HasField("min_reward") and info.HasField("max_reward")
+    if bounded and not -math.inf < low <= high < math.inf:
+        return f"rewards in [{low}, {high}]"
+    return ""
 
 
 def opening_limits(opening: Any, max_bytes: int) -> dict[str, float]:

@@ -31,6 +31,11 @@ class ClientStream:
             return f"{MAX_CLIENT_SESSIONS} sessions are open on this stream"
         return ""
 
+    def opened(self, session: Session) -> None:
+        """A session of a number that `refusal` does not object to."""
+        self._ended.pop(session.number, None)
+        self.sessions[session.number] = session
+
     def ended(self, number: int) -> None:
         """The session ended: its last answer is kept until KEPT_ENDED later ones ended."""
         if number not in self.sessions:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from earl.env.codec import failure_message
 from earl.v1 import env_pb2, events_pb2
-from services.env_gateway.pool import Served
+from services.env_gateway.pool import Listed, Served
 
 PROTOCOL = 1
 
@@ -39,7 +37,18 @@ def reset(session: int, opening: env_pb2.Open, deadline_s: float) -> env_pb2.Gat
     )
 
 
-def step(message: env_pb2.Step) -> env_pb2.GatewayMessage:
+def reset_again(message: env_pb2.GatewayMessage, session: int) -> env_pb2.GatewayMessage:
+    """The same reset, of a session with another id."""
+    again = env_pb2.GatewayMessage()
+    again.CopyFrom(message)
+    again.reset.session = session
+    return again
+
+
+def step(message: env_pb2.Step, session: int, deadline_s: float) -> env_pb2.GatewayMessage:
+    """A client's step, as the host is asked; the client's message is made over."""
+    message.session = session
+    message.deadline_s = deadline_s
     return env_pb2.GatewayMessage(step=message)
 
 
@@ -63,8 +72,9 @@ def result(message: env_pb2.Result) -> env_pb2.SessionMessage:
     return env_pb2.SessionMessage(result=message)
 
 
-def progress(message: env_pb2.Progress) -> env_pb2.SessionMessage:
-    return env_pb2.SessionMessage(progress=message)
+def alive(session: int, seq: int, text: str) -> env_pb2.SessionMessage:
+    """What the client waits for takes longer, and is still under way."""
+    return env_pb2.SessionMessage(progress=env_pb2.Progress(session=session, seq=seq, message=text))
 
 
 def failure(session: int, seq: int, ending: int, reason: str, text: str) -> env_pb2.SessionMessage:
@@ -74,11 +84,26 @@ def failure(session: int, seq: int, ending: int, reason: str, text: str) -> env_
     return env_pb2.SessionMessage(result=failed)
 
 
-def listing(entries: dict[str, list[Any]]) -> env_pb2.ListEnvironmentsResponse:
-    """entries: name → [EnvironmentInfo, hosts, capacity, open sessions]."""
+def failed_again(answer: env_pb2.SessionMessage, seq: int) -> env_pb2.SessionMessage:
+    """The failure that ended a session, as the answer to a step that came after it."""
+    again = env_pb2.SessionMessage()
+    again.CopyFrom(answer)
+    again.result.seq = seq
+    return again
+
+
+def listing(entries: dict[str, Listed]) -> env_pb2.ListEnvironmentsResponse:
+    """By name."""
     response = env_pb2.ListEnvironmentsResponse()
-    for _, (info, hosts, capacity, open_sessions) in sorted(entries.items()):
-        response.entries.add(environment=info, hosts=hosts, capacity=capacity, open_sessions=open_sessions)
+    for name, listed in sorted(entries.items()):
+        response.entries.add(
+            environment=listed.info or env_pb2.EnvironmentInfo(name=name),
+            hosts=listed.hosts,
+            capacity=listed.capacity,
+            open_sessions=listed.open_sessions,
+            queued=listed.queued,
+            quarantined=listed.quarantined,
+        )
     return response
 
 

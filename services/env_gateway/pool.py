@@ -1,19 +1,20 @@
 """Who serves what, with how much room, and who is next in the queue; pure, time is an argument.
 
-A host is one instance of one process. Its stream may break and come back with a larger epoch: until
-its lease ends the host is only detached, and its sessions live. A stream of an older epoch is fenced.
+A host is one instance of one process. Its stream may break and come back with a larger epoch: for a
+short while the host is only detached, and its sessions live. A stream of an older epoch is fenced.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from earl.errors import DuplicateEnvironment, EnvProtocolError
 from services.env_gateway.quarantine import Quarantine
-from services.env_gateway.sessions import Session, State
+from services.env_gateway.sessions import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,19 @@ class Served:
     schema_hash: str
     bounds: tuple[float, float] | None
     info: Any = None
+
+
+@dataclass(slots=True)
+class Listed:
+    """An environment in the fleet. info: as a host declares it, None if no host serves it now; hosts,
+    those of them that it is in quarantine on, sessions open and waiting."""
+
+    info: Any = None
+    hosts: int = 0
+    capacity: int = 0
+    open_sessions: int = 0
+    queued: int = 0
+    quarantined: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -37,9 +51,14 @@ class Host:
     capacity: int
     outbox: Any
     heard_at: float
-    attached: bool = True
+    # The stream broke, and the host is lost unless it is back by then.
+    back_by: float = math.inf
     draining: bool = False
     sessions: dict[int, Session] = field(default_factory=dict)
+
+    @property
+    def attached(self) -> bool:
+        return self.back_by == math.inf
 
     @property
     def free(self) -> int:
@@ -52,7 +71,8 @@ class Pool:
     def __init__(self, quarantine: Quarantine) -> None:
         self.hosts: dict[int, Host] = {}
         self.quarantine = quarantine
-        self._queues: dict[str, deque[Session]] = {}
+        # By environment: the sessions that wait, by id, first come first served.
+        self._queues: dict[str, OrderedDict[int, Session]] = {}
         self._ever_served: set[str] = set()
 
     # --- hosts -------------------------------------------------------------------------------
@@ -102,14 +122,21 @@ class Pool:
         """Detached earlier instances of the same host: a restarted process does not come back."""
         return [h for h in self.hosts.values() if h.name == host.name and h is not host and not h.attached]
 
-    def expired(self, now: float, lease_s: float) -> list[Host]:
-        """Hosts silent for longer than the lease, whether their stream is up or not."""
-        return [host for host in self.hosts.values() if now - host.heard_at > lease_s]
+    def expired(self, now: float, lease_s: float) -> list[tuple[Host, str]]:
+        """Hosts that are lost, and why: silent for longer than the lease, or not back in time."""
+        lost: list[tuple[Host, str]] = []
+        for host in self.hosts.values():
+            if now - host.heard_at > lease_s:
+                lost.append((host, f"was silent for {lease_s:g} s"))
+            elif now >= host.back_by:
+                lost.append((host, "lost its stream and did not come back"))
+        return lost
 
     def forgive(self, stall_s: float) -> None:
         """The gateway itself stood still for this long: that is not the hosts' silence."""
         for host in self.hosts.values():
             host.heard_at += stall_s
+            host.back_by += stall_s
 
     def serves(self, environment: str) -> bool:
         """Whether any host serves it now."""
@@ -118,15 +145,20 @@ class Pool:
     def ever_served(self, environment: str) -> bool:
         return environment in self._ever_served
 
-    def served(self) -> dict[str, list[Any]]:
-        """By environment: what a host declares about it, hosts, their capacity, sessions open."""
-        entries: dict[str, list[Any]] = {}
+    def listed(self, now: float) -> dict[str, Listed]:
+        """What is served or waited for, by name."""
+        entries: dict[str, Listed] = {}
         for host in self.hosts.values():
+            opened = Counter(session.environment for session in host.sessions.values())
             for name, served in host.environments.items():
-                entry = entries.setdefault(name, [served.info, 0, 0, 0])
-                entry[1] += 1
-                entry[2] += host.capacity
-                entry[3] += sum(1 for s in host.sessions.values() if s.environment == name)
+                entry = entries.setdefault(name, Listed())
+                entry.info = served.info
+                entry.hosts += 1
+                entry.capacity += host.capacity
+                entry.open_sessions += opened[name]
+                entry.quarantined += self.quarantine.held((host.name, name), now)
+        for name, queue in self._queues.items():
+            entries.setdefault(name, Listed()).queued = len(queue)
         return entries
 
     # --- placement ---------------------------------------------------------------------------
@@ -143,26 +175,31 @@ class Pool:
                 best = host
         return best
 
-    def wait(self, session: Session) -> None:
-        """Queue a session, first come first served."""
-        self._queues.setdefault(session.environment, deque()).append(session)
+    def wait(self, session: Session, *, first: bool = False) -> None:
+        """Queue a session behind the others, or before them."""
+        queue = self._queues.setdefault(session.environment, OrderedDict())
+        queue[session.id] = session
+        if first:
+            queue.move_to_end(session.id, last=False)
+
+    def leave(self, session: Session) -> None:
+        """The session waits no longer."""
+        queue = self._queues.get(session.environment)
+        if queue is not None:
+            queue.pop(session.id, None)
+            if not queue:
+                del self._queues[session.environment]
 
     def waiting(self, environment: str) -> int:
-        """Sessions in an environment's queue, including a few that gave up."""
+        """Sessions in an environment's queue."""
         return len(self._queues.get(environment, ()))
 
     def place_next(self, now: float) -> list[tuple[Session, Host]]:
         """Take as many queued sessions as there is room for; the caller places each before the next call."""
         placed: list[tuple[Session, Host]] = []
         for environment, queue in list(self._queues.items()):
-            while queue:
-                if queue[0].state is not State.QUEUED:
-                    queue.popleft()
-                    continue
-                host = self.choose(environment, now)
-                if host is None:
-                    break
-                session = queue.popleft()
+            while queue and (host := self.choose(environment, now)) is not None:
+                _, session = queue.popitem(last=False)
                 host.sessions[session.id] = session
                 placed.append((session, host))
             if not queue:

@@ -1,8 +1,10 @@
-"""The gateway process: server, sweep and events together, drained in the order that lets episodes finish."""
+"""The gateway process: server, sweep, dialled hosts and events together, drained in the order that lets
+episodes finish."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 
@@ -12,30 +14,32 @@ from earl.rpc.main import announce
 from earl.rpc.server import Server
 from services.env_gateway.events import QuarantineEvents
 from services.env_gateway.gateway import Gateway
+from services.env_gateway.host_dialer import HostDialer
 from services.env_gateway.servicer import SERVICE, EnvGatewayServicer, add_to_server
+
+log = logging.getLogger(__name__)
 
 # The gateway's sense of time is at least this fine.
 MAX_INTERVAL_S = 0.1
 DRAIN_S = 5.0
+# How often what was counted goes to the log, if anything was.
+REPORT_S = 60.0
 
 
 async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
-    """Serve until `stop`, then drain. Raises PortInUse, InsecureBind."""
+    """Serve until `stop`, then drain. Raises PortInUse, InsecureBind, ConfigError."""
     interval_s = min(MAX_INTERVAL_S, config.gateway.lease_s / 10)
     redis_url = os.environ.get("EARL_REDIS_URL", "")
     events = QuarantineEvents(redis_url, config.name, name) if redis_url else None
     gateway = Gateway(config.gateway, time.monotonic, events.announce if events else None)
     servicer = EnvGatewayServicer(gateway, interval_s)
-    server = Server(
-        name,
-        config.gateway.bind,
-        token=os.environ.get("EARL_TOKEN", ""),
-        tls=TlsFiles.from_environment(),
-        drain_s=1.0,
-    )
+    token, tls = os.environ.get("EARL_TOKEN", ""), TlsFiles.from_environment()
+    dialers = [HostDialer(gateway, listening, token=token, tls=tls) for listening in config.gateway.dial]
+    server = Server(name, config.gateway.bind, token=token, tls=tls, drain_s=1.0)
     server.add(add_to_server, servicer, SERVICE)
     address = await server.start()
-    tasks = [asyncio.create_task(servicer.run())]
+    tasks = [asyncio.create_task(servicer.run()), asyncio.create_task(_report(gateway))]
+    tasks += [asyncio.create_task(dialer.run()) for dialer in dialers]
     if events is not None:
         tasks.append(asyncio.create_task(events.run()))
     stopping = asyncio.create_task(stop.wait())
@@ -50,3 +54,15 @@ async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
         for task in (stopping, *tasks):
             task.cancel()
         await server.stop()
+        log.info("counted in all", extra={"fields": gateway.counts.fields()})
+
+
+async def _report(gateway: Gateway) -> None:
+    """Log what was counted, until cancelled."""
+    said = gateway.counts.fields()
+    while True:
+        await asyncio.sleep(REPORT_S)
+        fields = gateway.counts.fields()
+        if fields != said:
+            said = fields
+            log.info("counted so far", extra={"fields": fields})

@@ -1,8 +1,9 @@
 """One episode as the gateway sees it: a state machine without clock or I/O; time is an argument.
 
     QUEUED ──placed──► RESETTING ──result──► IDLE ◄──result── STEPPING
-       │                   │                   └────step 1…n────►┘
-       └───────────────────┴── result with done, failure, close, deadline ──► ENDED
+      ▲ │                  │                   └────step 1…n────►┘
+      │ └──────────────────┴── result with done, failure, close, deadline ──► ENDED
+      └── host lost before step 1: the reset is tried on another, and must show the same
 
 seq counts the steps from 1; the reset is 0. A repeated seq is answered with the same result, any
 other than the next is refused and changes nothing.
@@ -13,8 +14,6 @@ from __future__ import annotations
 import enum
 import math
 from typing import Any
-
-from earl.env.base import ROLES
 
 # Longest that a client may ask to wait for anything, and what it gets if it does not say.
 MAX_LIMIT_S = 7 * 86_400.0
@@ -33,6 +32,8 @@ class Verdict(enum.Enum):
     """What to do with a client's step."""
 
     FORWARD = "forward"
+    # Step 1, while the reset that the client knows the answer of is repeated on another host.
+    HOLD = "hold"
     REPEAT = "repeat"
     WAIT = "wait"
     REFUSE = "refuse"
@@ -52,15 +53,16 @@ class Session:
 
     __slots__ = (
         "answer",
+        "attempts",
         "client",
         "deadline",
         "environment",
         "episode_ends",
+        "held",
         "host",
         "id",
         "limits_s",
         "number",
-        "opened_at",
         "pending",
         "queue_s",
         "reset",
@@ -69,6 +71,7 @@ class Session:
         "seq",
         "state",
         "unknown_until",
+        "waits_since",
     )
 
     def __init__(
@@ -87,11 +90,16 @@ class Session:
         self.number = number
         self.environment = environment
         self.limits_s = limits_s
-        self.reset = reset
+        # The message that starts it on a host; kept until its first step, for another host.
+        self.reset: Any = reset
+        # Hosts that it was placed on.
+        self.attempts = 0
+        # The client's first step, while the reset is repeated.
+        self.held: Any = None
         self.state = State.QUEUED
         self.seq = 0
         self.host: Any = None
-        self.opened_at = now
+        self.waits_since = now
         self.deadline = now + limits_s["queue_s"]
         # Until then an environment that was never served may still appear.
         self.unknown_until = math.inf
@@ -105,12 +113,37 @@ class Session:
 
     def place(self, host: Any, now: float) -> None:
         """A host was found: the reset is sent."""
+        if self.attempts == 0:
+            self.episode_ends = now + self.limits_s["episode_s"]
+        self.attempts += 1
         self.host = host
         self.state = State.RESETTING
+        self.pending = self.reset
         self.sent_at = now
-        self.queue_s = now - self.opened_at
+        self.queue_s += now - self.waits_since
         self.deadline = now + self.limits_s["reset_s"]
-        self.episode_ends = now + self.limits_s["episode_s"]
+
+    def may_move(self, attempts: int) -> bool:
+        """Whether its host's loss costs nothing: no step was taken, and fewer hosts than `attempts` tried."""
+        return (
+            self.state in (State.RESETTING, State.IDLE)
+            and self.seq == 0
+            and self.reset is not None
+            and self.attempts < attempts
+        )
+
+    def move(self, session_id: int, now: float) -> None:
+        """Its host is lost: back into the queue, under a new id, which no late result of that host names."""
+        self.id = session_id
+        self.host = self.pending = None
+        self.state = State.QUEUED
+        self.waits_since = now
+        self.deadline = now + self.limits_s["queue_s"]
+
+    @property
+    def repeats_reset(self) -> bool:
+        """Whether the client knows the reset's answer and another host is to give it again."""
+        return self.answer is not None and self.state in (State.QUEUED, State.RESETTING)
 
     def judge_step(self, seq: int) -> Verdict:
         """What a step with this seq means now; changes nothing."""
@@ -119,10 +152,14 @@ class Session:
             return Verdict.FORWARD
         if seq == self.seq and seq > 0:
             return Verdict.WAIT if state is State.STEPPING else Verdict.REPEAT
+        if seq == 1 and self.repeats_reset:
+            return Verdict.HOLD if self.held is None else Verdict.WAIT
         return Verdict.REFUSE
 
-    def start_step(self, now: float) -> None:
+    def start_step(self, step: Any, now: float) -> None:
+        """`step`, the message to the host, is sent."""
         self.seq += 1
+        self.pending, self.reset, self.held = step, None, None
         self.state = State.STEPPING
         self.sent_at = now
         self.deadline = now + self.limits_s["step_s"]
@@ -140,7 +177,7 @@ class Session:
         self.deadline = self.episode_ends
 
     def end(self) -> None:
-        self.pending = None
+        self.pending = self.reset = self.held = None
         self.state = State.ENDED
 
     def progressed(self, seq: int, now: float) -> bool:
@@ -174,37 +211,3 @@ def limits_of(message: Any) -> dict[str, float]:
             raise ValueError(f"{name} = {given_s!r} is not between 0 and {MAX_LIMIT_S:g}")
         limits[name] = given_s or default_s
     return limits
-
-
-# Endings by their number in earl.v1.Ending.
-UNSPECIFIED, OK, TRUNCATED, ENV_ERROR, INFRA_ERROR, TIMEOUT = range(6)
-_RETURN_TOLERANCE = 1e-6
-
-
-def fault_in(result: Any, max_bytes: int, bounds: tuple[float, float] | None, return_: float) -> str:
-    """What is wrong with a host's Result; empty if it may be passed on.
-
-    bounds: declared for the sum of an episode's rewards; return_: that sum before this result.
-    """
-    if not math.isfinite(result.reward):
-        return f"reward {result.reward} is not finite"
-    size_bytes = result.ByteSize()
-    if size_bytes > max_bytes:
-        return f"result of {size_bytes} bytes is larger than {max_bytes}"
-    if result.observation.role not in ("", *ROLES):
-        return f"observation has role {result.observation.role!r}, not one of {', '.join(ROLES)}"
-    if not result.done:
-        if result.ending != UNSPECIFIED:
-            return f"ending {result.ending} on a result that is not done"
-    elif result.ending not in (OK, TRUNCATED, ENV_ERROR, INFRA_ERROR, TIMEOUT):
-        return f"unknown ending {result.ending}"
-    elif result.ending in (OK, TRUNCATED):
-        for key, value in result.metrics.items():
-            if not math.isfinite(value):
-                return f"metric {key} = {value} is not finite"
-    if bounds is not None and result.ending not in (ENV_ERROR, INFRA_ERROR, TIMEOUT):
-        total = return_ + result.reward
-        margin = _RETURN_TOLERANCE * max(1.0, abs(total))
-        if result.done and not bounds[0] - margin <= total <= bounds[1] + margin:
-            return f"return {total:g} is outside of the declared [{bounds[0]:g}, {bounds[1]:g}]"
-    return ""

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -59,7 +59,7 @@ async def serving(bind: str = "127.0.0.1:0", *, token: str = "", tls: TlsFiles |
 
 
 @asynccontextmanager
-async def hosting(address, environments=Counting, **options: Any):
+async def hosting(address, environments: Any = Counting, **options: Any):
     """An EnvHost in this process: its stop event and its task."""
     Counting.release, Counting.entered, Counting.runs = asyncio.Event(), asyncio.Event(), 0
     stop, ready = asyncio.Event(), asyncio.Event()
@@ -214,3 +214,51 @@ async def test_a_killed_host_is_an_infrastructure_error():
         async with host_process(address):
             again = await client.open("open_spiel/tic_tac_toe", {}, 1, LIMITS)
             assert not (await again.step("[4]")).done
+
+
+@asynccontextmanager
+async def proxy(address):
+    """A TCP proxy before the gateway: its address, and a function that cuts all of its connections."""
+    host, port = address.split(":")
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(reader, writer):
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connected(reader, writer):
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        writers.extend((writer, there_writer))
+        await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
+
+    def cut():
+        for writer in writers:
+            writer.transport.abort()
+        writers.clear()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield "{}:{}".format(*server.sockets[0].getsockname()[:2]), cut
+    finally:
+        server.close()
+        cut()
+
+
+async def test_a_cut_connection_costs_no_episode():
+    async with (
+        serving(lease_s=20, reconnect_s=20) as (gateway, address),
+        proxy(address) as (front, cut),
+        hosting(front),
+        playing(address) as client,
+    ):
+        session = await client.open("test/counting", {}, 1, LIMITS)
+        step = asyncio.create_task(session.step("wait"))
+        await Counting.entered.wait()
+        cut()
+        Counting.release.set()
+        assert (await step).observation.text == "1"
+        assert (await session.step("end")).observation.text == "2"
+        assert gateway.totals["reconnects"] == 1 and Counting.runs == 2

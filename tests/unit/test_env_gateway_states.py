@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from earl.env.base import Ending
 from earl.errors import DuplicateEnvironment, EnvProtocolError
 from earl.v1 import common_pb2, env_pb2
+from services.env_gateway import results
 from services.env_gateway import sessions as sm
+from services.env_gateway.counts import FIRST_BOUND_S, Waits
 from services.env_gateway.pool import Host, Pool, Served
 from services.env_gateway.quarantine import MAX_FACTOR, Quarantine
-from services.env_gateway.sessions import Arrival, Session, State, Verdict
+from services.env_gateway.sessions import Arrival, Session, Verdict
 
 LIMITS = {"queue_s": 10.0, "reset_s": 5.0, "step_s": 2.0, "episode_s": 60.0}
 
@@ -29,7 +31,13 @@ def test_endings_have_the_wire_numbers():
     assert {e.name: e.value for e in Ending if e} == {
         name.removeprefix("ENDING_"): number for name, number in common_pb2.Ending.items() if number
     }
-    assert tuple(e for e in Ending if e) == (sm.OK, sm.TRUNCATED, sm.ENV_ERROR, sm.INFRA_ERROR, sm.TIMEOUT)
+    assert tuple(e for e in Ending if e) == (
+        results.OK,
+        results.TRUNCATED,
+        results.ENV_ERROR,
+        results.INFRA_ERROR,
+        results.TIMEOUT,
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from(["step", "result"]), st.integers(0, 6)), max_size=40))
@@ -43,7 +51,7 @@ def test_seq_rules_against_a_model(moves):
         if kind == "step":
             verdict = session.judge_step(seq)
             if verdict is Verdict.FORWARD:
-                session.start_step(0.0)
+                session.start_step(seq, 0.0)
                 ran.append(seq)
             elif verdict is Verdict.REPEAT:
                 assert seq == answered[-1] and seq > 0
@@ -67,7 +75,7 @@ def test_each_wait_has_its_own_deadline():
     assert "reset took longer than 5 s" in session.overdue(9.0)
     session.answered(False)
     assert session.overdue(60.0) == ""  # the client may think as long as the episode lasts
-    session.start_step(20.0)
+    session.start_step("step", 20.0)
     assert "step 1 took longer than 2 s" in session.overdue(22.0)
     assert session.progressed(1, 21.5)
     assert session.overdue(22.0) == ""
@@ -91,9 +99,18 @@ def test_bad_limits_are_named(value):
 BAD_RESULTS = {
     "reward nan is not finite": env_pb2.Result(reward=math.nan),
     "reward inf is not finite": env_pb2.Result(reward=math.inf),
-    "larger than 1000": env_pb2.Result(observation=env_pb2.Observation(text="x" * 1001)),
+    "reward 1e+20 is larger than 1e+12": env_pb2.Result(reward=1e20),
+    "reward has wire type 2": env_pb2.Result.FromString(b"\x22\x031.0"),
+    "text has wire type 0": env_pb2.Result.FromString(b"\x1a\x02\x08\x07"),
+    "300 metrics": env_pb2.Result(
+        done=True, ending=common_pb2.ENDING_OK, metrics={str(i): 1 for i in range(300)}
+    ),
+    "metric cost = inf": env_pb2.Result(
+        done=True, ending=common_pb2.ENDING_ENV_ERROR, metrics={"cost": math.inf}
+    ),
+    "larger than 10000": env_pb2.Result(observation=env_pb2.Observation(text="x" * 10_001)),
     "has role 'system'": env_pb2.Result(observation=env_pb2.Observation(text="x", role="system")),
-    "legal": env_pb2.Result(observation=env_pb2.Observation(legal_actions=["x" * 600] * 2)),
+    "legal": env_pb2.Result(observation=env_pb2.Observation(legal_actions=["x" * 6000] * 2)),
     "on a result that is not done": env_pb2.Result(ending=common_pb2.ENDING_OK),
     "unknown ending 0": env_pb2.Result(done=True),
     "unknown ending 77": env_pb2.Result(done=True, ending=77),  # type: ignore[arg-type]
@@ -104,23 +121,46 @@ BAD_RESULTS = {
 
 @pytest.mark.parametrize("text", BAD_RESULTS)
 def test_bad_results(text):
-    fault = sm.fault_in(BAD_RESULTS[text], 1000, (-1.0, 1.0), return_=2.0)
+    fault = results.fault_in(BAD_RESULTS[text], 10_000, (-1.0, 1.0), return_=2.0)
     assert fault
     assert text == "legal" or text in fault
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=100), st.booleans())
+@given(st.floats(-results.MAX_REWARD, results.MAX_REWARD), st.text(max_size=100), st.booleans())
 def test_good_results(reward, text, done):
     ending = common_pb2.ENDING_TRUNCATED if done else common_pb2.ENDING_UNSPECIFIED
     result = env_pb2.Result(
         reward=reward, done=done, ending=ending, observation=env_pb2.Observation(text=text)
     )
-    assert sm.fault_in(result, 1000, None, 0.0) == ""
+    assert results.fault_in(result, 1000, None, 0.0) == ""
 
 
 def test_a_failure_need_not_keep_the_declared_return():
     result = env_pb2.Result(done=True, ending=common_pb2.ENDING_ENV_ERROR)
-    assert sm.fault_in(result, 1000, (1.0, 2.0), 0.0) == ""
+    assert results.fault_in(result, 1000, (1.0, 2.0), 0.0) == ""
+
+
+def test_fields_of_a_newer_protocol_are_let_through():
+    result = env_pb2.Result.FromString(b"\xf8\x7f\x07")  # field 2047, a number
+    assert results.fault_in(result, 1000, None, 0.0) == ""
+
+
+# --- waits -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0, 1e5), min_size=1, max_size=200), st.floats(0.01, 1))
+def test_quantiles_of_waits_are_at_most_twice_too_long(seconds, share):
+    waits = Waits()
+    for value in seconds:
+        waits.add(value)
+    exact = sorted(seconds)[math.ceil(share * len(seconds)) - 1]
+    found = waits.quantile(share)
+    assert exact <= found * (1 + 1e-9) and found <= max(2 * exact, FIRST_BOUND_S) * (1 + 1e-9)
+    assert (waits.count, waits.longest_s) == (len(seconds), max(seconds))
+
+
+def test_no_waits():
+    assert Waits().quantile(0.5) == 0.0
 
 
 # --- quarantine ------------------------------------------------------------------------------
@@ -172,7 +212,7 @@ def test_the_host_with_most_room_is_chosen(pool):
     assert [session.id for session, _ in placed] == [0, 1, 2, 3, 4]
     assert [host.name for _, host in placed[:2]] == ["b", "a"]
     assert (small.free, large.free, other.free) == (0, 0, 9)
-    queued[5].state = State.ENDED
+    pool.leave(queued[5])
     large.sessions.clear()
     assert [session.id for session, _ in pool.place_next(0.0)] == [6]
 
@@ -183,9 +223,9 @@ def test_hosts_that_must_not_be_chosen(pool):
     assert pool.choose("game", 0.0) is host
     host.draining = True
     assert pool.choose("game", 0.0) is None
-    host.draining, host.attached = False, False
+    host.draining, host.back_by = False, 1.0
     assert pool.choose("game", 0.0) is None
-    host.attached = True
+    host.back_by = math.inf
     pool.quarantine.fault(("a", "game"), 0.0)
     assert pool.choose("game", 0.0) is None
     assert pool.choose("game", 10.0) is host
@@ -214,6 +254,10 @@ def test_older_epochs_are_fenced(pool):
 def test_silence_and_forgiveness(pool):
     host = make_host("a", 1, "game")
     pool.add(host)
-    assert pool.expired(5.1, 5.0) == [host]
+    assert pool.expired(5.1, 5.0) == [(host, "was silent for 5 s")]
     pool.forgive(3.0)
     assert pool.expired(5.1, 5.0) == []
+    host.back_by = 4.0
+    assert pool.expired(4.0, 5.0) == [(host, "lost its stream and did not come back")]
+    pool.forgive(1.0)
+    assert pool.expired(4.0, 5.0) == []

@@ -341,8 +341,47 @@ async def test_outbox_closes_on_a_peer_that_does_not_read():
     async def write(frame):
         raise AssertionError("nothing is written after an error")
 
-    with pytest.raises(RpcError, match="3 messages unread"):
+    with pytest.raises(RpcError, match="left 4 messages"):
         await outbox.drain_to(write)
+
+
+async def test_outbox_fails_also_while_a_write_is_stuck():
+    outbox = Outbox(limit_bytes=4_000)
+    stuck, writing = asyncio.Event(), asyncio.Event()
+
+    async def write(frame):
+        writing.set()
+        await stuck.wait()
+
+    outbox.put(env_pb2.Ping(nonce=1))
+    sending = asyncio.create_task(outbox.drain_to(write))
+    await writing.wait()
+    for _ in range(5):
+        outbox.put(env_pb2.Observation(text="x" * 1_000))
+    with pytest.raises(RpcError, match="bytes unread"):
+        await outbox.failed()
+    assert len(outbox) == 0
+    sending.cancel()
+
+
+async def test_whoever_can_wait_waits_for_room():
+    outbox, written = Outbox(limit=80), []
+
+    async def write(frame):
+        written.extend(frame)
+
+    for number in range(11):
+        outbox.put(env_pb2.Ping(nonce=number))
+    assert outbox.crowded
+    waiting = asyncio.create_task(outbox.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    sending = asyncio.create_task(outbox.drain_to(write))
+    async with asyncio.timeout(10):
+        await waiting
+    assert len(written) == 11 and not outbox.crowded
+    outbox.close()
+    await sending
 
 
 def test_roles_of_observations_are_carried_and_checked():

@@ -1,0 +1,126 @@
+"""Every session that has not ended and the hosts they are on: where each goes and how it ends. No I/O.
+
+Every session ends exactly once, as OK, TRUNCATED, ENV_ERROR, INFRA_ERROR or TIMEOUT. One whose host is
+lost before its first step goes to another instead, a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+
+from earl.config.environment import GatewayConfig
+from services.env_gateway import codec
+from services.env_gateway.counts import Counts
+from services.env_gateway.pool import Host, Pool
+from services.env_gateway.quarantine import Quarantine
+from services.env_gateway.results import INFRA_ERROR
+from services.env_gateway.sessions import Session, State
+
+log = logging.getLogger(__name__)
+
+Quarantined = Callable[[str, str, str], None]
+
+
+class Episodes:
+    """clock: seconds, monotonic. on_quarantine(environment, host, reason): called when one starts."""
+
+    def __init__(
+        self, config: GatewayConfig, clock: Callable[[], float], on_quarantine: Quarantined | None
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.counts = Counts()
+        self.pool = Pool(Quarantine(config.quarantine_faults, config.quarantine_s))
+        # By the gateway's id.
+        self.sessions: dict[int, Session] = {}
+        self._on_quarantine = on_quarantine or (lambda environment, host, reason: None)
+        self._last_id = secrets.randbits(60)
+
+    def next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def begin(self, session: Session) -> None:
+        """A session was opened: it is placed or waits."""
+        self.sessions[session.id] = session
+        self.counts.totals["sessions"] += 1
+        self.pool.wait(session)
+        self.place_waiting()
+
+    def place_waiting(self) -> None:
+        """Give hosts the sessions that they have room for."""
+        now = self.clock()
+        for session, host in self.pool.place_next(now):
+            session.place(host, now)
+            self.counts.queue_waits.add(now - session.waits_since)
+            host.outbox.put(session.pending)
+
+    def host_lost(self, host: Host, why: str) -> None:
+        """The host is gone: its sessions move on or fail, and its environments are at fault."""
+        text = f"host {host.name} {why}"
+        self.pool.remove(host)
+        for environment in {session.environment for session in host.sessions.values()}:
+            self.fault(host, environment, text)
+        sessions, host.sessions = list(host.sessions.values()), {}
+        moving = [session for session in sessions if session.may_move(self.config.reset_attempts)]
+        for session in reversed(moving):
+            self._move(session, text)
+        for session in sessions:
+            if session.host is host:
+                self.fail(session, INFRA_ERROR, "EnvHostLost", text)
+        fields = {"sessions": len(sessions), "moved": len(moving)}
+        log.log(logging.WARNING if sessions else logging.INFO, "%s", text, extra={"fields": fields})
+        self.counts.totals["hosts_lost"] += 1
+        self.place_waiting()
+
+    def _move(self, session: Session, why: str) -> None:
+        """Back to the head of the queue; the client, if it waits, is told to go on waiting."""
+        del self.sessions[session.id]
+        session.move(self.next_id(), self.clock())
+        session.reset = codec.reset_again(session.reset, session.id)
+        self.sessions[session.id] = session
+        self.pool.wait(session, first=True)
+        self.counts.totals["moved"] += 1
+        self.tell_alive(session, f"{why}; trying another host")
+
+    def tell_alive(self, session: Session, text: str) -> None:
+        """Progress to a client that waits for the session's reset, or for step 1 behind it."""
+        if session.answer is None or session.held is not None:
+            seq = session.held.seq if session.held is not None else 0
+            session.client.outbox.put(codec.alive(session.number, seq, text))
+
+    def fail(self, session: Session, ending: int, reason: str, text: str) -> None:
+        """End a session without a result of the environment; what runs in the host is cancelled."""
+        if session.state is State.ENDED:
+            return
+        cancelled = session.pending is not None
+        seq = session.held.seq if session.held is not None else session.seq
+        session.answer = codec.failure(session.number, seq, ending, reason, text)
+        session.client.outbox.put(session.answer)
+        self.counts.totals[f"failed: {reason}"] += 1
+        if cancelled and session.host is not None:
+            session.host.outbox.put(codec.cancel(session.id, session.seq, text))
+        self.release(session)
+
+    def release(self, session: Session) -> None:
+        """The session is over: it gives its place back; its last answer is kept for a while."""
+        if session.state is State.QUEUED:
+            self.pool.leave(session)
+        session.end()
+        self.sessions.pop(session.id, None)
+        session.client.ended(session.number)
+        host = session.host
+        if host is not None and host.sessions.pop(session.id, None) is not None:
+            host.outbox.put(codec.close(session.id))
+            self.place_waiting()
+
+    def fault(self, host: Host, environment: str, reason: str) -> None:
+        """Count against a host's environment; enough in a row put it into quarantine."""
+        duration_s = self.pool.quarantine.fault((host.name, environment), self.clock())
+        if duration_s:
+            self.counts.totals["quarantines"] += 1
+            text = "%s of host %s in quarantine for %g s: %s"
+            log.warning(text, environment, host.name, duration_s, reason)
+            self._on_quarantine(environment, host.name, reason)

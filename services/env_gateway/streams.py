@@ -1,0 +1,94 @@
+"""Both directions of one stream at once: what arrives is handled in order, what is put out is written.
+
+The same for hosts that dial in, hosts that listen and clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from earl.env.frames import Frames
+from earl.errors import DeadlineExceeded, EarlError, EnvProtocolError
+from earl.rpc.outbox import Outbox
+from services.env_gateway.gateway import Gateway
+
+log = logging.getLogger(__name__)
+
+HELLO_S = 10.0
+
+
+async def exchange(
+    frames: Frames, outbox: Outbox, handle: Callable[[Sequence[Any]], None], *, paced: bool = False
+) -> bool:
+    """Until either side ends; True if the peer did. Raises what `handle`, reading or writing raised.
+
+    paced: nothing is read while the peer leaves much unread, so that what it asks for cannot pile up.
+    """
+
+    async def read() -> bool:
+        while (messages := await frames.read()) is not None:
+            handle(messages)
+            if paced and outbox.crowded:
+                await outbox.room()
+        return True
+
+    reader = asyncio.create_task(read())
+    others = {asyncio.create_task(frames.send(outbox)), asyncio.create_task(outbox.failed())}
+    tasks = {reader, *others}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done & others:
+            task.result()
+        return reader.result() if reader in done else False
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # the first one was raised above; the others follow from it
+
+
+async def serve_host(gateway: Gateway, frames: Frames) -> None:
+    """An env host's stream, from its Hello to its end, whoever dialled.
+
+    Raises EnvProtocolError, DuplicateEnvironment, DeadlineExceeded; what reading and writing raise.
+    """
+    hello, rest = await _hello(frames)
+    outbox = Outbox()
+    host = gateway.attach(hello, outbox)
+    epoch = host.epoch
+
+    def handle(messages: Sequence[Any]) -> None:
+        gateway.heard(host, epoch)
+        for message in messages:
+            gateway.host_said(host, epoch, message)
+
+    try:
+        handle(rest)
+        await exchange(frames, outbox, handle)
+    except EarlError as error:
+        log.warning("stream of host %s ended: %s", host.name, error)
+        if isinstance(error, EnvProtocolError):
+            gateway.broke(host, epoch, error)
+        raise
+    finally:
+        outbox.close()
+        gateway.detach(host, epoch)
+
+
+async def _hello(frames: Frames) -> tuple[Any, Sequence[Any]]:
+    try:
+        async with asyncio.timeout(HELLO_S):
+            messages = await frames.read()
+    except TimeoutError:
+        raise DeadlineExceeded(f"no Hello within {HELLO_S:g} s of connecting") from None
+    if not messages:
+        raise EnvProtocolError("the stream ended before Hello")
+    first = messages[0]
+    if first.WhichOneof("message") != "hello":
+        raise EnvProtocolError(f"first message is {first.WhichOneof('message')}", "begin with Hello")
+    return first.hello, messages[1:]
