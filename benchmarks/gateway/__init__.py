@@ -1,0 +1,1 @@
+"""`earl bench gateway`: what the environment gateway carries, holds and survives."""

@@ -1,0 +1,122 @@
+"""The parts of the benchmark, each with processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gateway.fleet import Fleet, fleet
+from benchmarks.role import Role
+
+HOSTS = 4
+STEPS_PER_EPISODE = 256
+OBSERVATION_BYTES = 1_024
+WARM_S = 2.0
+DRILL_SESSIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """sessions: stepping at once; seconds: of each measured interval; rounds: of what is compared."""
+
+    sessions: int
+    seconds: float
+    rounds: int
+    open_sessions: int
+
+
+@asynccontextmanager
+async def playing(fleet: Fleet) -> AsyncIterator[Role]:
+    """The client process."""
+    role, _ = await Role.start(
+        "benchmarks.gateway.player",
+        role="player",
+        address=fleet.gateway.address,
+        bytes=OBSERVATION_BYTES,
+    )
+    try:
+        yield role
+    finally:
+        await role.stop()
+
+
+async def _play(role: Role, work: Work, seconds: float) -> dict[str, Any]:
+    return await role.ask(
+        do="play", sessions=work.sessions, warm_s=WARM_S, seconds=seconds, steps=STEPS_PER_EPISODE
+    )
+
+
+async def throughput(directory: Path, work: Work) -> dict[str, Any]:
+    """Sessions that step all the time, then sessions that are only open."""
+    async with fleet(directory, HOSTS, work.open_sessions) as made, playing(made) as player:
+        rounds: list[dict[str, Any]] = []
+        for _ in range(work.rounds):
+            before = made.gateway.cpu_s, sum(host.cpu_s for host in made.hosts.values())
+            found = await _play(player, work, work.seconds)
+            after = made.gateway.cpu_s, sum(host.cpu_s for host in made.hosts.values())
+            # The processes' own clocks run through the warm-up too.
+            share = found["seconds"] / (found["seconds"] + WARM_S) / max(1, found["steps"]) * 1e6
+            found["cpu_us_per_step"] = {
+                "client": round(found.pop("client_cpu_s") / max(1, found["steps"]) * 1e6, 1),
+                "gateway": round((after[0] - before[0]) * share, 1),
+                "hosts": round((after[1] - before[1]) * share, 1),
+            }
+            rounds.append(found)
+        middle = sorted(rounds, key=lambda found: found["steps_per_s"])[len(rounds) // 2]
+        result = {
+            **{name: round(middle[name], 3) for name in ("steps_per_s", "p50_ms", "p99_ms")},
+            "cpu_us_per_step": middle["cpu_us_per_step"],
+            "rounds": rounds,
+        }
+        if work.open_sessions:
+            idle_mib = made.gateway.rss_mib
+            opened = await player.ask(do="open", sessions=work.open_sessions)
+            result["open_sessions"] = opened["sessions"]
+            result["open_sessions_s"] = round(opened["seconds"], 2)
+            result["rss_mib"] = round(made.gateway.rss_mib, 1)
+            result["rss_before_mib"] = round(idle_mib, 1)
+            await player.ask(do="close")
+        return result
+
+
+async def drills(directory: Path) -> dict[str, Any]:
+    """A host is killed, another one frozen."""
+    async with fleet(directory, HOSTS, 1_024) as made, playing(made) as player:
+        found = {}
+        for name, host, send in (("killed", "host-0", "SIGKILL"), ("frozen", "host-1", "SIGSTOP")):
+            drill = await player.ask(
+                do="drill", sessions=DRILL_SESSIONS, pid=made.hosts[host].pid, host=host, send=send
+            )
+            found[f"{name}_noticed_s"] = drill["noticed_s"] and round(drill.pop("noticed_s"), 3)
+            found[name] = drill
+        return found
+
+
+async def isolation(directory: Path, work: Work) -> dict[str, Any]:
+    """The throughput of three hosts beside a fourth that works, and beside one that fails every step.
+
+    Every host has just its share of the sessions as capacity: those of the failing one find no other.
+    """
+    good = [f"host-{number}" for number in range(HOSTS - 1)]
+    pairs: list[dict[str, float]] = []
+    async with fleet(directory, HOSTS, work.sessions // HOSTS) as made, playing(made) as player:
+        last = f"host-{HOSTS - 1}"
+        for number in range(work.rounds):
+            pair: dict[str, Any] = {}
+            # In turn, so that a drift of the machine favours neither.
+            for fails in (False, True) if number % 2 == 0 else (True, False):
+                await made.remove(last)
+                await made.add(last, fails=fails)
+                found = await _play(player, work, work.seconds)
+                pair["failing" if fails else "working"] = sum(found["by_host"].get(n, 0.0) for n in good)
+                if fails:
+                    pair["failed"] = found["failed"]
+                await asyncio.sleep(0.2)
+            pairs.append(pair)
+    losses = [1 - pair["failing"] / pair["working"] for pair in pairs]
+    return {"isolation_loss": round(statistics.median(losses), 4), "isolation_rounds": pairs}
