@@ -33,7 +33,6 @@ from earl.errors import (
     ConfigError,
     DeadlineExceeded,
     EarlError,
-    EnvironmentFailure,
     EnvProtocolError,
     ServiceUnavailable,
     Unauthenticated,
@@ -53,7 +52,7 @@ MAX_BACKOFF_S = 3.0
 # listens drops its sessions.
 GIVE_UP_S = 60.0
 # What reconnecting cannot mend.
-_FATAL = (EnvironmentFailure, Unauthenticated, ConfigError)
+_FATAL = (EnvProtocolError, Unauthenticated, ConfigError)
 
 
 class EnvHost:

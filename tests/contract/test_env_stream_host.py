@@ -99,6 +99,19 @@ async def test_a_lost_stream_costs_no_episode():
         assert Counting.runs == 3
 
 
+async def test_a_host_that_the_gateway_gave_up_dials_again():
+    async with serving(lease_s=20) as (gateway, address), hosting(address), playing(address) as client:
+        session = await client.open("test/counting", {}, 1, LIMITS)
+        step = asyncio.create_task(session.step("wait"))
+        await Counting.entered.wait()
+        (host,) = gateway.pool.hosts.values()
+        host.heard_at -= 30  # as if nothing had been heard of it for longer than its lease
+        with pytest.raises(errors.EnvHostLost, match="silent"):
+            await step
+        again = await client.open("test/counting", {}, 2, LIMITS)
+        assert (await again.step("end")).ending is Ending.OK
+
+
 async def test_draining_lets_episodes_end():
     async with serving(lease_s=20) as (gateway, address), playing(address) as client:
         async with hosting(address) as (stop, task):
