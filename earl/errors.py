@@ -273,6 +273,10 @@ class ToolError(EnvironmentFailure):
     status = "INVALID_ARGUMENT"
 
 
+class SandboxUnavailable(ConfigError):
+    """This machine does not permit what would confine agent-written code, so none of it is run."""
+
+
 class EnvHostLost(EnvironmentFailure):
     """The env host died, froze or left with the session open: INFRA_ERROR, never a reward."""
 
