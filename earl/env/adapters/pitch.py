@@ -37,6 +37,7 @@ from earl.env.adapters.pitch_model import (
     moment,
     near_optimal,
 )
+from earl.env.adapters.settings import Number, Text, checked
 from earl.env.base import Environment, Observation, StepResult
 
 STICKS = ("-1", "-0.5", "-0.25", "0", "0.25", "0.5", "0.75", "1")
@@ -45,14 +46,13 @@ INSTRUCTION = (
     "Answer with the stick: a number from -1 (push) to 1 (pull)."
 )
 _STICK = re.compile(r"\s*(?:stick\s+)?([+-]?[01](?:\.[0-9]{1,3})?)\s*", re.ASCII)
-_TASK: dict[str, Any] = {
-    "hold_s": 0.5,
-    "max_s": 20.0,
-    "least_g": -1.0,
-    "most_g": 7.0,
-    "instruction": INSTRUCTION,
+_TASK = {
+    "hold_s": Number(0.5, 0.1, 2.0),
+    "max_s": Number(20.0, 1.0, 60.0),
+    "least_g": Number(-1.0, -3.0, 0.5),
+    "most_g": Number(7.0, 3.0, 9.0),
+    "instruction": Text(INSTRUCTION),
 }
-_BOUNDS = {"hold_s": (0.1, 2.0), "max_s": (1.0, 60.0), "least_g": (-3.0, 0.5), "most_g": (3.0, 9.0)}
 
 
 class PitchRecovery(Environment):
@@ -65,7 +65,7 @@ class PitchRecovery(Environment):
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """ValueError for a bad task."""
-        settings = _checked(task)
+        settings = checked(task, _TASK)
         self.hold_s = max(round(settings["hold_s"] / STEP_S), 1) * STEP_S
         self.limits = (settings["least_g"], settings["most_g"])
         self._max_s = settings["max_s"]
@@ -167,20 +167,6 @@ def _start(number: int, most_g: float) -> State:
     faster = speed * 1.2
     arc = faster**2 / GRAVITY * math.log((load - math.cos(path)) / (load - 1.0))
     return State(round(arc + faster * math.sin(-path) + spare, 1), round(speed, 1), path)
-
-
-def _checked(task: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(task) - set(_TASK)
-    if unknown:
-        raise ValueError(f"unknown task key {sorted(unknown)[0]!r}; known are {', '.join(_TASK)}")
-    settings = _TASK | task
-    for key, (least, most) in _BOUNDS.items():
-        value = settings[key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-            raise ValueError(f"{key} {value!r} is not a number between {least:g} and {most:g}")
-    if not isinstance(settings["instruction"], str):
-        raise ValueError(f"instruction {settings['instruction']!r} is not a text")
-    return settings
 
 
 def environments() -> list[type[Environment]]:
