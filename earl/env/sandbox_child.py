@@ -16,11 +16,13 @@ run has is decided here, since only trying tells what this machine permits.
 """
 
 import ctypes
+import io
 import os
 import resource
 import signal
 import stat
 import sys
+from _ast import Expr, Interactive, Module, PyCF_ONLY_AST
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
@@ -266,7 +268,7 @@ def confine(settings):
 
 def parsed(arguments):
     """KEY=VALUE: numbers, hexadecimal programs, and `readable`, which repeats."""
-    found = {"readable": [], "package": []}
+    found: dict = {"readable": [], "package": []}
     for key, _, value in (argument.partition("=") for argument in arguments):
         if key in found:
             found[key].append(value)
@@ -283,18 +285,15 @@ def run(code):
     import types
 
     main = types.ModuleType("__main__")
-    main.__builtins__ = builtins
+    main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     builtins.exit = builtins.quit = sys.exit
-    only_tree = 0x400
     try:
-        tree = compile(code, "<code>", "exec", only_tree)
-        body = tree.body
-        last = body.pop() if body and type(body[-1]).__name__ == "Expr" else None
+        tree = compile(code, "<code>", "exec", PyCF_ONLY_AST)
+        assert isinstance(tree, Module)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], Expr) else None
         exec(compile(tree, "<code>", "exec"), main.__dict__)
         if last is not None:
-            from _ast import Interactive
-
             exec(compile(Interactive([last]), "<code>", "single"), main.__dict__)
     except SystemExit:
         raise
@@ -312,6 +311,7 @@ def main():
     os.close(nothing)
     sys.argv = [""]
     sys.path += settings["package"]
+    assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     status = settings["status"]
     try:

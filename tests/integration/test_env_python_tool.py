@@ -8,6 +8,7 @@ from earl.env.adapters.held_out import EVALUATION_BIT
 from earl.env.adapters.python_tool import ANSWERED, CALLED, COMPUTED, KINDS, PythonTool, call_of
 from earl.env.sandbox import Sandbox, SandboxLimits
 from earl.errors import SandboxUnavailable, ServiceUnavailable
+from tests.support.episodes import seen
 
 
 def begun(seed=3, **task):
@@ -36,9 +37,9 @@ async def test_a_question_is_computed_and_answered():
     question = environment.question
     assert first.text.startswith(question.text) and call_of(question.code()) in first.legal_actions
     ran = await environment.step(f"Let me see. {call_of(question.code())}")
-    assert (ran.done, ran.observation.role, ran.observation.text) == (False, "tool", str(question.answer))
+    assert (ran.done, seen(ran).role, seen(ran).text) == (False, "tool", str(question.answer))
     assert ran.reward == pytest.approx(CALLED + COMPUTED)
-    assert list(ran.observation.legal_actions) == [str(question.answer), str(question.numbers[0])]
+    assert list(seen(ran).legal_actions) == [str(question.answer), str(question.numbers[0])]
     assert (await environment.step(call_of(question.code()))).reward == 0.0
     end = await environment.step(f"It is {question.answer:,}.")
     assert (end.done, end.reward) == (True, ANSWERED)
@@ -48,12 +49,12 @@ async def test_a_question_is_computed_and_answered():
 async def test_programs_that_fail_are_shown_and_earn_nothing():
     environment, _ = begun(kinds=["sum"], calls=3)
     failed = await environment.step(call_of("1 / 0"))
-    assert failed.observation.text.endswith("ZeroDivisionError: division by zero") and failed.reward == 0.0
+    assert seen(failed).text.endswith("ZeroDivisionError: division by zero") and failed.reward == 0.0
     out = await environment.step(call_of("import os\nos.system('true')\nopen('/etc/passwd')"))
-    assert "Error" in out.observation.text and "root:" not in out.observation.text and out.reward == 0.0
+    assert "Error" in seen(out).text and "root:" not in seen(out).text and out.reward == 0.0
     several = Action("", [ToolCall("python", {"code": "7"}, "a"), ToolCall("python", {"code": 7}, "b")])
     ran = await environment.step(several)
-    assert [result.is_error for result in ran.observation.tool_results] == [False, True]
+    assert [result.is_error for result in seen(ran).tool_results] == [False, True]
     assert ran.reward == pytest.approx(CALLED)
     end = await environment.step(call_of("8"))
     assert (end.done, end.reward) == (True, 0.0)
@@ -74,7 +75,7 @@ async def test_an_endless_program_is_stopped(monkeypatch):
     environment, _ = begun()
     monkeypatch.setattr(python_tool, "sandbox", lambda: Sandbox(SandboxLimits(wall_s=0.3)))
     stopped = await environment.step(call_of("print('on')\nwhile True: pass"))
-    assert stopped.observation.text == "on\n[stopped: out of time]" and stopped.reward == 0.0
+    assert seen(stopped).text == "on\n[stopped: out of time]" and stopped.reward == 0.0
 
 
 def test_questions_are_their_seeds():

@@ -8,6 +8,7 @@ from earl.env import Action, Ending, GatewayClient, Limits, ToolCall
 from earl.env.adapters import pitch, python_tool, search_tool
 from earl.env.adapters.pitch_model import near_optimal
 from tests.integration.test_gateway import stack
+from tests.support.episodes import seen
 
 LIMITS = Limits(queue_s=60, reset_s=30, step_s=60, episode_s=90)
 SERVED = {"serve": "tests.support.tool_environments:all_of_them", "name": "tools/python"}
@@ -59,5 +60,5 @@ async def fly(client: GatewayClient, seed: int):
         stick = f"{near_optimal(twin.aircraft, twin.now.state, twin.hold_s, twin.limits):.3f}"
         own = twin.step(stick)
         outcome = await session.step(stick)
-        assert outcome.observation.text == own.observation.text
+        assert outcome.observation.text == seen(own).text
     assert (outcome.ending, outcome.reward, outcome.metrics["win"]) == (Ending.OK, 1.0, 1.0)

@@ -22,6 +22,7 @@ from earl.env.adapters.pitch_model import (
     moment,
     near_optimal,
 )
+from tests.support.episodes import seen
 
 JET = Aircraft()
 GLIDER = Aircraft(thrust=0.0, drag_zero=0.0, drag_induced=0.0)
@@ -97,12 +98,12 @@ def foreseeing(environment):
 def play(policy, seed, **task):
     environment = environments()[0]()
     assert isinstance(environment, PitchRecovery)
-    seen = [environment.reset(seed, task).text]
+    texts = [environment.reset(seed, task).text]
     while True:
         result = environment.step(policy(environment))
-        seen.append(result.observation.text)
+        texts.append(seen(result).text)
         if result.done:
-            return result, seen, environment
+            return result, texts, environment
 
 
 def test_a_policy_that_foresees_recovers_and_random_ones_do_not():
@@ -137,14 +138,13 @@ def test_the_limit_can_be_kept_or_broken():
 
 def test_the_ground_and_the_clock_end_it():
     dive = next(seed for seed in range(99) if play(lambda _: "x", seed)[2].start.path < -0.8)
-    struck, seen, environment = play(lambda _: "-1", dive)
+    struck, texts, environment = play(lambda _: "-1", dive)
     assert (struck.reward, struck.metrics["ground"]) == (0.0, 1.0)
-    assert (
-        environment.now.state.altitude <= 0 and "struck the ground" in seen[-1] and "altitude 0 m" in seen[-1]
-    )
+    assert environment.now.state.altitude <= 0
+    assert "struck the ground" in texts[-1] and "altitude 0 m" in texts[-1]
     climb = next(seed for seed in range(99) if play(lambda _: "x", seed)[2].start.path > 0)
-    late, seen, _ = play(lambda _: "0", climb, max_s=3.0, hold_s=1.0)
-    assert (late.reward, late.metrics["seconds"], len(seen)) == (0.0, 3.0, 4)
+    late, texts, _ = play(lambda _: "0", climb, max_s=3.0, hold_s=1.0)
+    assert (late.reward, late.metrics["seconds"], len(texts)) == (0.0, 3.0, 4)
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.sampled_from(STICKS), min_size=1, max_size=12))
@@ -152,14 +152,14 @@ def test_the_ground_and_the_clock_end_it():
 def test_episodes_repeat_and_stay_finite(seed, sticks):
     def replayed():
         environment = PitchRecovery()
-        seen = [environment.reset(seed, {"hold_s": 0.2}).text]
+        texts = [environment.reset(seed, {"hold_s": 0.2}).text]
         for stick in sticks:
             result = environment.step(stick)
-            seen.append(result.observation.text)
+            texts.append(seen(result).text)
             assert 0 <= result.reward <= 1 and all(map(math.isfinite, result.metrics.values()))
             if result.done:
                 break
-        return seen
+        return texts
 
     assert replayed() == replayed()
 

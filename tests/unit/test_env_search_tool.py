@@ -17,6 +17,7 @@ from earl.env.adapters.search_tool import (
     environments,
 )
 from earl.env.tool_calls import describe
+from tests.support.episodes import seen
 
 
 def begun(seed=3, **task):
@@ -31,9 +32,9 @@ async def test_what_is_asked_stands_in_the_document_that_a_search_finds(kind):
     corpus = environment.corpus
     assert first.text.startswith(corpus.question) and corpus.town in first.text
     found = await environment.step(call_of(corpus.town))
-    assert (found.done, found.observation.role) == (False, "tool")
-    assert found.observation.text.startswith(f"{corpus.town}: ") and "\n" not in found.observation.text
-    assert corpus.answer in found.observation.text and corpus.answer in found.observation.legal_actions
+    assert (found.done, seen(found).role) == (False, "tool")
+    assert seen(found).text.startswith(f"{corpus.town}: ") and "\n" not in seen(found).text
+    assert corpus.answer in seen(found).text and corpus.answer in seen(found).legal_actions
     assert found.reward == pytest.approx(SEARCHED + FOUND)
     end = await environment.step(f"It is {corpus.answer}.")
     assert (end.done, end.reward) == (True, ANSWERED)
@@ -47,12 +48,12 @@ async def test_partial_credit_is_given_once():
     other = next(town for town in corpus.values["river"] if town != corpus.town)
     assert (await environment.step(call_of("zebra"))).reward == 0.0
     found = await environment.step(call_of(other))
-    assert found.observation.text.startswith(other) and found.reward == pytest.approx(SEARCHED)
+    assert seen(found).text.startswith(other) and found.reward == pytest.approx(SEARCHED)
     both = Action(
         "", [ToolCall("search", {"query": corpus.town}, "a"), ToolCall("search", {"query": other}, "b")]
     )
     found = await environment.step(both)
-    assert [result.id for result in found.observation.tool_results] == ["a", "b"]
+    assert [result.id for result in seen(found).tool_results] == ["a", "b"]
     assert found.reward == pytest.approx(FOUND)
     assert (await environment.step(call_of(corpus.town))).reward == 0.0
     end = await environment.step(call_of(corpus.town))
@@ -64,7 +65,7 @@ async def test_calls_that_are_wrong_are_told_and_earn_nothing():
     environment, _ = begun()
     for text in ("<tool_call>{", '<tool_call>{"name": "find", "arguments": {}}</tool_call>'):
         told = await environment.step(text)
-        assert told.observation.text.startswith("error: ") and (told.done, told.reward) == (False, 0.0)
+        assert seen(told).text.startswith("error: ") and (told.done, told.reward) == (False, 0.0)
     end = await environment.step("no idea")
     assert end.metrics == {"win": 0.0, "searched": 0.0, "found": 0.0, "calls": 0.0}
 

@@ -15,8 +15,8 @@ number that one printed is the answer, ANSWERED more for the right answer; they 
 0 or 1: win (the right answer), called, computed; and calls, how many programs were run.
 
 Legal actions, for a warm-up that teaches the form and leaves the task to be learned: before the first
-call, programs for every kind that the numbers allow (or with another operation), one of which is right;
-after it what was printed last and the question's first number.
+call programs for these numbers, of every kind that may be asked of them (or that there is, if that is
+one); after it what was printed last and the question's first number.
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ class PythonTool(ToolEnvironment):
         self._left: int = settings["calls"]
         self._earned = 0.0
         pair = KINDS[self.question.kind].pair
-        codes = [self.question.code(name) for name, kind in KINDS.items() if kind.pair is pair]
+        asked = [name for name in settings["kinds"] if KINDS[name].pair is pair]
+        kinds = asked if len(asked) > 1 else [name for name in KINDS if KINDS[name].pair is pair]
+        codes = [self.question.code(name) for name in kinds]
         text = f"{self.question.text} {settings['instruction']}".rstrip()
         return Observation(text, [call_of(code) for code in codes])
 
