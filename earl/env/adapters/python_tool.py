@@ -124,7 +124,7 @@ class PythonTool(ToolEnvironment):
     name = "tools/python"
     description = "A question about numbers; python runs code in a sandbox; an answer without a call counts."
     reward_range = (0.0, 1.0)
-    result_characters = 2_000
+    result_characters = 2_200
     observation_characters = 4_000
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
