@@ -1,7 +1,8 @@
 """One process that serves environments: `python -m earl.env.replica module:Class --gateway HOST:PORT`.
 
-What `earl env serve` starts several of, and what `earl env test` examines. The token is EARL_TOKEN. With
---parent it ends when that process has: nothing is left behind by a parent that was killed.
+What `earl env serve` starts several of, and what `earl env test` examines. With --listen HOST:PORT a
+gateway dials it instead. The token is EARL_TOKEN. With --parent it ends when that process has: nothing is
+left behind by a parent that was killed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _LOOK_S = 0.5
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m earl.env.replica")
     parser.add_argument("target", help="package.module:Class, or a function that returns environments")
-    parser.add_argument("--gateway", required=True, help="host:port")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--gateway", default="", help="host:port to dial")
+    where.add_argument("--listen", default="", help="host:port where a gateway dials")
     parser.add_argument("--name", default="env-host")
     parser.add_argument("--capacity", type=int, default=64, help="sessions open at once")
     parser.add_argument("--drain-s", type=float, default=DRAIN_S)
@@ -42,12 +45,13 @@ def main() -> None:
             arguments.gateway,
             load(arguments.target),
             arguments.capacity,
+            listen=arguments.listen,
             name=arguments.name,
             token=os.environ.get("EARL_TOKEN", ""),
             tls=TlsFiles.from_environment(),
             drain_s=arguments.drain_s,
         )
-        await host.run(stop, ready=lambda: announce(arguments.name, arguments.gateway))
+        await host.run(stop, ready=lambda: announce(arguments.name, host.address or arguments.gateway))
 
     run(serve)
 

@@ -17,7 +17,7 @@ from earl.env.conformance.examine import examine
 from earl.env.conformance.plan import Plan
 from earl.env.conformance.servicer import examining
 from earl.env.conformance.spawned import spawned
-from earl.errors import ConfigError, UnknownEnvironment
+from earl.errors import ConfigError, ServiceUnavailable, UnknownEnvironment
 
 TOKEN = "of this test"
 PLAN: dict[str, Any] = {"seeds": 3, "episodes": 60, "sessions": 8, "max_steps": 20, "step_s": 10.0}
@@ -210,6 +210,30 @@ async def test_an_environment_that_is_not_served():
     async with benched(Sound) as bench:
         with pytest.raises(UnknownEnvironment, match="it serves test/sound"):
             await examine(bench, ["test/souns"])
+
+
+async def test_a_host_that_listens_is_examined_too():
+    stop, ready = asyncio.Event(), asyncio.Event()
+    host = EnvHost(
+        environments=Sound, capacity=8, listen="127.0.0.1:0", name="host", token=TOKEN, drain_s=0.2
+    )
+    serving = asyncio.create_task(host.run(stop, ready.set))
+    async with asyncio.timeout(20):
+        await ready.wait()
+    async with examining("127.0.0.1:0", TOKEN) as examiner:
+        examiner.dial(host.address)
+        only = frozenset({"determinism", "reconnect", "cancel", "late", "answers"})
+        card = await examine(Bench(await examiner.host(20), Plan(**PLAN, only=only)))
+    stop.set()
+    await serving
+    assert set(verdicts(card).values()) == {"pass"} and len(card.checks) == 5
+
+
+async def test_a_host_that_does_not_listen():
+    async with examining("127.0.0.1:0", TOKEN) as examiner:
+        examiner.dial("127.0.0.1:1")
+        with pytest.raises(ServiceUnavailable, match=r"Serve at 127\.0\.0\.1:1"):
+            await examiner.host(0.3)
 
 
 # --- in processes of their own --------------------------------------------------------------

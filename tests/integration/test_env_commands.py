@@ -66,19 +66,19 @@ async def test_replicas_are_watched_listed_played_and_drained(tmp_path: Path):
             started("play", *to, "--seed", "7", cwd=root, stdin=asyncio.subprocess.PIPE),
         )
         (code, out, err), played = await asyncio.gather(
-            finished(listing), finished(game, "[4]\n/8\n/nonsense\n[5]\n")
+            finished(listing), finished(game, "[3]\n/2\n/nonsense\n[2]\n")
         )
         assert code == 0, err
         (entry,) = json.loads(out)["environments"]
         assert (entry["name"], entry["hosts"], entry["capacity"]) == ("word_guess/guess", 2, 128)
         code, out, err = played
         assert code == 0, err
-        assert "higher 3" in out and "lower 2" in out and "is no command" in out
+        assert "0 to 2" in out and "2 to 2" in out and "is no command" in out
         assert "OK, return 1, illegal 0, win 1" in out
 
         session = await client.open("word_guess/guess", {}, 7, LIMITS)
         serve.send_signal(signal.SIGTERM)
-        outcome = await session.step("[5]")
+        outcome = await session.step("[2]")
         assert (outcome.ending, outcome.reward) == (Ending.OK, 1.0)
         code, _, err = await finished(serve)
         assert code == 0, err
@@ -119,6 +119,25 @@ async def test_a_new_projects_own_tests_pass(tmp_path: Path):
     )
     code, out, _ = await finished(tests)
     assert code == 0, out
+
+
+@pytest.mark.slow
+async def test_the_first_ten_minutes_are_as_documented(tmp_path: Path):
+    """All of docs/environments.md's first commands but the training run."""
+    page = (ROOT / "docs" / "environments.md").read_text().partition("## Ten minutes")[2]
+    here, ran = tmp_path, []
+    for line in page.split("```")[1].strip().splitlines():
+        words = line.partition("#")[0].split()
+        if words[0] == "cd":
+            here = here / words[1]
+        elif words[:2] == ["earl", "env"]:
+            process = await started(*words[2:], cwd=here, stdin=asyncio.subprocess.PIPE)
+            code, out, err = await finished(process, "[4]\n/quit\n" if words[2] == "play" else "")
+            assert code == 0, out + err
+            ran.append(words[2])
+        else:
+            assert words[:3] == ["earl", "train", "run.toml"]
+    assert ran == ["new", "play", "test"]
 
 
 async def test_mistakes_are_one_line_and_an_exit_code(tmp_path: Path):

@@ -14,6 +14,7 @@ from earl.cli.env.codec import signature
 from earl.cli.env.examination import closing, lines
 from earl.cli.env.games import Shown, chosen
 from earl.cli.env.play import action_of
+from earl.cli.env.serving import places
 from earl.cli.env.templates import FILES
 from earl.config.run import RunConfig
 from earl.env import Observation
@@ -40,6 +41,10 @@ def refused(*arguments: str) -> str:
         (("test", "a:B", "--script", "/no/such/file"), "/no/such/file cannot be read"),
         (("serve", "a:B", "--gateway", ""), "no gateway is named; give --gateway"),
         (("serve", "a", "--gateway", "127.0.0.1:1"), "'a' names no object"),
+        (("serve", "a:B", "--gateway", "h:1", "--listen", "h:2"), "exclude each other"),
+        (("serve", "a:B", "--listen", "127.0.0.1:65530", "--replicas", "9"), "no room for 9 ports"),
+        (("serve", "a:B", "--listen", "7000"), "'7000' is not host:port"),
+        (("test", "--listen", "h:1", "--dial", "h:2"), "are two hosts"),
         (("play",), "nothing to play is named"),
         (("play", "a:B", "c", "d"), "cannot be played at once"),
         (("list", "--gateway", ""), "no gateway is named"),
@@ -101,6 +106,11 @@ def test_which_environment_is_meant():
         chosen("", ["b", "a"], "m:C")
     with pytest.raises(UnknownEnvironment, match="does not serve 'c'"):
         chosen("c", ["a"], "m:C")
+
+
+def test_replicas_listen_at_ports_in_a_row():
+    assert places("[::1]:7000", 2) == [["--listen", "[::1]:7000"], ["--listen", "[::1]:7001"]]
+    assert places("127.0.0.1:0", 2) == [["--listen", "127.0.0.1:0"]] * 2
 
 
 # --- as text --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import typer
 from earl.errors import ConfigError
 
 GATEWAY = "The gateway's host:port; else EARL_GATEWAY."
-Gateway = Annotated[str, typer.Option("--gateway", metavar="HOST:PORT", envvar="EARL_GATEWAY", help=GATEWAY)]
+Gateway = Annotated[str, typer.Option("--gateway", metavar="HOST:PORT", help=GATEWAY)]
 Task = Annotated[str, typer.Option("--task", metavar="JSON", help="Given to every reset, an object.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -31,9 +31,10 @@ def task_of(text: str) -> dict[str, Any]:
 
 def gateway_of(given: str) -> str:
     """The gateway's address. Raises ConfigError if none is given."""
-    if not given:
+    address = given or os.environ.get("EARL_GATEWAY", "")
+    if not address:
         raise ConfigError("no gateway is named", "give --gateway HOST:PORT or set EARL_GATEWAY")
-    return given
+    return address
 
 
 def token() -> str:

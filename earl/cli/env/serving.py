@@ -19,7 +19,9 @@ import typer
 
 from earl.cli.env.arguments import Gateway, gateway_of
 from earl.errors import ConfigError, ProcessFailed
+from earl.rpc.auth import split_address
 from earl.rpc.main import announce, run
+from earl.stack.process import ready_address
 
 RESTARTS = 5
 FIRST_PAUSE_S = 0.5
@@ -36,6 +38,14 @@ Target = Annotated[
 def serve(
     target: Target,
     gateway: Gateway = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Where a gateway dials instead; replicas in a row.",
+        ),
+    ] = "",
     replicas: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 1,
     capacity: Annotated[int, typer.Option(min=1, max=65_536, help="Sessions open at once in each.")] = 64,
     name: Annotated[str, typer.Option(help="Of the host; replicas add their number.")] = "",
@@ -43,22 +53,36 @@ def serve(
 ) -> None:
     """Serve environments through a gateway, in as many processes as there are replicas.
 
-    Prints a line of JSON once all are attached; logs go to standard error. The token is EARL_TOKEN.
+    Prints a line of JSON once all are attached, or listen; logs go to standard error. The token is
+    EARL_TOKEN.
     """
-    address = gateway_of(gateway)
+    if listen and gateway:
+        raise ConfigError(f"--gateway {gateway} and --listen {listen} exclude each other", "give one of them")
     if ":" not in target:
         raise ConfigError(f"{target!r} names no object", 'give "package.module:Class"')
     name = name or f"{socket.gethostname().partition('.')[0]}-{os.getpid()}"
-    command = [target, "--gateway", address, "--capacity", str(capacity), "--drain-s", str(drain_s)]
-    watched = [Replica(f"{name}-{number}", command) for number in range(replicas)]
-    run(lambda stop: supervise(watched, stop, name, address, drain_s))
+    shared = [target, "--capacity", str(capacity), "--drain-s", str(drain_s)]
+    where = places(listen, replicas) if listen else [["--gateway", gateway_of(gateway)]] * replicas
+    watched = [Replica(f"{name}-{number}", [*shared, *there]) for number, there in enumerate(where)]
+    run(lambda stop: supervise(watched, stop, name, drain_s))
+
+
+def places(listen: str, replicas: int) -> list[list[str]]:
+    """Where each replica listens, as its arguments: at ports in a row, or at any free one for port 0."""
+    host, first = split_address(listen)
+    if first and first + replicas - 1 > 65_535:
+        raise ConfigError(f"--listen {listen} has no room for {replicas} ports", "give a smaller port")
+    shown = f"[{host}]" if ":" in host else host
+    ports = [first + number if first else 0 for number in range(replicas)]
+    return [["--listen", f"{shown}:{port}"] for port in ports]
 
 
 class Replica:
-    """One process. ready: it is attached to the gateway."""
+    """One process. ready: it is attached to the gateway, or listens. address: where, or the gateway's."""
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
+        self.address = ""
         self.ready = asyncio.Event()
         self._command = [sys.executable, "-m", "earl.env.replica", *command]
         self._command += ["--name", name, "--parent", str(os.getpid())]
@@ -97,11 +121,13 @@ class Replica:
         )
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            if line.startswith(b'{"ready"'):
-                self.ready.set()
-            else:  # what the environment prints
+            address = ready_address(line)
+            if address is None:  # what the environment prints
                 sys.stderr.buffer.write(line)
                 sys.stderr.flush()
+            else:
+                self.address = address
+                self.ready.set()
         return await self._process.wait()
 
     def signal(self, number: int) -> None:
@@ -114,12 +140,10 @@ class Replica:
             self._process.send_signal(number)
 
 
-async def supervise(
-    replicas: list[Replica], stop: asyncio.Event, name: str, address: str, drain_s: float
-) -> None:
+async def supervise(replicas: list[Replica], stop: asyncio.Event, name: str, drain_s: float) -> None:
     """Keep all until `stop` or until one cannot be kept."""
     keepers = [asyncio.create_task(one.keep(stop)) for one in replicas]
-    others = [asyncio.create_task(stop.wait()), asyncio.create_task(_announced(replicas, name, address))]
+    others = [asyncio.create_task(stop.wait()), asyncio.create_task(_announced(replicas, name))]
     try:
         done, _ = await asyncio.wait({others[0], *keepers}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -135,7 +159,7 @@ async def supervise(
         raise SystemExit(code)
 
 
-async def _announced(replicas: list[Replica], name: str, address: str) -> None:
+async def _announced(replicas: list[Replica], name: str) -> None:
     for one in replicas:
         await one.ready.wait()
-    announce(name, address)
+    announce(name, ",".join(dict.fromkeys(one.address for one in replicas)))

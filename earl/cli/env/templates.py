@@ -1,12 +1,12 @@
 """The files of a new project, by path: string.Template texts with $project, $package and $title.
 
-The game is small on purpose: a digit to guess, with a hint after each guess, which a policy of 0.4 M
-parameters learns from nothing within minutes.
+The game is small on purpose: a digit to guess, and after each guess where it can still be, which a policy of
+0.4 M parameters learns from nothing within minutes.
 """
 
 from __future__ import annotations
 
-_ENVIRONMENT = '''"""$title: guess a digit in four tries; each answer says whether it is higher or lower."""
+_ENVIRONMENT = '''"""$title: find a digit in three tries; each answer says where it can still be."""
 
 from __future__ import annotations
 
@@ -15,40 +15,45 @@ from typing import Any
 
 from earl.env import Environment, Observation, StepResult
 
-TRIES = 4
-LEGAL = [f"[{digit}]" for digit in range(10)]
+DIGITS, TRIES = 7, 3
+LEGAL = [f"[{digit}]" for digit in range(DIGITS)]
 
 
 class $title(Environment):
     """An action is [d]. One object plays one episode; all chance comes from the seed."""
 
     name = "$package/guess"
-    description = "Guess a digit in four tries: an action is [d]."
-    reward_range = (0.0, 1.0)
+    description = "Find a digit from 0 to 6 in three tries: an action is [d]."
+    reward_range = (-1.0, 1.0)
     blocking = False  # a step takes microseconds; without this line it gets a thread
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
-        self.secret = random.Random(seed).randrange(10)
-        self.left = TRIES
-        return self._seen("guess")
+        self.secret = random.Random(seed).randrange(DIGITS)
+        self.low, self.high, self.left = 0, DIGITS - 1, TRIES
+        return self._seen()
 
     def step(self, action: str) -> StepResult:
         self.left -= 1
         if action not in LEGAL:  # whatever a model writes has an answer; nothing is raised
-            return self._end("illegal", win=0.0, illegal=1.0)
+            return self._end("illegal", -1.0)
         guess = int(action[1])
         if guess == self.secret:
-            return self._end("right", win=1.0)
+            return self._end("right", 1.0)
         if not self.left:
-            return self._end("over", win=0.0)
-        return StepResult(self._seen("higher" if guess < self.secret else "lower"))
+            return self._end("over", 0.0)
+        if guess < self.secret:
+            self.low = max(self.low, guess + 1)
+        else:
+            self.high = min(self.high, guess - 1)
+        return StepResult(self._seen())
 
-    def _seen(self, word: str) -> Observation:
-        return Observation(f"{word} {self.left}", LEGAL)
+    def _seen(self) -> Observation:
+        return Observation(f"{self.low} to {self.high}", LEGAL)
 
-    def _end(self, word: str, *, win: float, illegal: float = 0.0) -> StepResult:
+    def _end(self, word: str, reward: float) -> StepResult:
         """The last result: its reward is the episode's, its metrics are what evaluations show."""
-        return StepResult(self._seen(word), win, done=True, metrics={"win": win, "illegal": illegal})
+        metrics = {"win": float(reward > 0), "illegal": float(reward < 0)}
+        return StepResult(word, reward, done=True, metrics=metrics)
 '''
 
 _TESTS = '''"""The rules of the game, and its report card."""
@@ -64,25 +69,25 @@ from $package import $title
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_hints_lead_to_the_digit():
+def test_halving_finds_the_digit():
     game = $title()
-    assert game.reset(7, {}).text == "guess 4"
-    low, high = 0, 9
+    seen = game.reset(7, {})
+    assert seen.text == "0 to 6"
     while True:
+        low, high = map(int, seen.text.split(" to "))
         middle = (low + high) // 2
         result = game.step(f"[{middle}]")
         if result.done:
             break
-        word = result.observation.text.split()[0]
-        low, high = (middle + 1, high) if word == "higher" else (low, middle - 1)
-    assert (result.reward, middle) == (1.0, random.Random(7).randrange(10))
+        seen = result.observation
+    assert (result.reward, middle) == (1.0, random.Random(7).randrange(7))
 
 
 def test_an_episode_is_bounded_and_any_text_has_an_answer():
     game = $title()
     game.reset(7, {})
     wrong = "[0]" if game.secret else "[1]"
-    assert [game.step(wrong).done for _ in range(4)] == [False, False, False, True]
+    assert [game.step(wrong).done for _ in range(3)] == [False, False, True]
     game.reset(7, {})
     result = game.step("perhaps 3")
     assert result.done and result.metrics == {"win": 0.0, "illegal": 1.0}
@@ -112,12 +117,12 @@ rope_theta = 100.0
 embedding_std = 0.2
 # Every word that the game and the agent may say.
 words = [
-  "[", "]", ">", "guess", "higher", "lower", "right", "over", "illegal",
-  "0", "1", "2", "3", "4", "5", "6", "7", "8", "9",
+  "[", "]", ">", "to", "right", "over", "illegal",
+  "0", "1", "2", "3", "4", "5", "6",
 ]
 
 [model]
-action_prefix = ">"             # "guess 4 > [5] lower 3 > [2] …"
+action_prefix = ">"             # "0 to 6 > [5] 0 to 4 > [2] …"
 stop = ["]"]                    # an action is "[5]": generation ends with its bracket
 
 [environment]
@@ -126,21 +131,24 @@ serve = "$package:$title"       # the run starts a host of its own; "" waits for
 
 [rollout]
 max_sequences = 256
-max_context_tokens = 48
+max_context_tokens = 40
 max_new_tokens = 4
 
 [warmup]                        # imitate random legal actions, so that they are legal at the start
-batches = 4
-batch_episodes = 512
-minibatches = 16
+batches = 6
+batch_episodes = 1024
+minibatches = 32
 passes = 3
 lr = 2e-3
+lr_final_fraction = 0.1
+lr_warmup_steps = 10
 
 [trainer]
 threads = 2
-lr = 3e-4
+lr = 5e-4
 lr_final_fraction = 0.1
 lr_warmup_steps = 10
+betas = [0.95, 0.98]
 max_grad_norm = 0.1
 minibatches = 2
 passes = 2
@@ -151,8 +159,9 @@ kl_limit = 0.05
 [scheduler]
 group_size = 16                 # episodes with one seed, compared with each other
 batch_groups = 16
+staleness = 1
 steps = 80
-max_turns = 4
+max_turns = 3
 
 [evaluation]
 episodes = 256
@@ -160,7 +169,7 @@ episodes = 256
 
 _README = """# $project
 
-An environment for EARL: guess a digit in four tries.
+An environment for EARL: find a digit from 0 to 6 in three tries.
 
 ```
 earl env play $package:$title                            # play it yourself
@@ -192,9 +201,9 @@ pythonpath = ["."]
 testpaths = ["tests"]
 """
 
-# With seed 7 the digit is 5; a policy that halves what is left finds it, and one that says "five" does not.
-_EPISODES = """{"seed": 7, "actions": ["[4]", "[7]", "[5]"], "return": 1.0}
-{"seed": 7, "actions": ["five"], "return": 0.0}
+# With seed 7 the digit is 2; a policy that halves what is left finds it, and one that says "five" does not.
+_EPISODES = """{"seed": 7, "actions": ["[3]", "[1]", "[2]"], "return": 1.0}
+{"seed": 7, "actions": ["five"], "return": -1.0}
 """
 
 FILES = {

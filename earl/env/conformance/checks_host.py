@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from earl.env.base import Ending
@@ -105,8 +106,10 @@ async def reconnect(subject: Subject) -> Check:
         lost.forget()
         going_on = asyncio.create_task(subject.player.go_on(held, after, replaying(trace.acts)))
         await asyncio.sleep(0)
+        began = monotonic()
         try:
             await link.cut(BACK_S)
+            back_s = monotonic() - began
         finally:
             await asyncio.wait({going_on})
         going_on.result()
@@ -128,7 +131,7 @@ async def reconnect(subject: Subject) -> Check:
         return check(bench, "reconnect", FAIL, seen, "drop the sessions that Welcome.sessions does not name")
     if link.hello.instance != instance or "reconnect" in link.judge.violations:
         return check(bench, "reconnect", FAIL, "another instance or epoch came", "keep instance, count epoch")
-    seen = f"epoch {epoch} to {link.epoch}, the episode went on after its step was asked again"
+    seen = f"back after {back_s:.2g} s with epoch {link.epoch} after {epoch}, the episode went on"
     return check(bench, "reconnect", PASS, seen)
 
 
