@@ -267,6 +267,10 @@ class UnknownEnvironment(EnvironmentFailure):
     status = "NOT_FOUND"
 
 
+class EnvironmentCrashed(EnvironmentFailure):
+    """The process that an environment ran in died: the episode ended as ENV_ERROR, the host goes on."""
+
+
 class ToolError(EnvironmentFailure):
     """A tool cannot do what the agent asked; the agent is shown the message, the episode goes on."""
 

@@ -22,12 +22,13 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from earl.env.threads import in_thread
 from earl.env.tool_calls import Action, Tool, ToolCall, ToolResult
 
 __all__ = [
+    "ISOLATIONS",
     "ROLES",
     "Action",
     "Ending",
@@ -45,6 +46,7 @@ __all__ = [
 Factory = Callable[[], "Environment"]
 
 ROLES = ("user", "tool")
+ISOLATIONS = ("thread", "process")
 
 
 class Ending(enum.IntEnum):
@@ -105,6 +107,8 @@ class Environment:
     blocking: whether plain methods may take longer than about a millisecond; they then run in a
     thread of their own, so that they hold up nobody. It may also be set on the object in `reset`.
     tools: what actions may call (earl/env/tools.py carries the calls out).
+    isolation: "process" for code that may crash, or never return: each episode then runs in a process
+    of its own (isolation.py), whose heap memory_bytes bounds, 0 for no bound.
     """
 
     name: ClassVar[str] = ""
@@ -114,6 +118,8 @@ class Environment:
     observation_schema: ClassVar[Mapping[str, Any]] = {"type": "string"}
     blocking: bool = True
     tools: Sequence[Tool] = ()
+    isolation: ClassVar[Literal["thread", "process"]] = "thread"
+    memory_bytes: ClassVar[int] = 0
 
     # Set by the host: tells the gateway that a slow step is alive. Any thread may call it.
     report_progress: Callable[[str], None] = staticmethod(lambda message: None)
@@ -125,7 +131,7 @@ class Environment:
         """Start the episode; returns an Observation or its text."""
         raise NotImplementedError
 
-    def step(self, action: Action) -> Any:
+    def step(self, action: Any) -> Any:
         """Take one action, an Action: its text, with .tool_calls if the client sent any.
 
         Returns a StepResult.

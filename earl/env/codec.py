@@ -148,6 +148,45 @@ def observation(message: env_pb2.Observation) -> Observation:
     )
 
 
+# --- between a host and a process of its own (isolation.py) ---------------------------------------
+
+
+def reset_request(session: int, name: str, task_json: str, seed: int) -> env_pb2.GatewayMessage:
+    """Start an episode of the environment `name`."""
+    reset = env_pb2.Reset(session=session, environment=name, task_json=task_json, seed=seed)
+    return env_pb2.GatewayMessage(reset=reset)
+
+
+def step_request(session: int, seq: int, action: str) -> env_pb2.GatewayMessage:
+    """Take one action."""
+    step = env_pb2.Step(session=session, seq=seq, action=action_message(action))
+    return env_pb2.GatewayMessage(step=step)
+
+
+def close_request(session: int) -> env_pb2.GatewayMessage:
+    """Close the environment."""
+    return env_pb2.GatewayMessage(close=env_pb2.Close(session=session))
+
+
+def host_message(data: bytes) -> env_pb2.HostMessage:
+    """Raises google.protobuf.message.DecodeError."""
+    return env_pb2.HostMessage.FromString(data)
+
+
+def outcome(result: env_pb2.Result) -> Observation | StepResult:
+    """What `answer` made the Result of: an observation for a reset, else a StepResult.
+
+    Raises the error that a failed one stands for.
+    """
+    if result.message or result.ending not in (Ending.NONE, Ending.OK, Ending.TRUNCATED):
+        raise error_of(result.message)
+    shown = observation(result.observation)
+    if result.seq == 0:
+        return shown
+    done, truncated = result.ending == Ending.OK, result.ending == Ending.TRUNCATED
+    return StepResult(shown, result.reward, done, truncated, dict(result.metrics))
+
+
 def _observation(value: object, source: str) -> env_pb2.Observation:
     try:
         if isinstance(value, str):

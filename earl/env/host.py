@@ -60,8 +60,9 @@ class EnvHost:
 
     gateway: "host:port" to dial; or listen: "host:port" where a gateway dials, port 0 for any free one
     (then `address`, once ready, says which). environments: a mapping of names to factories, one
-    Environment class, or several. capacity: sessions open at once. Raises DuplicateEnvironment and
-    ConfigError at once.
+    Environment class, or several. capacity: sessions open at once. isolation: "thread" or "process" for
+    all environments, instead of what each says of itself. Raises DuplicateEnvironment and ConfigError
+    at once.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class EnvHost:
         tls: TlsFiles | None = None,
         drain_s: float = 10.0,
         give_up_s: float = GIVE_UP_S,
+        isolation: str = "",
     ) -> None:
         if bool(gateway) == bool(listen):
             given = f"gateway {gateway!r} and listen {listen!r}" if gateway else "neither gateway nor listen"
@@ -90,6 +92,7 @@ class EnvHost:
         self._tls = tls
         self._drain_s = drain_s
         self._give_up_s = give_up_s
+        self._isolation = isolation
         self._instance = secrets.randbits(63) | 1
         self._epoch = 0
         # The newest one; None before the first.
@@ -103,7 +106,7 @@ class EnvHost:
         host, ServiceUnavailable if there is no gateway for give_up_s; PortInUse and InsecureBind if
         it cannot listen.
         """
-        runner = Runner(self._environments, self._capacity, self._say)
+        runner = Runner(self._environments, self._capacity, self._say, isolation=self._isolation)
         try:
             if self._listen:
                 await self._serve_there(runner, stop, ready)

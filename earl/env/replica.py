@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 
+from earl.env.base import ISOLATIONS
 from earl.env.host import EnvHost
 from earl.env.serve import load
 from earl.obs.log import setup
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--name", default="env-host")
     parser.add_argument("--capacity", type=int, default=64, help="sessions open at once")
     parser.add_argument("--drain-s", type=float, default=DRAIN_S)
+    parser.add_argument("--isolation", default="", choices=["", *ISOLATIONS], help="instead of its own")
     parser.add_argument("--parent", type=int, default=0, help="end when the parent is no longer this process")
     arguments = parser.parse_args()
     setup(arguments.name)
@@ -50,6 +52,7 @@ def main() -> None:
             token=os.environ.get("EARL_TOKEN", ""),
             tls=TlsFiles.from_environment(),
             drain_s=arguments.drain_s,
+            isolation=arguments.isolation,
         )
         await host.run(stop, ready=lambda: announce(arguments.name, host.address or arguments.gateway))
 

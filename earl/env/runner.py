@@ -1,7 +1,9 @@
-"""Runs the sessions of one host: async environments in tasks, blocking ones in threads, cheap ones inline.
+"""Runs the sessions of one host: async methods in tasks, blocking ones in threads, cheap ones inline, and
+environments that ask for it in processes of their own (isolation.py).
 
-A slow environment never delays another's. A call that is cancelled but cannot be stopped keeps its
-thread: it is counted as stuck, and the capacity offered to the gateway shrinks by it until it ends.
+A slow environment never delays another's; one that holds the loop all the same is named (watch.py). A
+call that is cancelled but cannot be stopped keeps its thread: it is counted as stuck, and the capacity
+offered to the gateway shrinks by it until it ends.
 """
 
 from __future__ import annotations
@@ -17,9 +19,18 @@ from typing import Any
 from earl.env.base import Ending, Environment, Factory
 from earl.env.codec import Failure, action, answer, credit, progress
 from earl.env.hosted import Admission, HostedSession
+from earl.env.isolation import IsolatedEnvironment, isolated
 from earl.env.serve import described
 from earl.env.threads import DaemonThreads
-from earl.errors import EarlError, EnvHostLost, EnvProtocolError, ServiceUnavailable
+from earl.env.watch import HOLD_S, LoopWatch
+from earl.errors import (
+    EarlError,
+    EnvBackendLost,
+    EnvHostLost,
+    EnvironmentFailure,
+    EnvProtocolError,
+    ServiceUnavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,25 +43,38 @@ class Runner:
     """The sessions of a host.
 
     environments: name → factory. capacity: sessions open at once. send: queues a message to the
-    gateway; messages sent while no stream is up may be lost, the gateway asks again. Must be made and
-    used on a running loop.
+    gateway; messages sent while no stream is up may be lost, the gateway asks again. isolation: "thread"
+    or "process" for all of them instead of what each says. hold_s: how long an environment may hold the
+    loop before it is named; 0 for no watch. Must be made and used on a running loop.
     """
 
-    def __init__(self, environments: Mapping[str, Factory], capacity: int, send: Send) -> None:
+    def __init__(
+        self,
+        environments: Mapping[str, Factory],
+        capacity: int,
+        send: Send,
+        *,
+        isolation: str = "",
+        hold_s: float = HOLD_S,
+    ) -> None:
         self.capacity = capacity
         # The gateway's bound on a Result; it says so in its Welcome.
         self.max_text_bytes = 1 << 20
-        self._factories = environments
+        self.infos = {name: described(factory) for name, factory in environments.items()}
+        apart, self._pools = isolated(environments, self.infos, isolation)
+        self._factories = {**environments, **apart}
+        # Whose methods are called: the environment's own, or those that ask another process.
+        self._called = {**self.infos, **dict.fromkeys(apart, IsolatedEnvironment)}
+        self.watch = LoopWatch(hold_s) if hold_s else None
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._threads = DaemonThreads("environment")
         self._sessions: dict[int, HostedSession] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._open = 0
         self._stuck = 0
         self._empty = asyncio.Event()
         self._empty.set()
-        self.infos = {name: described(factory) for name, factory in environments.items()}
 
     @property
     def open_sessions(self) -> int:
@@ -69,7 +93,16 @@ class Runner:
     def close(self) -> None:
         """Drop every session; environments are closed as far as they are not inside a call."""
         self.keep(())
+        for pool in self._pools:
+            pool.close()
         self._threads.close()
+        if self.watch is not None:
+            self.watch.close()
+
+    async def wait_closed(self, within_s: float) -> None:
+        """Until what `close` left under way has ended, but no longer than within_s."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=within_s)
 
     def keep(self, held: Collection[int]) -> None:
         """Drop the sessions that the gateway no longer holds."""
@@ -94,7 +127,7 @@ class Runner:
             self._finished(session, 0, refusal)
             return
         task = json.loads(message.task_json or "{}")
-        method = self.infos[session.name].reset
+        method = self._called[session.name].reset
         self._run(session, 0, method, partial(self._call_reset, session, message.seed, task))
 
     def _refusal(self, message: Any) -> Failure | None:
@@ -167,10 +200,10 @@ class Runner:
         self._stuck += change
         self._offer()
 
-    def _run(self, session: HostedSession, seq: int, method: Call, call: Call) -> None:
+    def _run(self, session: HostedSession, seq: int, method: Callable[..., Any], call: Call) -> None:
         """Start a session's `method`; `call` does so with its arguments."""
         session.start(seq)
-        environment = session.environment or self.infos[session.name]
+        environment = session.environment or self._called[session.name]
         if inspect.iscoroutinefunction(method):
             session.task = self._spawn(_awaited(session.name, seq, call))
             session.task.add_done_callback(partial(self._task_ended, session, seq))
@@ -197,9 +230,12 @@ class Runner:
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keep(task)
         return task
+
+    def _keep(self, future: asyncio.Future[Any]) -> None:
+        self._tasks.add(future)
+        future.add_done_callback(self._tasks.discard)
 
     def _report_progress(self, session: HostedSession, message: str) -> None:
         self._on_loop(self._send, progress(session.id, session.seq, message))
@@ -235,7 +271,7 @@ class Runner:
         if inspect.iscoroutinefunction(environment.close):
             self._spawn(_closed(session.name, environment))
         elif environment.blocking:
-            self._threads.submit(close)
+            self._keep(self._threads.call(close))
         else:
             close()
 
@@ -245,16 +281,20 @@ async def _awaited(name: str, seq: int, call: Call) -> Any:
     try:
         outcome = call()
         return await outcome if inspect.isawaitable(outcome) else outcome
-    except (Exception, SystemExit) as error:
-        log.warning("%s: step %d failed", name, seq, exc_info=True)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the episode's end, which says so
+        _log_failure(name, seq, error)
         return _failure(error, seq)
 
 
 def _failure(error: BaseException, seq: int) -> Failure:
+    """How an episode ended that raised `error`; EARL's own errors keep their name and their words."""
     what = "reset" if seq == 0 else f"step {seq}"
-    if isinstance(error, (EnvHostLost, ServiceUnavailable, ConnectionError)):
-        reason = type(error).__name__ if isinstance(error, EarlError) else "EnvBackendLost"
-        return Failure(Ending.INFRA_ERROR, reason, f"{what}: {error}")
+    if isinstance(error, ConnectionError):
+        error = EnvBackendLost(f"{what} raised {type(error).__name__}: {error}")
+    if isinstance(error, (EnvHostLost, ServiceUnavailable)):
+        return Failure(Ending.INFRA_ERROR, type(error).__name__, str(error))
+    if isinstance(error, EnvironmentFailure):
+        return Failure(Ending.ENV_ERROR, type(error).__name__, str(error))
     return Failure(Ending.ENV_ERROR, "EnvironmentFailure", f"{what} raised {type(error).__name__}: {error}")
 
 
@@ -262,9 +302,14 @@ def _guarded(name: str, seq: int, call: Call) -> Any:
     """The call's outcome, or the Failure that its exception stands for."""
     try:
         return call()
-    except (Exception, SystemExit) as error:
-        log.warning("%s: %s failed", name, "close" if seq < 0 else f"step {seq}", exc_info=True)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the episode's end, which says so
+        _log_failure(name, seq, error)
         return _failure(error, seq)
+
+
+def _log_failure(name: str, seq: int, error: BaseException) -> None:
+    what = "close" if seq < 0 else f"step {seq}" if seq else "reset"
+    log.warning("%s: %s failed: %r", name, what, error, exc_info=not isinstance(error, EarlError))
 
 
 async def _closed(name: str, environment: Environment) -> None:

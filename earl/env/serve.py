@@ -10,10 +10,17 @@ from typing import Any
 from earl.env.base import Environment, Factory
 from earl.errors import ConfigError, DuplicateEnvironment
 
+
+class Served(dict[str, Factory]):
+    """Name → factory. target: the "package.module:object" that they were loaded from, or ""."""
+
+    target = ""
+
+
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
 
 
-def as_mapping(environments: Any) -> dict[str, Factory]:
+def as_mapping(environments: Any) -> Served:
     """Name → factory, from a mapping, one Environment class, or an iterable of them.
 
     Raises DuplicateEnvironment if two have one name, ConfigError for a bad name or nothing at all.
@@ -29,7 +36,8 @@ def as_mapping(environments: Any) -> dict[str, Factory]:
                 "give an Environment class, a list of them, or a mapping of names to factories",
             )
         pairs = [(getattr(cls, "name", ""), cls) for cls in classes]
-    found: dict[str, Any] = {}
+    found = Served()
+    found.target = getattr(environments, "target", "")
     for name, factory in pairs:
         if not isinstance(name, str) or not NAME.match(name):
             raise ConfigError(
@@ -40,13 +48,14 @@ def as_mapping(environments: Any) -> dict[str, Factory]:
             raise DuplicateEnvironment(f"environment {name!r} is named twice", "rename one of them")
         if not callable(factory):
             raise ConfigError(f"factory of environment {name!r} cannot be called", "give a class or function")
-        found[name] = factory
+        made: Any = factory
+        found[name] = made
     if not found:
         raise ConfigError("no environment to serve", "give at least one")
     return found
 
 
-def load(target: str) -> dict[str, Factory]:
+def load(target: str) -> Served:
     """The environments at "package.module:object".
 
     The object is an Environment class, a mapping, an iterable of classes, or a function that returns
@@ -62,7 +71,9 @@ def load(target: str) -> dict[str, Factory]:
         raise ConfigError(f"{target!r} cannot be imported: {error}", remedy) from error
     if not isinstance(found, type) and callable(found):
         found = found()
-    return as_mapping(found)
+    served = as_mapping(found)
+    served.target = target
+    return served
 
 
 def described(factory: Factory) -> type[Environment] | Environment:

@@ -141,8 +141,8 @@ def _arguments(
             shown = Field(json_schema_extra={"default": _default(parameter.default, hint)})
             hint = NotRequired[typing.Annotated[hint, shown]]
         fields[parameter.name] = hint
-    taken = TypedDict(name, fields)  # type: ignore[operator]
-    taken.__pydantic_config__ = _CLOSED  # type: ignore[attr-defined]
+    taken: Any = TypedDict(name, fields)  # type: ignore[operator]
+    taken.__pydantic_config__ = _CLOSED
     try:
         return TypeAdapter(taken)
     except PydanticUserError as error:

@@ -151,7 +151,8 @@ class ToolEnvironment(Environment):
             return _refused(call, arguments.message)
         called = tools[call.name]
         async with contextlib.nullcontext() if called.parallel else one_by_one:
-            if any(not run.ended for run in self._given_up(called)):
+            given_up = self._given_up(called)
+            if any(not run.ended for run in given_up):
                 return _refused(call, f"an earlier call of {called.name} still runs")
             timeout_s = called.timeout_s or self.tool_timeout_s
             run = _Run(called.function if not called.method else getattr(self, called.method), arguments)
@@ -160,8 +161,9 @@ class ToolEnvironment(Environment):
                 done, _ = await asyncio.wait({work}, timeout=timeout_s)
             finally:
                 work.cancel()
+            if not done:
+                given_up[:] = [run, *(one for one in given_up if not one.ended)]
         if not done:
-            self._given_up(called).append(run)
             return _refused(call, f"{called.name} did not return within {timeout_s:g} s")
         if work.cancelled():
             return _refused(call, f"{called.name} was cancelled")
@@ -178,8 +180,16 @@ class ToolEnvironment(Environment):
     def _begun(self, run: _Run, blocking: bool) -> Any:
         """An awaitable of run's outcome; it never raises but for being cancelled."""
         if inspect.iscoroutinefunction(run.function):
-            return run.awaited()
-        return self.in_thread(run.plain) if blocking else run.inline()
+            return self._awaited(run)
+        return self.in_thread(run.plain) if blocking else self._inline(run)
+
+    # Methods, so that a stack shows whose code holds the loop (watch.py).
+
+    async def _awaited(self, run: _Run) -> Any:
+        return await run.awaited()
+
+    async def _inline(self, run: _Run) -> Any:
+        return run.plain()
 
     def _given_up(self, called: FunctionTool) -> list[_Run]:
         """Runs that outlived their timeout, of this tool or of all that run one by one."""
@@ -226,13 +236,10 @@ class _Run:
         """(text, StepResult or None) of a plain function, or the exception that it raised."""
         try:
             return _text_of(self._bound())
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - handed to the step, which judges it
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - handed to the step, which judges it
             return error
         finally:
             self.ended = True
-
-    async def inline(self) -> Any:
-        return self.plain()
 
     async def awaited(self) -> Any:
         """The same of an async function."""

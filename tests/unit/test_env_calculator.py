@@ -11,7 +11,7 @@ from earl.env.adapters.calculator import ANSWERED, CALLED, COMPUTED, Calculator
 from earl.env.adapters.held_out import EVALUATION_BIT
 from earl.env.base import Observation
 from earl.env.serve import load
-from earl.env.tool_calls import ToolCall, render
+from earl.env.tool_calls import Action, ToolCall, render
 
 
 def combined(left, operator, right):
@@ -127,6 +127,14 @@ def test_a_problem_is_called_and_answered():
     end = calculator.step(f"It is {int(seen(turn).text):,}.")
     assert (end.done, end.reward) == (True, ANSWERED)
     assert end.metrics == {"win": 1.0, "called": 1.0, "computed": 1.0}
+
+
+def test_a_call_that_a_client_sent_as_such_counts_as_one_in_the_text():
+    calculator, _, problem = begun()
+    turn = calculator.step(Action("let me see", [ToolCall("calculator", {"expression": problem}, "c1")]))
+    assert turn.reward == pytest.approx(CALLED + COMPUTED)
+    calculator, _, _ = begun()
+    assert calculator.step(Action(called("1 + 1"), [ToolCall("calculator", "1 + 1", "c1")])).done
 
 
 def test_partial_credit():

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -56,6 +57,33 @@ class Waiting(Environment):
         return StepResult("")
 
 
+async def hold() -> str:
+    """Holds the loop until the watch has noticed."""
+    return Holding.wait()
+
+
+class Holding(ToolEnvironment):
+    """Holds the loop in a method of its own, or in a tool that is none."""
+
+    name = "test/holding"
+    tools = [hold]  # noqa: RUF012
+    runner: Runner
+
+    @classmethod
+    def wait(cls) -> str:
+        assert cls.runner.watch is not None
+        held = cls.runner.watch.held
+        before = held["test/holding"]
+        for _ in range(3_000):
+            if held["test/holding"] > before:
+                return "noticed"
+            time.sleep(0.01)
+        return "not noticed"
+
+    async def reset(self, seed, task):
+        return self.wait()
+
+
 @pytest.fixture
 async def sent():
     return Sent()
@@ -92,8 +120,13 @@ async def test_a_tool_left_behind_takes_capacity_until_it_ends(runner, sent):
 @pytest.mark.parametrize(
     ("environment", "action", "ending", "message"),
     [
-        ("test/toolbox", "lost", common_pb2.ENDING_INFRA_ERROR, "EnvBackendLost: step 1: port 9"),
-        ("test/broken", "lost", common_pb2.ENDING_INFRA_ERROR, "EnvBackendLost: step 1: no server"),
+        (
+            "test/toolbox",
+            "lost",
+            common_pb2.ENDING_INFRA_ERROR,
+            "EnvBackendLost: step 1 raised ConnectionRefusedError: port 9",
+        ),
+        ("test/broken", "lost", common_pb2.ENDING_INFRA_ERROR, "EnvBackendLost: no server"),
         (
             "test/broken",
             "exit",
@@ -121,3 +154,18 @@ async def test_an_async_step_that_was_dropped_gives_its_threads_back(runner, sen
     Toolbox.gate.set()
     while runner.offered != 2:
         await sent.next("credit")
+
+
+async def test_an_environment_that_holds_the_loop_is_named_and_counted(sent, caplog):
+    runner = Holding.runner = Runner(as_mapping([Holding]), 1, sent.queue.put_nowait, hold_s=0.02)
+    runner.reset(reset(1, "test/holding"))
+    assert (await sent.next("result")).observation.text == "noticed"
+    runner.step(calling(1, 1, "hold"))
+    assert (await sent.next("result")).observation.text == "noticed"
+    assert runner.watch is not None and runner.watch.held["test/holding"] >= 2
+    said = [record.getMessage() for record in caplog.records if record.name == "earl.env.watch"]
+    assert (
+        said[0].startswith("test/holding holds the loop for longer than 0.02 s") and " in reset " in said[0]
+    )
+    assert "tools.py" in said[1] and "2 times" in said[1]
+    runner.close()

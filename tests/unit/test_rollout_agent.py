@@ -104,8 +104,8 @@ class Session:
         self.stepped = asyncio.Event()
         self.closed = False
 
-    async def step(self, text):
-        self.actions.append(text)
+    async def step(self, action):
+        self.actions.append(action)
         self.stepped.set()
         result = next(self.results)
         if isinstance(result, Exception):

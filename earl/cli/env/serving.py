@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from earl.cli.env.arguments import Gateway, gateway_of
+from earl.env.base import ISOLATIONS
 from earl.errors import ConfigError, ProcessFailed
 from earl.rpc.auth import split_address
 from earl.rpc.main import announce, run
@@ -48,6 +49,9 @@ def serve(
     ] = "",
     replicas: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 1,
     capacity: Annotated[int, typer.Option(min=1, max=65_536, help="Sessions open at once in each.")] = 64,
+    isolation: Annotated[
+        str, typer.Option(metavar="thread|process", help="Where episodes run; else as each environment says.")
+    ] = "",
     name: Annotated[str, typer.Option(help="Of the host; replicas add their number.")] = "",
     drain_s: Annotated[float, typer.Option(min=0.0, help="How long open episodes may go on.")] = 10.0,
 ) -> None:
@@ -60,8 +64,11 @@ def serve(
         raise ConfigError(f"--gateway {gateway} and --listen {listen} exclude each other", "give one of them")
     if ":" not in target:
         raise ConfigError(f"{target!r} names no object", 'give "package.module:Class"')
+    if isolation not in ("", *ISOLATIONS):
+        raise ConfigError(f"--isolation {isolation!r} is not known", f"use {' or '.join(ISOLATIONS)}")
     name = name or f"{socket.gethostname().partition('.')[0]}-{os.getpid()}"
     shared = [target, "--capacity", str(capacity), "--drain-s", str(drain_s)]
+    shared += ["--isolation", isolation]
     where = places(listen, replicas) if listen else [["--gateway", gateway_of(gateway)]] * replicas
     watched = [Replica(f"{name}-{number}", [*shared, *there]) for number, there in enumerate(where)]
     run(lambda stop: supervise(watched, stop, name, drain_s))
