@@ -145,7 +145,7 @@ lr_warmup_steps = 10
 
 [trainer]
 threads = 2
-lr = 5e-4
+lr = 3e-4
 lr_final_fraction = 0.1
 lr_warmup_steps = 10
 betas = [0.95, 0.98]
@@ -160,7 +160,7 @@ kl_limit = 0.05
 group_size = 16                 # episodes with one seed, compared with each other
 batch_groups = 16
 staleness = 1
-steps = 80
+steps = 100
 max_turns = 3
 
 [evaluation]

@@ -25,8 +25,9 @@ LONG_BYTES = 64 * KIB
 LEAK_BYTES = 4 * KIB
 SUSPECT_BYTES = KIB
 LEAK_COUNT = 0.02
-# Growth below this over all episodes is noise of the allocator.
-LEAST_BYTES = 512 * KIB
+# Growth below these over all episodes may be what the allocator keeps.
+LEAST_LEAK_BYTES = 2 * KIB * KIB
+LEAST_SUSPECT_BYTES = 512 * KIB
 AT_ONCE = 8
 SAMPLES = 40
 # How long a cancelled step may keep its place.
@@ -163,14 +164,14 @@ def _of_samples(subject: Subject, samples: list[tuple[int, Usage]], played: int)
         if growth.grows(LEAK_COUNT):
             counted.append(f"{name} grow from {getattr(first, name)} to {getattr(last, name)}")
     size = f"memory {first.memory_bytes / KIB / KIB:.1f} to {last.memory_bytes / KIB / KIB:.1f} MiB"
-    leaked = memory.slope * played > LEAST_BYTES
-    if leaked and memory.grows(LEAK_BYTES):
+    grown_bytes = memory.slope * played
+    if grown_bytes > LEAST_LEAK_BYTES and memory.grows(LEAK_BYTES):
         counted.insert(0, f"{size}, {memory.slope / KIB:.1f} KiB an episode")
     over = f" over {played} episodes"
     remedy = "release in close() what reset and step take; keep nothing of an episode in the class or module"
     if counted:
         return subject.check("leaks", FAIL, "; ".join(counted) + over, remedy, figures)
-    if leaked and memory.grows(SUSPECT_BYTES):
+    if grown_bytes > LEAST_SUSPECT_BYTES and memory.grows(SUSPECT_BYTES):
         seen = f"{size}, {memory.slope / KIB:.1f} KiB an episode{over}"
         remedy = f"see with --episodes 5000 whether it goes on; {remedy}"
         return subject.check("leaks", WARN, seen, remedy, figures)
