@@ -241,9 +241,10 @@ def seccomp(program):
 def confine(settings):
     """Apply every layer that this machine has; returns their names. Raises OSError if one that must hold
     does not."""
-    # The first to go where memory is short, the last to have a processor.
-    write("/proc/self/oom_score_adj", "1000")
+    # The last to have a processor and, where that can be said, the first to go when memory is short.
     os.nice(10)
+    if os.access("/proc/self/oom_score_adj", os.W_OK):
+        write("/proc/self/oom_score_adj", "1000")
     layers = []
     try:
         private_root(settings)
