@@ -193,7 +193,7 @@ class Sandbox:
 
     def _settings(self, status: int) -> list[str]:
         limits = self.limits
-        readable = [*_READABLE, *(f"{sys.base_prefix}/{name}" for name in ("lib", "lib64")), *self._packages]
+        readable = {*_READABLE, *(f"{sys.base_prefix}/{name}" for name in ("lib", "lib64")), *self._packages}
         return [
             f"status={status}",
             f"parent={os.getpid()}",
@@ -205,7 +205,8 @@ class Sandbox:
             f"open_files={limits.open_files}",
             f"threads={limits.threads}",
             *([] if self._unprotected else _filters()),
-            *(f"readable={path}" for path in readable),
+            # A folder before those in it.
+            *(f"readable={path}" for path in sorted(readable)),
             *(f"package={path}" for path in self._packages),
         ]
 

@@ -83,7 +83,8 @@ def test_the_operators_packages_can_be_imported_and_not_changed(tmp_path):
     (tmp_path / "offered.py").write_text("VALUE = 5\n")
     tmp_path.chmod(0o755)
     code = "import offered\nprint(offered.VALUE)\nopen(offered.__file__, 'a').write('VALUE = 6')"
-    run = Sandbox(packages=[tmp_path]).run(code)
+    (tmp_path / "inner").mkdir()
+    run = Sandbox(packages=[tmp_path / "inner", tmp_path]).run(code)
     assert run.output.startswith("5\n") and run.end is RunEnd.FAILED
     assert (tmp_path / "offered.py").read_text() == "VALUE = 5\n"
     assert "No module named" in SANDBOX.run(code).output
