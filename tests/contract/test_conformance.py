@@ -260,6 +260,24 @@ async def test_a_second_process_finds_what_one_cannot(monkeypatch):
     assert "in another process" in card.named("determinism")[0].seen
 
 
+class Crashing(Sound):
+    def step(self, action):
+        os._exit(7)
+
+
+async def test_a_host_that_dies_fails_one_check_and_ends_the_examination(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    plan = Plan(**PLAN, only=frozenset({"policy", "actions", "strangers", "pings"}))
+    async with (
+        examining("127.0.0.1:0", TOKEN) as examiner,
+        spawned(examiner, "tests.contract.test_conformance:Crashing", TOKEN, plan) as bench,
+    ):
+        card = await examine(bench)
+    (policy,) = card.named("policy")
+    assert (policy.verdict, "ended with exit code 7, with seed 0" in policy.seen) == (Verdict.FAIL, True)
+    assert {name for name, verdict in verdicts(card).items() if verdict == "skip"} == {"actions", "strangers"}
+
+
 async def test_a_target_that_cannot_be_imported_says_so():
     async with examining("127.0.0.1:0", TOKEN) as examiner:
         with pytest.raises(ConfigError, match=r"'no\.such:Thing' cannot be imported"):

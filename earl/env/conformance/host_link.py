@@ -54,6 +54,11 @@ class HostLink:
         return self.hello.host
 
     @property
+    def ended(self) -> bool:
+        """Whether its process has."""
+        return self._gone is not None
+
+    @property
     def epoch(self) -> int:
         return self.hello.epoch
 

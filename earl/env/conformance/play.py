@@ -12,7 +12,7 @@ from earl.env.base import Ending
 from earl.env.conformance import policies
 from earl.env.conformance.acts import Act
 from earl.env.conformance.host_link import Episode, HostLink
-from earl.errors import DeadlineExceeded
+from earl.errors import DeadlineExceeded, EnvHostLost
 
 # (observation as earl.v1.Observation, number of the step from 0) → the action; None: stop here.
 Policy = Callable[[Any, int], Act | None]
@@ -140,9 +140,9 @@ class Player:
             began = perf_counter()
             try:
                 result = await episode.step(act)
-            except DeadlineExceeded as error:
+            except (DeadlineExceeded, EnvHostLost) as error:
                 said = f"{error.message}, with seed {trace.seed} and action {shortly(act.text)!r}"
-                raise DeadlineExceeded(said, error.remedy) from error
+                raise type(error)(said, error.remedy) from error
             trace.steps_s.append(perf_counter() - began)
             trace.acts.append(act)
             trace.note(result)

@@ -14,7 +14,7 @@ from earl.env.conformance.bench import Bench
 from earl.env.conformance.host_link import HostLink
 from earl.env.conformance.plan import Plan
 from earl.env.conformance.servicer import Examiner
-from earl.errors import EnvHostLost, ProcessFailed
+from earl.errors import EnvHostLost
 from earl.stack.plan import ProcessSpec
 from earl.stack.process import StackProcess
 
@@ -93,5 +93,8 @@ async def _attached(examiner: Examiner, process: StackProcess) -> HostLink:
 async def _watch(process: StackProcess, link: HostLink) -> None:
     """Tell the link when its process has ended."""
     code = await process.wait()
-    failure = process.failure(code, "in the examination") if code else ProcessFailed("the host ended")
-    link.gone(EnvHostLost(failure.message, "\n".join(process.tail(3))))
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    last = [line for line in process.tail() if not line.startswith("info:")][-1:]
+    words = "".join(f", saying {line.strip()!r}" for line in last)
+    remedy = 'isolation = "process" keeps what an episode does to its process from all others'
+    link.gone(EnvHostLost(f"the host {how}{words}", remedy))
