@@ -114,6 +114,7 @@ class EnvHost:
                 await self._dial(runner, stop, ready)
         finally:
             runner.close()
+            await runner.wait_closed(LAST_WORDS_S)
 
     def _say(self, message: env_pb2.HostMessage) -> None:
         if self._stream is not None:

@@ -48,6 +48,11 @@ class Broken(Environment):
 
 class Waiting(Environment):
     name = "test/waiting"
+    closed = 0
+
+    async def close(self):
+        await asyncio.sleep(0)
+        type(self).closed += 1
 
     async def reset(self, seed, task):
         return "ready"
@@ -154,6 +159,16 @@ async def test_an_async_step_that_was_dropped_gives_its_threads_back(runner, sen
     Toolbox.gate.set()
     while runner.offered != 2:
         await sent.next("credit")
+
+
+async def test_environments_may_close_before_a_host_ends(runner, sent):
+    Waiting.closed = 0
+    for session in (1, 2):
+        runner.reset(reset(session, "test/waiting"))
+        await sent.next("result")
+    runner.close()
+    await runner.wait_closed(30.0)
+    assert Waiting.closed == 2
 
 
 async def test_an_environment_that_holds_the_loop_is_named_and_counted(sent, caplog):
