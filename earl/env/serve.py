@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from earl.env.adapters import EXTRAS
 from earl.env.base import Environment, Factory
 from earl.errors import ConfigError, DuplicateEnvironment
 
@@ -67,6 +68,12 @@ def load(target: str) -> Served:
         raise ConfigError(f"{target!r} names no object", remedy)
     try:
         found = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise ConfigError(f"{target!r} cannot be imported: {error}", remedy) from error
+        needed = f"{target!r} needs package {package}, which is not installed"
+        raise ConfigError(needed, f'pip install "earl[{EXTRAS[package]}]"') from error
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{target!r} cannot be imported: {error}", remedy) from error
     if not isinstance(found, type) and callable(found):

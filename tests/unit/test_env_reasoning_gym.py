@@ -4,6 +4,7 @@ import pytest
 
 from earl.env.adapters.held_out import DRAWS, EVALUATION_BIT, belongs_to_evaluation, drawn, is_evaluation
 from earl.env.adapters.reasoning_gym import LEFT_OUT, extracted
+from earl.env.adapters.safe_answers import FORMS, harmless
 from earl.env.serve import load
 
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2, "operators": ["+"]}
@@ -57,6 +58,7 @@ def test_a_task_with_one_instance_gives_it_to_both():
         ("no number", "12", ""),
         ("first\n\n the last line \n", "abc", "the last line"),
         ("1\n2", None, "2"),
+        ("so it is\n1 0\n\n0 1\n", "0 0\n1 1", "1 0\n0 1"),
         ("", "12", ""),
         ("", "abc", ""),
     ],
@@ -73,10 +75,64 @@ def test_bad_tasks(tasks):
 
 
 def test_every_task_starts_and_takes_an_answer(tasks):
-    """Quick ones of every kind; that no scoring runs the answer as code is why some are left out."""
-    assert len(tasks) == 96 and not {f"reasoning_gym/{name}" for name in LEFT_OUT} & set(tasks)
-    for name in ("chain_sum", "letter_counting", "simple_equations", "maze", "gsm_symbolic", "graph_color"):
+    """Quick ones of every kind, and of those whose graders would run an answer as code."""
+    assert len(tasks) == 105 and not {f"reasoning_gym/{name}" for name in LEFT_OUT} & set(tasks)
+    for name in ("chain_sum", "letter_counting", "maze", "gsm_symbolic", "graph_color", *FORMS):
         task = tasks[f"reasoning_gym/{name}"]()
         assert task.reset(1, {}).text
-        result = task.step("__import__('sys').exit(3)")
+        result = task.step("<answer>__import__('sys').exit(3)</answer>")
         assert result.done and result.reward < 1
+
+
+@pytest.mark.parametrize("name", list(FORMS))
+def test_right_answers_score_where_graders_evaluate(tasks, name):
+    task = tasks[f"reasoning_gym/{name}"]()
+    task.reset(2, {})
+    right = task._entry["answer"]
+    assert task.step(f"I say\n<answer>{right}</answer>").metrics["win"] == 1.0
+    assert task.step(right).metrics["win"] == 1.0
+
+
+def test_harmless_answers_of_another_form_score_as_reasoning_gym_scores_them(tasks):
+    matrix = tasks["reasoning_gym/binary_matrix"]()
+    matrix.reset(2, {})
+    rows = [[int(cell) for cell in row.split()] for row in matrix._entry["answer"].splitlines()]
+    assert matrix.step(f"<answer>{rows}</answer>").reward == 0.1
+    integral = tasks["reasoning_gym/simple_integration"]()
+    integral.reset(2, {})
+    assert integral.step(f"<answer>{integral._entry['answer']} + 3 - 3</answer>").metrics["win"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("binary_matrix", "[[print(1)]]"),
+        ("binary_matrix", "[1" * 3_000),
+        ("string_insertion", "['a'] * 10"),
+        ("n_queens", "open('x')"),
+        ("countdown", "9**9**9"),
+        ("countdown", "exit()"),
+        ("puzzle24", "(1).__class__"),
+        ("puzzle24", "1/0"),
+        ("simple_integration", "x.__class__"),
+        ("simple_integration", "x**9**9"),
+        ("simple_integration", "((x**9)**9)**9"),
+        ("simple_integration", "exp(exp(exp(exp(x))))"),
+        ("simple_integration", "lambda: x"),
+        ("simple_integration", "9999999999999999"),
+        ("simple_integration", "y"),
+        ("simple_integration", "eval('x')"),
+        ("simple_integration", "1e300*x"),
+        ("polynomial_multiplication", "+".join(["x"] * 300)),
+        ("polynomial_multiplication", "[x]"),
+    ],
+)
+def test_what_must_not_be_evaluated(name, answer):
+    metadata = {"variable": "x"} if name == "simple_integration" else {"variables": ["x"]}
+    assert not harmless(name, answer, {"answer": "1", "metadata": metadata})
+
+
+def test_formulas_that_tasks_ask_for():
+    entry = {"answer": "1", "metadata": {"variable": "x"}}
+    for answer in ("-34*x**8/15 - 5*x/4 + C", "-4*(-2*x - 8)**(3/2)/3 + C", "E**(2*x)*sin(x) - exp(x)"):
+        assert harmless("simple_integration", answer, entry)

@@ -18,12 +18,18 @@ from typing import Any, ClassVar
 import pyspiel
 
 from earl.env.adapters import alpha_beta
+from earl.env.adapters.settings import Choice, Number, Setting, checked
 from earl.env.base import Environment, Observation, StepResult
 
 CONNECT_FOUR_DEPTH = 4
 
 _ACTION = re.compile(r"\s*\[\s*([0-9])\s*\]\s*")
-_TASK = {"opponent": "random", "player": 0, "draw_reward": 0.0, "illegal_reward": -1.0}
+_TASK: dict[str, Setting] = {
+    "opponent": Choice("random", "minimax"),
+    "player": Choice(0, 1),
+    "draw_reward": Number(0.0, -1, 1),
+    "illegal_reward": Number(-1.0, -1, 1),
+}
 
 
 class BoardGame(Environment):
@@ -38,11 +44,11 @@ class BoardGame(Environment):
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """Start a game; an opponent that is player 0 has moved already. ValueError for a bad task."""
-        settings = _checked(task)
+        settings = checked(task, _TASK)
         self._player: int = settings["player"]
         self._minimax = settings["opponent"] == "minimax"
-        self._draw_reward = float(settings["draw_reward"])
-        self._illegal_reward = float(settings["illegal_reward"])
+        self._draw_reward = settings["draw_reward"]
+        self._illegal_reward = settings["illegal_reward"]
         self._rng = random.Random(seed)
         self._state = self._game.new_initial_state()
         self._moves = 0
@@ -140,22 +146,6 @@ def _load(name: str) -> Any:
     if name not in _games:
         _games[name] = pyspiel.load_game(name)
     return _games[name]
-
-
-def _checked(task: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(task) - set(_TASK)
-    if unknown:
-        raise ValueError(f"unknown task key {sorted(unknown)[0]!r}; known are {', '.join(_TASK)}")
-    settings = _TASK | task
-    if settings["opponent"] not in ("random", "minimax"):
-        raise ValueError(f"opponent {settings['opponent']!r} is neither 'random' nor 'minimax'")
-    if settings["player"] not in (0, 1):
-        raise ValueError(f"player {settings['player']!r} is neither 0 nor 1")
-    for key in ("draw_reward", "illegal_reward"):
-        value = settings[key]
-        if not isinstance(value, (int, float)) or not -1 <= value <= 1:
-            raise ValueError(f"{key} {value!r} is not a number between -1 and 1")
-    return settings
 
 
 def environments() -> list[type[Environment]]:

@@ -6,8 +6,10 @@ put after the question. The instance is a function of the seed; evaluation's are
 as the task has enough of them (held_out.py).
 
 What counts as the answer in a text: what stands between the last <answer> and </answer>; without them
-the last number, if the task's own answer is a number; otherwise the last line that is not empty. It is
-scored by reasoning-gym: the reward is that score, between 0 and 1. Metrics: win (the score is 1), score,
+the last number, if the task's own answer is a number; otherwise the last lines that are not empty, as many
+as the task's own answer has. It is scored by reasoning-gym: the reward is that score, between 0 and 1. Some
+of its graders would run an answer as Python: those are given only what is harmless (safe_answers.py), and
+anything else scores as an empty answer. Metrics: win (the score is 1), score,
 answered (an answer was found).
 """
 
@@ -19,24 +21,11 @@ from typing import Any, ClassVar
 from reasoning_gym.factory import DATASETS, create_dataset
 
 from earl.env.adapters.held_out import drawn
+from earl.env.adapters.safe_answers import harmless
 from earl.env.base import Environment, Observation, StepResult
 
-# Their scoring runs the answer's text as Python (eval, or sympy's parse_expr): a policy must not be able
-# to run code. "composite" mixes others and has no questions of its own.
-LEFT_OUT = frozenset(
-    {
-        "binary_matrix",
-        "composite",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
-)
+# It mixes others and has no questions of its own.
+LEFT_OUT = {"composite": "is made of other datasets, that its configuration names"}
 # Set by the seed, not by the task.
 _RESERVED = frozenset({"seed", "size"})
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -70,10 +59,20 @@ class ReasoningGym(Environment):
         """Answer; the episode is over."""
         right = self._entry["answer"]
         answer = extracted(action, right)
-        score = float(self._dataset.score_answer(answer, self._entry)) if answer else 0.0
+        score = self._scored(answer) if answer else 0.0
         score = min(max(score, 0.0), 1.0)
         metrics = {"win": float(score >= 1.0), "score": score, "answered": float(bool(answer))}
         return StepResult(Observation(f"the answer is {right}"), score, done=True, metrics=metrics)
+
+    def _scored(self, answer: str) -> float:
+        if not harmless(self.dataset_name, answer, self._entry):
+            answer = ""
+        try:
+            return float(self._dataset.score_answer(answer, self._entry))
+        except Exception:  # noqa: BLE001
+            # A grader that takes the task's own answer found no form in this one; any other is broken.
+            self._dataset.score_answer(self._entry["answer"], self._entry)
+            return 0.0
 
 
 def extracted(text: str, right: Any) -> str:
@@ -85,8 +84,9 @@ def extracted(text: str, right: Any) -> str:
     if isinstance(right, str) and _NUMBER.fullmatch(right):
         numbers = _NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}\b)", "", text))
         return numbers[-1] if numbers else ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    count = len(right.strip().splitlines()) if isinstance(right, str) else 1
+    return "\n".join(lines[-count:])
 
 
 def environments() -> list[type[Environment]]:

@@ -22,10 +22,15 @@ import random
 import re
 from typing import Any
 
+from earl.env.adapters.settings import Setting, Whole, checked
 from earl.env.base import Environment, Observation, StepResult
 
 _ANSWER = re.compile(r"\[([0-9])\]")
-_TASK = {"turns": (64, 1, 100_000), "digits": (3, 1, 1_000), "choices": (10, 1, 10)}
+_TASK: dict[str, Setting] = {
+    "turns": Whole(64, 1, 100_000),
+    "digits": Whole(3, 1, 1_000),
+    "choices": Whole(10, 1, 10),
+}
 
 
 class Relay(Environment):
@@ -38,7 +43,7 @@ class Relay(Environment):
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """ValueError for a bad task."""
-        settings = _checked(task)
+        settings = checked(task, _TASK)
         self._turns, self._digits = settings["turns"], settings["digits"]
         self._choices = settings["choices"]
         self._draw = random.Random(f"relay/{seed}")
@@ -62,16 +67,6 @@ class Relay(Environment):
         others = [digit for digit in range(10) if digit != self._answer]
         choices = sorted([self._answer, *self._draw.sample(others, self._choices - 1)])
         return Observation(" ".join(map(str, digits)), [f"[{digit}]" for digit in choices])
-
-
-def _checked(task: dict[str, Any]) -> dict[str, int]:
-    settings = {key: default for key, (default, _, _) in _TASK.items()} | task
-    if unknown := set(settings) - set(_TASK):
-        raise ValueError(f"unknown task key {sorted(unknown)[0]!r}; known are {', '.join(_TASK)}")
-    for key, (_, least, most) in _TASK.items():
-        if type(settings[key]) is not int or not least <= settings[key] <= most:
-            raise ValueError(f"{key} {settings[key]!r} is not a whole number between {least} and {most}")
-    return settings
 
 
 def environments() -> list[type[Environment]]:

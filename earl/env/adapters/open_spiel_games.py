@@ -1,0 +1,285 @@
+"""Every game of OpenSpiel (package open-spiel) that stands on its own, against players that move at random.
+
+"open_spiel/NAME" for OpenSpiel's short names but those of open_spiel.py, which has its own form and better
+opponents for them. One player or many, in turn or all at once, with chance, with hidden information: the
+agent sees OpenSpiel's observation of its player, and the moves that it may make.
+
+Task: {"player": 0, "players": the game's own number, "parameters": {}, "max_turns": 200}. Parameters are
+the game's own, for example {"board_size": 9} of go; those that name files cannot be set. An action is a
+move as it is listed, "[a1]"; the last brackets of a text count. Anything else, and a move that is not
+legal, ends the episode with the lowest reward. After max_turns actions the episode is truncated. The
+others' moves and all chance come from the seed.
+
+Reward at the end: the player's return over the largest amount that the game can give or take, so within
+-1 and 1 whatever the parameters (1 for a win of most games). Metrics: win (alone: the highest return that
+there is; else the highest of all players), draw (all the same), loss, illegal, each 0 or 1; return as
+OpenSpiel counts it, and turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from typing import Any, ClassVar
+
+import pyspiel
+
+from earl.env.adapters import said
+from earl.env.adapters.settings import Setting, Table, Whole, checked
+from earl.env.base import Environment, Observation, StepResult
+
+MAX_TEXT_CHARACTERS = 12_000
+# Moves that an observation lists in its text, and as legal actions.
+LISTED_IN_TEXT = 60
+LISTED_MOVES = 1_000
+# Whole parameters up to this, or the game's own default if that is larger: boards stay in memory.
+MAX_PARAMETER = 100
+_MAX_OTHERS = 10_000
+_SEEDS = ("rng_seed", "seed")
+_ELSEWHERE = frozenset({"tic_tac_toe", "connect_four"})
+_KINDS = pyspiel.GameType
+
+# Games that no host serves, beside those that are made of another game or a file.
+LEFT_OUT: dict[str, str] = {
+    "crossword": "its moves are structures, of which there is no list",
+    "mfg_crowd_modelling": "a mean field game: its moves need a distribution over states",
+    "mfg_crowd_modelling_2d": "a mean field game: its moves need a distribution over states",
+    "mfg_dynamic_routing": "a mean field game: its moves need a distribution over states",
+    "mfg_garnet": "a mean field game: its moves need a distribution over states",
+}
+
+
+class OpenSpielGame(Environment):
+    """One game; `game_name` is OpenSpiel's."""
+
+    game_name: ClassVar[str]
+    reward_range = (-1.0, 1.0)
+
+    def reset(self, seed: int, task: dict[str, Any]) -> Observation:
+        """Raises ValueError for a bad task."""
+        game = self._loaded(task, seed)
+        self._rng = random.Random(f"open_spiel/{seed}")
+        self._game = game
+        self._least, self._scale = _bounds(game)
+        self._turns = 0
+        if self._until_mine():
+            raise RuntimeError(f"{game} was over before player {self._player} could move")
+        return self._observation()
+
+    def _loaded(self, task: dict[str, Any], seed: int) -> Any:
+        kind = _types()[self.game_name]
+        names = dict(kind.parameter_specification)
+        fewest, most = kind.min_num_players, kind.max_num_players
+        keys: dict[str, Setting] = {
+            "player": Whole(0, 0, most - 1),
+            "players": Whole(None, fewest, most),
+            "parameters": Table(),
+            "max_turns": Whole(200, 1, 10_000),
+        }
+        settings = checked(task, keys)
+        parameters = _parameters(self.game_name, settings["parameters"], names)
+        if settings["players"] is not None and "players" in names:
+            parameters["players"] = settings["players"]
+        seeded = kind.chance_mode == _KINDS.ChanceMode.SAMPLED_STOCHASTIC
+        if seeded:
+            parameters |= {key: seed & 0x3FFFFFFF for key in _SEEDS if key in names}
+        try:
+            given = tuple(sorted(parameters.items()))
+            game = _load.__wrapped__(self.game_name, given) if seeded else _load(self.game_name, given)
+            self._state = game.new_initial_state()
+        except pyspiel.SpielError as error:
+            raise ValueError(f"parameters {parameters!r} are not {self.game_name}'s: {error}") from error
+        self._players = game.num_players()
+        if settings["players"] not in (None, self._players):
+            text = f"players {settings['players']!r}: {self.game_name} is played by {self._players}"
+            raise ValueError(text)
+        if settings["player"] >= self._players:
+            text = f"player {settings['player']!r} is not one of {self._players} players"
+            raise ValueError(f"{text}, 0 to {self._players - 1}")
+        self._player: int = settings["player"]
+        self._left: int = settings["max_turns"]
+        return game
+
+    def step(self, action: str) -> StepResult:
+        """One move of the agent; then everybody else's until it is the agent's turn again."""
+        self._turns += 1
+        self._left -= 1
+        place = said.chosen(action, self._places)
+        if place is None:
+            return self._over("That is not a legal move.", self._least / self._scale, illegal=True)
+        self._apply(self._legal[place])
+        if self._until_mine():
+            own = self._state.returns()[self._player]
+            return self._over(self._seen(), own / self._scale)
+        if self._left <= 0:
+            return self._cut()
+        return StepResult(self._observation())
+
+    # --- moves -------------------------------------------------------------------------------
+
+    def _apply(self, own: int) -> None:
+        """The agent's move; of all players' at once, the others' are random."""
+        if not self._state.is_simultaneous_node():
+            self._state.apply_action(own)
+            return
+        self._state.apply_actions(
+            [own if player == self._player else self._random(player) for player in range(self._players)]
+        )
+
+    def _random(self, player: int) -> int:
+        legal = self._state.legal_actions(player)
+        return self._rng.choice(legal) if legal else 0
+
+    def _until_mine(self) -> bool:
+        """Until the agent may move, False, or the game is over, True."""
+        state = self._state
+        for _ in range(_MAX_OTHERS):
+            if state.is_terminal():
+                return True
+            if state.is_chance_node():
+                outcomes, weights = zip(*state.chance_outcomes(), strict=True)
+                state.apply_action(self._rng.choices(outcomes, weights)[0])
+            elif state.is_simultaneous_node():
+                if state.legal_actions(self._player):
+                    return False
+                self._apply(0)
+            elif state.current_player() == self._player:
+                return False
+            else:
+                state.apply_action(self._random(state.current_player()))
+        raise RuntimeError(f"the others made {_MAX_OTHERS} moves in a row in {self.game_name}")
+
+    # --- what the agent sees -----------------------------------------------------------------
+
+    def _observation(self) -> Observation:
+        state = self._state
+        self._legal: list[int] = state.legal_actions(self._player)
+        names = [
+            _unbracketed(state.action_to_string(self._player, action)) or str(action)
+            for action in self._legal
+        ]
+        self._places = said.named(names)
+        if len(self._places) < len(names):
+            names = [str(action) for action in self._legal]
+            self._places = said.named(names)
+        listed = [f"[{name}]" for name in names]
+        shown = " ".join(listed[:LISTED_IN_TEXT])
+        more = f" and {len(listed) - LISTED_IN_TEXT} more" if len(listed) > LISTED_IN_TEXT else ""
+        text = f"{self._seen()}\nYou are player {self._player}. Your moves: {shown}{more}"
+        if self._turns == 0:
+            text = f"A game of {self._game.get_type().long_name}.\n{text}"
+        return Observation(text, listed[:LISTED_MOVES])
+
+    def _seen(self) -> str:
+        kind = self._game.get_type()
+        if kind.provides_observation_string:
+            text = self._state.observation_string(self._player)
+        elif kind.provides_information_state_string:
+            text = self._state.information_state_string(self._player)
+        else:
+            text = str(self._state)
+        return said.shortened(text.strip(), MAX_TEXT_CHARACTERS)
+
+    # --- how it ends -------------------------------------------------------------------------
+
+    def _over(self, text: str, reward: float, illegal: bool = False) -> StepResult:
+        return StepResult(Observation(text), reward, done=True, metrics=self._metrics(illegal))
+
+    def _cut(self) -> StepResult:
+        """Out of turns: what was earned on the way, in games that pay on the way."""
+        pays = self._game.get_type().reward_model == _KINDS.RewardModel.REWARDS
+        reward = self._state.returns()[self._player] / self._scale if pays else 0.0
+        metrics = self._metrics(False) | {"win": 0.0, "draw": 0.0, "loss": 0.0}
+        return StepResult(Observation(self._seen()), reward, truncated=True, metrics=metrics)
+
+    def _metrics(self, illegal: bool) -> dict[str, float]:
+        returns = self._state.returns()
+        own = returns[self._player]
+        alone = self._players == 1
+        drawn = not alone and max(returns) == min(returns)
+        won = own >= self._game.max_utility() if alone else own == max(returns) and not drawn
+        won, drawn = won and not illegal, drawn and not illegal
+        return {
+            "win": float(won),
+            "draw": float(drawn),
+            "loss": float(not won and not drawn),
+            "illegal": float(illegal),
+            "return": float(own),
+            "turns": float(self._turns),
+        }
+
+
+@functools.lru_cache(maxsize=64)
+def _load(name: str, parameters: tuple[tuple[str, Any], ...]) -> Any:
+    """A game, which its episodes share: bridge's takes seconds. Not for one that holds chance of its own."""
+    return pyspiel.load_game(name, dict(parameters))
+
+
+def _unbracketed(text: str) -> str:
+    return text.replace("[", "(").replace("]", ")").strip()
+
+
+def _bounds(game: Any) -> tuple[float, float]:
+    """(the lowest return, the largest amount that a return can be)."""
+    least, most = game.min_utility(), game.max_utility()
+    if not math.isfinite(least) or not math.isfinite(most):
+        raise ValueError(f"returns of {game} have no bounds")
+    return least, max(abs(least), abs(most)) or 1.0
+
+
+def _parameters(game: str, given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The given parameters, if they are the game's and harmless. Raises ValueError."""
+    open_to_all = sorted(key for key in own if not key.endswith(("file", "filename", "root")))
+    for key, value in given.items():
+        if key not in open_to_all:
+            raise ValueError(
+                f"unknown parameter {key!r} of {game}; known are {', '.join(open_to_all) or 'none'}"
+            )
+        if type(value) is not type(own[key]):
+            raise ValueError(f"parameter {key} {value!r} is not like the game's own, {own[key]!r}")
+        if isinstance(value, (int, float)):
+            low, high = min(0, own[key]), max(MAX_PARAMETER, own[key])
+            if not low <= value <= high:
+                raise ValueError(f"parameter {key} {value!r} is not between {low:g} and {high:g}")
+        if isinstance(value, str) and len(value) > 1_000:
+            raise ValueError(f"parameter {key} has {len(value)} characters, more than 1000")
+    return dict(given)
+
+
+def _types() -> dict[str, Any]:
+    if not _found:
+        _found.update((kind.short_name, kind) for kind in pyspiel.registered_games())
+    return _found
+
+
+_found: dict[str, Any] = {}
+
+
+def left_out() -> dict[str, str]:
+    """Registered games that no host serves → why."""
+    made_of = {
+        name: "is made of another game, or of a file, that a parameter names"
+        for name, kind in _types().items()
+        if not kind.default_loadable
+    }
+    return LEFT_OUT | made_of
+
+
+def environments() -> list[type[Environment]]:
+    """What a host serves of this module."""
+    skipped = _ELSEWHERE | set(left_out())
+    return [
+        type(
+            "".join(part.capitalize() for part in name.split("_")),
+            (OpenSpielGame,),
+            {
+                "__doc__": f"OpenSpiel's {name}.",
+                "name": f"open_spiel/{name}",
+                "description": f"OpenSpiel's {kind.long_name}; moves in brackets, as they are listed.",
+                "game_name": name,
+            },
+        )
+        for name, kind in _types().items()
+        if name not in skipped
+    ]

@@ -1,0 +1,224 @@
+"""Text games of TextArena (package textarena): alone, or against opponents that move at random.
+
+"textarena/ID" for the ids of textarena_games.py, for example "textarena/TicTacToe-v0". Rules, boards and
+what counts as a move are the game's; most moves stand in brackets, "[4]", and a text without brackets is
+put into them, as TextArena's own wrapper does. An observation has what is new to the agent: the rules
+with the first one, then what happened since its last move, of boards the last one only.
+
+Task: {"player": 0, "players": the fewest the game takes, "retries": the game's own, "max_turns": 200,
+"legal_actions": false}. The agent is `player` of `players`; everybody else plays random legal moves: of
+what the game has named in brackets and of the game's own grammar, those that a copy of the game takes.
+"retries" bounds illegal moves in a row; one more loses the game (TextArena's rule, mostly after 1).
+After max_turns actions the episode is truncated. "legal_actions" lists up to LISTED_MOVES moves
+that the game takes, for a warm-up or a random policy, at the cost of up to a few hundred copies a turn; of
+puzzles that would give their solution away it lists moves of the right form, not all of them legal.
+
+Reward at the end: TextArena's own for the player. Metrics: win (the best reward of all, and above 0;
+alone: a reward of 1), draw, loss, illegal (lost by illegal moves), each 0 or 1, and turns.
+All chance comes from the seed (own_chance.py). Nothing is downloaded: games that need word lists which
+are not installed refuse with what to do.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+from typing import Any, ClassVar
+
+import textarena
+
+from earl.env.adapters import own_chance, said
+from earl.env.adapters import textarena_moves as moves
+from earl.env.adapters.settings import Choice, Setting, Whole, checked
+from earl.env.adapters.textarena_games import GAMES, Game
+from earl.env.base import Environment, Observation, StepResult
+
+MAX_TEXT_CHARACTERS = 16_000
+LISTED_MOVES = 64
+# Moves of opponents between two of the agent's; more means that the agent is out of the game.
+_MAX_OTHERS = 2_000
+# Candidates that an opponent tries before it is at a loss.
+_MAX_TRIALS = 2_000
+_MAX_LISTED_TRIALS = 300
+
+
+class TextArenaGame(Environment):
+    """One id of TextArena's registry."""
+
+    id: ClassVar[str]
+    game: ClassVar[Game]
+
+    def reset(self, seed: int, task: dict[str, Any]) -> Observation:
+        """Raises ValueError for a bad task, and for a game that cannot be played here."""
+        fewest, most = self.game.players
+        settings = checked(task, _keys(fewest, most))
+        players = settings["players"]
+        if settings["player"] >= players:
+            raise ValueError(
+                f"player {settings['player']!r} is not one of {players} players, 0 to {players - 1}"
+            )
+        if refusal := moves.refusal(self.id, self.game):
+            raise ValueError(refusal)
+        self._player: int = settings["player"]
+        self._left: int = settings["max_turns"]
+        self._listing: bool = settings["legal_actions"]
+        self._brackets = moves.puts_brackets(self.id)
+        self._turns = 0
+        self._chance = random.Random(f"textarena/{seed}")
+        self._others = random.Random(f"opponents/{seed}")
+        self._seats = [moves.Seat() for _ in range(players)]
+        with own_chance.chance(self._chance):
+            self._playing = moves.made(self.id)
+            self._playing.reset(num_players=players, seed=self._chance.getrandbits(32))
+        if settings["retries"] is not None:
+            self._playing.state.error_allowance = settings["retries"]
+        self._heard: moves.Messages = []
+        if self._opponents_move():
+            raise RuntimeError(f"textarena's {self.id} was over before player {self._player} could move")
+        return self._observation()
+
+    def step(self, action: str) -> StepResult:
+        """One move of the agent, and the opponents' until it is the agent's turn again."""
+        self._turns += 1
+        self._left -= 1
+        text = action[: said.MAX_ACTION_CHARACTERS]
+        if self._brackets and "[" not in text and "]" not in text:
+            text = f"[{text}]"
+        if self._take(text) or self._opponents_move():
+            return self._over()
+        if self._left <= 0:
+            metrics = self._metrics(False, False, False, False)
+            return StepResult(Observation(self._text()), truncated=True, metrics=metrics)
+        return StepResult(self._observation())
+
+    def _take(self, move: str) -> bool:
+        with own_chance.chance(self._chance):
+            done, _ = self._playing.step(move)
+        return bool(done)
+
+    def _opponents_move(self) -> bool:
+        """Until it is the agent's turn, False, or the game is over, True."""
+        for _ in range(_MAX_OTHERS):
+            with own_chance.chance(self._chance):
+                player, told = self._playing.get_observation()
+            messages = moves.tidy(told)
+            self._seats[player].told(messages)
+            if player == self._player:
+                self._heard = messages
+                return False
+            if self._take(self._random_move(player)):
+                return True
+        raise RuntimeError(f"opponents made {_MAX_OTHERS} moves in a row in textarena's {self.id}")
+
+    def _random_move(self, player: int) -> str:
+        trials = 0
+        for move in self._seats[player].candidates(self._playing, self.game, self._others):
+            if moves.takes(self._playing, move, self._chance):
+                return move
+            trials += 1
+            if trials == _MAX_TRIALS:
+                break
+        # A game that an opponent's fault decides would reward the agent for nothing.
+        raise RuntimeError(f"opponent {player} found no legal move in textarena's {self.id}, {trials} tried")
+
+    # --- what the agent sees -----------------------------------------------------------------
+
+    def _observation(self) -> Observation:
+        return Observation(self._text(), self._legal() if self._listing else ())
+
+    def _text(self) -> str:
+        kinds = textarena.ObservationType
+        messages = [
+            message
+            for message in self._heard
+            if not (message[0] == self._player and message[2] is kinds.PLAYER_ACTION)
+        ]
+        boards = [place for place, message in enumerate(messages) if message[2] is kinds.GAME_BOARD]
+        names = self._playing.state.role_mapping
+        said_by = [
+            _line(names.get(speaker, f"Player {speaker}") if speaker >= 0 else "", text)
+            for place, (speaker, text, _) in enumerate(messages)
+            if place not in boards[:-1]
+        ]
+        return said.shortened("\n\n".join(said_by), MAX_TEXT_CHARACTERS)
+
+    def _legal(self) -> list[str]:
+        generator = random.Random(self._turns)
+        candidates = self._seats[self._player].candidates(self._playing, self.game, generator)
+        if not self.game.tried:
+            return sorted(islice(candidates, LISTED_MOVES))
+        tried = islice(candidates, _MAX_LISTED_TRIALS)
+        taken = (move for move in tried if moves.takes(self._playing, move, self._chance))
+        return sorted(islice(taken, LISTED_MOVES))
+
+    # --- how it ends -------------------------------------------------------------------------
+
+    def _over(self) -> StepResult:
+        state = self._playing.state
+        rewards, told = self._playing.close()
+        for player, about in told.items():
+            if player != self._player and about.get("invalid_move"):
+                raise RuntimeError(f"opponent {player} lost textarena's {self.id} by an illegal move")
+        self._heard = moves.tidy(state.observations[self._player])
+        rewards = {player: _number(reward) for player, reward in rewards.items()}
+        own = rewards[self._player]
+        alone = len(self._seats) == 1
+        best = max(rewards.values())
+        won = own >= 1.0 if alone else own > 0 and own == best
+        drawn = not alone and own == best == min(rewards.values())
+        illegal = bool(told[self._player].get("invalid_move"))
+        reason = str(told[self._player].get("reason") or "")
+        text = "\n\n".join(part for part in (self._text(), reason) if part)
+        return StepResult(
+            Observation(text),
+            own,
+            done=True,
+            metrics=self._metrics(won, drawn, not won and not drawn, illegal),
+        )
+
+    def _metrics(self, won: bool, drawn: bool, lost: bool, illegal: bool) -> dict[str, float]:
+        return {
+            "win": float(won),
+            "draw": float(drawn),
+            "loss": float(lost),
+            "illegal": float(illegal),
+            "turns": float(self._turns),
+        }
+
+
+def _number(reward: Any) -> float:
+    """Some games give the reason of an illegal move in the reward's place: it loses."""
+    return float(reward) if isinstance(reward, (int, float)) else -1.0
+
+
+def _line(speaker: str, text: str) -> str:
+    return f"{speaker}: {text.strip()}" if speaker else text.strip()
+
+
+def _keys(fewest: int, most: int) -> dict[str, Setting]:
+    return {
+        "player": Whole(0, 0, most - 1),
+        "players": Whole(fewest, fewest, most),
+        "retries": Whole(None, 0, 100),
+        "max_turns": Whole(200, 1, 1_000),
+        "legal_actions": Choice(False, True),
+    }
+
+
+def environments() -> list[type[Environment]]:
+    """What a host serves of this module."""
+    return [
+        type(
+            "".join(part.capitalize() for part in id.replace("/", "-").split("-")),
+            (TextArenaGame,),
+            {
+                "__doc__": f"TextArena's {id}.",
+                "name": f"textarena/{id}",
+                "description": f"TextArena's {id}; moves in brackets, as its rules say.",
+                "reward_range": GAMES[game].rewards,
+                "id": id,
+                "game": GAMES[game],
+            },
+        )
+        for id, game in moves.ids().items()
+    ]

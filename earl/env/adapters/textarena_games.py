@@ -1,0 +1,221 @@
+"""What TextArena's registry does not say: players of a game, forms of its moves, why a game is not served.
+
+A game is a folder of textarena.envs; its ids are variants ("Nim-v0", "Nim-v0-large").
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import string
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Moves = Callable[[Any, random.Random], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """players: the fewest and the most. moves(game, generator): candidates beside what the game names in
+    brackets, not all of them legal. rewards: bounds of a player's reward at the end. words: whether it
+    needs nltk's word lists. tried: whether copies may be asked which moves are legal: not where the
+    answer would tell the solution, or a copy takes long. python: the first version that reads its source."""
+
+    players: tuple[int, int] = (1, 1)
+    moves: Moves | None = None
+    rewards: tuple[float, float] = (-1.0, 1.0)
+    words: bool = False
+    tried: bool = True
+    python: tuple[int, int] = (3, 11)
+
+
+# --- forms of moves --------------------------------------------------------------------------
+
+
+def _listed(*moves: str) -> Moves:
+    return lambda game, generator: list(moves)
+
+
+def _numbers(last: int, form: str = "[{}]") -> Moves:
+    return lambda game, generator: [form.format(number) for number in range(last + 1)]
+
+
+def _each(form: str, *parts: Iterable[Any]) -> Moves:
+    """Every combination of the parts, in the form's places."""
+    moves = [form.format(*chosen) for chosen in itertools.product(*parts)]
+    return lambda game, generator: moves
+
+
+def _squares(form: str, columns: int, rows: int, reach: int) -> Moves:
+    """From one square of a board to another at most `reach` columns and rows away: a1 is a corner."""
+    squares = list(itertools.product(range(columns), range(1, rows + 1)))
+    moves = [
+        form.format(f"{string.ascii_lowercase[a]}{b}", f"{string.ascii_lowercase[c]}{d}")
+        for (a, b), (c, d) in itertools.product(squares, squares)
+        if 0 < max(abs(a - c), abs(b - d)) <= reach
+    ]
+    return lambda game, generator: moves
+
+
+def _allocations(game: Any, generator: random.Random) -> list[str]:
+    """Colonel Blotto: all units, divided at random."""
+    names, units = game.field_names, game.num_total_units
+    moves = []
+    for _ in range(8):
+        cuts = sorted(generator.randrange(units + 1) for _ in names[1:])
+        shares = [high - low for low, high in zip([0, *cuts], [*cuts, units], strict=True)]
+        moves.append(
+            "[" + " ".join(f"{name}{share}" for name, share in zip(names, shares, strict=True)) + "]"
+        )
+    return moves
+
+
+def _buttons(game: Any, generator: random.Random) -> list[str]:
+    return [f"[{button}]" for button in game.buttons]
+
+
+def _codes(game: Any, generator: random.Random) -> list[str]:
+    """Mastermind: codes without a number twice, which every variant takes."""
+    numbers = range(1, game.num_numbers + 1)
+    codes = [generator.sample(numbers, game.code_length) for _ in range(12)]
+    return ["[" + " ".join(map(str, code)) + "]" for code in codes]
+
+
+def _offers(game: Any, generator: random.Random) -> list[str]:
+    letters = ["".join(generator.choice("ABCDE") for _ in range(8)) for _ in range(4)]
+    return ["[Accept]", "[Reject]", *(f"[Propose] {choice}" for choice in letters)]
+
+
+def _valid_moves(game: Any, generator: random.Random) -> list[str]:
+    """Santorini tells them without brackets."""
+    moves = game.state.game_state["valid_moves"].split(", ")
+    return ["[" + move.strip("[] ") + "]" for move in moves]
+
+
+_WALK = _listed("[up]", "[down]", "[left]", "[right]")
+_GRID = _each("[{} {}]", range(12), range(12))
+_TWO = (2, 2)
+
+# --- the games -------------------------------------------------------------------------------
+
+GAMES: dict[str, Game] = {
+    "Alquerque": Game(_TWO, _squares("[{} {}]", 5, 5, 2)),
+    "Bandit": Game(moves=_buttons),
+    "Battleship": Game(_TWO, _each("[{}{}]", string.ascii_uppercase[:20], range(20))),
+    "Blackjack": Game(),
+    "Breakthrough": Game(_TWO, _squares("[{}{}]", 10, 10, 1)),
+    "Briscola": Game((2, 4), _numbers(4, "[play {}]")),
+    "Checkers": Game(_TWO, _each("[{} {} {} {}]", *[range(8)] * 4), python=(3, 12)),
+    "Chess": Game(_TWO, python=(3, 12)),
+    "Chopsticks": Game(
+        _TWO,
+        lambda game, generator: [
+            *_each("[attack {} {}]", range(2), range(2))(game, generator),
+            *_each("[split {} {}]", range(5), range(5))(game, generator),
+        ],
+    ),
+    "Codenames": Game((4, 4), words=True),
+    "ColonelBlotto": Game(_TWO, _allocations),
+    "ConnectFour": Game(_TWO, _numbers(14)),
+    "Countdown": Game(moves=_each("[{} {} {}]", range(6), range(6), "+-*/")),
+    "Crosswords": Game(moves=_each("[{} {} {}]", range(12), range(12), "aeioustrnl"), tried=False),
+    "Crusade": Game(_TWO),
+    "Cryptarithm": Game(moves=_each("[{} {}]", "SENDMORY", range(10))),
+    "DontSayIt": Game(_TWO, words=True),
+    "FifteenPuzzle": Game(moves=_WALK),
+    "FrozenLake": Game(moves=_WALK),
+    "Game2048": Game(moves=_WALK),
+    "GameOfPureStrategy": Game(_TWO, _numbers(13)),
+    "GermanWhist": Game(_TWO, _numbers(13, "[play {}]")),
+    "Golf": Game(
+        (2, 4),
+        lambda game, generator: [
+            *("[draw]", "[take]", "[discard]", "[knock]"),
+            *_each("[{} {} {}]", ("swap", "peek"), range(3), range(3))(game, generator),
+        ],
+    ),
+    "GuessTheNumber": Game(moves=_numbers(50)),
+    "Hangman": Game(moves=_listed(*(f"[{letter}]" for letter in string.ascii_uppercase)), words=True),
+    "HighSociety": Game(_TWO),
+    "IndianPoker": Game(_TWO),
+    "IteratedMatchingPennies": Game(_TWO),
+    "IteratedPrisonersDilemma": Game(_TWO),
+    "IteratedRockPaperScissors": Game(_TWO),
+    "IteratedStagHunt": Game(_TWO, python=(3, 12)),
+    "IteratedTwoThirdsAverage": Game(_TWO, _numbers(100)),
+    "IteratedUltimatumGame": Game(_TWO),
+    "Klondike": Game(python=(3, 12)),
+    "KuhnPoker": Game(_TWO),
+    "LetterAuction": Game(_TWO, words=True),
+    "LiarsDice": Game((2, 15)),
+    "LightsOut": Game(moves=_GRID),
+    "LinesOfAction": Game(_TWO, _squares("[{}{}]", 8, 8, 8)),
+    "LogicPuzzle": Game(),
+    "MarketEntryGame": Game((2, 15), _listed("[enter]", "[stay out]")),
+    "Mastermind": Game(moves=_codes),
+    "MemoryGame": Game(_TWO, _each("[{} {} {} {}]", *[range(8)] * 4)),
+    "Minesweeper": Game(moves=_each("[{} {}]", range(5), range(5)), tried=False),
+    "NewRecruit": Game(_TWO, _offers),
+    "Nim": Game(_TWO, _each("[{} {}]", range(5), range(1, 12))),
+    "Othello": Game(_TWO, _GRID),
+    "PegJump": Game(moves=_each("[{} {}]", range(1, 16), range(1, 16))),
+    "PigDice": Game(_TWO),
+    "Poker": Game((2, 15)),
+    "PublicGoodsGame": Game((2, 15), _numbers(20)),
+    "QuantumTicTacToe": Game(_TWO, _each("[{},{}]", range(9), range(9))),
+    "ReverseTicTacToe": Game(_TWO, _numbers(8), python=(3, 12)),
+    "RushHour": Game(moves=_each("[{}{}]", string.ascii_uppercase, "+-")),
+    "Santorini": Game((2, 3), _valid_moves),
+    "Secretary": Game(),
+    "SecretMafia": Game((6, 15), _listed("I am a villager.", *(f"[{n}]" for n in range(15)))),
+    "Set": Game(moves=_each("[{} {} {}]", *[range(12)] * 3), tried=False),
+    "SettlersOfCatan": Game((4, 4)),
+    "SimpleBlindAuction": Game(_TWO),
+    "SimpleNegotiation": Game(_TWO),
+    "SimpleTak": Game(_TWO, _numbers(63)),
+    "Slitherlink": Game(moves=_each("[{} {} {}]", "hv", range(5), range(5))),
+    "Snake": Game((2, 15), _WALK),
+    "Sokoban": Game(moves=_WALK),
+    "SpellingBee": Game(_TWO, words=True),
+    "SpiteAndMalice": Game(_TWO),
+    "Stratego": Game(_TWO),
+    "Sudoku": Game(moves=_each("[{} {} {}]", *[range(1, 10)] * 3), tried=False),
+    "Surround": Game((2, 15), _WALK),
+    "Taboo": Game((4, 8), _listed("[it]", "[a thing]", "It is large.", "It is small.")),
+    "ThreeCardMonte": Game(moves=_numbers(3)),
+    "ThreePlayerGOPS": Game((3, 3), _numbers(13)),
+    "ThreePlayerIPD": Game((3, 3)),
+    "ThreePlayerTicTacToe": Game((3, 3), _numbers(24)),
+    "TicTacToe": Game(_TWO, _numbers(8)),
+    "TowerOfHanoi": Game(moves=_each("[{} {}]", "ABC", "ABC")),
+    "TruthAndDeception": Game(_TWO, _listed("[Fact 1]", "[Fact 2]")),
+    "TwoDollar": Game(
+        _TWO,
+        lambda game, generator: [
+            *("[Accept]", "[Reject]"),
+            *(f"[Propose] ${generator.randrange(0, 201) / 100:.2f}" for _ in range(4)),
+        ],
+    ),
+    "UltimateTexasHoldem": Game(python=(3, 12)),
+    "UltimateTicTacToe": Game(_TWO, _each("[{} {} {}]", range(9), range(3), range(3))),
+    "WildTicTacToe": Game(_TWO, _each("[{} {}]", "XO", range(9))),
+    "WordChains": Game(_TWO, words=True),
+    "WordLadder": Game(words=True),
+    "WordSearch": Game(words=True),
+    "Wordle": Game(words=True),
+}
+
+# Games of TextArena's registry that no host serves, and why.
+LEFT_OUT: dict[str, str] = {
+    "BabyAiText": "needs package gym and BabyAI-text, which is on no index",
+    "CharacterConclave": "its messages have no type: every action raises TypeError",
+    "Debate": "language models of a web service are its jury",
+    "GuessWho": "a language model of a web service is its game master",
+    "ScenarioPlanning": "language models of a web service are its jury",
+    "ScorableGames": "its game descriptions are not in the package",
+    "Tak": "a move gives a mapping with quotes and brackets, and its end raises TypeError",
+    "TwentyQuestions": "a language model of a web service is its game master",
+    "UsedCar": "its module is not in the package",
+    "UsedCarNegotiation": "its instructions are not in the package",
+}
