@@ -7,6 +7,8 @@ A process is used again after an episode that ended well, up to `EPISODES` times
 paid for once; after one that failed it ends, and another takes its place. What it dies of ends its episode
 as ENV_ERROR (EnvironmentCrashed). A step that is cancelled, which is what a gateway does at a deadline,
 kills the process. No pickle: the child imports the environment by its name.
+
+It costs a start, some 20 MiB a process beside what the environment needs, and about a millisecond a step.
 """
 
 from __future__ import annotations
