@@ -66,7 +66,7 @@ def _of_returns(subject: Subject, played: list[Trace]) -> Check:
         remedy = "declare reward_range: a reward beyond it is then refused instead of trained on"
         return subject.check("policy", WARN, f"{seen}, no reward_range", remedy, figures)
     if low == high and len(played) > 1:
-        remedy = "see that a better episode earns more: nothing is learned from equal returns"
+        remedy = "see that a better episode earns more (--script shows it): equal returns teach nothing"
         return subject.check("policy", WARN, seen, remedy, figures)
     return subject.check("policy", PASS, seen, figures=figures)
 
