@@ -104,13 +104,23 @@ def test_a_corpus_is_its_seeds_and_no_two_facts_are_alike():
     assert len(training) > 50 and not training & held_out
 
 
-async def test_legal_actions_hold_the_form_and_one_right_way():
-    environment, first = begun(towns=3, instruction="")
-    assert first.text == environment.corpus.question
-    assert len(first.legal_actions) == 4 and call_of(environment.corpus.town) in first.legal_actions
+@pytest.mark.parametrize("kind", KINDS)
+async def test_legal_actions_can_be_read_and_one_is_right(kind):
+    environment, first = begun(towns=3, instruction="", kinds=[kind], calls=3)
+    corpus = environment.corpus
+    assert first.text == corpus.question
+    assert len(first.legal_actions) == 3 and call_of(corpus.town) in first.legal_actions
     for action in first.legal_actions:
-        assert not (await environment.step(action)).done
+        found = seen(await environment.step(action))
+        assert found.text != "nothing found" and len(found.legal_actions) == 3
+        assert all(value in found.text for value in found.legal_actions)
+        assert (corpus.answer in found.legal_actions) == found.text.startswith(corpus.town)
     assert '"search"' in describe(environment.tools) and '"query"' in describe(environment.tools)
+
+
+async def test_before_anything_is_found_only_searches_are_legal():
+    environment, first = begun()
+    assert seen(await environment.step(call_of("zebra"))).legal_actions == first.legal_actions
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ Reward: SEARCHED for the first search that finds anything, FOUND more when one f
 ANSWERED more for the right answer; they add up to 1. Metrics, each 0 or 1: win, searched, found; and
 calls, how many searches there were.
 
-Legal actions, for a warm-up that teaches the form and leaves the task to be learned: before the first
-call searches for the town asked about, two others and a word that every document has; after it the right
-value and two others.
+Legal actions, for a warm-up that teaches the form and leaves the task to be learned: before anything is
+found searches for words of the question, of which the town's name is one; after it what the first document
+found says of its town, of the kind asked about and of two others. All of it can be read, none need be
+guessed: a warm-up on names that stand nowhere would teach to make them up.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from earl.env.tools import Called, ToolEnvironment, tool
 SEARCHED, FOUND, ANSWERED = 0.1, 0.3, 0.6
 RESULT_CHARACTERS = 400
 
-# Kind → (question, sentence of the document).
+# Kind → (question, sentence of the document); the kind's name is a word of every document.
 KINDS = {
     "founded": ("In which year was {town} founded?", "It was founded in {value}."),
     "river": ("Which river flows through {town}?", "The river {value} flows through the town."),
     "mayor": ("Who is the mayor of {town}?", "The mayor is {value}."),
-    "product": ("What is {town} known for?", "The town is known for its {value}."),
+    "known": ("What is {town} known for?", "The town is known for its {value}."),
     "people": ("How many people live in {town}?", "There are {value} people living here."),
 }
 _STARTS = (
@@ -179,9 +180,7 @@ class SearchTool(ToolEnvironment):
         self._left: int = settings["calls"]
         self._searches: list[list[Hit]] = []
         self._earned = 0.0
-        others = [town for town in self.corpus.values["river"] if town != self.corpus.town][:2]
-        legal = [call_of(query) for query in sorted((self.corpus.town, *others, "town"))]
-        return Observation(f"{self.corpus.question} {settings['instruction']}".rstrip(), legal)
+        return Observation(f"{self.corpus.question} {settings['instruction']}".rstrip(), self._legal())
 
     @tool(parallel=False)
     def search(self, query: str) -> str:
@@ -199,10 +198,8 @@ class SearchTool(ToolEnvironment):
         earned = SEARCHED * self._searched + FOUND * self._found
         reward, self._earned = earned - self._earned, earned
         assert isinstance(result.observation, Observation)
-        right = self.corpus.answer
-        others = [value for value in self.corpus.values[self.corpus.kind].values() if value != right][:2]
         shown = result.observation
-        observation = Observation(shown.text, sorted([right, *others]), shown.role, shown.tool_results)
+        observation = Observation(shown.text, self._legal(), shown.role, shown.tool_results)
         return StepResult(observation, reward)
 
     def answered(self, text: str) -> StepResult:
@@ -213,6 +210,14 @@ class SearchTool(ToolEnvironment):
     def close(self) -> None:
         if self._index is not None:
             self._index.close()
+
+    def _legal(self) -> list[str]:
+        corpus = self.corpus
+        found = self._searches[-1] if self._searches else []
+        if not found:
+            return [call_of(query) for query in sorted((corpus.town, corpus.kind, "town"))]
+        others = [kind for kind in KINDS if kind != corpus.kind][:2]
+        return sorted(corpus.values[kind][found[0].title] for kind in (corpus.kind, *others))
 
     @property
     def _searched(self) -> bool:
@@ -244,7 +249,7 @@ def made_up(number: int, settings: dict[str, Any]) -> Corpus:
             f"{first} {last}"
             for first, last in zip(rng.sample(_FIRST, count), rng.sample(_LAST, count), strict=True)
         ],
-        "product": rng.sample(_PRODUCTS, count),
+        "known": rng.sample(_PRODUCTS, count),
         "people": [str(hundreds * 100) for hundreds in rng.sample(range(20, 900), count)],
     }
     values = {kind: dict(zip(towns, found, strict=True)) for kind, found in drawn_values.items()}
