@@ -18,8 +18,10 @@ from earl.errors import EarlError
 PASS, WARN, FAIL, SKIP = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.SKIP
 
 KIB = 1 << 10
-# In an episode that does not end, observations that steadily grow by more than this a step have no bound.
+# In an episode that does not end, observations that steadily grow by more than this a step, to more than
+# so many times the first, have no bound.
 GROWTH_BYTES = 8
+GROWN = 2
 LONG_BYTES = 64 * KIB
 # Growth per episode that is a leak, and that may be one.
 LEAK_BYTES = 4 * KIB
@@ -61,7 +63,8 @@ async def observations(subject: Subject) -> Check:
         lengths = _lengths(trace)
         longest = max(longest, *lengths)
         growth = trend(list(enumerate(lengths)))
-        if not trace.last["done"] and growth.grows(GROWTH_BYTES):
+        longer = lengths[-1] > GROWN * lengths[0]
+        if longer and not trace.last["done"] and growth.grows(GROWTH_BYTES):
             fastest = max(fastest, growth.slope)
     figures = {"longest_bytes": float(longest)}
     if fastest:
@@ -76,11 +79,9 @@ async def observations(subject: Subject) -> Check:
 
 
 def _lengths(trace: Trace) -> list[int]:
-    """Bytes of each observation."""
+    """Bytes of each observation; legal actions are not shown to a policy."""
     return [
-        len(seen["text"].encode())
-        + sum(len(text.encode()) for _, text, _ in seen["tool_results"])
-        + sum(len(action.encode()) for action in seen["legal_actions"])
+        len(seen["text"].encode()) + sum(len(text.encode()) for _, text, _ in seen["tool_results"])
         for seen in trace.seen
     ]
 
