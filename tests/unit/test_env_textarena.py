@@ -180,3 +180,20 @@ def test_games_that_this_python_cannot_read(monkeypatch):
 def test_every_game_of_the_registry_is_known():
     assert not moves.unknown_games() and not set(GAMES) & set(LEFT_OUT)
     assert len(CLASSES) == len(moves.ids()) > 200
+
+
+@pytest.mark.slow
+def test_rooms_that_are_made_at_once_are_those_made_alone():
+    """Sokoban's search for a room works in globals of its module."""
+    alone = {seed: CLASSES["Sokoban-v0"]().reset(seed, {}).text for seed in range(4)}
+    found: dict[int, str] = {}
+
+    def begin(seed: int) -> None:
+        found[seed] = CLASSES["Sokoban-v0"]().reset(seed, {}).text
+
+    threads = [threading.Thread(target=begin, args=(seed,)) for seed in alone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == alone

@@ -21,7 +21,9 @@ are not installed refuse with what to do.
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -35,6 +37,8 @@ from earl.env.base import Environment, Observation, StepResult
 
 MAX_TEXT_CHARACTERS = 16_000
 LISTED_MOVES = 64
+# Makes its rooms in globals of its module: one room at a time.
+_SOKOBAN = threading.Lock()
 # Moves of opponents between two of the agent's; more means that the agent is out of the game.
 _MAX_OTHERS = 2_000
 # Candidates that an opponent tries before it is at a loss.
@@ -67,7 +71,8 @@ class TextArenaGame(Environment):
         self._chance = random.Random(f"textarena/{seed}")
         self._others = random.Random(f"opponents/{seed}")
         self._seats = [moves.Seat() for _ in range(players)]
-        with own_chance.chance(self._chance):
+        alone = _SOKOBAN if self.id.startswith("Sokoban-") else contextlib.nullcontext()
+        with alone, own_chance.chance(self._chance):
             self._playing = moves.made(self.id)
             self._playing.reset(num_players=players, seed=self._chance.getrandbits(32))
         if settings["retries"] is not None:
