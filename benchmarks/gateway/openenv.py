@@ -10,6 +10,8 @@ from benchmarks.gateway.measure import HOSTS, OBSERVATION_BYTES, STEPS_PER_EPISO
 from benchmarks.role import Role
 
 SIDE = "benchmarks.gateway.openenv_side"
+# Importing its server brings a web interface, which takes long.
+START_S = 240.0
 
 
 async def measure(python: str, work: Work) -> dict[str, Any]:
@@ -17,18 +19,19 @@ async def measure(python: str, work: Work) -> dict[str, Any]:
     if not python:
         return {"openenv_steps_per_s": None, "openenv_absent": "no --openenv-python was given"}
     async with AsyncExitStack() as stack:
-        addresses = []
+
+        async def started(**role: Any) -> tuple[Role, dict[str, Any]]:
+            made, said = await Role.start(SIDE, python=python, start_s=START_S, **role)
+            stack.push_async_callback(made.stop)
+            return made, said
+
         try:
-            for _ in range(HOSTS):
-                server, said = await Role.start(
-                    SIDE, python=python, role="server", bytes=OBSERVATION_BYTES, sessions=work.sessions
-                )
-                stack.push_async_callback(server.stop)
-                addresses.append(said["address"])
-            player, said = await Role.start(SIDE, python=python, role="player", addresses=addresses)
-            stack.push_async_callback(player.stop)
+            server = {"role": "server", "bytes": OBSERVATION_BYTES, "sessions": work.sessions}
+            servers = await asyncio.gather(*(started(**server) for _ in range(HOSTS)))
+            addresses = [said["address"] for _, said in servers]
+            player, said = await started(role="player", addresses=addresses)
         except (OSError, RuntimeError, TimeoutError) as error:
-            return {"openenv_steps_per_s": None, "openenv_absent": f"{python}: {error}"}
+            return {"openenv_steps_per_s": None, "openenv_absent": f"{python}: {error!r}"}
         rounds = []
         for _ in range(work.rounds):
             found = await player.ask(

@@ -96,7 +96,7 @@ async def play(
     latencies: list[float] = []
     connecting = asyncio.Semaphore(32)
     all_connected = asyncio.Barrier(sessions + 1)
-    begins = 0.0
+    begins = ends = 0.0
 
     async def loop(number: int) -> None:
         env = client(base_url=addresses[number % len(addresses)], websocket_ping_interval_s=None)
@@ -104,27 +104,30 @@ async def play(
             async with connecting:
                 await env.connect()
             await all_connected.wait()
-            while True:
+            # It looks at the clock: the client's wait for an answer may swallow a cancellation.
+            while (now := time.monotonic()) < ends:
                 result = await env.reset(steps=steps)
-                while not result.done:
+                while now < ends and not result.done:
                     asked = time.monotonic()
                     result = await env.step({"text": "go"})
-                    if asked >= begins:
-                        latencies.append(time.monotonic() - asked)
+                    now = time.monotonic()
+                    if begins <= asked and now < ends:
+                        latencies.append(now - asked)
         finally:
             await env.close()
 
-    begins = time.monotonic() + CONNECT_S
     loops = [asyncio.create_task(loop(number)) for number in range(sessions)]
     async with asyncio.timeout(CONNECT_S):
+        while all_connected.n_waiting < sessions:
+            await asyncio.sleep(0.05)
+            for task in loops:
+                if task.done():
+                    task.result()
+        begins = time.monotonic() + warm_s
+        ends = begins + seconds
         await all_connected.wait()
-    begins = time.monotonic() + warm_s
-    await asyncio.sleep(warm_s + seconds)
-    took_s = time.monotonic() - begins
-    found = sorted(latencies)
-    for task in loops:
-        task.cancel()
-    await asyncio.wait(loops)
+    await asyncio.wait(loops, timeout=warm_s + seconds + CONNECT_S)
+    took_s, found = seconds, sorted(latencies)
     return {
         "steps_per_s": len(found) / took_s,
         "p50_ms": found[len(found) // 2] * 1e3 if found else 0.0,
