@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -87,7 +87,7 @@ class Fleet:
         self.hosts: dict[str, Process] = {}
 
     async def add(self, name: str, *, fails: bool = False) -> None:
-        """Start a host under this name."""
+        """Start a host under this name; one that fails raises in every step."""
         environment = {"EARL_BENCH_FAILS": "1"} if fails else {}
         self.hosts[name] = await Process.start(
             "earl.env.host",
@@ -103,15 +103,13 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(
-    directory: Path, hosts: int, sessions_per_host: int, failing: Collection[int] = ()
-) -> AsyncIterator[Fleet]:
-    """A gateway with hosts host-0, host-1, …; those in `failing` raise in every step."""
+async def fleet(directory: Path, hosts: int, sessions_per_host: int) -> AsyncIterator[Fleet]:
+    """A gateway with hosts host-0, host-1, …"""
     run = _run_file(directory, sessions_per_host)
     made = Fleet(run, await Process.start("services.env_gateway", run, "gateway"))
     try:
         for number in range(hosts):
-            await made.add(f"host-{number}", fails=number in failing)
+            await made.add(f"host-{number}")
         yield made
     finally:
         for process in [*made.hosts.values(), made.gateway]:

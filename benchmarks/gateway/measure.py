@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -104,19 +103,19 @@ async def isolation(directory: Path, work: Work) -> dict[str, Any]:
     """
     good = [f"host-{number}" for number in range(HOSTS - 1)]
     pairs: list[dict[str, float]] = []
-    async with fleet(directory, HOSTS, work.sessions // HOSTS) as made, playing(made) as player:
-        last = f"host-{HOSTS - 1}"
+    async with fleet(directory, HOSTS - 1, work.sessions // HOSTS) as made, playing(made) as player:
         for number in range(work.rounds):
             pair: dict[str, Any] = {}
             # In turn, so that a drift of the machine favours neither.
             for fails in (False, True) if number % 2 == 0 else (True, False):
-                await made.remove(last)
-                await made.add(last, fails=fails)
+                kind = "failing" if fails else "working"
+                # A name of its own: a quarantine is of a host's name.
+                await made.add(f"{kind}-{number}", fails=fails)
                 found = await _play(player, work, work.seconds)
-                pair["failing" if fails else "working"] = sum(found["by_host"].get(n, 0.0) for n in good)
+                await made.remove(f"{kind}-{number}")
+                pair[kind] = sum(found["by_host"].get(name, 0.0) for name in good)
                 if fails:
                     pair["failed"] = found["failed"]
-                await asyncio.sleep(0.2)
             pairs.append(pair)
     losses = [1 - pair["failing"] / pair["working"] for pair in pairs]
     return {"isolation_loss": round(statistics.median(losses), 4), "isolation_rounds": pairs}

@@ -46,7 +46,7 @@ class Player:
         return await self._client.open(NAME, {"bytes": self._bytes, "steps": steps}, 0, LIMITS)
 
     async def play(self, sessions: int, warm_s: float, seconds: float, steps: int) -> dict[str, Any]:
-        """Steps per second, by host too, and latencies, over `seconds` after warm_s."""
+        """Steps per second, by host too, and latencies, over `seconds` after warm_s; failures also before."""
         latencies: list[float] = []
         by_host: Counter[str] = Counter()
         failed: Counter[str] = Counter()
@@ -54,21 +54,23 @@ class Player:
 
         async def loop() -> None:
             while True:
+                session: Session | None = None
                 try:
                     session = await self._opened(steps)
                     while not session.done:
                         asked = time.monotonic()
                         outcome = await session.step("go")
                         now = time.monotonic()
-                        if asked < begins:
-                            continue
                         if outcome.message:
                             failed[outcome.message.partition(":")[0]] += 1
-                        else:
+                        elif asked >= begins:
                             latencies.append(now - asked)
                             by_host[outcome.observation.text[:16].strip()] += 1
                 except EarlError as error:
                     failed[type(error).__name__] += 1
+                finally:
+                    if session is not None:
+                        await session.close()
 
         loops = [asyncio.create_task(loop()) for _ in range(sessions)]
         await asyncio.sleep(warm_s)
