@@ -66,7 +66,7 @@ async def throughput(directory: Path, work: Work) -> dict[str, Any]:
                 "hosts": round((after[1] - before[1]) * share, 1),
             }
             rounds.append(found)
-        middle = sorted(rounds, key=lambda found: found["steps_per_s"])[len(rounds) // 2]
+        middle = sorted(rounds, key=lambda found: found["steps_per_s"])[(len(rounds) - 1) // 2]
         result = {
             **{name: round(middle[name], 3) for name in ("steps_per_s", "p50_ms", "p99_ms")},
             "cpu_us_per_step": middle["cpu_us_per_step"],

@@ -39,7 +39,7 @@ async def measure(python: str, work: Work) -> dict[str, Any]:
             )
             rounds.append(found)
             await asyncio.sleep(0.2)
-    middle = sorted(rounds, key=lambda found: found["steps_per_s"])[len(rounds) // 2]
+    middle = sorted(rounds, key=lambda found: found["steps_per_s"])[(len(rounds) - 1) // 2]
     names = ("steps_per_s", "p50_ms", "p99_ms")
     return {
         "openenv_version": said["version"],
