@@ -1,0 +1,170 @@
+"""A connection to an MCP server (package mcp): its tools, and calls of them. mcp.py makes episodes of it.
+
+    server = Stdio([sys.executable, "server.py"])            a process that speaks over stdin and stdout
+    server = Http("http://127.0.0.1:8000/mcp")               streamable HTTP
+
+What the agent may be told of is a tool's result, also one that is an error, arguments that the server
+refuses and a tool that takes too long. Everything else is EnvBackendLost: a server that died, is gone, fails
+or answers nothing any more. A process of a server gets the few environment variables that the package deems
+safe and those it is given, and is ended with its connection.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mcp_types as types  # pyright: ignore[reportMissingImports]
+from mcp.client import Client  # pyright: ignore[reportMissingImports]
+from mcp.client.stdio import StdioServerParameters, stdio_client  # pyright: ignore[reportMissingImports]
+from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client  # pyright: ignore[reportMissingImports]
+from mcp.shared.exceptions import MCPError  # pyright: ignore[reportMissingImports]
+
+from earl.env.adapters.kept import Kept, shared
+from earl.errors import EnvBackendLost
+
+MAX_TOOLS = 256
+# A tool took too long: within this time the server must say that it is alive, or it is lost.
+PROBE_S = 5.0
+# What a connection gets for its own time-out, which tells the server, before it is given up on.
+_MARGIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stdio:
+    """command: the server's program and its arguments. env: what it is given beside the safe variables."""
+
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+
+    def __str__(self) -> str:
+        return f"MCP server {' '.join(self.command)[:120]!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """url: of the server's MCP endpoint. headers: sent with every request, for example a bearer token."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"MCP server {self.url}"
+
+
+Server = Stdio | Http
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a tool said; is_error: that it did not do what it was asked to."""
+
+    text: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    client: Client
+    tools: list[types.Tool]
+
+
+class Connection:
+    """A server that is connected to, with its tools. Used on one loop, by any task of it."""
+
+    def __init__(self, server: Server, kept: Kept[_Open], opened: _Open, owned: bool) -> None:
+        self.tools = opened.tools
+        self._server = server
+        self._kept = kept
+        self._client = opened.client
+        self._owned = owned
+
+    @classmethod
+    async def made(cls, server: Server, start_s: float, together: object = None) -> Connection:
+        """Start the server, or connect to it, within start_s. Raises EnvBackendLost.
+
+        together: connections of one such key share one connection, and so one process.
+        """
+        kept = (
+            Kept(lambda: _opened(server), str(server))
+            if together is None
+            else shared(together, lambda: _opened(server), str(server))
+        )
+        try:
+            return cls(server, kept, await kept.entered(start_s), together is None)
+        except BaseException:
+            if together is None:
+                await kept.close()
+            raise
+
+    async def call(self, tool: str, arguments: dict[str, Any], within_s: float) -> Answer:
+        """What the tool answers. Raises EnvBackendLost."""
+        asked = self._client.call_tool(tool, arguments, read_timeout_seconds=within_s)
+        try:
+            return _answer(await self._kept.during(asked, within_s + _MARGIN_S))
+        except TimeoutError:
+            return await self._too_long(tool, within_s)
+        except MCPError as error:
+            if error.code == types.REQUEST_TIMEOUT:
+                return await self._too_long(tool, within_s)
+            if error.code == types.INVALID_PARAMS:
+                return Answer(error.message, is_error=True)
+            raise EnvBackendLost(f"{self._server} failed in a call of {tool}: {error.message}") from error
+
+    async def _too_long(self, tool: str, within_s: float) -> Answer:
+        """The tool is slow if the server still lists its tools, otherwise the server is lost."""
+        try:
+            await self._kept.during(self._client.list_tools(cache_mode="bypass"), PROBE_S)
+        except (TimeoutError, MCPError) as error:
+            text = f"{self._server} answered nothing for {within_s + PROBE_S:g} s, in a call of {tool}"
+            raise EnvBackendLost(text, "see what its tool does") from error
+        return Answer(f"{tool} took longer than {within_s:g} s", is_error=True)
+
+    async def close(self) -> None:
+        """End the connection, and the process that was started for it; a shared one stays. Bounded."""
+        if self._owned:
+            await self._kept.close()
+
+
+@asynccontextmanager
+async def _opened(server: Server) -> AsyncIterator[_Open]:
+    async with AsyncExitStack() as stack:
+        if isinstance(server, Stdio):
+            program, *arguments = server.command
+            parameters = StdioServerParameters(
+                command=program, args=arguments, env=dict(server.env), cwd=server.cwd
+            )
+            transport = stdio_client(parameters, errlog=sys.stderr)
+        else:
+            http = await stack.enter_async_context(create_mcp_http_client(headers=dict(server.headers)))
+            transport = streamable_http_client(server.url, http_client=http)
+        client = await stack.enter_async_context(Client(transport))
+        yield _Open(client, await _listed(client, server))
+
+
+async def _listed(client: Client, server: Server) -> list[types.Tool]:
+    tools: list[types.Tool] = []
+    cursor: str | None = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        if len(tools) > MAX_TOOLS:
+            raise EnvBackendLost(f"{server} has more than {MAX_TOOLS} tools", "offer fewer")
+        cursor = page.next_cursor
+        if cursor is None:
+            return tools
+
+
+def _answer(result: types.CallToolResult) -> Answer:
+    """Text as it is; of anything else its kind; structured content where there is nothing else."""
+    parts = [
+        block.text if isinstance(block, types.TextContent) else f"[{block.type}]" for block in result.content
+    ]
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, sort_keys=True, ensure_ascii=False)]
+    return Answer("\n".join(parts), result.is_error)
