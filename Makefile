@@ -3,6 +3,7 @@
 #   make test    the default test suite          make test-slow   the rest, minutes
 #   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
+#   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
 #   make setup-queue                        Ray and TransferQueue, in an environment of their own, for earl bench dispatch
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
 
@@ -16,6 +17,11 @@ TRL_STAMP := $(TRL)/.installed
 # Ray and TransferQueue, which `earl bench dispatch` sets beside the data plane.
 QUEUE := .venv-queue
 QUEUE_STAMP := $(QUEUE)/.installed
+# What environments of other packages stand on, where its pins clash with EARL's or are too many.
+VERIFIERS := .venv-verifiers
+VERIFIERS_STAMP := $(VERIFIERS)/.installed
+OPENENV := .venv-openenv
+OPENENV_STAMP := $(OPENENV)/.installed
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 VLLM_TESTS := tests/contract/test_engine.py tests/contract/test_engine_life.py tests/contract/test_engine_vllm.py \
@@ -25,7 +31,7 @@ SGLANG := .venv-sglang
 SGLANG_STAMP := $(SGLANG)/.installed
 SEED ?= 0
 
-.PHONY: setup setup-peers setup-queue setup-vllm setup-sglang demo test test-slow test-peers test-vllm test-sglang check proto clean
+.PHONY: setup setup-peers setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-peers test-envs test-vllm test-sglang check proto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +54,16 @@ setup-queue: $(QUEUE_STAMP)
 $(QUEUE_STAMP): pyproject.toml tools/install.py tools/install_peers.py
 	@$(PYTHON) tools/install_peers.py queue $(QUEUE)
 	@touch $(QUEUE_STAMP)
+
+setup-envs: $(VERIFIERS_STAMP) $(OPENENV_STAMP)
+
+$(VERIFIERS_STAMP): pyproject.toml tools/install.py tools/install_envs.py
+	@$(PYTHON) tools/install_envs.py verifiers $(VERIFIERS)
+	@touch $(VERIFIERS_STAMP)
+
+$(OPENENV_STAMP): tools/install.py tools/install_envs.py
+	@$(PYTHON) tools/install_envs.py openenv $(OPENENV)
+	@touch $(OPENENV_STAMP)
 
 setup-vllm: $(VLLM_STAMP)
 
@@ -74,6 +90,9 @@ test-slow: $(STAMP)
 test-peers: $(STAMP) $(TRL_STAMP)
 	@$(BIN)/python -m pytest tests/peers
 
+test-envs: $(STAMP) $(VERIFIERS_STAMP) $(OPENENV_STAMP)
+	@EARL_TEST_ENVS=required $(BIN)/python -m pytest tests/envs
+
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	@EARL_TEST_ENGINES=vllm $(BIN)/python -m pytest --timeout 600 $(VLLM_TESTS)
 
@@ -94,4 +113,4 @@ proto: $(STAMP)
 	@$(BIN)/python tools/check_proto.py --write
 
 clean:
-	rm -rf $(VENV) $(TRL) $(QUEUE) $(VLLM) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TRL) $(QUEUE) $(VERIFIERS) $(OPENENV) $(VLLM) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis
