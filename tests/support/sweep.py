@@ -19,11 +19,15 @@ MODULES = ("gymnasium", "open_spiel", "open_spiel_games", "reasoning_gym", "skyr
 TASKS: dict[str, dict[str, Any]] = {
     "gymnasium": {"max_steps": 60},
     "open_spiel_games": {"max_turns": 60},
-    "textarena": {"legal_actions": True, "max_turns": 12},
+    "textarena": {"legal_actions": True, "max_turns": 8},
 }
 SEEDS = (1, 2)
 # Where a reset takes seconds, a few texts will do.
-MEANINGLESS = {"reasoning_gym": MALFORMED[::6], "textarena": MALFORMED[::3]}
+MEANINGLESS = {
+    "open_spiel_games": MALFORMED[::4],
+    "reasoning_gym": MALFORMED[::6],
+    "textarena": MALFORMED[::3],
+}
 MAX_RESULT_BYTES = 64 << 10
 
 
@@ -54,6 +58,26 @@ def swept(
     return {"fault": "", "digest": digest.hexdigest()}
 
 
+def started(cls: type[Environment]) -> dict[str, Any]:
+    """What a game starts with of which another variant was played."""
+    environment: Any = cls()
+    try:
+        return {"fault": "", "digest": environment.reset(SEEDS[0], {}).text}
+    except Exception as error:  # noqa: BLE001
+        return {"fault": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
+    finally:
+        environment.close()
+
+
+def _games(name: str) -> dict[str, str]:
+    """Environment → the game that it is a variant of, where a package has many of one."""
+    if name != "textarena":
+        return {}
+    from earl.env.adapters.textarena_moves import ids
+
+    return {f"textarena/{id}": game for id, game in ids().items()}
+
+
 def _meaningless(cls: type[Environment], task: dict[str, Any], text: str) -> None:
     environment: Any = cls()
     try:
@@ -73,10 +97,14 @@ def main(name: str) -> None:
     logging.disable()
     module = importlib.import_module(f"earl.env.adapters.{name}")
     says = {"reasoning_gym": "<answer>7</answer>", "skyrl_gym": "#### 7"}.get(name, "")
-    found = {}
+    task, texts = TASKS.get(name, {}), MEANINGLESS.get(name, MALFORMED)
+    games = _games(name)
+    found, met = {}, set()
     for cls in module.environments():
         began = time.monotonic()
-        found[cls.name] = swept(cls, TASKS.get(name, {}), says, MEANINGLESS.get(name, MALFORMED))
+        game = games.get(cls.name, cls.name)
+        found[cls.name] = started(cls) if game in met else swept(cls, task, says, texts)
+        met.add(game)
         spent_s = time.monotonic() - began
         if spent_s > 5 or found[cls.name]["fault"]:
             print(f"{cls.name}: {spent_s:.1f} s {found[cls.name]['fault']}", file=sys.stderr, flush=True)

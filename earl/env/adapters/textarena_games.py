@@ -206,7 +206,7 @@ GAMES: dict[str, Game] = {
     "Wordle": Game(words=True),
 }
 
-# Games of TextArena's registry that no host serves, and why.
+# Games, or ids of variants, of TextArena's registry that no host serves, and why.
 LEFT_OUT: dict[str, str] = {
     "BabyAiText": "needs package gym and BabyAI-text, which is on no index",
     "CharacterConclave": "its messages have no type: every action raises TypeError",
@@ -214,6 +214,7 @@ LEFT_OUT: dict[str, str] = {
     "GuessWho": "a language model of a web service is its game master",
     "ScenarioPlanning": "language models of a web service are its jury",
     "ScorableGames": "its game descriptions are not in the package",
+    "Sokoban-v0-medium": "making one of its rooms takes minutes",
     "Tak": "a move gives a mapping with quotes and brackets, and its end raises TypeError",
     "TwentyQuestions": "a language model of a web service is its game master",
     "UsedCar": "its module is not in the package",

@@ -36,7 +36,7 @@ def ids() -> dict[str, str]:
     found = {}
     for id, spec in ENV_REGISTRY.items():
         game = str(spec.entry_point).split(".")[2]
-        if not id.endswith(("-raw", "-train")) and game in GAMES:
+        if not id.endswith(("-raw", "-train")) and game in GAMES and id not in LEFT_OUT:
             found[id] = game
     return found
 
