@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import select
@@ -25,11 +26,20 @@ READY_S = 300
 def needed(python: Path) -> Path:
     """The Python of an environment of its own. Without it the test is skipped; make test-envs fails."""
     if not python.exists():
-        said = f"there is no {python.parents[1].name}: make setup-envs"
-        if os.environ.get("EARL_TEST_ENVS") == "required":
-            pytest.fail(said)
-        pytest.skip(said)
+        _missing(f"there is no {python.parents[1].name}: make setup-envs")
     return python
+
+
+def installed(package: str) -> None:
+    """The module's tests need this package beside EARL; without it as with `needed`."""
+    if importlib.util.find_spec(package) is None:
+        _missing(f"the package {package} is not installed: make setup")
+
+
+def _missing(said: str) -> None:
+    if os.environ.get("EARL_TEST_ENVS") == "required":
+        pytest.fail(said)
+    pytest.skip(said, allow_module_level=True)
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import pytest
 from earl import errors
 from earl.env import Ending
 from earl.env.tool_calls import Action, ToolCall, render
-from tests.envs.hosting import LIMITS, READY_S, hosted, playing, started
+from tests.envs.hosting import LIMITS, READY_S, hosted, installed, playing, started
 
-pytest.importorskip("mcp", reason="the package mcp is not installed")
+installed("mcp")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SERVE = "tests.envs.mcp_classes:ALL"

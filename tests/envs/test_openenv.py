@@ -13,9 +13,9 @@ import pytest
 
 from earl import errors
 from earl.env import Ending
-from tests.envs.hosting import LIMITS, READY_S, ROOT, hosted, needed, playing, started
+from tests.envs.hosting import LIMITS, READY_S, ROOT, hosted, installed, needed, playing, started
 
-pytest.importorskip("websockets", reason="the package websockets is not installed")
+installed("websockets")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PYTHON = ROOT / ".venv-openenv" / "bin" / "python"
