@@ -140,6 +140,6 @@ def show(shown: Shown, console: Console) -> None:
 
 
 def ending(shown: Shown, return_: float) -> str:
-    metrics = "".join(f", {key} {value:g}" for key, value in shown.metrics.items())
+    metrics = "".join(f", {key} {value:g}" for key, value in sorted(shown.metrics.items()))
     failed = f": {shown.message}" if shown.message else ""
     return f"{shown.ending.name}, return {return_:g}{metrics}{failed}"
