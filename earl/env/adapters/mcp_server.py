@@ -21,7 +21,8 @@ from typing import Any
 import mcp_types as types  # pyright: ignore[reportMissingImports]
 from mcp.client import Client  # pyright: ignore[reportMissingImports]
 from mcp.client.stdio import StdioServerParameters, stdio_client  # pyright: ignore[reportMissingImports]
-from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client  # pyright: ignore[reportMissingImports]
+from mcp.client.streamable_http import streamable_http_client  # pyright: ignore[reportMissingImports]
+from mcp.shared._httpx_utils import create_mcp_http_client  # pyright: ignore[reportMissingImports]
 from mcp.shared.exceptions import MCPError  # pyright: ignore[reportMissingImports]
 
 from earl.env.adapters.kept import Kept, shared
