@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.dispatch import busy, caps
 from benchmarks.dispatch.arms import ARMS, absent
 from benchmarks.dispatch.measure import measure
 from benchmarks.dispatch.pattern import CONSUMERS, Pattern
 
 
+@pytest.mark.slow
 async def test_every_arm_moves_what_it_must() -> None:
     """The bench itself refuses wrong bytes; here: twice as many through a controller as without."""
     arms = [name for name in ARMS if not absent([name])]
@@ -18,6 +21,7 @@ async def test_every_arm_moves_what_it_must() -> None:
     }
 
 
+@pytest.mark.slow
 async def test_capped_hosts_send_all_but_their_own_through_their_cards() -> None:
     found = await caps.measure(2, gbps=100.0, host_mib=1.0, rounds=1)
     half_host = [1 << 19, 1 << 19]

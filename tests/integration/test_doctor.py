@@ -48,6 +48,7 @@ def test_ways_that_are_installed_move_bytes(tmp_path: Path):
 
 
 @pytest.mark.skipif(bool(rdma_ports()), reason="this machine has RDMA")
+@pytest.mark.slow
 def test_a_data_plane_that_cannot_work_here_is_exit_code_1(tmp_path: Path):
     code, found, findings = doctor(run_file(tmp_path, transport="nixl", require="rdma"))
     assert code == 1 and not found["works"]

@@ -21,6 +21,7 @@ def check(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.slow
 def test_the_peak_is_as_predicted(name: str) -> None:
     check(name)
 

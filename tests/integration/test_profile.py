@@ -60,6 +60,7 @@ def by_point(rows: list[Row]) -> dict[tuple, Row]:
     return {(row.parallelism, row.context_tokens, row.concurrency): row for row in rows}
 
 
+@pytest.mark.slow
 async def test_rollout_and_trainer_are_measured_once(tmp_path) -> None:
     grid = ([16, 64], [1, 8])
     found, said = await profiled(run(), ["rollout", "trainer"], grid, tmp_path)

@@ -158,6 +158,7 @@ async def test_what_warm_up_ended_with_is_kept_for_a_stage_that_starts_again(tmp
                 np.testing.assert_array_equal(values, before)
 
 
+@pytest.mark.slow
 async def test_a_whole_run_survives_the_stages_death(tmp_path: Path) -> None:
     config = tictactoe(
         tmp_path,

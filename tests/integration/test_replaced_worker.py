@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from earl.bus import Bus
 from earl.errors import BusUnavailable, WorkerReplaced
 from earl.stack.process import StackProcess
@@ -23,6 +25,7 @@ async def of_rollout(bus: Bus, after: str, fact: str) -> Any:
     return found
 
 
+@pytest.mark.slow
 async def test_the_one_that_wakes_ends_and_leaves_its_successor_alone(tmp_path: Path) -> None:
     config = tictactoe(tmp_path, scheduler={"membership_s": 3.0, "heartbeat_s": 0.3})
     async with Stack(config) as stack:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.support.meter import Meter
 from tests.support.runs import tictactoe
 from tests.support.stack import Stack
@@ -81,6 +83,7 @@ async def play(directory: Path, prefix_tokens: int) -> Cost:
             return Cost(tokens, trajectories, meter.size_bytes, await redis_bytes(trainer) - before)
 
 
+@pytest.mark.slow
 async def test_twice_the_tokens_cost_the_same_control_plane_bytes(tmp_path):
     short = await play(tmp_path / "short", PREFIX)
     long = await play(tmp_path / "long", 2 * PREFIX + TURN)

@@ -241,6 +241,7 @@ async def test_engines_are_cut_anew_on_command_and_drain_stops_leasing(tmp_path)
                 await client.close()
 
 
+@pytest.mark.slow
 async def test_a_scheduler_that_is_not_there_is_a_typed_error(tmp_path):
     stack = Stack(tictactoe(tmp_path, scheduler={"membership_s": 0.5}))
     async with stack:

@@ -311,6 +311,7 @@ def test_killed_workers_are_replaced_and_nothing_is_trained_twice(launched: Laun
     launched.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_killed_scheduler_is_replaced_and_nothing_is_lost(launched: Launched):
     launched.start(scheduler__steps="100").until(r"train [1-9]\d*/")
     launched.kill("services.scheduler")
@@ -325,6 +326,7 @@ def test_a_killed_scheduler_is_replaced_and_nothing_is_lost(launched: Launched):
     launched.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched):
     launched.start(scheduler__steps="6").until(r"train \d+/")
     watched = [psutil.Process(pid) for pid in launched.processes()]
@@ -443,7 +445,8 @@ class BadTask(NotANumber):
 
 
 @pytest.mark.parametrize(
-    ("environment", "fault"), [("NotANumber", "reward"), ("BadTask", "task has no 'level'")]
+    ("environment", "fault"),
+    [pytest.param("NotANumber", "reward", marks=pytest.mark.slow), ("BadTask", "task has no 'level'")],
 )
 def test_an_environment_that_always_fails_ends_the_run(launched: Launched, environment: str, fault: str):
     (launched.directory / "faulty.py").write_text(textwrap.dedent(FAULTY))

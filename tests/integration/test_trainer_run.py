@@ -198,6 +198,7 @@ async def test_a_batch_whose_columns_are_gone_is_abandoned_until_it_is_played_ag
         assert status.ledger.trained == (WARMUP + STEPS) * 8
 
 
+@pytest.mark.slow
 async def test_columns_that_cannot_be_trained_on_are_played_again(tmp_path: Path) -> None:
     async with Stack(configuration(tmp_path)) as stack:
         await stack.up("valkey", "model", "scheduler")

@@ -31,8 +31,8 @@ class Apart(Environment):
         elif action == "memory":
             bytearray(1 << 32)
         elif action == "garbage":
-            for descriptor in range(3, 64):
-                if os.path.exists(f"/proc/self/fd/{descriptor}"):
+            for descriptor in map(int, os.listdir("/proc/self/fd")):
+                if descriptor > 2:
                     try:
                         os.write(descriptor, b"\xff" * 64)
                     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from benchmarks.trainer_memory import in_fresh_process, plain_logprobs, summary
@@ -18,6 +19,7 @@ CASE = {
 }
 
 
+@pytest.mark.slow
 def test_a_case_is_measured_or_said_not_to_fit() -> None:
     fits = in_fresh_process({**CASE, "limit_gib": 1.0})
     assert not fits["oom"] and fits["peak_gib"] < 1.0 and fits["seconds"] > 0.0

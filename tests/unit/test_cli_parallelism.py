@@ -54,6 +54,7 @@ def test_mistakes_are_named_before_anyone_is_asked() -> None:
         told("set", "rollout", "tp=x")
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_go_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no run in ./runs goes on; name the directory"):
