@@ -121,6 +121,7 @@ async def test_ranks_give_the_decoders_log_probs_straight_to_the_trainers_reader
         assert not list(stack.arenas.glob("reference-*"))
 
 
+@pytest.mark.slow
 async def test_what_warm_up_ended_with_is_kept_for_a_stage_that_starts_again(tmp_path: Path) -> None:
     async with Stack(configuration(tmp_path, 1, 1, warmup=1)) as stack:
         await stack.up("valkey", "model", "scheduler", "reference")

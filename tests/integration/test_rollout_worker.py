@@ -156,6 +156,7 @@ async def test_a_scheduler_that_restarts_is_waited_for(tmp_path):
             assert stack.processes["rollout-0"].running
 
 
+@pytest.mark.slow
 async def test_a_worker_that_was_given_up_starts_anew_with_an_empty_arena(tmp_path):
     stack = Stack(tictactoe(tmp_path, warmup={"batches": 3}, scheduler={"membership_s": 2.0}))
     async with stack:

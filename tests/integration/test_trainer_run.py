@@ -156,6 +156,7 @@ async def test_adapters_train_and_the_best_version_is_exported(tmp_path: Path) -
     assert names <= set(steps[-1])
 
 
+@pytest.mark.slow
 async def test_killed_and_resumed_from_the_manifest(tmp_path: Path) -> None:
     async with running(configuration(tmp_path)) as (stack, rollout):
         await rollout.play(lambda status: status.version >= 1 + WARMUP + 3)
