@@ -172,19 +172,24 @@ def summary(
     """tokens_per_s and survivors by way (medians), and the selector's over the best static survivor's."""
     of = {way: [at for at, run in enumerate(runs) if run["way"] == way] for way in ways}
     survivors = [way for way in ways if of[way] and all(survives(runs[at]) for at in of[way])]
-    rates = {way: statistics.median(runs[at]["tokens_per_s"] for at in of[way]) for way in ways if of[way]}
+    rates = {
+        way: statistics.median(runs[at]["tokens_per_s"] for at in of[way])
+        for way in ways
+        if of[way] and all(runs[at]["tokens_per_s"] for at in of[way])
+    }
     static = [way for way in survivors if way != OURS]
     best = max(static, key=lambda way: rates[way], default=None)
-    reached = min((longest_mean(records[at]) for way in (OURS, best) if way for at in of[way]), default=0.0)
+    # Of a run that does not survive there is nothing to compare.
+    both = [OURS, best] if best and OURS in survivors else []
+    reached = min((longest_mean(records[at]) for way in both for at in of[way]), default=0.0)
     alike = {
         way: statistics.median(rate for at in of[way] if (rate := rate_up_to(records[at], reached)))
-        for way in (OURS, best)
-        if way and reached
+        for way in both
     }
     ours = [runs[at] for at in of[OURS]]
     return {
-        "vs_best_static": rates[OURS] / rates[best] if best else None,
-        "vs_best_static_alike": alike[OURS] / alike[best] if best and reached else None,
+        "vs_best_static": rates[OURS] / rates[best] if best and both else None,
+        "vs_best_static_alike": alike[OURS] / alike[best] if best and both else None,
         "alike_up_to_tokens": reached,
         "best_static": best,
         "survivors": survivors,

@@ -31,6 +31,15 @@ def torch_pin() -> str:
     return found.group(1)
 
 
+def made(target: Path) -> Path:
+    """The Python of the virtual environment at `target`, which is made if it is not there."""
+    python = target / "bin" / "python"
+    if not python.exists():
+        print(f"install: creating {target}", flush=True)
+        venv.create(target, with_pip=True)
+    return python
+
+
 def pip(python: Path, *arguments: str) -> bool:
     """Runs pip in the environment, its progress bars shown; whether it succeeded."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
@@ -59,10 +68,7 @@ def main() -> int:
         print(f"install: Python {have} is too old; use 3.11 or newer: make setup PYTHON=python3.11")
         return 2
     target = Path(sys.argv[1])
-    python = target / "bin" / "python"
-    if not python.exists():
-        print(f"install: creating {target}", flush=True)
-        venv.create(target, with_pip=True)
+    python = made(target)
     version = torch_pin()
     print(f"install: torch {version} (a minute or two the first time)", flush=True)
     if not pip(python, "install", *torch_arguments(python, version)):

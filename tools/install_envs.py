@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
-from install import ROOT, pip
+from install import ROOT, made, pip
 
 # By name: what is installed, and what must then be importable.
 ENVIRONMENTS: dict[str, tuple[list[str], str]] = {
@@ -28,10 +27,7 @@ def main() -> int:
         return 2
     packages, proof = ENVIRONMENTS[sys.argv[1]]
     target = Path(sys.argv[2])
-    python = target / "bin" / "python"
-    if not python.exists():
-        print(f"install: creating {target}", flush=True)
-        venv.create(target, with_pip=True)
+    python = made(target)
     print(f"install: {sys.argv[1]} into {target} (a minute)", flush=True)
     if not pip(python, "install", "--quiet", *packages):
         print("install: pip could not install it; see its message above")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
-import venv
 from pathlib import Path
 
-from install import ROOT, pip, torch_arguments, torch_pin
+from install import ROOT, made, pip, torch_arguments, torch_pin
 
 # By name: what is measured, and what of EARL's pins must be the same there.
 PEERS: dict[str, tuple[list[str], list[str]]] = {
@@ -36,10 +35,7 @@ def main() -> int:
         return 2
     peers, same = PEERS[sys.argv[1]]
     target = Path(sys.argv[2])
-    python = target / "bin" / "python"
-    if not python.exists():
-        print(f"install: creating {target}", flush=True)
-        venv.create(target, with_pip=True)
+    python = made(target)
     version = torch_pin()
     print(f"install: torch {version} and {', '.join(peers)} into {target}", flush=True)
     if not pip(python, "install", "--quiet", *torch_arguments(python, version)):

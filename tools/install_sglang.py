@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
-from install import ROOT, pip, torch_arguments, torch_pin
+from install import ROOT, made, pip, torch_arguments, torch_pin
 
 SGLANG = "sglang==0.5.23"
 # Imported while its Engine starts, beside what vLLM brings: on a CPU SGLang uses operators of vLLM's.
@@ -70,10 +69,7 @@ def main() -> int:
         print("usage: python tools/install_sglang.py DIRECTORY")
         return 2
     target = Path(sys.argv[1])
-    python = target / "bin" / "python"
-    if not python.exists():
-        print(f"install: creating {target}", flush=True)
-        venv.create(target, with_pip=True)
+    python = made(target)
     version = torch_pin()
     print(f"install: torch {version}, vLLM, EARL and {SGLANG} into {target} (4 GB)", flush=True)
     steps = (

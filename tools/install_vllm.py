@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
-from install import OLDEST, ROOT, pip, torch_arguments, torch_pin
+from install import OLDEST, ROOT, made, pip, torch_arguments, torch_pin
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 # Imports what the engine process imports; the first import also writes vLLM's byte code.
@@ -29,10 +28,7 @@ def main() -> int:
         print("install: use Python 3.11 or newer: make setup-vllm PYTHON=python3.11")
         return 2
     target = Path(sys.argv[1])
-    python = target / "bin" / "python"
-    if not python.exists():
-        print(f"install: creating {target}", flush=True)
-        venv.create(target, with_pip=True)
+    python = made(target)
     version = torch_pin()
     print(f"install: torch {version} into {target}", flush=True)
     if not pip(python, "install", "--quiet", *torch_arguments(python, version)):

@@ -14,12 +14,9 @@ import asyncio
 import itertools
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from earl.errors import (
@@ -46,6 +43,7 @@ from services.rollout.engines.base import (
     TokenChunk,
 )
 from services.rollout.engines.interpreter import interpreter_of
+from services.rollout.engines.meeting import Meeting
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +76,7 @@ class EngineProcess(Engine):
         self._processes: list[asyncio.subprocess.Process] = []
         self._workers: list[int] = []
         self._watchers: list[asyncio.Task] = []
-        self._directory: str | None = None
+        self._meeting: Meeting | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._receiver: asyncio.Task | None = None
         self._outbox: list[Any] = []
@@ -100,8 +98,8 @@ class EngineProcess(Engine):
             async with asyncio.timeout(self.spec.start_s):
                 await self._spawn()
                 self.caps = await self._ready
-            # The ranks have met: nothing of them is left on disk from here on, however they end.
-            self._remove_store()
+            # Nothing of them is left on disk from here on, however they end.
+            self._end_meeting()
         except TimeoutError:
             await self._end("its start took too long")
             raise DeadlineExceeded(
@@ -114,10 +112,7 @@ class EngineProcess(Engine):
     async def _spawn(self) -> None:
         python = interpreter_of(self.spec)
         tp = self.spec.tp if self.spec.engine == "torch" else 1
-        self._directory = tempfile.mkdtemp(prefix="earl-engine-") if tp > 1 else None
-        store = str(Path(self._directory) / "store") if self._directory else ""
-        # Ranks on CPUs add up there (shared_sum.py); the memory is gone with the last process that has it.
-        sums = os.memfd_create(f"{self.spec.name}-sums") if tp > 1 and hasattr(os, "memfd_create") else -1
+        meeting = self._meeting = Meeting(self.spec.name, tp)
         ours, theirs = socket.socketpair()
         pairs = [socket.socketpair() for _ in range(1, tp)]
         environment = dict(os.environ, OMP_NUM_THREADS=str(self.spec.threads), TOKENIZERS_PARALLELISM="false")
@@ -129,10 +124,13 @@ class EngineProcess(Engine):
                 followers = [a.fileno() for a, _ in pairs] if rank == 0 else []
                 fds = [own.fileno(), *followers]
                 command = [python, "-m", "services.rollout.engines.process", *map(str, fds)]
-                fds += [sums] if sums >= 0 else []
                 # What libraries print goes to stderr: stdout is the service's ready line.
                 process = await asyncio.create_subprocess_exec(
-                    *command, pass_fds=fds, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=2
+                    *command,
+                    pass_fds=[*fds, *meeting.inherited],
+                    env=environment,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=2,
                 )
                 self._processes.append(process)
                 self._watchers.append(asyncio.create_task(self._watch(process)))
@@ -141,12 +139,10 @@ class EngineProcess(Engine):
             for pair in pairs:
                 pair[0].close()
                 pair[1].close()
-            if sums >= 0:
-                os.close(sums)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._receiver = asyncio.create_task(self._receive(reader))
         self._watchers.append(self._receiver)
-        self._post(wire.Start(self.spec, 0, 0, store, sums))
+        self._post(wire.Start(self.spec, 0, 0, meeting.store, meeting.sums))
 
     async def stop(self) -> None:
         if not self._lost.is_set():
@@ -168,12 +164,11 @@ class EngineProcess(Engine):
         await asyncio.gather(*self._watchers, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
-        self._remove_store()
+        self._end_meeting()
 
-    def _remove_store(self) -> None:
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+    def _end_meeting(self) -> None:
+        if self._meeting is not None:
+            self._meeting.end()
 
     def _lose(self, because: str) -> None:
         for process in self._processes:

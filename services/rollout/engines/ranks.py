@@ -27,7 +27,7 @@ from services.rollout.engines.cache import room_within
 from services.rollout.engines.data_thread import DataThread
 from services.rollout.engines.handover import Rows
 from services.rollout.engines.kv_shards import KvShards, Moved
-from services.rollout.engines.runner import AddUp, Runner, keep
+from services.rollout.engines.runner import AddUp, Runner, alone
 from services.rollout.engines.shared_sum import SharedSum
 from services.rollout.engines.staging import Stager
 
@@ -161,7 +161,7 @@ def join_group(start: wire.Start, device: torch.device) -> tuple[TensorParallel,
     epoch, under its own prefix of the store."""
     size, rank = start.spec.tp, start.rank
     if size == 1:
-        return TensorParallel(), keep
+        return TensorParallel(), alone
     if device.type == "cpu" and start.sums >= 0 and shared_sum.available():
         return TensorParallel(rank, size), SharedSum(start.sums, rank, size, COLLECTIVE_S).add_up
     store = dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]

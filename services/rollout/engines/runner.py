@@ -58,14 +58,17 @@ class _Layer:
     values: torch.Tensor
 
 
-def keep(x: torch.Tensor) -> None:
-    """The sum over one rank."""
+def alone(x: torch.Tensor) -> None:
+    """Of a rank that was told of no others. Raises EngineError."""
+    raise EngineError(
+        f"a tensor {list(x.shape)} is to be summed over tp, and no way was given", "give add_up"
+    )
 
 
 class Runner:
-    """Holds this rank's weights and KV cache. slots S and context C (tokens) size the cache; add_up: the sum
-    over the ranks of tp.
+    """Holds this rank's weights and KV cache. slots S and context C (tokens) size the cache.
 
+    add_up: makes a tensor [T, H] its sum over the ranks of tp, in place; called only where these are several.
     Raises IllegalParallelism if tp does not divide the heads.
     """
 
@@ -79,7 +82,7 @@ class Runner:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         deterministic: bool = False,
-        add_up: AddUp = keep,
+        add_up: AddUp = alone,
     ) -> None:
         self.spec, self.tp, self._add_up = spec, tp, add_up
         self.slots, self.context = slots, context
@@ -277,5 +280,6 @@ class Runner:
         return F.rms_norm(x, weight.shape, weight, self.spec.eps)
 
     def _summed(self, x: torch.Tensor) -> torch.Tensor:
-        self._add_up(x)
+        if self.tp.size > 1:
+            self._add_up(x)
         return x

@@ -1,0 +1,35 @@
+"""What an engine's ranks find each other by while it starts; nothing of it outlasts the start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+class Meeting:
+    """Of an engine's ranks. store: file of the process group's store, "" for one rank. sums: descriptor of
+    the memory in which ranks on CPUs add up (shared_sum.py), inherited by each; -1 for one rank, or where
+    there is no such memory. It is gone with the last process that has it."""
+
+    def __init__(self, engine: str, ranks: int) -> None:
+        several = ranks > 1
+        self._directory = tempfile.mkdtemp(prefix="earl-engine-") if several else ""
+        self.store = str(Path(self._directory) / "store") if several else ""
+        shares = several and hasattr(os, "memfd_create")
+        self.sums = os.memfd_create(f"{engine}-sums") if shares else -1
+
+    @property
+    def inherited(self) -> list[int]:
+        """Descriptors that every rank is started with."""
+        return [self.sums] if self.sums >= 0 else []
+
+    def end(self) -> None:
+        """The ranks have met, or never will. May be called again."""
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = ""
+        if self.sums >= 0:
+            os.close(self.sums)
+            self.sums = -1
