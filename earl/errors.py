@@ -324,9 +324,17 @@ class RpcError(EarlError):
 
 
 class Unauthenticated(RpcError):
-    """The token is missing or wrong."""
+    """The token is missing, wrong, expired or revoked."""
 
     status = "UNAUTHENTICATED"
+    exit_code = 18
+
+
+class PermissionDenied(RpcError):
+    """The token is of a role that may not do this."""
+
+    status = "PERMISSION_DENIED"
+    exit_code = 19
 
 
 class ServiceUnavailable(RpcError):

@@ -1,7 +1,8 @@
-"""Regenerates earl/v1 from proto/ and compares, or with --write replaces.
+"""Regenerates earl/v1 from proto/ and compares, or with --write replaces; every method must name its roles.
 
 The stubs are committed so that an install needs no compiler; this check keeps them from drifting
-away from their contracts. Exit code 1 and the names of the files if they have.
+away from their contracts. A method without `option (roles)` would be one that nobody may call. Exit
+code 1 and the names of the files or methods if there are any.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("earl/v1")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+
+
+DESCRIPTORS = "contracts.bin"
 
 
 def generate(into: Path) -> None:
@@ -21,10 +27,28 @@ def generate(into: Path) -> None:
     contracts = ROOT / "proto"
     sources = sorted(str(path.relative_to(contracts)) for path in (contracts / PACKAGE).glob("*.proto"))
     options = [f"-I{contracts}", f"--python_out={into}", f"--pyi_out={into}", f"--grpc_python_out={into}"]
+    options += ["--include_imports", f"--descriptor_set_out={into / DESCRIPTORS}"]
     command = [sys.executable, "-m", "grpc_tools.protoc", *options, *sources]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(done.stderr)
+
+
+def without_roles(raw: bytes) -> list[str]:
+    """Full names of the methods that name no role, of a serialised FileDescriptorSet."""
+    files = descriptor_pb2.FileDescriptorSet.FromString(raw).file
+    pool = descriptor_pool.DescriptorPool()
+    for file in files:
+        pool.Add(file)
+    roles = pool.FindExtensionByName("earl.v1.roles")
+    options = message_factory.GetMessageClass(pool.FindMessageTypeByName("google.protobuf.MethodOptions"))
+    return [
+        f"{file.package}.{service.name}/{method.name}"
+        for file in files
+        for service in file.service
+        for method in service.method
+        if not options.FromString(method.options.SerializeToString()).Extensions[roles]
+    ]
 
 
 def stubs(directory: Path) -> dict[str, bytes]:
@@ -37,6 +61,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         fresh = stubs(Path(scratch) / PACKAGE)
+        nobodys = without_roles((Path(scratch) / DESCRIPTORS).read_bytes())
+    if nobodys:
+        print(f"proto: nobody may call {', '.join(nobodys)}; add `option (roles)`, see common.proto")
+        return 1
     have = stubs(committed)
     different = sorted(name for name in fresh.keys() | have.keys() if fresh.get(name) != have.get(name))
     if "--write" in sys.argv[1:]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError, ServiceUnavailable
+from earl.rpc.access import Access
+from earl.rpc.token_file import Role
 from earl.stack.codec import SchedulerClient
 
 RUNS = Path("runs")
@@ -72,7 +73,7 @@ async def named(directory: Path, deadline_s: float = CALL_S) -> SchedulerClient:
     """
     config = config_of(directory)
     address = config.scheduler.bind
-    client = SchedulerClient(address, os.environ.get("EARL_TOKEN", ""))
+    client = SchedulerClient(address, Access.of(Role.OPERATOR))
     try:
         status = await client.status(deadline_s)
         if status.run != config.name:

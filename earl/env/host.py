@@ -34,6 +34,7 @@ from earl.errors import (
     DeadlineExceeded,
     EarlError,
     EnvProtocolError,
+    PermissionDenied,
     ServiceUnavailable,
     Unauthenticated,
 )
@@ -41,6 +42,7 @@ from earl.rpc.auth import TlsFiles
 from earl.rpc.client import Client
 from earl.rpc.errors import from_call
 from earl.rpc.server import Server
+from earl.rpc.tokens import Token, Tokens, current
 from earl.v1 import env_pb2, env_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,7 @@ MAX_BACKOFF_S = 3.0
 # listens drops its sessions.
 GIVE_UP_S = 60.0
 # What reconnecting cannot mend.
-_FATAL = (EnvProtocolError, Unauthenticated, ConfigError)
+_FATAL = (EnvProtocolError, Unauthenticated, PermissionDenied, ConfigError)
 
 
 class EnvHost:
@@ -61,8 +63,9 @@ class EnvHost:
     gateway: "host:port" to dial; or listen: "host:port" where a gateway dials, port 0 for any free one
     (then `address`, once ready, says which). environments: a mapping of names to factories, one
     Environment class, or several. capacity: sessions open at once. isolation: "thread" or "process" for
-    all environments, instead of what each says of itself. Raises DuplicateEnvironment and ConfigError
-    at once.
+    all environments, instead of what each says of itself. token: what is sent to the gateway, and what
+    a gateway that dials must send, unless `accepts` says whose tokens are good then. Raises
+    DuplicateEnvironment and ConfigError at once.
     """
 
     def __init__(
@@ -73,11 +76,12 @@ class EnvHost:
         *,
         listen: str = "",
         name: str = "env-host",
-        token: str = "",
+        token: Token = "",
         tls: TlsFiles | None = None,
         drain_s: float = 10.0,
         give_up_s: float = GIVE_UP_S,
         isolation: str = "",
+        accepts: Tokens | None = None,
     ) -> None:
         if bool(gateway) == bool(listen):
             given = f"gateway {gateway!r} and listen {listen!r}" if gateway else "neither gateway nor listen"
@@ -89,6 +93,9 @@ class EnvHost:
         self._capacity = capacity
         self._name = name
         self._token = token
+        self._accepts = accepts
+        # With the stream that is open, or was last: a token file may have another by now.
+        self._sent = ""
         self._tls = tls
         self._drain_s = drain_s
         self._give_up_s = give_up_s
@@ -143,6 +150,7 @@ class EnvHost:
         heard_at, backoff_s = loop.time(), FIRST_BACKOFF_S
         try:
             while not stop.is_set():
+                self._sent = current(self._token)
                 call = client.stream("Attach", deadline_s=None)
                 frames = Frames(call, env_pb2.AttachRequest)
                 stream, hello = self._next_stream(frames, f"the gateway at {self._gateway}", runner)
@@ -177,7 +185,8 @@ class EnvHost:
             )
         except grpc.aio.AioRpcError as error:
             typed = from_call(error, f"Attach at {self._gateway}")
-            if isinstance(typed, _FATAL):
+            rotated = isinstance(typed, Unauthenticated) and current(self._token) != self._sent
+            if isinstance(typed, _FATAL) and not rotated:
                 raise typed from error
             return typed
         except (ServiceUnavailable, DeadlineExceeded) as error:
@@ -204,7 +213,8 @@ class EnvHost:
                 log.info("stream lost: %s", error)
 
         servicer = _Listening(serve, lambda: runner.keep(()), self._give_up_s)
-        server = Server(self._name, self._listen, token=self._token, tls=self._tls, drain_s=1.0)
+        tokens = self._accepts or current(self._token)
+        server = Server(self._name, self._listen, tokens=tokens, tls=self._tls, drain_s=1.0)
         server.add(env_pb2_grpc.add_EnvHostServiceServicer_to_server, servicer, SERVICE)
         self.address = await server.start()
         try:
@@ -283,7 +293,9 @@ def main() -> None:
     from earl.config.run import RunConfig
     from earl.env.serve import load
     from earl.obs.log import setup
+    from earl.rpc.access import Access
     from earl.rpc.main import announce, run
+    from earl.rpc.token_file import Role
 
     parser = argparse.ArgumentParser(prog="python -m earl.env.host")
     parser.add_argument("--run", type=Path, required=True, help="the resolved run file, run.json")
@@ -302,13 +314,14 @@ def main() -> None:
                 f"environment.name {config.environment.name!r} is not served by {config.environment.serve!r}",
                 f"it serves {', '.join(sorted(environments))}",
             )
+        access = Access.of(Role.ENVIRONMENT)
         host = EnvHost(
             gateway,
             environments,
             config.environment.sessions_per_host,
             name=arguments.name,
-            token=os.environ.get("EARL_TOKEN", ""),
-            tls=TlsFiles.from_environment(),
+            token=access.token,
+            tls=access.tls,
         )
         await host.run(stop, ready=lambda: announce(arguments.name, gateway))
 

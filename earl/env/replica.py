@@ -1,8 +1,8 @@
 """One process that serves environments: `python -m earl.env.replica module:Class --gateway HOST:PORT`.
 
 What `earl env serve` starts several of, and what `earl env test` examines. With --listen HOST:PORT a
-gateway dials it instead. The token is EARL_TOKEN. With --parent it ends when that process has: nothing is
-left behind by a parent that was killed.
+gateway dials it instead. Tokens and TLS are those of the environment (EARL_TOKEN, EARL_TLS_*). With --parent
+it ends when that process has: nothing is left behind by a parent that was killed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from earl.env.base import ISOLATIONS
 from earl.env.host import EnvHost
 from earl.env.serve import load
 from earl.obs.log import setup
-from earl.rpc.auth import TlsFiles
+from earl.rpc.access import Access
 from earl.rpc.main import announce, run
+from earl.rpc.token_file import Role
+from earl.rpc.tokens import accepted
 
 DRAIN_S = 10.0
 _LOOK_S = 0.5
@@ -43,14 +45,16 @@ def main() -> None:
         watch.start()
 
     async def serve(stop: asyncio.Event) -> None:
+        access = Access.of(Role.ENVIRONMENT)
         host = EnvHost(
             arguments.gateway,
             load(arguments.target),
             arguments.capacity,
             listen=arguments.listen,
             name=arguments.name,
-            token=os.environ.get("EARL_TOKEN", ""),
-            tls=TlsFiles.from_environment(),
+            token=access.token,
+            tls=access.tls,
+            accepts=accepted(),
             drain_s=arguments.drain_s,
             isolation=arguments.isolation,
         )

@@ -38,6 +38,7 @@ from earl.rpc.auth import TlsFiles
 from earl.rpc.client import Client
 from earl.rpc.errors import from_call
 from earl.rpc.outbox import Outbox
+from earl.rpc.tokens import Token
 from earl.v1 import env_pb2, env_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def ending_of(error: EarlError) -> Ending:
 class GatewayClient:
     """Opens sessions at one gateway. address: "host:port". Connects when first used."""
 
-    def __init__(self, address: str, *, token: str = "", tls: TlsFiles | None = None) -> None:
+    def __init__(self, address: str, *, token: Token = "", tls: TlsFiles | None = None) -> None:
         self.address = address
         self._client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=tls)
         self._stream: _PlayStream | None = None

@@ -1,8 +1,10 @@
-"""Who may call: a bearer token on every RPC but health, and no bind off loopback without TLS and token."""
+"""Where a server may listen and how a call is carried: addresses, TLS, and the token in its metadata.
+
+No bind off loopback without TLS and a token that cannot be guessed. Whose token it is: tokens.py.
+"""
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import os
 from collections.abc import Iterable
@@ -11,10 +13,11 @@ from pathlib import Path
 
 import grpc
 
-from earl.errors import ConfigError, InsecureBind, Unauthenticated
+from earl.errors import ConfigError, InsecureBind
+from earl.rpc.tokens import Tokens
 
 AUTHORIZATION = "authorization"
-OPEN_PREFIX = "/grpc.health.v1.Health/"
+SCHEME = "Bearer "
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +72,35 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_bind(address: str, token: str, tls: TlsFiles | None) -> None:
-    """Raises InsecureBind for an address off loopback without both TLS and a token."""
+def check_bind(address: str, tokens: Tokens, tls: TlsFiles | None) -> None:
+    """Raises InsecureBind for an address off loopback without both TLS and a strong token."""
     host, _ = split_address(address)
-    missing = [name for name, given in (("TLS", tls), ("a token", token)) if not given]
-    if missing and not is_loopback(host):
+    if is_loopback(host):
+        return
+    missing = [name for name, given in (("TLS", tls), ("a token", tokens.demanded)) if not given]
+    if missing:
         raise InsecureBind(
             f"bind {address} is off loopback without {' and '.join(missing)}",
-            "set EARL_TLS_CERT, EARL_TLS_KEY and EARL_TOKEN, or bind 127.0.0.1",
+            "set EARL_TLS_CERT, EARL_TLS_KEY and EARL_TOKENS (earl certs new, earl tokens new), "
+            "or bind 127.0.0.1",
+        )
+    if tokens.weakness:
+        raise InsecureBind(
+            f"bind {address} is off loopback with a token that {tokens.weakness}",
+            "make one with: earl tokens new",
         )
 
 
 def metadata(token: str) -> tuple[tuple[str, str], ...]:
     """What a caller sends with each RPC."""
-    return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
+    return ((AUTHORIZATION, f"{SCHEME}{token}"),) if token else ()
 
 
-def check_token(method: str, sent: Iterable[tuple[str, str | bytes]], token: str) -> None:
-    """Raises Unauthenticated unless the token is right, none is demanded, or `method` is health."""
-    if not token or method.startswith(OPEN_PREFIX):
-        return
-    expected = f"Bearer {token}".encode()
+def token_of(sent: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+    """The token in a call's metadata; None if there is none."""
     for key, value in sent:
         if key == AUTHORIZATION:
-            raw = value if isinstance(value, bytes) else value.encode()
-            if hmac.compare_digest(raw, expected):
-                return
-            raise Unauthenticated(f"{method}: wrong token", "set EARL_TOKEN to the service's token")
-    raise Unauthenticated(f"{method}: no token", "set EARL_TOKEN to the service's token")
+            raw = value if isinstance(value, bytes) else value.encode("utf-8", "replace")
+            scheme, token = raw[: len(SCHEME)], raw[len(SCHEME) :]
+            return token if scheme.lower() == SCHEME.lower().encode() else b""
+    return None

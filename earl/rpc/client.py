@@ -16,6 +16,7 @@ import grpc
 from earl.errors import DeadlineExceeded
 from earl.rpc import auth, options
 from earl.rpc.errors import from_call
+from earl.rpc.tokens import Token, current
 
 # What a stream's read() returns once the peer has ended it.
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -27,21 +28,24 @@ class Client:
     """Calls one service at one address.
 
     address: "host:port". stub: generated stub class, for example SchedulerServiceStub. With `tls`, the
-    connection is encrypted; the token is sent with every call.
+    connection is encrypted; the token is sent with every call: one that is asked for each time may change.
     """
 
     def __init__(
-        self, address: str, stub: type, *, token: str = "", tls: auth.TlsFiles | None = None
+        self, address: str, stub: type, *, token: Token = "", tls: auth.TlsFiles | None = None
     ) -> None:
         auth.split_address(address)
         self.address = address
-        self._metadata = auth.metadata(token)
+        self._token = token
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options.CLIENT)
         else:
             credentials = tls.channel_credentials()
             self._channel = grpc.aio.secure_channel(address, credentials, options=options.CLIENT)
         self._stub = stub(self._channel)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return auth.metadata(current(self._token))
 
     async def call(self, method: str, request: Any, *, deadline_s: float) -> Any:
         """The response to `request`.
@@ -55,7 +59,7 @@ class Client:
         last: grpc.aio.AioRpcError | None = None
         while (left_s := ends - time.monotonic()) > 0 or last is None:
             try:
-                return await invoke(request, timeout=max(left_s, 0.001), metadata=self._metadata)
+                return await invoke(request, timeout=max(left_s, 0.001), metadata=self._metadata())
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and last is not None:
                     break  # the last attempt was cut short by our own retries: the earlier cause tells more
@@ -82,7 +86,7 @@ class Client:
 
         It raises grpc.aio.AioRpcError; `earl.rpc.errors.from_call` makes a typed error of it.
         """
-        return getattr(self._stub, method)(timeout=deadline_s, metadata=self._metadata)
+        return getattr(self._stub, method)(timeout=deadline_s, metadata=self._metadata())
 
     async def close(self) -> None:
         """Close the connection; calls in flight are cancelled."""

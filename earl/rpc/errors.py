@@ -24,11 +24,13 @@ MAX_TEXT_BYTES = 1024
 
 _BY_CODE: dict[grpc.StatusCode, type[EarlError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
     grpc.StatusCode.UNAVAILABLE: errors.ServiceUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
 }
 _REMEDIES: dict[type[EarlError], str] = {
-    errors.Unauthenticated: "set EARL_TOKEN to the token that the service was started with",
+    errors.Unauthenticated: "set EARL_TOKEN to a token that the service accepts",
+    errors.PermissionDenied: "call it with a token of another role",
     errors.ServiceUnavailable: "check that the service runs and listens there",
     errors.DeadlineExceeded: "see whether the service is overloaded, or give it longer",
 }

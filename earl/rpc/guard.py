@@ -1,4 +1,4 @@
-"""The server's one interceptor: refuses callers without the token, turns errors into statuses.
+"""The server's one interceptor: refuses callers without a right, turns errors into statuses.
 
 It wraps a handler in one of the same shape (unary or stream on each side), so that a refused stream
 ends at once instead of waiting for a first message.
@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
 
-from earl.errors import EarlError
+from earl.errors import EarlError, PermissionDenied
 from earl.rpc import auth
 from earl.rpc.errors import DETAILS_KEY, bounded, status_code, to_status
+from earl.rpc.roles import Rule, rules
+from earl.rpc.streams import OpenStreams
+from earl.rpc.tokens import Bearer, Tokens
 
 log = logging.getLogger(__name__)
+
+OPEN_PREFIX = "/grpc.health.v1.Health/"
+REFLECTION_PREFIX = "/grpc.reflection."
 
 
 @asynccontextmanager
@@ -48,10 +54,20 @@ def _unexpected(error: Exception, method: str) -> str:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Authenticates and translates for every RPC of a server."""
+    """Authenticates and translates for every RPC of a server.
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    Health is open to all, reflection to whoever has any token that is accepted; every other method to the
+    roles that its contract names (roles.py).
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._rules: dict[str, Rule] = {}
+        self.streams = OpenStreams(tokens)
+
+    def add(self, service: str) -> None:
+        """Lets calls of a service through, by its full name. Raises ConfigError."""
+        self._rules |= rules(service)
 
     async def intercept_service(
         self,
@@ -60,34 +76,57 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler: Any = await continuation(handler_call_details)
         method: str = handler_call_details.method  # type: ignore[attr-defined]
-        if handler is None:
+        if handler is None or method.startswith(OPEN_PREFIX):
             return handler
-        refusal: EarlError | None = None
         try:
-            auth.check_token(method, handler_call_details.invocation_metadata or (), self._token)  # type: ignore[attr-defined]
+            bearer = self._admit(method, handler_call_details.invocation_metadata or ())  # type: ignore[attr-defined]
         except EarlError as error:
-            refusal = error
-        if refusal is None and method.startswith("/grpc."):
+            return _wrapped(handler, method, _refusing(error))
+        if method.startswith(REFLECTION_PREFIX):
             return handler
-        return _wrapped(handler, method, refusal)
+        if handler.request_streaming or handler.response_streaming:
+            return _wrapped(handler, method, lambda: self.streams.held(bearer))
+        return _wrapped(handler, method, nullcontext)
+
+    def _admit(self, method: str, sent: Any) -> Bearer:
+        """Whose call it is. Raises Unauthenticated, PermissionDenied."""
+        bearer = self._tokens.identify(auth.token_of(sent))
+        if bearer.role is None or method.startswith(REFLECTION_PREFIX):
+            return bearer
+        rule = self._rules.get(method)
+        if rule is None or bearer.role not in rule.roles:
+            able = " or ".join(sorted(rule.roles)) if rule else "nobody"
+            raise PermissionDenied(
+                f"{method} is for {able}, the token {bearer.id} is of role {bearer.role}",
+                "call it with a token of that role",
+            )
+        return bearer
 
 
-def _wrapped(handler: Any, method: str, refusal: EarlError | None) -> grpc.RpcMethodHandler:
+def _refusing(error: EarlError) -> Callable[[], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def refused() -> AsyncIterator[None]:
+        raise error
+        yield
+
+    return refused
+
+
+def _wrapped(
+    handler: Any, method: str, around: Callable[[], AbstractAsyncContextManager[None]]
+) -> grpc.RpcMethodHandler:
+    """The handler, its errors translated, inside `around`."""
     shape = f"{'stream' if handler.request_streaming else 'unary'}_" + (
         "stream" if handler.response_streaming else "unary"
     )
     behaviour = getattr(handler, shape)
 
     async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        async with translated(method, context):
-            if refusal:
-                raise refusal
+        async with translated(method, context), around():
             return await behaviour(request, context)
 
     async def generated(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        async with translated(method, context):
-            if refusal:
-                raise refusal
+        async with translated(method, context), around():
             async for response in behaviour(request, context):
                 yield response
 

@@ -21,8 +21,12 @@ from grpc_reflection.v1alpha import reflection
 from earl.errors import EarlError, PortInUse
 from earl.rpc import auth, options
 from earl.rpc.guard import Guard
+from earl.rpc.tokens import Tokens
 
 log = logging.getLogger(__name__)
+
+# How soon an expired or revoked token ends the streams that it opened.
+LOOK_S = 1.0
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -31,9 +35,9 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Server:
     """A gRPC server on the running loop.
 
-    name: for logs. bind: "host:port", port 0 for any free one. token: demanded of every caller but of
-    health if not empty. Raises InsecureBind off loopback without TLS and token, ConfigError for an
-    address that is none.
+    name: for logs. bind: "host:port", port 0 for any free one. tokens: whose callers are let in, or one
+    token for every role; "" demands none. Raises InsecureBind off loopback without TLS and a strong token,
+    ConfigError for an address that is none.
     """
 
     def __init__(
@@ -41,26 +45,33 @@ class Server:
         name: str,
         bind: str,
         *,
-        token: str = "",
+        tokens: Tokens | str = "",
         tls: auth.TlsFiles | None = None,
         drain_s: float = 10.0,
     ) -> None:
-        auth.check_bind(bind, token, tls)
+        self._tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
+        auth.check_bind(bind, self._tokens, tls)
         self.name = name
         self.address = ""
         self._bind = bind
         self._tls = tls
         self._drain_s = drain_s
         self._serving: dict[str, bool] = {}
-        self._server = grpc.aio.server(interceptors=[Guard(token)], options=options.SERVER)
+        self._guard = Guard(self._tokens)
+        self._server = grpc.aio.server(interceptors=[self._guard], options=options.SERVER)
         self._health = health_aio.HealthServicer()
         self._stopped = False
+        self._watch: asyncio.Task[None] | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def add(
         self, add_to_server: Callable[[Any, Any], None], servicer: object, full_service_name: str
     ) -> None:
-        """Serve `servicer`: add(add_SchedulerServiceServicer_to_server, s, "earl.v1.SchedulerService")."""
+        """Serve `servicer`: add(add_SchedulerServiceServicer_to_server, s, "earl.v1.SchedulerService").
+
+        Raises ConfigError for a service with a method whose contract names no role.
+        """
+        self._guard.add(full_service_name)
         add_to_server(servicer, self._server)
         self._serving[full_service_name] = True
 
@@ -81,8 +92,17 @@ class Server:
         await self._server.start()
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         await self._publish_health()
+        if self._tokens.demanded:
+            self._watch = asyncio.create_task(self._watch_tokens())
         log.info("%s serves at %s", self.name, self.address)
         return self.address
+
+    async def _watch_tokens(self) -> None:
+        """For ever: takes over what changed, and ends the streams of tokens that are good no more."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._tokens.refresh()
+            self._guard.streams.end_refused()
 
     def _cannot_bind(self) -> EarlError:
         return PortInUse(f"{self.name} cannot listen at {self._bind}", "free the port or choose another one")
@@ -106,6 +126,8 @@ class Server:
         if self._stopped:
             return
         self._stopped = True
+        if self._watch is not None:
+            self._watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._drain_s if self.address else None)
         log.info("%s stopped", self.name)

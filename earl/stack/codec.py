@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from earl.parallelism import Parallelism
+from earl.rpc.access import OPEN, Access
 from earl.rpc.client import Client
 from earl.stack.status import (
     Bounds,
@@ -25,8 +26,10 @@ from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 class SchedulerClient:
     """An operator's side of SchedulerService."""
 
-    def __init__(self, address: str, token: str = "") -> None:
-        self._client = Client(address, scheduler_pb2_grpc.SchedulerServiceStub, token=token)
+    def __init__(self, address: str, access: Access = OPEN) -> None:
+        self._client = Client(
+            address, scheduler_pb2_grpc.SchedulerServiceStub, token=access.token, tls=access.tls
+        )
 
     async def status(self, deadline_s: float) -> RunStatus:
         """A snapshot; raises ServiceUnavailable or DeadlineExceeded."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import shutil
 import sys
 import time
@@ -23,7 +22,9 @@ from pathlib import Path
 from earl.config.run import RunConfig
 from earl.dispatch.arena_file import arena_directory
 from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
-from earl.stack import plan, warden
+from earl.rpc.access import Access
+from earl.rpc.token_file import Role
+from earl.stack import credentials, plan, warden
 from earl.stack.codec import SchedulerClient
 from earl.stack.ports import resolve_bind
 from earl.stack.rundir import RunDirectory
@@ -70,6 +71,7 @@ async def launch(
     Raises ConfigError and PortInUse before anything is started, and the typed reason when a process
     of the stack fails for good.
     """
+    credentials.check()
     launched = resolve(config)
     with RunDirectory(config, resume=resume) as directory:
         directory.write(config, launched)
@@ -143,7 +145,7 @@ class Launch:
         self._signals = signals
         self._on_update = on_update
         self._status = RunStatus(run=config.name)
-        self._scheduler = SchedulerClient(config.scheduler.bind, os.environ.get("EARL_TOKEN", ""))
+        self._scheduler = SchedulerClient(config.scheduler.bind, Access.of(Role.OPERATOR))
         self._stop_s = config.stack.stop_s
 
     async def run(self, directory: Path, started_at: float) -> Outcome:

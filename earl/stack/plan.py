@@ -38,6 +38,7 @@ class ProcessSpec:
     restartable: the ledger makes it safe to start it again after a crash.
     verdicts: exit codes that judge the run and are no crash: it is not started again after those.
     stop_rank: processes are stopped rank by rank, lowest first.
+    role: whose token it gets; "" none.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ProcessSpec:
     restartable: bool = False
     verdicts: tuple[int, ...] = ()
     stop_rank: int = 0
+    role: str = "worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     bus = (VALKEY,) if embedded else ()
     specs: list[ProcessSpec] = []
     if embedded:
-        specs.append(ProcessSpec(VALKEY, ("-m", "earl.stack.valkey", *run), stop_rank=3))
-    specs.append(ProcessSpec(MODEL, ("-m", "earl.models.create", *run), job=True))
+        specs.append(ProcessSpec(VALKEY, ("-m", "earl.stack.valkey", *run), stop_rank=3, role=""))
+    specs.append(ProcessSpec(MODEL, ("-m", "earl.models.create", *run), job=True, role=""))
     # Everything that it knows is in Redis; who calls it waits for its successor.
     specs.append(
         ProcessSpec(
@@ -101,6 +103,7 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
                 ("-m", "earl.env.host", *run, "--name", f"env-{index}"),
                 needs=(GATEWAY,),
                 restartable=True,
+                role="environment",
             )
             for index in range(config.environment.hosts)
         ]

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 
 from earl.config.run import StackConfig
 from earl.errors import EarlError, ProcessFailed
+from earl.stack import credentials
 from earl.stack.plan import VALKEY, Addresses, ProcessSpec
 from earl.stack.process import StackProcess
 from earl.stack.rundir import RunDirectory
@@ -173,6 +174,7 @@ class Supervisor:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             **addresses,
+            **credentials.environment(process.spec.role),
             MARK_VARIABLE: self.mark,
             PROCESS_VARIABLE: self._own_mark(process),
         }

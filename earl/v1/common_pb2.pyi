@@ -1,9 +1,17 @@
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_OPERATOR: _ClassVar[Role]
+    ROLE_WORKER: _ClassVar[Role]
+    ROLE_ENVIRONMENT: _ClassVar[Role]
 
 class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -33,6 +41,10 @@ class Actor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTOR_UNSPECIFIED: _ClassVar[Actor]
     ACTOR_POLICY: _ClassVar[Actor]
     ACTOR_RANDOM_LEGAL: _ClassVar[Actor]
+ROLE_UNSPECIFIED: Role
+ROLE_OPERATOR: Role
+ROLE_WORKER: Role
+ROLE_ENVIRONMENT: Role
 STAGE_UNSPECIFIED: Stage
 STAGE_ROLLOUT: Stage
 STAGE_REFERENCE: Stage
@@ -50,6 +62,10 @@ PURPOSE_WARMUP: Purpose
 ACTOR_UNSPECIFIED: Actor
 ACTOR_POLICY: Actor
 ACTOR_RANDOM_LEGAL: Actor
+ROLES_FIELD_NUMBER: _ClassVar[int]
+roles: _descriptor.FieldDescriptor
+AUDITED_FIELD_NUMBER: _ClassVar[int]
+audited: _descriptor.FieldDescriptor
 
 class Parallelism(_message.Message):
     __slots__ = ("dp", "tp", "cp", "pp")

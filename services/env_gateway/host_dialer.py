@@ -14,7 +14,7 @@ import grpc
 
 from earl.env.frames import Frames
 from earl.errors import EarlError, ServiceUnavailable
-from earl.rpc.auth import TlsFiles
+from earl.rpc.access import OPEN, Access
 from earl.rpc.client import Client
 from earl.rpc.errors import from_call
 from earl.v1 import env_pb2, env_pb2_grpc
@@ -32,10 +32,10 @@ LASTED_S = 1.0
 class HostDialer:
     """Keeps a stream to the env host that listens at `address`. Raises ConfigError for a bad address."""
 
-    def __init__(self, gateway: Gateway, address: str, *, token: str = "", tls: TlsFiles | None = None):
+    def __init__(self, gateway: Gateway, address: str, access: Access = OPEN):
         self._gateway = gateway
         self._address = address
-        self._client = Client(address, env_pb2_grpc.EnvHostServiceStub, token=token, tls=tls)
+        self._client = Client(address, env_pb2_grpc.EnvHostServiceStub, token=access.token, tls=access.tls)
 
     async def run(self) -> None:
         """Dial until the gateway drains. What goes wrong in the same way again is logged once."""

@@ -9,9 +9,11 @@ import os
 import time
 
 from earl.config.run import RunConfig
-from earl.rpc.auth import TlsFiles
+from earl.rpc.access import Access
 from earl.rpc.main import announce
 from earl.rpc.server import Server
+from earl.rpc.token_file import Role
+from earl.rpc.tokens import accepted
 from services.env_gateway.events import QuarantineEvents
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.host_dialer import HostDialer
@@ -33,9 +35,10 @@ async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
     events = QuarantineEvents(redis_url, config.name, name) if redis_url else None
     gateway = Gateway(config.gateway, time.monotonic, events.announce if events else None)
     servicer = EnvGatewayServicer(gateway, interval_s)
-    token, tls = os.environ.get("EARL_TOKEN", ""), TlsFiles.from_environment()
-    dialers = [HostDialer(gateway, listening, token=token, tls=tls) for listening in config.gateway.dial]
-    server = Server(name, config.gateway.bind, token=token, tls=tls, drain_s=1.0)
+    # What a host that listens is shown is the environment's own token: it learns no other.
+    access = Access.of(Role.ENVIRONMENT)
+    dialers = [HostDialer(gateway, listening, access) for listening in config.gateway.dial]
+    server = Server(name, config.gateway.bind, tokens=accepted(), tls=access.tls, drain_s=1.0)
     server.add(add_to_server, servicer, SERVICE)
     address = await server.start()
     tasks = [asyncio.create_task(servicer.run()), asyncio.create_task(_report(gateway))]

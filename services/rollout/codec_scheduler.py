@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from earl.errors import UnknownWorker
 from earl.parallelism import Parallelism
+from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -46,7 +47,7 @@ class SchedulerLink:
     def __init__(
         self,
         address: str,
-        token: str,
+        access: Access,
         *,
         name: str,
         incarnation: int,
@@ -59,7 +60,7 @@ class SchedulerLink:
         self._joins = 0
         # Called after the scheduler had given this worker up and took it back.
         self.on_rejoin: Callable[[], None] = lambda: None
-        self._client = Client(address, SchedulerServiceStub, token=token)
+        self._client = Client(address, SchedulerServiceStub, token=access.token, tls=access.tls)
         self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_ROLLOUT)
         self._request = scheduler_pb2.JoinRequest(
             capacity=capacity, parallelism=encode_parallelism(parallelism)

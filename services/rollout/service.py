@@ -26,8 +26,11 @@ from earl.env.session import GatewayClient
 from earl.errors import ConfigError
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
+from earl.rpc.access import Access
 from earl.rpc.main import announce
 from earl.rpc.server import Server
+from earl.rpc.token_file import Role
+from earl.rpc.tokens import accepted
 from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from services.rollout import columns
 from services.rollout.agent import Agent
@@ -47,12 +50,12 @@ MEMBERSHIPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the other services are; from the environment variables that the launcher sets."""
+    """Where the other services are, and what lets this one in; from the environment."""
 
     redis_url: str
     scheduler: str
     gateway: str
-    token: str
+    access: Access
 
     @classmethod
     def from_environment(cls) -> Addresses:
@@ -63,7 +66,7 @@ class Addresses:
             if not value:
                 raise ConfigError(f"{name} is not set", "start the stack with `earl train`, or set it")
             values.append(value)
-        return cls(*values, token=os.environ.get("EARL_TOKEN", ""))
+        return cls(*values, access=Access.of(Role.WORKER))
 
 
 def engine_cuts(
@@ -99,6 +102,7 @@ def engine_cuts(
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
     """Runs one rollout worker until `stop` is set or the run ends. Raises EarlError for what failed."""
     addresses = Addresses.from_environment()
+    access = addresses.access
     rollout, environment = config.rollout, config.environment
     tokenizer = Tokenizer.load(run_dir / "model", config.model)
     capacity = rollout.episodes or rollout.engines * rollout.max_sequences
@@ -120,7 +124,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         )
         stack.push_async_callback(pool.stop)
         await pool.start()
-        gateway = GatewayClient(addresses.gateway, token=addresses.token)
+        gateway = GatewayClient(addresses.gateway, token=access.token, tls=access.tls)
         stack.push_async_callback(gateway.close)
         limits = Limits(environment.queue_s, environment.reset_s, environment.step_s)
         bounds = {"max_context_tokens": config.longest_sequence, "max_new_tokens": rollout.max_new_tokens}
@@ -128,7 +132,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         agent = Agent(tokenizer, pool, gateway, spans, limits=limits, **bounds)
         scheduler = SchedulerLink(
             addresses.scheduler,
-            addresses.token,
+            access,
             name=name,
             incarnation=incarnation,
             capacity=capacity,
@@ -141,7 +145,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         stack.push_async_callback(gauges.close)
         parts = Parts(scheduler, bus, store, pool, agent, gauges)
         worker = RolloutWorker(config, parts, capacity)
-        server = Server(name, rollout.bind, token=addresses.token, drain_s=1.0)
+        server = Server(name, rollout.bind, tokens=accepted(), tls=access.tls, drain_s=1.0)
         server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, parts), SERVICE)
         address = await server.start()
         stack.push_async_callback(server.stop)

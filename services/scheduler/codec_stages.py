@@ -17,6 +17,7 @@ from earl.errors import (
     ServiceUnavailable,
 )
 from earl.parallelism import Parallelism
+from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.rpc.errors import sent_by_service
 from earl.v1 import common_pb2, events_pb2, rollout_pb2, scheduler_pb2, trainer_pb2
@@ -52,7 +53,7 @@ class Silent(EarlError):
 # --- the worker's side ----------------------------------------------------------------------
 
 
-async def tell(command: Command, bounds: Bounds, token: str, deadline_s: float) -> Answer:
+async def tell(command: Command, bounds: Bounds, access: Access, deadline_s: float) -> Answer:
     """Tells a worker and waits for what it makes of it.
 
     Raises Refused, Silent, and what else the worker raised.
@@ -72,7 +73,8 @@ async def tell(command: Command, bounds: Bounds, token: str, deadline_s: float) 
     )
     if not rollout:
         request.stage = NUMBERS[command.stage]  # type: ignore[attr-defined]
-    client = Client(command.address, RolloutServiceStub if rollout else TrainerServiceStub, token=token)
+    stub = RolloutServiceStub if rollout else TrainerServiceStub
+    client = Client(command.address, stub, token=access.token, tls=access.tls)
     try:
         method = "ReparallelizeRollout" if rollout else "ReparallelizeTrainer"
         answer = await client.call(method, request, deadline_s=deadline_s)

@@ -19,6 +19,7 @@ from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing, LedgerError
 from earl.parallelism import Parallelism
+from earl.rpc.access import OPEN, Access
 from services.scheduler import evaluation, plans, program, roles
 from services.scheduler.bell import Bell
 from services.scheduler.codec import rules_of
@@ -48,7 +49,7 @@ class Scheduler:
     """One run's scheduler; see the methods for what each call does."""
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger, token: str
+        self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger, access: Access
     ) -> None:
         self.config = config
         self.ledger = ledger
@@ -61,7 +62,7 @@ class Scheduler:
         self._bus = bus
         self._journal = Journal(ledger.book, store)
         self.steering = Steering(
-            config, run_dir, self.monitor, ledger.book, self.report, self._journal.durable, token
+            config, run_dir, self.monitor, ledger.book, self.report, self._journal.durable, access
         )
         self.dock = roles.dock_of([roles.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
         ledger.held_back = self.dock.held_back
@@ -75,12 +76,12 @@ class Scheduler:
         self._draining = False
 
     @classmethod
-    async def open(cls, config: RunConfig, run_dir: Path, bus: Bus, token: str = "") -> Scheduler:
-        """Takes the stored ledger over, or begins one. token: that workers ask for. Raises BusUnavailable."""
+    async def open(cls, config: RunConfig, run_dir: Path, bus: Bus, access: Access = OPEN) -> Scheduler:
+        """Takes the stored ledger over, or begins one. access: to workers. Raises BusUnavailable."""
         store = LedgerStore(bus)
         records = await store.open()
         ledger = Ledger.restored(rules_of(config), records, time.monotonic())
-        return cls(config, run_dir, bus, store, ledger, token)
+        return cls(config, run_dir, bus, store, ledger, access)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""

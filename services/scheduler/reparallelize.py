@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from earl.errors import EarlError
+from earl.rpc.access import Access
 from services.scheduler.bell import Bell
 from services.scheduler.codec_stages import Bounds, Refused, Silent, tell
 from services.scheduler.switches import Answer, Command, Ended
@@ -35,7 +36,7 @@ class Driver:
         self,
         switching: Switching,
         bounds: Bounds,
-        token: str,
+        access: Access,
         *,
         call_s: float,
         durable: Callable[[], Awaitable[None]],
@@ -44,7 +45,7 @@ class Driver:
     ) -> None:
         self._switching = switching
         self._bounds = bounds
-        self._token = token
+        self._access = access
         self._call_s = call_s
         self._durable = durable
         self._ended = ended
@@ -84,7 +85,7 @@ class Driver:
         """Until something was answered, however long: Switching knows when its time is over."""
         while True:
             try:
-                answer = await self._tell(command, self._bounds, self._token, self._call_s)
+                answer = await self._tell(command, self._bounds, self._access, self._call_s)
                 self._switching.answered(command, answer, time.monotonic())
             except Silent:
                 await asyncio.sleep(AGAIN_S)

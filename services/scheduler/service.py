@@ -9,8 +9,11 @@ from pathlib import Path
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import BusUnavailable
+from earl.rpc.access import Access
 from earl.rpc.main import announce
 from earl.rpc.server import Server
+from earl.rpc.token_file import Role
+from earl.rpc.tokens import accepted
 from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from services.scheduler.control import Scheduler
 from services.scheduler.servicer import SERVICE, SchedulerServicer
@@ -23,11 +26,11 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         raise BusUnavailable(
             "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"
         )
-    token = os.environ.get("EARL_TOKEN", "")
-    server = Server(name, config.scheduler.bind, token=token, drain_s=2.0)
+    access = Access.of(Role.WORKER)
+    server = Server(name, config.scheduler.bind, tokens=accepted(), tls=access.tls, drain_s=2.0)
     bus = await Bus.connect(url, config.name, source=name, stream_events=config.bus.stream_events)
     try:
-        scheduler = await Scheduler.open(config, run_dir, bus, token)
+        scheduler = await Scheduler.open(config, run_dir, bus, access)
         server.add(add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), SERVICE)
         await _work(scheduler, server, name, stop)
     finally:

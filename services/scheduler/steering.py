@@ -16,6 +16,7 @@ from pathlib import Path
 from earl.config.run import RunConfig
 from earl.errors import EarlError, LedgerError
 from earl.parallelism import Parallelism
+from earl.rpc.access import OPEN, Access
 from services.scheduler.bell import Bell
 from services.scheduler.book import Book
 from services.scheduler.codec_stages import Bounds
@@ -48,7 +49,7 @@ class Steering:
         book: Book,
         report: RunReport,
         durable: Callable[[], Awaitable[None]],
-        token: str = "",
+        access: Access = OPEN,
     ) -> None:
         bounds = config.switch
         # All of a switch, and of the way back within a worker.
@@ -74,7 +75,7 @@ class Steering:
             Bounds(
                 bounds.prepare_s, bounds.quiesce_s, bounds.switch_s, bounds.verify_s, bounds.logprob_tolerance
             ),
-            token,
+            access,
             call_s=patience_s,
             durable=durable,
             ended=self._ended,

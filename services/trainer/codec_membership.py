@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from earl.errors import UnknownWorker
 from earl.parallelism import Parallelism
+from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -37,9 +38,9 @@ class Membership:
     """One process's membership in the run, and its calls as a member."""
 
     def __init__(
-        self, address: str, token: str, *, worker: common_pb2.Worker, parallelism: Parallelism
+        self, address: str, access: Access, *, worker: common_pb2.Worker, parallelism: Parallelism
     ) -> None:
-        self._client = Client(address, SchedulerServiceStub, token=token)
+        self._client = Client(address, SchedulerServiceStub, token=access.token, tls=access.tls)
         self.worker = worker
         # As the member is cut now, and the epoch of the switch that cut it so: with every heartbeat.
         self.parallelism, self.epoch = parallelism, 0

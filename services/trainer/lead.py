@@ -8,7 +8,9 @@ import logging
 
 from earl.config.run import RunConfig
 from earl.errors import EarlError
+from earl.rpc.auth import TlsFiles
 from earl.rpc.server import Server
+from earl.rpc.tokens import accepted
 from services.trainer.activity import Activity
 from services.trainer.codec_scheduler import PATIENCE_S, NextBatch, SchedulerLink
 from services.trainer.epochs import Command, Epochs, Outcome
@@ -52,9 +54,11 @@ class Lead:
         self.best = 0
         self.held: frozenset[int] = frozenset()
 
-    async def start(self, token: str) -> tuple[Server, str]:
+    async def start(self, tls: TlsFiles | None) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
-        server = Server(self._link.worker.name, self._config.trainer.bind, token=token, drain_s=1.0)
+        server = Server(
+            self._link.worker.name, self._config.trainer.bind, tokens=accepted(), tls=tls, drain_s=1.0
+        )
         serve(server, TrainerServicer(self._activity, self._requests, self._link, self._epochs))
         address = await server.start()
         membership = await self._link.join(address)

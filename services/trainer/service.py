@@ -23,7 +23,9 @@ from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.errors import ConfigError
 from earl.models.spec import load_spec
+from earl.rpc.access import Access
 from earl.rpc.main import announce
+from earl.rpc.token_file import Role
 from services.trainer.activity import Activity
 from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
 from services.trainer.cut import Cut, check
@@ -132,13 +134,13 @@ def _lead(
     requests: Requests,
     stack: ExitStack,
 ) -> tuple[Lead, str]:
-    token = os.environ.get("EARL_TOKEN", "")
+    access = Access.of(Role.WORKER)
 
     async def connect() -> SchedulerLink:
         # gRPC's channels belong to the loop that they are made on.
         return SchedulerLink(
             scheduler,
-            token,
+            access,
             name=name,
             incarnation=secrets.randbits(64),
             parallelism=epochs.parallelism,
@@ -147,7 +149,7 @@ def _lead(
     link = side.run(connect(), PATIENCE_S)
     stack.callback(lambda: side.run(link.close(), CLOSE_S))
     lead = Lead(config, side, link, activity, requests, epochs)
-    server, address = side.run(lead.start(token), PATIENCE_S + SLACK_S)
+    server, address = side.run(lead.start(access.tls), PATIENCE_S + SLACK_S)
     stack.callback(lambda: side.run(server.stop(), CLOSE_S))
     stack.callback(lambda: epochs.close("the trainer left"))
     side.spawn(lead.heartbeats())

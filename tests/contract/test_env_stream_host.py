@@ -47,7 +47,7 @@ async def serving(bind: str = "127.0.0.1:0", *, token: str = "", tls: TlsFiles |
     """A gateway in this process, served for real: (gateway, address)."""
     gateway = Gateway(GatewayConfig.model_validate(config), asyncio.get_running_loop().time)
     servicer = EnvGatewayServicer(gateway, 0.05)
-    server = Server("gateway", bind, token=token, tls=tls, drain_s=1)
+    server = Server("gateway", bind, tokens=token, tls=tls, drain_s=1)
     server.add(env_pb2_grpc.add_EnvGatewayServiceServicer_to_server, servicer, SERVICE)
     address = await server.start()
     sweeping = asyncio.create_task(servicer.run())

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from earl import errors
 from earl.rpc import Client, Server, TlsFiles
 from earl.rpc.errors import from_call
+from earl.rpc.token_file import Role, make
 from earl.v1 import env_pb2, env_pb2_grpc
 from tests.support.certificates import self_signed
 
@@ -71,6 +72,7 @@ async def client(server):
     await client.close()
 
 
+STRONG = make(Role.WORKER).token
 REQUEST = env_pb2.ListEnvironmentsRequest()
 
 
@@ -140,7 +142,7 @@ def test_insecure_bind():
 
 
 async def test_token_is_demanded_of_all_but_health(scripted):
-    server = make_server(scripted, token="secret")
+    server = make_server(scripted, tokens="secret")
     address = await server.start()
     for token in ("", "wrong"):
         client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token=token)
@@ -168,12 +170,12 @@ async def test_token_is_demanded_of_all_but_health(scripted):
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 async def test_tls_with_token(scripted, tmp_path):
     tls = self_signed(tmp_path)
-    server = make_server(scripted, bind="0.0.0.0:0", token="secret", tls=tls)
+    server = make_server(scripted, bind="0.0.0.0:0", tokens=STRONG, tls=tls)
     address = (await server.start()).replace("0.0.0.0", "127.0.0.1")
-    client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token="secret", tls=tls)
+    client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token=STRONG, tls=tls)
     await client.call("ListEnvironments", REQUEST, deadline_s=20)
     await client.close()
-    plain = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token="secret")
+    plain = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token=STRONG)
     with pytest.raises(errors.EarlError):
         await plain.call("ListEnvironments", REQUEST, deadline_s=0.3)
     await plain.close()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from earl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from earl.rpc.access import Access
 
 GATEWAY = "The gateway's host:port; else EARL_GATEWAY."
 Gateway = Annotated[str, typer.Option("--gateway", metavar="HOST:PORT", help=GATEWAY)]
@@ -37,6 +40,9 @@ def gateway_of(given: str) -> str:
     return address
 
 
-def token() -> str:
-    """What services of this machine or fleet demand; empty on loopback if none was set."""
-    return os.environ.get("EARL_TOKEN", "")
+def access(role: str) -> Access:
+    """What lets a command in at services of this machine or fleet, as `role`. Raises ConfigError."""
+    from earl.rpc.access import Access
+    from earl.rpc.token_file import Role
+
+    return Access.of(Role(role))

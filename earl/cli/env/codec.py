@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from earl.env.conformance.acts import tools_of
-from earl.rpc.auth import TlsFiles
+from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.v1 import env_pb2, env_pb2_grpc
 
@@ -31,9 +31,9 @@ class Listed:
     quarantined: int
 
 
-async def listed(gateway: str, token: str, tls: TlsFiles | None, deadline_s: float) -> list[Listed]:
+async def listed(gateway: str, access: Access, deadline_s: float) -> list[Listed]:
     """What attached hosts serve. Raises ServiceUnavailable, Unauthenticated, DeadlineExceeded."""
-    client = Client(gateway, env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=tls)
+    client = Client(gateway, env_pb2_grpc.EnvGatewayServiceStub, token=access.token, tls=access.tls)
     try:
         request = env_pb2.ListEnvironmentsRequest()
         response = await client.call("ListEnvironments", request, deadline_s=deadline_s)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from earl.cli.env.arguments import AsJson, Task, task_of, token
+from earl.cli.env.arguments import AsJson, Task, access, task_of
 from earl.env.conformance.card import Card, Check, Verdict
 from earl.env.conformance.plan import Plan, chosen, recorded
 from earl.errors import ConfigError
@@ -110,7 +110,7 @@ async def _examined(
     from earl.env.conformance.examine import examine
     from earl.env.conformance.servicer import examining
     from earl.env.conformance.spawned import spawned
-    from earl.rpc.auth import TlsFiles
+    from earl.rpc.tokens import current
 
     subject = ""
 
@@ -129,8 +129,9 @@ async def _examined(
             spawned(examiner, target, secret, plan) as bench,
         ):
             return await examine(bench, names, report)
-    tls = TlsFiles.from_environment()
-    async with examining(listen or "127.0.0.1:0", token(), tls=tls) as examiner:
+    allowed = access("environment")
+    secret = current(allowed.token)
+    async with examining(listen or "127.0.0.1:0", secret, tls=allowed.tls) as examiner:
         if dial:
             examiner.dial(dial)
         else:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from earl.cli.env.arguments import token
+from earl.cli.env.arguments import access
 from earl.cli.env.codec import CALL_S, listed
 from earl.env import Action, Ending, GatewayClient, Limits, Observation
 from earl.env.codec import observation
@@ -19,7 +19,6 @@ from earl.env.conformance.spawned import spawned
 from earl.env.session import Session
 from earl.env.tool_calls import to_json
 from earl.errors import UnknownEnvironment
-from earl.rpc.auth import TlsFiles
 
 # A person thinks for as long as it takes; what the environment does is bounded.
 LIMITS = Limits(queue_s=30.0, reset_s=120.0, step_s=120.0, episode_s=86_400.0)
@@ -115,10 +114,10 @@ async def at_host(target: str, name: str) -> AsyncIterator[Game]:
 @asynccontextmanager
 async def at_gateway(address: str, name: str) -> AsyncIterator[Game]:
     """At host:port. Raises UnknownEnvironment, ServiceUnavailable."""
-    tls = TlsFiles.from_environment()
-    found = {one.name: one for one in await listed(address, token(), tls, CALL_S)}
+    allowed = access("operator")
+    found = {one.name: one for one in await listed(address, allowed, CALL_S)}
     name = chosen(name, list(found), f"the gateway at {address}")
-    client = GatewayClient(address, token=token(), tls=tls)
+    client = GatewayClient(address, token=allowed.token, tls=allowed.tls)
     try:
         yield GatewayGame(client, name, found[name].tools)
     finally:

@@ -9,15 +9,14 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from earl.cli.env.arguments import AsJson, Gateway, gateway_of, token
+from earl.cli.env.arguments import AsJson, Gateway, access, gateway_of
 from earl.cli.env.codec import CALL_S, Listed, listed, signature
-from earl.rpc.auth import TlsFiles
 
 
 def list_(gateway: Gateway = "", as_json: AsJson = False) -> None:
     """Show the environments at a gateway: hosts, capacity, open and waiting sessions, quarantine, tools."""
     address = gateway_of(gateway)
-    found = asyncio.run(listed(address, token(), TlsFiles.from_environment(), CALL_S))
+    found = asyncio.run(listed(address, access("operator"), CALL_S))
     if as_json:
         print(json.dumps({"gateway": address, "environments": [asdict(one) for one in found]}))
     elif not found:

@@ -57,8 +57,8 @@ def serve(
 ) -> None:
     """Serve environments through a gateway, in as many processes as there are replicas.
 
-    Prints a line of JSON once all are attached, or listen; logs go to standard error. The token is
-    EARL_TOKEN.
+    Prints a line of JSON once all are attached, or listen; logs go to standard error. Tokens
+    and TLS are those of the environment: EARL_TOKEN, EARL_TLS_CA (docs/security.md).
     """
     if listen and gateway:
         raise ConfigError(f"--gateway {gateway} and --listen {listen} exclude each other", "give one of them")

@@ -194,7 +194,7 @@ async def examining(
         handler = grpc.method_handlers_generic_handler(SERVICE, {"Attach": method})
         server.add_generic_rpc_handlers((handler,))
 
-    server = Server("conformance", bind, token=token, tls=tls, drain_s=1.0)
+    server = Server("conformance", bind, tokens=token, tls=tls, drain_s=1.0)
     server.add(add, examiner, SERVICE)
     examiner.address = await server.start()
     try:

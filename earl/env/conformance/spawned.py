@@ -39,7 +39,7 @@ async def spawned(
             count += 1
             # Another hash seed in each process: what follows the order of a set differs.
             process = _process(target, examiner.address, f"host-{count}", capacity, count, logs)
-            await process.start({**os.environ, "EARL_TOKEN": token})
+            await process.start({**os.environ, "EARL_TOKENS": "", "EARL_TOKEN": token})
             watching: asyncio.Task[None] | None = None
             try:
                 link = await _attached(examiner, process)

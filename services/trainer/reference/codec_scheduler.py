@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.parallelism import Parallelism
+from earl.rpc.access import Access
 from earl.v1 import common_pb2, scheduler_pb2
 from services.trainer.codec_membership import PATIENCE_S, Membership
 
@@ -51,10 +52,12 @@ class Offer:
 class ReferenceLink(Membership):
     """Speaks for a stage of dp replicas, each of tp ranks."""
 
-    def __init__(self, address: str, token: str, *, name: str, incarnation: int, dp: int, tp: int) -> None:
+    def __init__(
+        self, address: str, access: Access, *, name: str, incarnation: int, dp: int, tp: int
+    ) -> None:
         super().__init__(
             address,
-            token,
+            access,
             worker=common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_REFERENCE),
             parallelism=Parallelism(dp, tp),
         )

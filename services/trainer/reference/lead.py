@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 
 from earl.config.run import RunConfig
 from earl.errors import EarlError, TrainerError
+from earl.rpc.auth import TlsFiles
 from earl.rpc.server import Server
+from earl.rpc.tokens import accepted
 from services.trainer.activity import Activity
 from services.trainer.codec_membership import PATIENCE_S
 from services.trainer.epochs import Epochs, Outcome
@@ -65,9 +67,11 @@ class Lead:
         self._voided = False
         self._failures = 0
 
-    async def start(self, token: str) -> tuple[Server, str]:
+    async def start(self, tls: TlsFiles | None) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
-        server = Server(self._link.worker.name, self._config.reference.bind, token=token, drain_s=1.0)
+        server = Server(
+            self._link.worker.name, self._config.reference.bind, tokens=accepted(), tls=tls, drain_s=1.0
+        )
         serve(server, StageServicer(self._activity, self._link, self._epochs))
         address = await server.start()
         joined = await self._link.join(address)

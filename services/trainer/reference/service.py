@@ -7,7 +7,6 @@ Promise: whatever fails, what was started is stopped; no arena file outlives the
 
 from __future__ import annotations
 
-import os
 import secrets
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +22,9 @@ from earl.dispatch.dispatcher import Dispatcher
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.models.spec import load_spec
+from earl.rpc.access import Access
 from earl.rpc.main import announce
+from earl.rpc.token_file import Role
 from services.trainer.activity import Activity
 from services.trainer.codec_membership import PATIENCE_S
 from services.trainer.epochs import Epochs
@@ -86,9 +87,10 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         address = ""
         if group.leads:
             epochs = Epochs(place.parallelism, lambda wanted: check(wanted, group.size, spec))
-            link = _link(config, name, scheduler, side, stack)
+            access = Access.of(Role.WORKER)
+            link = _link(config, name, scheduler, access, side, stack)
             lead = Lead(config, side, link, activity, requests, origin, epochs)
-            server, address = side.run(lead.start(os.environ.get("EARL_TOKEN", "")), PATIENCE_S + SLACK_S)
+            server, address = side.run(lead.start(access.tls), PATIENCE_S + SLACK_S)
             stack.callback(lambda: side.run(server.stop(), CLOSE_S))
             stack.callback(lambda: epochs.close("the reference stage left"))
             before = side.run(last_published(bus, until=after), PATIENCE_S)
@@ -114,12 +116,14 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         group.close()
 
 
-def _link(config: RunConfig, name: str, scheduler: str, side: Side, stack: ExitStack) -> ReferenceLink:
+def _link(
+    config: RunConfig, name: str, scheduler: str, access: Access, side: Side, stack: ExitStack
+) -> ReferenceLink:
     async def connect() -> ReferenceLink:
         # gRPC's channels belong to the loop that they are made on.
         return ReferenceLink(
             scheduler,
-            os.environ.get("EARL_TOKEN", ""),
+            access,
             name=name,
             incarnation=secrets.randbits(64),
             dp=config.reference.dp,

@@ -1,0 +1,139 @@
+"""Tokens by which services know their callers: make, rotate and list them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from earl.errors import ConfigError
+from earl.rpc import token_file
+from earl.rpc.token_file import Entry, Role
+from earl.rpc.tokens import token_id
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+LONGEST = datetime.timedelta(days=3660)
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Tokens by which services know their callers: make, rotate and list them.",
+    epilog="docs/security.md says who may do what.",
+)
+FILE = "The token file; else EARL_TOKENS, else ~/.config/earl/tokens.toml."
+File = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="F", help=FILE),
+]
+Which = Annotated[
+    str, typer.Option("--role", metavar="R", help="operator, worker or environment; else all three.")
+]
+Expires = Annotated[
+    str, typer.Option("--expires", metavar="TIME", help="Until when they are good, like 30d or 12h.")
+]
+
+
+@app.command()
+def new(role: Which = "", expires: Expires = "", file: File = None) -> None:
+    """Add a token of each role, or of one, to the token file, which is made if need be.
+
+    No token is printed: `earl tokens show` does that.
+    """
+    path, ends = place(file), moment(expires)
+    entries = token_file.read(path) if path.exists() else []
+    made = [token_file.make(one, ends) for one in roles(role)]
+    token_file.write(path, entries + made)
+    for entry in made:
+        print(line(entry))
+    print(f"in {path}; services take them from: export EARL_TOKENS={path}")
+
+
+@app.command()
+def rotate(
+    role: Which = "",
+    expires: Expires = "",
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="TIME", help="How long the former tokens stay good.")
+    ] = "1d",
+    file: File = None,
+) -> None:
+    """Add new tokens, let the former ones expire soon, and drop those that have.
+
+    Services take the change over within seconds; nothing has to be restarted.
+    """
+    path, until, ends = place(file), moment(keep), moment(expires)
+    chosen, now = roles(role), datetime.datetime.now(datetime.UTC)
+    kept = [entry for entry in token_file.read(path) if entry.good_for_s(now) > 0]
+    former = [shortened(entry, until) if entry.role in chosen else entry for entry in kept]
+    made = [token_file.make(one, ends) for one in chosen]
+    token_file.write(path, [entry for entry in former if entry.good_for_s(now) > 0] + made)
+    for entry in made:
+        print(line(entry))
+    print(f"in {path}; the former ones are good for {keep} more")
+
+
+@app.command("list")
+def list_(file: File = None) -> None:
+    """Show what the token file has: role, identifier as in logs, expiry; never a token."""
+    for entry in token_file.read(place(file)):
+        print(line(entry))
+
+
+@app.command()
+def show(
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="operator, worker or environment.")],
+    file: File = None,
+) -> None:
+    """Print the token of a role that is to be sent now, for EARL_TOKEN of whoever has that role."""
+    (wanted,) = roles(role)
+    path, now = place(file), datetime.datetime.now(datetime.UTC)
+    # The last: it is good for longest.
+    good = [one for one in token_file.read(path) if one.role == wanted and one.good_for_s(now) > 0]
+    if not good:
+        raise ConfigError(
+            f"{path} has no {wanted} token that has not expired", f"earl tokens new --role {wanted}"
+        )
+    print(good[-1].token)
+
+
+def place(file: Path | None) -> Path:
+    """The token file that is meant."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return file or Path(os.environ.get("EARL_TOKENS") or home / "earl" / "tokens.toml")
+
+
+def roles(name: str) -> list[Role]:
+    """Those that are meant; all for "". Raises ConfigError."""
+    if name and name not in tuple(Role):
+        raise ConfigError(f"there is no role {name!r}", f"name one of {', '.join(Role)}")
+    return [Role(name)] if name else list(Role)
+
+
+def moment(lasts: str) -> datetime.datetime | None:
+    """So long from now, rounded to seconds; None for "". Raises ConfigError."""
+    if not lasts:
+        return None
+    found = re.fullmatch(r"(\d{1,9})([smhd])", lasts)
+    span = datetime.timedelta(seconds=int(found[1]) * UNITS_S[found[2]]) if found else datetime.timedelta()
+    if not datetime.timedelta() < span <= LONGEST:
+        raise ConfigError(f"{lasts!r} is no span of time up to ten years", "write it like 30d, 12h or 90m")
+    return (datetime.datetime.now(datetime.UTC) + span).replace(microsecond=0)
+
+
+def shortened(entry: Entry, until: datetime.datetime | None) -> Entry:
+    """Good until then at the latest."""
+    ends = [one for one in (entry.expires, until) if one]
+    return Entry(entry.role, entry.token, min(ends, default=None))
+
+
+def line(entry: Entry) -> str:
+    """What may be seen of a token."""
+    left_s = entry.good_for_s(datetime.datetime.now(datetime.UTC))
+    ends = f"expires {entry.expires:%Y-%m-%d %H:%M:%S %Z}" if entry.expires else "does not expire"
+    if left_s <= 0:
+        ends = ends.replace("expires", "expired")
+    return f"{entry.role:12} {token_id(entry.token)}  {ends}"

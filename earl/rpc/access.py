@@ -1,0 +1,28 @@
+"""How a process calls others: the token that it sends, and TLS; one value, from its environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from earl.rpc import tokens
+from earl.rpc.auth import TlsFiles
+from earl.rpc.token_file import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """token: what is sent with each call. tls: None calls in plain text."""
+
+    token: tokens.Token = ""
+    tls: TlsFiles | None = None
+
+    @classmethod
+    def of(cls, role: Role) -> Access:
+        """Of this process as `role`: EARL_TOKEN, EARL_TOKEN_FILE or EARL_TOKENS, and EARL_TLS_*.
+
+        Raises ConfigError.
+        """
+        return cls(tokens.sent(role), TlsFiles.from_environment())
+
+
+OPEN = Access()

@@ -1,0 +1,38 @@
+"""What the contracts say of a method: who may call it, and whether each call is audited."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from google.protobuf import descriptor_pool
+
+from earl.errors import ConfigError
+from earl.rpc.token_file import Role
+from earl.v1 import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Of one method."""
+
+    roles: frozenset[Role]
+    audited: bool
+
+
+def rules(service: str) -> dict[str, Rule]:
+    """By method, as gRPC names it ("/earl.v1.SchedulerService/Join"), of a service by its full name.
+
+    Raises ConfigError for a method that nobody may call: its contract forgot to say.
+    """
+    found = {}
+    for method in descriptor_pool.Default().FindServiceByName(service).methods:
+        options = method.GetOptions()
+        names = (common_pb2.Role.Name(number) for number in options.Extensions[common_pb2.roles])
+        roles = frozenset(Role(name.removeprefix("ROLE_").lower()) for name in names)
+        if not roles:
+            raise ConfigError(
+                f"{service}/{method.name} names no role that may call it",
+                "add `option (roles)` to its contract",
+            )
+        found[f"/{service}/{method.name}"] = Rule(roles, options.Extensions[common_pb2.audited])
+    return found

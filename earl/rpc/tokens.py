@@ -1,0 +1,225 @@
+"""Whose call it is, by the token that it carries; and the token that this process sends.
+
+A server accepts what the file that EARL_TOKENS names lists, by role, and reads it again when it
+changes. Without one, the single token that EARL_TOKEN (or the file that EARL_TOKEN_FILE names) holds
+is accepted for every role; with none of them nothing is demanded, which `auth.check_bind` allows on
+loopback only. What was sent is compared as SHA-256 in constant time with every token that there is.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import logging
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from earl.errors import ConfigError, EarlError, Unauthenticated
+from earl.rpc import token_file
+from earl.rpc.token_file import Entry, Role
+
+log = logging.getLogger(__name__)
+
+# What is sent with a call: the same for ever, or asked for with each one.
+Token = str | Callable[[], str]
+
+REMEDY = "set EARL_TOKEN to a token that the service accepts"
+# A token that ends sooner is only sent if there is no better one.
+MARGIN_S = 60.0
+_ID_CHARACTERS = 8
+
+
+class Bearer(NamedTuple):
+    """Whoever has a token. role: None for a token that is good for every role. id: the beginning of its
+    SHA-256, by which logs name it; empty where no token is demanded. expires: None for never."""
+
+    role: Role | None
+    id: str
+    digest: bytes
+    expires: datetime.datetime | None = None
+
+
+ANYONE = Bearer(None, "", b"")
+
+
+def current(token: Token) -> str:
+    """What is sent now."""
+    return token if isinstance(token, str) else token()
+
+
+def token_id(token: str) -> str:
+    """By which logs and `earl tokens` name a token."""
+    return hashlib.sha256(token.encode()).hexdigest()[:_ID_CHARACTERS]
+
+
+class Tokens:
+    """What one server accepts: a single token for every role; "" demands none."""
+
+    def __init__(self, token: str = "") -> None:
+        self._bearers: dict[bytes, Bearer] = {}
+        # Why the token would not do off loopback; a token file takes none that would not.
+        self.weakness = token_file.weakness(token) if token else ""
+        if token:
+            self._accept([(None, token, None)])
+
+    def _accept(self, tokens: Iterable[tuple[Role | None, str, datetime.datetime | None]]) -> None:
+        found = {}
+        for role, token, expires in tokens:
+            digest = hashlib.sha256(token.encode()).digest()
+            found[digest] = Bearer(role, token_id(token), digest, expires)
+        self._bearers = found
+
+    @property
+    def demanded(self) -> bool:
+        return bool(self._bearers)
+
+    def identify(self, sent: bytes | None) -> Bearer:
+        """Whose token it is; None: no token was sent. Raises Unauthenticated."""
+        if not self.demanded:
+            return ANYONE
+        if sent is None:
+            raise Unauthenticated("no token was sent", REMEDY)
+        digest = hashlib.sha256(sent).digest()
+        bearer = self._find(digest)
+        if bearer is None and self.refresh():
+            bearer = self._find(digest)
+        if bearer is None:
+            raise Unauthenticated("the token is none that is accepted here", REMEDY)
+        if _expired(bearer):
+            raise _ended(bearer)
+        return bearer
+
+    def _find(self, digest: bytes) -> Bearer | None:
+        found = None
+        for known, bearer in self._bearers.items():  # all of them, whichever it is
+            if hmac.compare_digest(known, digest):
+                found = bearer
+        return found
+
+    def refusal(self, bearer: Bearer) -> Unauthenticated | None:
+        """Why a token that was good is so no more; None if it still is."""
+        if bearer is ANYONE:
+            return None
+        now = self._bearers.get(bearer.digest)
+        if now is None or now.role != bearer.role:
+            return Unauthenticated(f"the token {bearer.id} was revoked", REMEDY)
+        return _ended(now) if _expired(now) else None
+
+    def refresh(self) -> bool:
+        """Whether what is accepted has changed since it was last looked at."""
+        return False
+
+
+def _expired(bearer: Bearer) -> bool:
+    return bearer.expires is not None and bearer.expires <= datetime.datetime.now(datetime.UTC)
+
+
+def _ended(bearer: Bearer) -> Unauthenticated:
+    return Unauthenticated(
+        f"the token {bearer.id} expired at {bearer.expires:%Y-%m-%d %H:%M:%S %Z}",
+        "make another with: earl tokens rotate, and send that",
+    )
+
+
+class TokenFile(Tokens):
+    """What a token file lists. A change that cannot be read is logged, and what was good before stays."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError for a file that is none or that others can read."""
+        super().__init__()
+        self.path = path
+        self._entries: list[Entry] = []
+        self._seen = _stamp(path)
+        self._load()
+
+    def _load(self) -> None:
+        self._entries = token_file.read(self.path)
+        self._accept((entry.role, entry.token, entry.expires) for entry in self._entries)
+
+    def refresh(self) -> bool:
+        stamp = _stamp(self.path)
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        try:
+            self._load()
+        except EarlError as error:
+            log.error("the token file changed and is not taken: %s", error)
+            return False
+        log.info("the token file changed: %d tokens", len(self._entries))
+        return True
+
+    def send(self, role: Role) -> str:
+        """The token of a role that this process sends: of those that are good the first in the file.
+
+        Raises ConfigError if the role has none.
+        """
+        self.refresh()
+        now = datetime.datetime.now(datetime.UTC)
+        good = [entry for entry in self._entries if entry.role == role and entry.good_for_s(now) > 0]
+        if not good:
+            raise ConfigError(
+                f"{self.path} has no {role} token that has not expired", f"earl tokens new --role {role}"
+            )
+        lasting = [entry for entry in good if entry.good_for_s(now) > MARGIN_S]
+        return (lasting or good)[0].token
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What tells two states of a file apart; through links, which mounted secrets are."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode)
+
+
+class SecretFile:
+    """A file that holds one token, read again when it changes: what EARL_TOKEN_FILE names."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError if it cannot be read."""
+        self._path = path
+        self._seen: tuple[int, ...] = ()
+        self._token = ""
+        self()
+
+    def __call__(self) -> str:
+        stamp = _stamp(self._path)
+        if stamp != self._seen:
+            try:
+                self._token = self._path.read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                if not self._token:
+                    text = f"token file {self._path} cannot be read"
+                    raise ConfigError(text, "check EARL_TOKEN_FILE") from error
+            self._seen = stamp
+        return self._token
+
+
+def accepted() -> Tokens:
+    """What a server of this process accepts, by its environment. Raises ConfigError."""
+    if path := os.environ.get("EARL_TOKENS"):
+        return TokenFile(Path(path))
+    return Tokens(current(_own()))
+
+
+def sent(role: Role) -> Token:
+    """What this process sends as `role`, by its environment; "" if nothing says. Raises ConfigError."""
+    if token := _own():
+        return token
+    if path := os.environ.get("EARL_TOKENS"):
+        return partial(TokenFile(Path(path)).send, role)
+    return ""
+
+
+def _own() -> Token:
+    if token := os.environ.get("EARL_TOKEN"):
+        return token
+    if path := os.environ.get("EARL_TOKEN_FILE"):
+        return SecretFile(Path(path))
+    return ""

@@ -1,0 +1,37 @@
+"""Which of the launch's tokens each process gets: those of its role, and never more.
+
+With a token file (EARL_TOKENS) the services get the file, by which they know their callers and take
+the worker's token themselves, so that a rotation needs no restart. Env hosts run code of others: they
+get the environment's token alone, and the one of that day when they are started again. Without a file
+there is one token for all, which everything that calls or is called gets.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from earl.rpc.token_file import Role
+from earl.rpc.tokens import TokenFile
+
+VARIABLES = ("EARL_TOKEN", "EARL_TOKEN_FILE", "EARL_TOKENS")
+
+
+def check() -> None:
+    """Raises ConfigError if the launch has a token file that lacks a role, before anything is started."""
+    if path := os.environ.get("EARL_TOKENS"):
+        file = TokenFile(Path(path))
+        for role in Role:
+            file.send(role)
+
+
+def environment(role: str) -> dict[str, str]:
+    """The variables of a process whose callers see it as `role`; "" for one that calls nobody."""
+    path = os.environ.get("EARL_TOKENS", "")
+    if not role:
+        return dict.fromkeys(VARIABLES, "")
+    if not path:
+        return {}
+    if role == Role.ENVIRONMENT:
+        return {**dict.fromkeys(VARIABLES, ""), "EARL_TOKEN": TokenFile(Path(path)).send(Role.ENVIRONMENT)}
+    return {**dict.fromkeys(VARIABLES, ""), "EARL_TOKENS": str(Path(path).resolve())}

@@ -1,0 +1,246 @@
+"""Tokens: the file, its commands, who is let in, and what a rotation does to callers and streams."""
+
+import asyncio
+import datetime
+import tomllib
+from functools import partial
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from earl import errors
+from earl.cli.tokens import app, moment
+from earl.rpc import Client, Server, server, token_file, tokens
+from earl.rpc.access import Access
+from earl.rpc.errors import from_call
+from earl.rpc.token_file import Entry, Role, make
+from earl.rpc.tokens import SecretFile, TokenFile, Tokens, token_id
+from earl.stack import credentials
+from earl.v1 import env_pb2, env_pb2_grpc
+
+NOW = datetime.datetime.now(datetime.UTC)
+PAST, SOON = NOW - datetime.timedelta(hours=1), NOW + datetime.timedelta(hours=1)
+REQUEST = env_pb2.ListEnvironmentsRequest()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "tokens.toml"
+
+
+def written(path, *entries):
+    token_file.write(path, entries)
+    return path
+
+
+def test_what_is_written_is_read(path):
+    entries = [make(Role.WORKER, SOON.replace(microsecond=0)), make(Role.WORKER), make(Role.OPERATOR)]
+    written(path, *entries)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert token_file.read(path) == [entries[2], *entries[:2]]
+    assert tomllib.loads(path.read_text())["operator"] == [{"token": entries[2].token}]
+
+
+TOKEN = make(Role.WORKER).token
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no token"),
+        (f'[[boss]]\ntoken = "{TOKEN}"', "has 'boss'"),
+        (f'[worker]\ntoken = "{TOKEN}"', "has 'worker'"),
+        (f"[[worker]]\ntoken = {TOKEN}", "no TOML at line 2"),
+        ('[[worker]]\ntoken = "short"', "worker token 1 .* has 5 characters"),
+        ('[[worker]]\ntoken = "' + "ab" * 32 + '"', "made of 2 different"),
+        ('[[worker]]\ntoken = "' + "ä" * 50 + '"', "characters that no token has"),
+        ("[[worker]]\ntoken = 7", "not a table of token and expires"),
+        (f'[[worker]]\ntoken = "{TOKEN}"\nexpire = 1', "not a table of token and expires"),
+        (f'[[worker]]\ntoken = "{TOKEN}"\nexpires = 2026-01-01', "names no moment"),
+        (f'[[worker]]\ntoken = "{TOKEN}"\nexpires = 2026-01-01T00:00:00', "names no moment"),
+        (f'[[worker]]\ntoken = "{TOKEN}"\n[[operator]]\ntoken = "{TOKEN}"', "one token twice"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_without_its_tokens(path, text, words):
+    path.touch(mode=0o600)
+    path.write_text(text)
+    with pytest.raises(errors.ConfigError, match=words) as caught:
+        token_file.read(path)
+    assert TOKEN not in str(caught.value) and caught.value.remedy
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o620])
+def test_a_file_that_others_can_touch_is_refused(path, mode):
+    written(path, make(Role.WORKER)).chmod(mode)
+    with pytest.raises(errors.ConfigError, match=f"open to others .*chmod 600 {path}"):
+        TokenFile(path)
+    path.chmod(0o640)  # a mounted secret, readable by the group that the container has
+    TokenFile(path)
+
+
+def test_who_a_token_is(path):
+    worker, old = make(Role.WORKER), make(Role.OPERATOR, PAST)
+    accepts = TokenFile(written(path, worker, old))
+    bearer = accepts.identify(worker.token.encode())
+    assert (bearer.role, bearer.id) == (Role.WORKER, token_id(worker.token))
+    old_id = token_id(old.token)
+    with pytest.raises(errors.Unauthenticated, match=f"{old_id} expired at .*earl tokens rotate"):
+        accepts.identify(old.token.encode())
+    for sent, words in (
+        (None, "no token was sent"),
+        (b"", "none that is accepted"),
+        (b"\xff", "none that is"),
+    ):
+        with pytest.raises(errors.Unauthenticated, match=words):
+            accepts.identify(sent)
+    assert Tokens("one for all").identify(b"one for all").role is None
+    assert not Tokens().demanded and Tokens().identify(None).id == ""
+
+
+def test_a_change_is_taken_over_and_a_mistake_is_not(path, caplog):
+    first, second = make(Role.WORKER), make(Role.WORKER)
+    accepts = TokenFile(written(path, first))
+    bearer = accepts.identify(first.token.encode())
+    assert accepts.send(Role.WORKER) == first.token
+    written(path, first, second)
+    assert accepts.identify(second.token.encode()).role is Role.WORKER  # at once: it was looked for
+    assert accepts.send(Role.WORKER) == first.token and accepts.refusal(bearer) is None
+    path.write_text("[[worker]")
+    assert not accepts.refresh() and "is not taken" in caplog.text
+    assert accepts.refusal(bearer) is None
+    written(path, second)
+    assert accepts.refresh() and not accepts.refresh()
+    assert "revoked" in str(accepts.refusal(bearer))
+    assert accepts.send(Role.WORKER) == second.token
+    path.unlink()
+    assert not accepts.refresh() and accepts.send(Role.WORKER) == second.token
+
+
+def test_what_is_sent_outlives_the_call(path):
+    ending, lasting = make(Role.WORKER, NOW + datetime.timedelta(seconds=20)), make(Role.WORKER)
+    assert TokenFile(written(path, ending, lasting)).send(Role.WORKER) == lasting.token
+    assert TokenFile(written(path, ending)).send(Role.WORKER) == ending.token
+    with pytest.raises(errors.ConfigError, match="no operator token"):
+        TokenFile(path).send(Role.OPERATOR)
+
+
+def test_where_a_process_has_its_token_from(path, tmp_path, monkeypatch):
+    for name in credentials.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert Access.of(Role.WORKER).token == "" and not tokens.accepted().demanded
+    entries = [make(role) for role in Role]
+    monkeypatch.setenv("EARL_TOKENS", str(written(path, *entries)))
+    assert isinstance(tokens.accepted(), TokenFile)
+    assert [tokens.current(Access.of(role).token) for role in Role] == [one.token for one in entries]
+    one = tmp_path / "token"
+    one.write_text("mounted\n")
+    monkeypatch.setenv("EARL_TOKEN_FILE", str(one))
+    sent = Access.of(Role.WORKER).token
+    assert isinstance(sent, SecretFile) and sent() == "mounted"
+    one.write_text("another one\n")
+    assert sent() == "another one"
+    monkeypatch.setenv("EARL_TOKEN", "given")
+    assert Access.of(Role.WORKER).token == "given" and isinstance(tokens.accepted(), TokenFile)
+    monkeypatch.delenv("EARL_TOKENS")
+    assert tokens.accepted().identify(b"given").role is None
+
+
+def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch):
+    for name in credentials.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert credentials.environment("worker") == {}
+    entries = [make(role) for role in Role]
+    monkeypatch.setenv("EARL_TOKENS", str(written(path, *entries)))
+    monkeypatch.setenv("EARL_TOKEN", entries[0].token)
+    credentials.check()
+    host, service, store = (credentials.environment(role) for role in ("environment", "worker", ""))
+    assert host == {"EARL_TOKENS": "", "EARL_TOKEN_FILE": "", "EARL_TOKEN": entries[2].token}
+    assert service == {"EARL_TOKENS": str(path), "EARL_TOKEN_FILE": "", "EARL_TOKEN": ""}
+    assert set(store.values()) == {""}
+    written(path, *entries[:2])
+    with pytest.raises(errors.ConfigError, match="no environment token"):
+        credentials.check()
+
+
+def told(*arguments):
+    """What `earl tokens` prints; raises what it raises."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_the_commands(path, monkeypatch):
+    monkeypatch.setenv("EARL_TOKENS", str(path))
+    said = told("new", "--expires", "30d")
+    first = token_file.read(path)
+    assert [one.role for one in first] == list(Role)
+    assert all(29 < one.good_for_s(NOW) / 86_400 <= 30.01 for one in first)
+    assert not any(one.token in said for one in first) and f"EARL_TOKENS={path}" in said
+    assert told("show", "worker").strip() == first[1].token
+    told("rotate", "--role", "worker", "--keep", "2h")
+    after = token_file.read(path)
+    workers = [one for one in after if one.role is Role.WORKER]
+    assert [one.token for one in after if one.role is not Role.WORKER] == [first[0].token, first[2].token]
+    assert workers[0].token == first[1].token and workers[0].good_for_s(NOW) < 2.01 * 3600
+    assert workers[1].expires is None and told("show", "worker").strip() == workers[1].token
+    written(path, Entry(Role.WORKER, workers[0].token, PAST), *after[2:])
+    assert "expired" in told("list")
+    told("rotate", "--role", "operator")
+    assert workers[0].token not in path.read_text()
+
+
+@pytest.mark.parametrize("span", ["30", "d", "0d", "-1d", "1w", "99999d", "1 d"])
+def test_spans_that_are_none(span):
+    with pytest.raises(errors.ConfigError, match="no span of time"):
+        moment(span)
+
+
+def test_roles_that_are_none():
+    with pytest.raises(errors.ConfigError, match="no role 'boss'; name one of operator, worker, environment"):
+        told("new", "--role", "boss")
+
+
+class Listening(env_pb2_grpc.EnvGatewayServiceServicer):
+    """Its streams go on until somebody ends them."""
+
+    async def ListEnvironments(self, request, context):
+        return env_pb2.ListEnvironmentsResponse()
+
+    async def Play(self, request_iterator, context):
+        await context.write(env_pb2.PlayResponse())
+        await asyncio.Event().wait()
+
+
+async def test_a_rotation_needs_no_restart_and_ends_streams(path, monkeypatch):
+    monkeypatch.setattr(server, "LOOK_S", 0.02)
+    former, latter, host = make(Role.WORKER), make(Role.WORKER), make(Role.ENVIRONMENT)
+    serving = Server("test", "127.0.0.1:0", tokens=TokenFile(written(path, former, host)))
+    add = env_pb2_grpc.add_EnvGatewayServiceServicer_to_server
+    serving.add(add, Listening(), "earl.v1.EnvGatewayService")
+    address = await serving.start()
+    stub = env_pb2_grpc.EnvGatewayServiceStub
+    worker = Client(address, stub, token=partial(TokenFile(path).send, Role.WORKER))
+    stranger = Client(address, stub, token=host.token)
+    await worker.call("ListEnvironments", REQUEST, deadline_s=5)
+    with pytest.raises(errors.PermissionDenied, match=r"for operator or worker, .* of role environment"):
+        await stranger.call("ListEnvironments", REQUEST, deadline_s=5)
+    stream = worker.stream("Play", deadline_s=5)
+    await stream.read()
+    written(path, latter, host)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream.read()
+    ended = from_call(caught.value, "Play")
+    assert isinstance(ended, errors.Unauthenticated)
+    assert f"{token_id(former.token)} was revoked" in str(ended)
+    await worker.call("ListEnvironments", REQUEST, deadline_s=5)
+    again = worker.stream("Play", deadline_s=5)
+    assert await again.read() == env_pb2.PlayResponse()
+    written(path, Entry(Role.WORKER, latter.token, PAST), host)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await again.read()
+    assert "expired at" in str(from_call(caught.value, "Play"))
+    for client in (worker, stranger):
+        await client.close()
+    await serving.stop()
