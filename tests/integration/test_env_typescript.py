@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from earl.env.tool_calls import ToolCall, render
 from earl.rpc import Client
 from earl.v1 import env_pb2, env_pb2_grpc
 from tests.contract.test_env_stream_host import playing, serving
-from tests.support.certificates import self_signed
+from tests.support.certificates import certified
 from tools.check_typescript import FOLDER, installed
 
 FAULTY = Path(__file__).resolve().parents[1] / "support" / "faulty_host.ts"
@@ -257,9 +256,8 @@ async def test_a_frozen_host_comes_back(node):
         assert gateway.totals["hosts_lost"] == 1
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 async def test_tls_and_a_token(node, tmp_path):
-    tls = self_signed(tmp_path)
+    tls = certified(tmp_path)
     access = {"EARL_TOKEN": "secret", "EARL_TLS_CA": str(tls.authority)}
     async with serving(token="secret", tls=tls) as (gateway, address):
         with pytest.raises(json.JSONDecodeError):  # it ends without having attached

@@ -20,6 +20,7 @@ from earl.dispatch.store import TensorStore
 from earl.env.base import Ending
 from earl.errors import DescriptorMissing
 from earl.parallelism import Parallelism
+from earl.rpc.access import OPEN
 from earl.rpc.server import Server
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
@@ -108,7 +109,7 @@ async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Be
     reader = await Dispatcher.create(registry, config)
     address = await server.start()
     link = SchedulerLink(
-        address, "", name="rollout-0", incarnation=1, capacity=8, parallelism=Parallelism(), patience_s=10.0
+        address, OPEN, name="rollout-0", incarnation=1, capacity=8, parallelism=Parallelism(), patience_s=10.0
     )
     sequences = store.sequences(columns.shelf("rollout-0", 1), list(columns.DTYPES.items()))
     made = Bench(judge, sequences, link, reader)

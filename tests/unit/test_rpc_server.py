@@ -1,7 +1,6 @@
 """Server and client over real gRPC: typed errors, retries, health, reflection, tokens, drain."""
 
 import asyncio
-import shutil
 import socket
 from typing import Any
 
@@ -15,7 +14,7 @@ from earl.rpc import Client, Server, TlsFiles
 from earl.rpc.errors import from_call
 from earl.rpc.token_file import Role, make
 from earl.v1 import env_pb2, env_pb2_grpc
-from tests.support.certificates import self_signed
+from tests.support.certificates import certified
 
 SERVICE = "earl.v1.EnvGatewayService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -167,9 +166,8 @@ async def test_token_is_demanded_of_all_but_health(scripted):
     await server.stop()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 async def test_tls_with_token(scripted, tmp_path):
-    tls = self_signed(tmp_path)
+    tls = certified(tmp_path)
     server = make_server(scripted, bind="0.0.0.0:0", tokens=STRONG, tls=tls)
     address = (await server.start()).replace("0.0.0.0", "127.0.0.1")
     client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token=STRONG, tls=tls)

@@ -1,0 +1,69 @@
+"""Certificates for services off loopback: a certificate authority of your own."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from earl.errors import ConfigError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Certificates for services off loopback: a certificate authority of your own.",
+    epilog="docs/security.md says where they go.",
+)
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Where the files are.")]
+
+
+@app.callback()
+def certs() -> None:
+    """Certificates for services off loopback: a certificate authority of your own."""
+
+
+@app.command()
+def new(
+    directory: Directory,
+    host: Annotated[
+        list[str],
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="DNS name, *.name or IP address of servers; may be given again.",
+        ),
+    ],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the server's is good.")] = 90,
+    authority_days: Annotated[int, typer.Option(min=1, max=3650, help="How long the authority's is.")] = 365,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Make an authority and a certificate for servers of these names; localhost is always among them."""
+    from earl.rpc.certificates import make
+
+    made = make(directory, host, days=days, authority_days=authority_days, force=force)
+    print(f"for {', '.join(made.names)}")
+    print(f"{made.path('server.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
+    print(f"{made.path('ca.pem')} is good until {made.authority_ends:%Y-%m-%d %H:%M %Z}")
+    print("services that listen:")
+    print(f"  export EARL_TLS_CERT={made.path('server.pem')} EARL_TLS_KEY={made.path('server.key')}")
+    print("whoever calls them, services among them:")
+    print(f"  export EARL_TLS_CA={made.path('ca.pem')}")
+    print(f"{made.path('ca.key')} is needed by nothing that runs: keep it where it was made, and to yourself")
+
+
+@app.command()
+def show(directory: Directory) -> None:
+    """Show when the certificates of a directory expire; exit code 1 if one has."""
+    from earl.rpc.certificates import ends
+
+    expired = False
+    for name in ("server.pem", "ca.pem"):
+        moment = ends(directory / name)
+        left = moment - datetime.datetime.now(datetime.UTC)
+        expired = expired or left <= datetime.timedelta()
+        how = f"in {left.days} days" if left > datetime.timedelta() else "already"
+        print(f"{directory / name} expires at {moment:%Y-%m-%d %H:%M %Z}, {how}")
+    if expired:
+        raise ConfigError(f"a certificate in {directory} has expired", "make others: earl certs new --force")

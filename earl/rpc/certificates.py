@@ -1,0 +1,154 @@
+"""A certificate authority of one's own, for machines that trust each other and nobody else's.
+
+    DIR/ca.pem   ca.key       the authority: ca.pem goes to whoever calls, ca.key stays where it was made
+    DIR/server.pem  server.key   what a server shows, for the names that callers know it by
+
+P-256 keys. The authority signs servers only; its key is needed again when a certificate is to be
+renewed or a host is added, and by nothing that runs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from earl.errors import ConfigError
+
+# Always among a server's names: health checks and tools on its own machine.
+LOCAL = ("localhost", "127.0.0.1", "::1")
+FILES = ("ca.pem", "ca.key", "server.pem", "server.key")
+# Clocks of a fleet differ.
+BEFORE = datetime.timedelta(minutes=5)
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was written, and until when it is good (UTC)."""
+
+    directory: Path
+    names: tuple[str, ...]
+    server_ends: datetime.datetime
+    authority_ends: datetime.datetime
+
+    def path(self, name: str) -> Path:
+        """Of one of FILES."""
+        return self.directory / name
+
+
+def make(
+    directory: Path, hosts: Sequence[str], *, days: int, authority_days: int, force: bool = False
+) -> Made:
+    """An authority and a server's certificate for `hosts` (DNS names, "*.name", IP addresses).
+
+    Raises ConfigError for names that are none, and for files that are there already unless `force`.
+    """
+    names = tuple(dict.fromkeys((*hosts, *LOCAL)))
+    alternatives = [alternative(name) for name in names]
+    if not force and (there := [name for name in FILES if (directory / name).exists()]):
+        raise ConfigError(
+            f"{directory} has {', '.join(there)} already",
+            "name another directory, or replace them with --force: what trusts the old authority stops to",
+        )
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    authority_ends = now + datetime.timedelta(days=authority_days)
+    server_ends = min(now + datetime.timedelta(days=days), authority_ends)
+    ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EARL development CA")])
+    ca = _signed(_authority(subject, ca_key), now, authority_ends, ca_key)
+    server = _signed(_server(subject, ca_key, server_key, alternatives), now, server_ends, ca_key)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, data, mode in (
+            ("ca.key", _key_bytes(ca_key), 0o600),
+            ("ca.pem", ca.public_bytes(serialization.Encoding.PEM), 0o644),
+            ("server.key", _key_bytes(server_key), 0o600),
+            ("server.pem", server.public_bytes(serialization.Encoding.PEM), 0o644),
+        ):
+            _write(directory / name, data, mode)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be written ({error.strerror})", "name another") from error
+    return Made(directory, names, server_ends, authority_ends)
+
+
+def alternative(name: str) -> x509.GeneralName:
+    """A subject alternative name: an IP address or a DNS name. Raises ConfigError."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    labels = name.removeprefix("*.").split(".")
+    if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise ConfigError(f"--host {name!r} is no DNS name and no IP address", "like gateway.example.org")
+    return x509.DNSName(name.lower())
+
+
+def ends(path: Path) -> datetime.datetime:
+    """When the (first) certificate in a PEM file expires, UTC. Raises ConfigError."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no certificate ({error})", "make one with: earl certs new") from error
+
+
+def _authority(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    signs = x509.KeyUsage(
+        digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    return (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signs, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _server(
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePrivateKey,
+    names: Iterable[x509.GeneralName],
+) -> x509.CertificateBuilder:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EARL service")])
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    return (
+        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(issued_by, critical=False)
+    )
+
+
+def _signed(
+    builder: x509.CertificateBuilder,
+    now: datetime.datetime,
+    until: datetime.datetime,
+    key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    return builder.not_valid_before(now - BEFORE).not_valid_after(until).sign(key, hashes.SHA256())
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Whole or not at all, never readable by others before it has its mode."""
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.unlink(missing_ok=True)
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+    scratch.replace(path)
