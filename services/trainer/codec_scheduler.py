@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.parallelism import Parallelism
+from earl.rpc.access import Access
 from earl.v1 import common_pb2, scheduler_pb2
 from services.trainer.codec_membership import PATIENCE_S, Membership
 
@@ -27,11 +28,11 @@ class SchedulerLink(Membership):
     """Speaks for a trainer group in one cut: batches are planned for its dp replicas."""
 
     def __init__(
-        self, address: str, token: str, *, name: str, incarnation: int, parallelism: Parallelism
+        self, address: str, access: Access, *, name: str, incarnation: int, parallelism: Parallelism
     ) -> None:
         super().__init__(
             address,
-            token,
+            access,
             worker=common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_TRAINER),
             parallelism=parallelism,
         )

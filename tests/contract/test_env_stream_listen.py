@@ -10,6 +10,7 @@ from earl import errors
 from earl.env import Ending, EnvHost, Limits
 from earl.env.frames import Frames
 from earl.rpc import Client
+from earl.rpc.access import Access
 from earl.rpc.errors import from_call
 from earl.v1 import env_pb2, env_pb2_grpc
 from services.env_gateway.host_dialer import HostDialer
@@ -149,7 +150,7 @@ async def test_the_token_is_demanded():
             await client.close()
         async with (
             serving(lease_s=20) as (gateway, address),
-            dialling(gateway, host.address, token="secret"),
+            dialling(gateway, host.address, access=Access("secret")),
             playing(address) as player,
         ):
             await player.open("test/counting", {}, 1, LIMITS)

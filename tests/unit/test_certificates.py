@@ -40,9 +40,7 @@ def test_what_is_made(tmp_path):
     assert f"EARL_TLS_CA={there}/ca.pem" in said and f"{ends(there / 'ca.pem'):%Y-%m-%d}" in said
     assert "in 29 days" in told("show", there)
     before = (there / "ca.pem").read_bytes()
-    with pytest.raises(
-        errors.ConfigError, match=r"ca\.pem, ca\.key, server\.pem, server\.key already.*--force"
-    ):
+    with pytest.raises(errors.ConfigError, match=r"ca\.pem, ca\.key, server\.pem, .* already.*--force"):
         told("new", there, "--host", "a")
     assert (there / "ca.pem").read_bytes() == before
     told("new", there, "--host", "a", "--force")

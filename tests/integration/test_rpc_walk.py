@@ -1,0 +1,133 @@
+"""Every method of every service, found by asking the servers themselves: who is let in, and who is not.
+
+What a service registers is what is walked, so a new method cannot be forgotten; that nothing of the
+contracts is served nowhere is asserted too.
+"""
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from earl import errors
+from earl.rpc import auth, token_file
+from earl.rpc.errors import from_call
+from earl.rpc.roles import rules
+from earl.rpc.token_file import Role, make
+from earl.rpc.tokens import TokenFile
+from tests.support.services import all_services
+
+HEALTH = "grpc.health.v1.Health"
+# Of a call that is let in and then waits, as a stream does for its first message.
+LET_IN_S = 0.15
+REFUSED = (errors.Unauthenticated, errors.PermissionDenied)
+PAST = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+
+
+class Method(NamedTuple):
+    """One method as a server describes it. path: "/package.Service/Method"."""
+
+    path: str
+    client_streams: bool
+    server_streams: bool
+
+
+async def asked(channel: grpc.aio.Channel, token: str, **question: str) -> Any:
+    """One question to a server's reflection."""
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+    request = reflection_pb2.ServerReflectionRequest(**question)
+    call = stub.ServerReflectionInfo(iter([request]), metadata=auth.metadata(token), timeout=5)
+    answers = [answer async for answer in call]
+    return answers[0]
+
+
+async def described(channel: grpc.aio.Channel, token: str) -> AsyncIterator[Method]:
+    """All methods that a server says it has."""
+    listed = (await asked(channel, token, list_services="")).list_services_response
+    for service in listed.service:
+        answer = (await asked(channel, token, file_containing_symbol=service.name)).file_descriptor_response
+        for raw in answer.file_descriptor_proto:
+            file = descriptor_pb2.FileDescriptorProto.FromString(raw)
+            for found in file.service:
+                if f"{file.package}.{found.name}" == service.name:
+                    for one in found.method:
+                        path = f"/{service.name}/{one.name}"
+                        yield Method(path, one.client_streaming, one.server_streaming)
+
+
+async def called(channel: grpc.aio.Channel, method: Method, token: str, raw: bytes = b"") -> Exception | None:
+    """What a call with these bytes as its message fails with; None if it does not, or waits."""
+    metadata, timeout = auth.metadata(token), LET_IN_S
+    try:
+        if method.client_streams:
+            make_call = channel.stream_stream if method.server_streams else channel.stream_unary
+            call: Any = make_call(method.path)(metadata=metadata, timeout=timeout)
+            await call.read() if method.server_streams else await call
+        elif method.server_streams:
+            await channel.unary_stream(method.path)(raw, metadata=metadata, timeout=timeout).read()
+        else:
+            await channel.unary_unary(method.path)(raw, metadata=metadata, timeout=timeout)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return None
+        return from_call(error, method.path)
+    return None
+
+
+@pytest.fixture
+def entries():
+    return {role: make(role) for role in Role}
+
+
+async def test_every_method_lets_in_whom_its_contract_names(tmp_path, entries):
+    expired = {role: make(role, PAST) for role in Role}
+    path = tmp_path / "tokens.toml"
+    token_file.write(path, [*entries.values(), *expired.values()])
+    seen: set[str] = set()
+    async with all_services(tmp_path, TokenFile(path)) as addresses:
+        for address in addresses.values():
+            async with grpc.aio.insecure_channel(address) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await asked(channel, "", list_services="")
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                methods = [one async for one in described(channel, entries[Role.OPERATOR].token)]
+                seen.update(method.path for method in methods)
+                await asyncio.gather(*(walked(channel, method, entries, expired) for method in methods))
+    contracts = {path for service in services() for path in rules(service)}
+    assert contracts and contracts <= seen, f"served nowhere: {sorted(contracts - seen)}"
+
+
+async def walked(channel, method, entries, expired):
+    """One method with every kind of token."""
+    service = method.path.split("/")[1]
+    if service == HEALTH:
+        assert not isinstance(await called(channel, method, ""), REFUSED)
+        return
+    for token, words in (("", "no token was sent"), (make(Role.WORKER).token, "none that is accepted")):
+        refusal = await called(channel, method, token)
+        assert isinstance(refusal, errors.Unauthenticated) and words in str(refusal), (method, refusal)
+    reflects = service.startswith("grpc.reflection.")
+    allowed = frozenset(Role) if reflects else rules(service)[method.path].roles
+    assert allowed
+    for role in Role:
+        refusal = await called(channel, method, expired[role].token)
+        assert isinstance(refusal, errors.Unauthenticated) and "expired at" in str(refusal), (method, refusal)
+        answer = await called(channel, method, entries[role].token)
+        if role in allowed:
+            assert not isinstance(answer, REFUSED), (method, role, answer)
+        else:
+            assert isinstance(answer, errors.PermissionDenied), (method, role, answer)
+            assert answer.remedy and role in str(answer)
+
+
+def services() -> list[str]:
+    """All services of EARL's contracts, by full name."""
+    pool = descriptor_pool.Default()
+    names = ("env", "rollout", "scheduler", "trainer")
+    files = [pool.FindFileByName(f"earl/v1/{name}.proto") for name in names]
+    return [service.full_name for file in files for service in file.services_by_name.values()]

@@ -1,0 +1,184 @@
+"""Every service of EARL, served in this process by the servers that its processes have, for tests that
+call all of it: scheduler, gateway, rollout worker, trainer, an env host that listens.
+
+The scheduler has a real bus and ledger, the worker's engines are not started and the trainer does not
+train: what is called is what stands before those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from earl.bus import Bus
+from earl.bus.embedded import EmbeddedValkey
+from earl.config.run import RunConfig
+from earl.dispatch.registry import Registry
+from earl.dispatch.store import TensorStore
+from earl.env import EnvHost, Environment, StepResult
+from earl.env.base import Limits, Observation
+from earl.env.session import GatewayClient
+from earl.models.create import create_model
+from earl.models.tokenizer import Tokenizer
+from earl.parallelism import Parallelism
+from earl.rpc.access import OPEN
+from earl.rpc.server import Server
+from earl.rpc.tokens import Tokens
+from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
+from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from services.env_gateway import servicer as gateway_servicer
+from services.env_gateway.gateway import Gateway
+from services.env_gateway.servicer import EnvGatewayServicer
+from services.rollout import columns
+from services.rollout import service as rollout_service
+from services.rollout.agent import Agent
+from services.rollout.codec_scheduler import SchedulerLink
+from services.rollout.engines.client import EngineProcess
+from services.rollout.gauges import Gauges
+from services.rollout.pool import EnginePool
+from services.rollout.servicer import RolloutServicer
+from services.rollout.telemetry import BusySpans
+from services.rollout.worker import Parts, RolloutWorker
+from services.scheduler import servicer as scheduler_servicer
+from services.scheduler.control import Scheduler
+from services.scheduler.servicer import SchedulerServicer
+from services.trainer.activity import Activity
+from services.trainer.codec_scheduler import SchedulerLink as TrainerLink
+from services.trainer.epochs import Epochs
+from services.trainer.requests import Requests
+from services.trainer.servicer import TrainerServicer
+from services.trainer.servicer import serve as serve_trainer
+from tests.support.runs import tictactoe
+
+BIND = "127.0.0.1:0"
+
+
+class Echo(Environment):
+    """Ends with the first action."""
+
+    name = "test/echo"
+
+    def reset(self, seed, task):
+        return Observation("say something")
+
+    def step(self, action):
+        return StepResult(Observation(action), 1.0, done=True)
+
+
+@asynccontextmanager
+async def all_services(directory: Path, tokens: Tokens) -> AsyncIterator[dict[str, str]]:
+    """Addresses by what serves there: "scheduler", "gateway", "rollout", "trainer", "host"."""
+    config = tictactoe(directory)
+    run_dir = directory / config.name
+    create_model(run_dir / "model", config.model, config.seed)
+    async with AsyncExitStack() as stack:
+
+        def server(name: str) -> Server:
+            made = Server(name, BIND, tokens=tokens, drain_s=0.0)
+            stack.push_async_callback(made.stop)
+            return made
+
+        valkey = EmbeddedValkey()
+        stack.push_async_callback(valkey.stop)
+        bus = await Bus.connect(await valkey.start(run_dir / "valkey"), config.name)
+        stack.push_async_callback(bus.close)
+        addresses = {"scheduler": await _scheduler(stack, server("scheduler"), config, run_dir, bus)}
+        addresses["gateway"] = await _gateway(stack, server("gateway"), config)
+        addresses["rollout"] = await _rollout(stack, server("rollout"), config, run_dir, bus, addresses)
+        addresses["trainer"] = await _trainer(stack, server("trainer"), addresses["scheduler"])
+        addresses["host"] = await _host(stack, tokens)
+        yield addresses
+
+
+async def _scheduler(
+    stack: AsyncExitStack, server: Server, config: RunConfig, run_dir: Path, bus: Bus
+) -> str:
+    scheduler = await Scheduler.open(config, run_dir, bus)
+    server.add(
+        add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), scheduler_servicer.SERVICE
+    )
+    stop = asyncio.Event()
+    working = asyncio.create_task(scheduler.run(stop))
+
+    async def end() -> None:
+        scheduler.drain()
+        stop.set()
+        await working
+
+    stack.push_async_callback(end)
+    return await server.start()
+
+
+async def _gateway(stack: AsyncExitStack, server: Server, config: RunConfig) -> str:
+    servicer = EnvGatewayServicer(Gateway(config.gateway, asyncio.get_running_loop().time), 0.1)
+    server.add(gateway_servicer.add_to_server, servicer, gateway_servicer.SERVICE)
+    sweeping = asyncio.create_task(servicer.run())
+    stack.callback(sweeping.cancel)
+    return await server.start()
+
+
+async def _rollout(
+    stack: AsyncExitStack,
+    server: Server,
+    config: RunConfig,
+    run_dir: Path,
+    bus: Bus,
+    addresses: dict[str, str],
+) -> str:
+    name = "rollout-0"
+    tokenizer = Tokenizer.load(run_dir / "model", config.model)
+    cuts = rollout_service.engine_cuts(config, run_dir, name, "", tokenizer.stop_ids)
+    pool = EnginePool(cuts, EngineProcess, restarts=0, load_s=1.0)
+    link = SchedulerLink(
+        addresses["scheduler"], OPEN, name=name, incarnation=1, capacity=1, parallelism=cuts.first,
+        patience_s=1.0,
+    )  # fmt: skip
+    gateway = GatewayClient(addresses["gateway"])
+    spans = BusySpans()
+    bounds = {"max_context_tokens": config.longest_sequence, "max_new_tokens": config.rollout.max_new_tokens}
+    agent = Agent(tokenizer, pool, gateway, spans, limits=Limits(), **bounds)
+    gauges = Gauges(pool, agent, spans)
+    store = await TensorStore.open(
+        Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s),
+        config.data_plane,
+        run_dir / "arenas",
+        name,
+        incarnation=1,
+        size_bytes=1 << 20,
+    )
+    for close in (store.close, gauges.close, gateway.close, link.close, pool.stop):
+        stack.push_async_callback(close)
+    sequences = store.sequences(columns.shelf(name, 1), list(columns.DTYPES.items()))
+    parts = Parts(link, bus, sequences, pool, agent, gauges)
+    worker = RolloutWorker(config, parts, 1)
+    server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, parts), rollout_service.SERVICE)
+    return await server.start()
+
+
+async def _trainer(stack: AsyncExitStack, server: Server, scheduler: str) -> str:
+    def legal(cut: Parallelism) -> None:
+        pass
+
+    link = TrainerLink(scheduler, OPEN, name="trainer", incarnation=1, parallelism=Parallelism())
+    stack.push_async_callback(link.close)
+    epochs = Epochs(Parallelism(), legal)
+    stack.callback(epochs.close, "the test is over")
+    serve_trainer(server, TrainerServicer(Activity(), Requests(), link, epochs))
+    return await server.start()
+
+
+async def _host(stack: AsyncExitStack, tokens: Tokens) -> str:
+    stop, ready = asyncio.Event(), asyncio.Event()
+    host = EnvHost("", Echo, 4, listen=BIND, name=f"host-{secrets.token_hex(2)}", accepts=tokens, drain_s=0.1)
+    serving = asyncio.create_task(host.run(stop, ready.set))
+
+    async def end() -> None:
+        stop.set()
+        await serving
+
+    stack.push_async_callback(end)
+    await ready.wait()
+    return host.address
