@@ -122,7 +122,7 @@ async def run_controller(role: dict[str, Any]) -> None:
         "Done": grpc.unary_unary_rpc_method_handler(controller.finish),
         "Wait": grpc.unary_unary_rpc_method_handler(controller.wait),
     }
-    server = grpc.aio.server(options=options.SERVER)
+    server = grpc.aio.server(options=options.server())
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

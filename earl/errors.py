@@ -330,6 +330,12 @@ class Unauthenticated(RpcError):
     exit_code = 18
 
 
+class MalformedRequest(RpcError):
+    """The bytes of a call are no message of its contract, or hold text that is no UTF-8."""
+
+    status = "INVALID_ARGUMENT"
+
+
 class PermissionDenied(RpcError):
     """The token is of a role that may not do this."""
 

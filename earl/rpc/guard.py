@@ -13,8 +13,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from earl.errors import EarlError, PermissionDenied
+from earl.errors import EarlError, MalformedRequest, PermissionDenied
 from earl.rpc import auth
 from earl.rpc.errors import DETAILS_KEY, bounded, status_code, to_status
 from earl.rpc.roles import Rule, rules
@@ -120,16 +121,26 @@ def _wrapped(
         "stream" if handler.response_streaming else "unary"
     )
     behaviour = getattr(handler, shape)
+    decoder = handler.request_deserializer
+
+    def decoded(request: Any) -> Any:
+        """The message of a unary call; a stream's iterator as it is: its reader decodes."""
+        if handler.request_streaming or decoder is None:
+            return request
+        try:
+            return decoder(request)
+        except DecodeError as error:
+            raise MalformedRequest(f"{method}: {error}", "send a message of its contract") from error
 
     async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
         async with translated(method, context), around():
-            return await behaviour(request, context)
+            return await behaviour(decoded(request), context)
 
     async def generated(request: Any, context: grpc.aio.ServicerContext) -> Any:
         async with translated(method, context), around():
-            async for response in behaviour(request, context):
+            async for response in behaviour(decoded(request), context):
                 yield response
 
     wrapper = generated if inspect.isasyncgenfunction(behaviour) else unary
     make = getattr(grpc, f"{shape}_rpc_method_handler")
-    return make(wrapper, handler.request_deserializer, handler.response_serializer)
+    return make(wrapper, decoder if handler.request_streaming else None, handler.response_serializer)

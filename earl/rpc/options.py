@@ -1,4 +1,4 @@
-"""Channel options of every server and client: message bounds and keepalive, decided in one place.
+"""Channel options of every server and client: bounds and keepalive, decided in one place.
 
 Keepalive notices a peer whose machine vanished. `ping_timeout_ms` is needed beside the keepalive
 options: without it a frozen peer is noticed only after 60 s. It is a backstop, slow enough that a
@@ -8,12 +8,18 @@ faster and say who was lost.
 
 from __future__ import annotations
 
-MAX_MESSAGE_BYTES = 32 << 20
+from typing import Any
 
-_SIZES = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-]
+MAX_MESSAGE_BYTES = 32 << 20
+# Of what workers are told: commands, no data.
+COMMAND_BYTES = 1 << 20
+# A server's calls at once, of one connection (further ones wait) and of all (further ones are refused).
+# Most of them wait for something; a thousand workers may share a connection.
+CONNECTION_CALLS = 4096
+SERVER_CALLS = 16_384
+# Of one call: a token, a trace and little else.
+METADATA_BYTES = 16 << 10
+
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -22,16 +28,26 @@ _KEEPALIVE = [
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
-SERVER = [
-    *_SIZES,
-    *_KEEPALIVE,
-    # A taken port is an error, not a second listener that gets half of the connections.
-    ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 0),
-]
+
+def server(request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
+    """Of a server. request_bytes: of the largest message that it takes."""
+    return [
+        ("grpc.max_receive_message_length", request_bytes),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        *_KEEPALIVE,
+        ("grpc.max_concurrent_streams", CONNECTION_CALLS),
+        ("grpc.max_metadata_size", METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+        # A taken port is an error, not a second listener that gets half of the connections.
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
 CLIENT = [
-    *_SIZES,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     *_KEEPALIVE,
     # Retries are the client's own (earl/rpc/client.py): one policy, bounded by the deadline.
     ("grpc.enable_retries", 0),

@@ -36,8 +36,8 @@ class Server:
     """A gRPC server on the running loop.
 
     name: for logs. bind: "host:port", port 0 for any free one. tokens: whose callers are let in, or one
-    token for every role; "" demands none. Raises InsecureBind off loopback without TLS and a strong token,
-    ConfigError for an address that is none.
+    token for every role; "" demands none. request_bytes: of the largest message that it takes. Raises
+    InsecureBind off loopback without TLS and a strong token, ConfigError for an address that is none.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Server:
         tokens: Tokens | str = "",
         tls: auth.TlsFiles | None = None,
         drain_s: float = 10.0,
+        request_bytes: int = options.MAX_MESSAGE_BYTES,
     ) -> None:
         self._tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
         auth.check_bind(bind, self._tokens, tls)
@@ -58,7 +59,11 @@ class Server:
         self._drain_s = drain_s
         self._serving: dict[str, bool] = {}
         self._guard = Guard(self._tokens)
-        self._server = grpc.aio.server(interceptors=[self._guard], options=options.SERVER)
+        self._server = grpc.aio.server(
+            interceptors=[self._guard],
+            options=options.server(request_bytes),
+            maximum_concurrent_rpcs=options.SERVER_CALLS,
+        )
         self._health = health_aio.HealthServicer()
         self._stopped = False
         self._watch: asyncio.Task[None] | None = None

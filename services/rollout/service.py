@@ -28,6 +28,7 @@ from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
 from earl.rpc.access import Access
 from earl.rpc.main import announce
+from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
@@ -145,7 +146,9 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         stack.push_async_callback(gauges.close)
         parts = Parts(scheduler, bus, store, pool, agent, gauges)
         worker = RolloutWorker(config, parts, capacity)
-        server = Server(name, rollout.bind, tokens=accepted(), tls=access.tls, drain_s=1.0)
+        server = Server(
+            name, rollout.bind, tokens=accepted(), tls=access.tls, drain_s=1.0, request_bytes=COMMAND_BYTES
+        )
         server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, parts), SERVICE)
         address = await server.start()
         stack.push_async_callback(server.stop)

@@ -9,6 +9,7 @@ import logging
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.rpc.auth import TlsFiles
+from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.server import Server
 from earl.rpc.tokens import accepted
 from services.trainer.activity import Activity
@@ -57,7 +58,12 @@ class Lead:
     async def start(self, tls: TlsFiles | None) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(
-            self._link.worker.name, self._config.trainer.bind, tokens=accepted(), tls=tls, drain_s=1.0
+            self._link.worker.name,
+            self._config.trainer.bind,
+            tokens=accepted(),
+            tls=tls,
+            drain_s=1.0,
+            request_bytes=COMMAND_BYTES,
         )
         serve(server, TrainerServicer(self._activity, self._requests, self._link, self._epochs))
         address = await server.start()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from earl import errors
@@ -23,8 +24,9 @@ from earl.rpc.tokens import TokenFile
 from tests.support.services import all_services
 
 HEALTH = "grpc.health.v1.Health"
-# Of a call that is let in and then waits, as a stream does for its first message.
-LET_IN_S = 0.15
+# Of a call that is let in and then waits, as a stream does for its first message; and of any other.
+LET_IN_S = 0.1
+ANSWER_S = 20.0
 REFUSED = (errors.Unauthenticated, errors.PermissionDenied)
 PAST = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
 
@@ -60,9 +62,9 @@ async def described(channel: grpc.aio.Channel, token: str) -> AsyncIterator[Meth
                         yield Method(path, one.client_streaming, one.server_streaming)
 
 
-async def called(channel: grpc.aio.Channel, method: Method, token: str, raw: bytes = b"") -> Exception | None:
-    """What a call with these bytes as its message fails with; None if it does not, or waits."""
-    metadata, timeout = auth.metadata(token), LET_IN_S
+async def called(channel: grpc.aio.Channel, method: Method, token: str, timeout: float) -> Exception | None:
+    """What a call with an empty message fails with; None if it does not, or waits that long."""
+    metadata, raw = auth.metadata(token), b""
     try:
         if method.client_streams:
             make_call = channel.stream_stream if method.server_streams else channel.stream_unary
@@ -89,8 +91,8 @@ async def test_every_method_lets_in_whom_its_contract_names(tmp_path, entries):
     path = tmp_path / "tokens.toml"
     token_file.write(path, [*entries.values(), *expired.values()])
     seen: set[str] = set()
-    async with all_services(tmp_path, TokenFile(path)) as addresses:
-        for address in addresses.values():
+    async with all_services(tmp_path, TokenFile(path)) as served:
+        for address in served.addresses.values():
             async with grpc.aio.insecure_channel(address) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await asked(channel, "", list_services="")
@@ -98,7 +100,7 @@ async def test_every_method_lets_in_whom_its_contract_names(tmp_path, entries):
                 methods = [one async for one in described(channel, entries[Role.OPERATOR].token)]
                 seen.update(method.path for method in methods)
                 await asyncio.gather(*(walked(channel, method, entries, expired) for method in methods))
-    contracts = {path for service in services() for path in rules(service)}
+    contracts = {path for service in services_of_contracts() for path in rules(service.full_name)}
     assert contracts and contracts <= seen, f"served nowhere: {sorted(contracts - seen)}"
 
 
@@ -106,18 +108,19 @@ async def walked(channel, method, entries, expired):
     """One method with every kind of token."""
     service = method.path.split("/")[1]
     if service == HEALTH:
-        assert not isinstance(await called(channel, method, ""), REFUSED)
+        assert not isinstance(await called(channel, method, "", LET_IN_S), REFUSED)
         return
     for token, words in (("", "no token was sent"), (make(Role.WORKER).token, "none that is accepted")):
-        refusal = await called(channel, method, token)
+        refusal = await called(channel, method, token, ANSWER_S)
         assert isinstance(refusal, errors.Unauthenticated) and words in str(refusal), (method, refusal)
     reflects = service.startswith("grpc.reflection.")
     allowed = frozenset(Role) if reflects else rules(service)[method.path].roles
     assert allowed
     for role in Role:
-        refusal = await called(channel, method, expired[role].token)
+        refusal = await called(channel, method, expired[role].token, ANSWER_S)
         assert isinstance(refusal, errors.Unauthenticated) and "expired at" in str(refusal), (method, refusal)
-        answer = await called(channel, method, entries[role].token)
+        timeout = LET_IN_S if role in allowed else ANSWER_S
+        answer = await called(channel, method, entries[role].token, timeout)
         if role in allowed:
             assert not isinstance(answer, REFUSED), (method, role, answer)
         else:
@@ -125,9 +128,9 @@ async def walked(channel, method, entries, expired):
             assert answer.remedy and role in str(answer)
 
 
-def services() -> list[str]:
-    """All services of EARL's contracts, by full name."""
+def services_of_contracts() -> list[ServiceDescriptor]:
+    """All services of EARL's contracts."""
     pool = descriptor_pool.Default()
     names = ("env", "rollout", "scheduler", "trainer")
     files = [pool.FindFileByName(f"earl/v1/{name}.proto") for name in names]
-    return [service.full_name for file in files for service in file.services_by_name.values()]
+    return [service for file in files for service in file.services_by_name.values()]

@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from earl.bus import Bus
@@ -56,6 +57,14 @@ from tests.support.runs import tictactoe
 BIND = "127.0.0.1:0"
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """addresses: by what serves there, "scheduler", "gateway", "rollout", "trainer" and "host"."""
+
+    addresses: dict[str, str]
+    bus: Bus
+
+
 class Echo(Environment):
     """Ends with the first action."""
 
@@ -69,8 +78,8 @@ class Echo(Environment):
 
 
 @asynccontextmanager
-async def all_services(directory: Path, tokens: Tokens) -> AsyncIterator[dict[str, str]]:
-    """Addresses by what serves there: "scheduler", "gateway", "rollout", "trainer", "host"."""
+async def all_services(directory: Path, tokens: Tokens) -> AsyncIterator[Served]:
+    """All of them, until the end of the block. tokens: whom they let in."""
     config = tictactoe(directory)
     run_dir = directory / config.name
     create_model(run_dir / "model", config.model, config.seed)
@@ -90,7 +99,7 @@ async def all_services(directory: Path, tokens: Tokens) -> AsyncIterator[dict[st
         addresses["rollout"] = await _rollout(stack, server("rollout"), config, run_dir, bus, addresses)
         addresses["trainer"] = await _trainer(stack, server("trainer"), addresses["scheduler"])
         addresses["host"] = await _host(stack, tokens)
-        yield addresses
+        yield Served(addresses, bus)
 
 
 async def _scheduler(

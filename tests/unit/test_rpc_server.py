@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from earl import errors
 from earl.rpc import Client, Server, TlsFiles
 from earl.rpc.errors import from_call
+from earl.rpc.options import METADATA_BYTES
 from earl.rpc.token_file import Role, make
 from earl.v1 import env_pb2, env_pb2_grpc
 from tests.support.certificates import certified
@@ -213,6 +214,22 @@ async def test_reflection_lists_services(server):
         async for response in stub.ServerReflectionInfo(iter([request])):
             names = {service.name for service in response.list_services_response.service}
         assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+async def test_what_is_too_large_is_refused(scripted):
+    server = make_server(scripted, request_bytes=1000)
+    async with grpc.aio.insecure_channel(await server.start()) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ListEnvironments")
+        await call(bytes([15 << 3 | 2, 200, 6]) + bytes(840), timeout=5)  # a field that nobody knows
+        for raw, metadata in ((b"\x00" * 2000, ()), (b"", [("note", "x" * (METADATA_BYTES + 1))])):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(raw, metadata=metadata, timeout=5)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert scripted.calls == 1
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"\xff\xff", timeout=5)
+        assert isinstance(from_call(caught.value, "ListEnvironments"), errors.MalformedRequest)
+    await server.stop()
 
 
 async def test_stop_lets_calls_finish(server, client, scripted):

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from earl.config.run import RunConfig
 from earl.errors import EarlError, TrainerError
 from earl.rpc.auth import TlsFiles
+from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.server import Server
 from earl.rpc.tokens import accepted
 from services.trainer.activity import Activity
@@ -70,7 +71,12 @@ class Lead:
     async def start(self, tls: TlsFiles | None) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(
-            self._link.worker.name, self._config.reference.bind, tokens=accepted(), tls=tls, drain_s=1.0
+            self._link.worker.name,
+            self._config.reference.bind,
+            tokens=accepted(),
+            tls=tls,
+            drain_s=1.0,
+            request_bytes=COMMAND_BYTES,
         )
         serve(server, StageServicer(self._activity, self._link, self._epochs))
         address = await server.start()
