@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -40,7 +41,7 @@ def without_roles(raw: bytes) -> list[str]:
     pool = descriptor_pool.DescriptorPool()
     for file in files:
         pool.Add(file)
-    roles = pool.FindExtensionByName("earl.v1.roles")
+    roles: Any = pool.FindExtensionByName("earl.v1.roles")
     options = message_factory.GetMessageClass(pool.FindMessageTypeByName("google.protobuf.MethodOptions"))
     return [
         f"{file.package}.{service.name}/{method.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf import descriptor_pool
 
@@ -24,15 +25,17 @@ def rules(service: str) -> dict[str, Rule]:
 
     Raises ConfigError for a method that nobody may call: its contract forgot to say.
     """
+    roles_of: Any = common_pb2.roles
+    audited: Any = common_pb2.audited
     found = {}
     for method in descriptor_pool.Default().FindServiceByName(service).methods:
         options = method.GetOptions()
-        names = (common_pb2.Role.Name(number) for number in options.Extensions[common_pb2.roles])
+        names = (common_pb2.Role.Name(number) for number in options.Extensions[roles_of])
         roles = frozenset(Role(name.removeprefix("ROLE_").lower()) for name in names)
         if not roles:
             raise ConfigError(
                 f"{service}/{method.name} names no role that may call it",
                 "add `option (roles)` to its contract",
             )
-        found[f"/{service}/{method.name}"] = Rule(roles, options.Extensions[common_pb2.audited])
+        found[f"/{service}/{method.name}"] = Rule(roles, options.Extensions[audited])
     return found

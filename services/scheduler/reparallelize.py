@@ -23,7 +23,7 @@ TICK_S = 0.1
 # Between two calls of the same command.
 AGAIN_S = 0.5
 
-Tell = Callable[[Command, Bounds, str, float], Awaitable[Answer]]
+Tell = Callable[[Command, Bounds, Access, float], Awaitable[Answer]]
 
 
 class Driver:

@@ -78,7 +78,8 @@ def filled(kind: Descriptor, turn: int, known: dict[str, Any]) -> Any:
 
 def put(message: Any, field: FieldDescriptor, turn: int) -> None:
     """Hostile keys and values into a map of scalars."""
-    key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+    entry: Any = field.message_type
+    key, value = entry.fields_by_name["key"], entry.fields_by_name["value"]
     for one in range(3):
         getattr(message, field.name)[scalar(key, turn + one)] = scalar(value, turn + one)
 

@@ -39,7 +39,7 @@ class Method(NamedTuple):
     server_streams: bool
 
 
-async def asked(channel: grpc.aio.Channel, token: str, **question: str) -> Any:
+async def asked(channel: grpc.aio.Channel, token: str, **question: Any) -> Any:
     """One question to a server's reflection."""
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
     request = reflection_pb2.ServerReflectionRequest(**question)

@@ -19,14 +19,17 @@ from earl.rpc.tokens import SecretFile, TokenFile, Tokens, token_id
 from earl.stack import credentials
 from earl.v1 import env_pb2, env_pb2_grpc
 
-NOW = datetime.datetime.now(datetime.UTC)
-PAST, SOON = NOW - datetime.timedelta(hours=1), NOW + datetime.timedelta(hours=1)
+PAST, SOON = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=one) for one in (-1, 12))
 REQUEST = env_pb2.ListEnvironmentsRequest()
 
 
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "tokens.toml"
+
+
+def now():
+    return datetime.datetime.now(datetime.UTC)
 
 
 def written(path, *entries):
@@ -118,7 +121,7 @@ def test_a_change_is_taken_over_and_a_mistake_is_not(path, caplog):
 
 
 def test_what_is_sent_outlives_the_call(path):
-    ending, lasting = make(Role.WORKER, NOW + datetime.timedelta(seconds=20)), make(Role.WORKER)
+    ending, lasting = make(Role.WORKER, now() + datetime.timedelta(seconds=50)), make(Role.WORKER)
     assert TokenFile(written(path, ending, lasting)).send(Role.WORKER) == lasting.token
     assert TokenFile(written(path, ending)).send(Role.WORKER) == ending.token
     with pytest.raises(errors.ConfigError, match="no operator token"):
@@ -176,14 +179,14 @@ def test_the_commands(path, monkeypatch):
     said = told("new", "--expires", "30d")
     first = token_file.read(path)
     assert [one.role for one in first] == list(Role)
-    assert all(29 < one.good_for_s(NOW) / 86_400 <= 30.01 for one in first)
+    assert all(29 < one.good_for_s(now()) / 86_400 <= 30 for one in first)
     assert not any(one.token in said for one in first) and f"EARL_TOKENS={path}" in said
     assert told("show", "worker").strip() == first[1].token
     told("rotate", "--role", "worker", "--keep", "2h")
     after = token_file.read(path)
     workers = [one for one in after if one.role is Role.WORKER]
     assert [one.token for one in after if one.role is not Role.WORKER] == [first[0].token, first[2].token]
-    assert workers[0].token == first[1].token and workers[0].good_for_s(NOW) < 2.01 * 3600
+    assert workers[0].token == first[1].token and workers[0].good_for_s(now()) <= 2 * 3600
     assert workers[1].expires is None and told("show", "worker").strip() == workers[1].token
     written(path, Entry(Role.WORKER, workers[0].token, PAST), *after[2:])
     assert "expired" in told("list")
