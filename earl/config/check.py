@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from earl.config.engines import check_engine
 from earl.config.model import ModelConfig
@@ -27,6 +28,7 @@ def cross_check(config: RunConfig) -> None:
     check_reference(config)
     check_profile(config)
     check_data_plane(config)
+    check_traces(config)
 
 
 def check_model(config: RunConfig) -> None:
@@ -232,4 +234,16 @@ def check_data_plane(config: RunConfig) -> None:
         raise ConfigError(
             f"data_plane.bind = {plane.bind!r} is off loopback, and the data plane's wires carry no TLS",
             "set data_plane.trusted_network = true if the network is yours alone, or bind 127.0.0.1",
+        )
+
+
+def check_traces(config: RunConfig) -> None:
+    """Traces leave this machine over TLS alone."""
+    url = urlsplit(config.obs.traces)
+    host = url.hostname or ""
+    loopback = host.startswith("127.") or host in ("localhost", "::1")
+    if url.scheme == "http" and not loopback:
+        raise ConfigError(
+            f"obs.traces = {config.obs.traces!r} would send traces off this machine without TLS",
+            "give an https:// address, or a collector on this machine that passes them on",
         )

@@ -8,6 +8,7 @@ from earl.config.base import Section
 from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.environment import EnvironmentConfig, GatewayConfig
 from earl.config.model import ModelConfig
+from earl.config.obs import ObsConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfig
 from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
@@ -45,6 +46,7 @@ class RunConfig(Section):
     data_plane: DataPlaneConfig = DataPlaneConfig()
     bus: BusConfig = BusConfig()
     stack: StackConfig = StackConfig()
+    obs: ObsConfig = ObsConfig()
 
     @property
     def longest_sequence(self) -> int:

@@ -293,6 +293,7 @@ def main() -> None:
     from earl.config.run import RunConfig
     from earl.env.serve import load
     from earl.obs.log import setup
+    from earl.obs.tracing import exporting
     from earl.rpc.access import Access
     from earl.rpc.main import announce, run
     from earl.rpc.token_file import Role
@@ -323,7 +324,8 @@ def main() -> None:
             token=access.token,
             tls=access.tls,
         )
-        await host.run(stop, ready=lambda: announce(arguments.name, gateway))
+        with exporting(config.obs.traces, arguments.name, config.name):
+            await host.run(stop, ready=lambda: announce(arguments.name, gateway))
 
     run(serve)
 

@@ -24,10 +24,25 @@ class Admission(enum.Enum):
 class HostedSession:
     """An open session. `answer` is the last message sent for it; `running` whether a call is under way."""
 
-    __slots__ = ("answer", "done", "dropped", "environment", "id", "name", "running", "seq", "task")
+    __slots__ = (
+        "answer",
+        "began_ns",
+        "done",
+        "dropped",
+        "environment",
+        "id",
+        "name",
+        "running",
+        "seq",
+        "task",
+        "traceparent",
+    )
 
-    def __init__(self, session: int, name: str) -> None:
+    def __init__(self, session: int, name: str, traceparent: str = "") -> None:
         self.id = session
+        # Of the trace that it is a part of, "" if that is none; when the call under way began.
+        self.traceparent = traceparent
+        self.began_ns = 0
         self.name = name
         self.environment: Environment | None = None
         self.seq = 0

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import json
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ from earl.errors import (
     EnvProtocolError,
     ServiceUnavailable,
 )
+from earl.obs import tracing
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +120,7 @@ class Runner:
             if known.admit(0) is Admission.REPEAT:
                 self._send(known.answer)
             return
-        session = HostedSession(message.session, message.environment)
+        session = HostedSession(message.session, message.environment, tracing.checked(message.traceparent))
         refusal = self._refusal(message)
         self._sessions[session.id] = session
         self._open += 1
@@ -203,6 +205,7 @@ class Runner:
     def _run(self, session: HostedSession, seq: int, method: Callable[..., Any], call: Call) -> None:
         """Start a session's `method`; `call` does so with its arguments."""
         session.start(seq)
+        session.began_ns = time.time_ns() if session.traceparent else 0
         environment = session.environment or self._called[session.name]
         if inspect.iscoroutinefunction(method):
             session.task = self._spawn(_awaited(session.name, seq, call))
@@ -257,6 +260,10 @@ class Runner:
             message = answer(session.id, seq, Failure(Ending.ENV_ERROR, "EnvProtocolError", str(error)))
         done = message.result.done
         session.finish(message, done)
+        if session.traceparent:
+            what, told = ("step" if seq else "reset"), {"seq": seq, "environment": session.name}
+            began_ns = session.began_ns or time.time_ns()
+            tracing.record(f"host {what}", session.traceparent, began_ns, time.time_ns(), told)
         self._send(message)
         if done:
             self._ended()

@@ -89,8 +89,11 @@ class GatewayClient:
         task: Mapping[str, Any] | None = None,
         seed: int = 0,
         limits: Limits | None = None,
+        *,
+        traceparent: str = "",
     ) -> Session:
-        """Start an episode; the session holds its first observation.
+        """Start an episode; the session holds its first observation. traceparent: W3C trace context of the
+        work that it is a part of.
 
         Raises UnknownEnvironment, EnvHostLost, DeadlineExceeded, EnvProtocolError, EnvironmentFailure
         (the reset failed), ServiceUnavailable (no gateway within limits.queue_s).
@@ -103,7 +106,7 @@ class GatewayClient:
             self._next += 1
             session = Session(stream, self._next, environment, limits)
             try:
-                await session._opened(json.dumps(dict(task or {})), seed)
+                await session._opened(json.dumps(dict(task or {})), seed, traceparent)
                 return session
             except asyncio.CancelledError:
                 await session.close()
@@ -162,7 +165,7 @@ class Session:
         self._limits = limits
         self._seq = 0
 
-    async def _opened(self, task_json: str, seed: int) -> None:
+    async def _opened(self, task_json: str, seed: int, traceparent: str) -> None:
         limits = self._limits
         opening = env_pb2.Open(
             session=self.number,
@@ -173,6 +176,7 @@ class Session:
             reset_s=limits.reset_s,
             step_s=limits.step_s,
             episode_s=limits.episode_s,
+            traceparent=traceparent,
         )
         message = env_pb2.ClientMessage(open=opening)
         outcome = await self._asked(message, limits.queue_s + limits.reset_s)

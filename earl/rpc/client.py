@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from earl.errors import DeadlineExceeded
+from earl.obs import tracing
 from earl.rpc import auth, options
 from earl.rpc.errors import from_call
 from earl.rpc.tokens import Token, current
@@ -55,11 +56,14 @@ class Client:
         """
         invoke = getattr(self._stub, method)
         ends = time.monotonic() + deadline_s
+        traceparent = tracing.current()
+        traced = ((tracing.TRACEPARENT, traceparent),) if traceparent else ()
         backoff_s = FIRST_BACKOFF_S
         last: grpc.aio.AioRpcError | None = None
         while (left_s := ends - time.monotonic()) > 0 or last is None:
             try:
-                return await invoke(request, timeout=max(left_s, 0.001), metadata=self._metadata())
+                sent = (*self._metadata(), *traced)
+                return await invoke(request, timeout=max(left_s, 0.001), metadata=sent)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and last is not None:
                     break  # the last attempt was cut short by our own retries: the earlier cause tells more

@@ -16,7 +16,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from earl.errors import EarlError, MalformedRequest, PermissionDenied
+from earl.obs import tracing
 from earl.rpc import auth
+from earl.rpc.calls import Calls
 from earl.rpc.errors import DETAILS_KEY, bounded, status_code, to_status
 from earl.rpc.roles import Rule, rules
 from earl.rpc.streams import OpenStreams
@@ -55,14 +57,15 @@ def _unexpected(error: Exception, method: str) -> str:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Authenticates and translates for every RPC of a server.
+    """Authenticates, counts and translates for every RPC of a server.
 
     Health is open to all, reflection to whoever has any token that is accepted; every other method to the
     roles that its contract names (roles.py).
     """
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, calls: Calls) -> None:
         self._tokens = tokens
+        self._calls = calls
         self._rules: dict[str, Rule] = {}
         self.streams = OpenStreams(tokens)
 
@@ -82,12 +85,12 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             bearer = self._admit(method, handler_call_details.invocation_metadata or ())  # type: ignore[attr-defined]
         except EarlError as error:
-            return _wrapped(handler, method, _refusing(error))
+            return _wrapped(handler, method, _refusing(error), self._calls)
         if method.startswith(REFLECTION_PREFIX):
             return handler
         if handler.request_streaming or handler.response_streaming:
-            return _wrapped(handler, method, lambda: self.streams.held(bearer))
-        return _wrapped(handler, method, nullcontext)
+            return _wrapped(handler, method, lambda: self.streams.held(bearer), self._calls)
+        return _wrapped(handler, method, nullcontext, self._calls)
 
     def _admit(self, method: str, sent: Any) -> Bearer:
         """Whose call it is. Raises Unauthenticated, PermissionDenied."""
@@ -104,6 +107,16 @@ class Guard(grpc.aio.ServerInterceptor):
         return bearer
 
 
+def _traceparent(context: grpc.aio.ServicerContext) -> str:
+    """Of the caller's work that a unary call is a part of; "" if it is not traced."""
+    if not tracing.active():
+        return ""
+    for key, value in context.invocation_metadata() or ():
+        if key == tracing.TRACEPARENT and isinstance(value, str):
+            return tracing.checked(value)
+    return ""
+
+
 def _refusing(error: EarlError) -> Callable[[], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def refused() -> AsyncIterator[None]:
@@ -114,9 +127,9 @@ def _refusing(error: EarlError) -> Callable[[], AbstractAsyncContextManager[None
 
 
 def _wrapped(
-    handler: Any, method: str, around: Callable[[], AbstractAsyncContextManager[None]]
+    handler: Any, method: str, around: Callable[[], AbstractAsyncContextManager[None]], calls: Calls
 ) -> grpc.RpcMethodHandler:
-    """The handler, its errors translated, inside `around`."""
+    """The handler, counted and its errors translated, inside `around`."""
     shape = f"{'stream' if handler.request_streaming else 'unary'}_" + (
         "stream" if handler.response_streaming else "unary"
     )
@@ -132,14 +145,19 @@ def _wrapped(
         except DecodeError as error:
             raise MalformedRequest(f"{method}: {error}", "send a message of its contract") from error
 
+    stream = shape != "unary_unary"
+
     async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        async with translated(method, context), around():
-            return await behaviour(decoded(request), context)
+        with calls.counted(method, context, stream=stream):
+            async with translated(method, context), around():
+                with tracing.span(method.strip("/"), _traceparent(context)) as own, tracing.within(own):
+                    return await behaviour(decoded(request), context)
 
     async def generated(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        async with translated(method, context), around():
-            async for response in behaviour(decoded(request), context):
-                yield response
+        with calls.counted(method, context, stream=stream):
+            async with translated(method, context), around():
+                async for response in behaviour(decoded(request), context):
+                    yield response
 
     wrapper = generated if inspect.isasyncgenfunction(behaviour) else unary
     make = getattr(grpc, f"{shape}_rpc_method_handler")

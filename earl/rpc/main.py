@@ -57,7 +57,8 @@ async def _supervised(main: Main) -> None:
     await main(stop)
 
 
-def announce(name: str, address: str) -> None:
-    """Print the one line on stdout that says: `name` serves at `address`."""
-    sys.stdout.write(json.dumps({"ready": name, "address": address}) + "\n")
+def announce(name: str, address: str, metrics: str = "") -> None:
+    """Print the one line on stdout that says: `name` serves at `address`, and its metrics at another."""
+    said = {"ready": name, "address": address} | ({"metrics": metrics} if metrics else {})
+    sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()

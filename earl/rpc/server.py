@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from earl.errors import EarlError, PortInUse
 from earl.rpc import auth, options
+from earl.rpc.calls import Calls
 from earl.rpc.guard import Guard
 from earl.rpc.tokens import Tokens
 
@@ -54,11 +55,12 @@ class Server:
         auth.check_bind(bind, self._tokens, tls)
         self.name = name
         self.address = ""
+        self.calls = Calls()
         self._bind = bind
         self._tls = tls
         self._drain_s = drain_s
         self._serving: dict[str, bool] = {}
-        self._guard = Guard(self._tokens)
+        self._guard = Guard(self._tokens, self.calls)
         self._server = grpc.aio.server(
             interceptors=[self._guard],
             options=options.server(request_bytes),

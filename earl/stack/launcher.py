@@ -21,11 +21,12 @@ from pathlib import Path
 
 from earl.config.run import RunConfig
 from earl.dispatch.arena_file import arena_directory
-from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
+from earl.errors import ConfigError, DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack import credentials, plan, warden
 from earl.stack.codec import SchedulerClient
+from earl.stack.endpoints import Endpoints
 from earl.stack.ports import resolve_bind
 from earl.stack.rundir import RunDirectory
 from earl.stack.status import ProcessState, RunStatus
@@ -79,7 +80,8 @@ async def launch(
         arenas = arena_directory(config.data_plane, directory.path)
         supervisor = Supervisor(plan.plan(launched, directory.run_json), directory, addresses, config.stack)
         async with Guard(supervisor.mark, arenas):
-            stack = Launch(launched, supervisor, signals, on_update)
+            endpoints = Endpoints(directory.path, config.name)
+            stack = Launch(launched, supervisor, signals, on_update, endpoints)
             try:
                 return await stack.run(directory.path, started_at)
             except EarlError as error:
@@ -88,6 +90,8 @@ async def launch(
                 else:
                     directory.clear()
                 raise
+            finally:
+                endpoints.close()
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -101,12 +105,26 @@ def resolve(config: RunConfig) -> RunConfig:
     resolve_bind(config.rollout.bind, "rollout.bind")
     resolve_bind(config.trainer.bind, "trainer.bind")
     resolve_bind(config.reference.bind, "reference.bind")
+    check_metrics(config.obs.metrics)
     return config.model_copy(
         update={
             "scheduler": config.scheduler.model_copy(update={"bind": scheduler}),
             "gateway": config.gateway.model_copy(update={"bind": gateway}),
         }
     )
+
+
+def check_metrics(bind: str) -> None:
+    """Each of a run's processes serves its metrics at a port of its own. Raises ConfigError, PortInUse."""
+    if not bind:
+        return
+    resolve_bind(bind, "obs.metrics")
+    host, _, port = bind.rpartition(":")
+    if int(port):
+        raise ConfigError(
+            f'obs.metrics = "{bind}" names one port for all processes of this machine',
+            f'give it port 0, for any free one: "{host}:0"',
+        )
 
 
 class Guard:
@@ -137,13 +155,19 @@ class Launch:
     """The middle of a launch: everything between the first process started and the last one ended."""
 
     def __init__(
-        self, config: RunConfig, supervisor: Supervisor, signals: Signals, on_update: OnUpdate
+        self,
+        config: RunConfig,
+        supervisor: Supervisor,
+        signals: Signals,
+        on_update: OnUpdate,
+        endpoints: Endpoints,
     ) -> None:
         self.was_ready = False
         self._config = config
         self._supervisor = supervisor
         self._signals = signals
         self._on_update = on_update
+        self._endpoints = endpoints
         self._status = RunStatus(run=config.name)
         self._scheduler = SchedulerClient(config.scheduler.bind, Access.of(Role.OPERATOR))
         self._stop_s = config.stack.stop_s
@@ -196,6 +220,8 @@ class Launch:
                     supervisor.run_over.set()
             else:
                 heard = time.monotonic()
+            processes = supervisor.processes.items()
+            self._endpoints.show({name: process.metrics for name, process in processes})
             self._on_update(supervisor.states(), self._status)
             await asyncio.sleep(POLL_S)
 

@@ -31,6 +31,8 @@ class StackProcess:
         self.log = log
         self.state = "waiting"
         self.address = ""
+        # Where it serves GET /metrics; "" if it does not.
+        self.metrics = ""
         self.restarts = 0
         self.ready = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
@@ -85,7 +87,7 @@ class StackProcess:
                     log.write(line)
                     log.flush()
                     continue
-                self.address = address
+                self.address, self.metrics = address, metrics_address(line)
                 self.state = "ready"
                 self.ready.set()
 
@@ -163,6 +165,11 @@ def ready_address(line: bytes) -> str | None:
     except ValueError:
         return None
     return str(message.get("address", ""))
+
+
+def metrics_address(line: bytes) -> str:
+    """Where the process of a ready line serves its metrics; "" if it says nothing of them."""
+    return str(json.loads(line).get("metrics", ""))
 
 
 def error_of_exit_code(code: int) -> type[EarlError] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from earl.obs.tracing import checked
 from services.env_gateway import codec
 from services.env_gateway.admission import opening_limits
 from services.env_gateway.clients import ClientStream
@@ -62,6 +63,7 @@ class ClientSide:
         session_id = self._episodes.next_id()
         reset = codec.reset(session_id, opening, limits_s["reset_s"])
         session = Session(session_id, client, number, opening.environment, limits_s, now, reset)
+        session.traceparent = checked(opening.traceparent)
         if not self._pool.ever_served(session.environment):
             session.unknown_until = now + min(self._episodes.config.lease_s, limits_s["queue_s"])
         client.opened(session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from earl.env.codec import failure_message
+from earl.obs.tracing import checked
 from earl.v1 import env_pb2, events_pb2
 from services.env_gateway.pool import Listed, Served
 
@@ -32,7 +33,7 @@ def reset(session: int, opening: env_pb2.Open, deadline_s: float) -> env_pb2.Gat
             task_json=opening.task_json,
             seed=opening.seed,
             deadline_s=deadline_s,
-            traceparent=opening.traceparent,
+            traceparent=checked(opening.traceparent),
         )
     )
 

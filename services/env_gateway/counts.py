@@ -1,49 +1,38 @@
-"""What a gateway counts: refusals by reason, events by kind, waits in its queue; pure."""
+"""What a gateway counts: refusals by reason, events by kind, waits in its queue, time in hosts; pure."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
-# Upper bounds of the buckets of waits: 1 ms, and each next one twice as long, up to 36 h; the last one
-# takes the rest.
-FIRST_BOUND_S = 0.001
-BUCKETS = 28
+from earl.obs.histogram import Histogram, doubling
 
-
-class Waits:
-    """A histogram of seconds; quantiles are the upper bound of their bucket, at most twice too long."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.longest_s = 0.0
-        self._buckets = [0] * BUCKETS
-
-    def add(self, seconds: float) -> None:
-        doublings = math.ceil(math.log2(seconds / FIRST_BOUND_S)) if seconds > FIRST_BOUND_S else 0
-        self._buckets[min(doublings, BUCKETS - 1)] += 1
-        self.count += 1
-        self.longest_s = max(self.longest_s, seconds)
-
-    def quantile(self, share: float) -> float:
-        """The wait that `share` of all are not longer than, in seconds; 0 without any."""
-        wanted, seen = share * self.count, 0
-        for doublings, count in enumerate(self._buckets):
-            seen += count
-            if count and seen >= wanted:
-                return min(FIRST_BOUND_S * 2**doublings, self.longest_s)
-        return 0.0
+# 1 ms to 36 h.
+WAITS_S = doubling(0.001, 28)
+# Environments that have histograms of their own; more are counted together.
+MAX_ENVIRONMENTS = 64
+OTHERS = "others"
 
 
 class Counts:
     """refused: messages that broke the rules, by reason. totals: what happened, by kind. queue_waits:
-    of sessions that found a host."""
+    of sessions that found a host. resets, steps: seconds in hosts by environment."""
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
         self.totals: Counter[str] = Counter()
-        self.queue_waits = Waits()
+        self.queue_waits = Histogram(WAITS_S)
+        self.resets: dict[str, Histogram] = {}
+        self.steps: dict[str, Histogram] = {}
+
+    def answered(self, environment: str, seq: int, host_s: float) -> None:
+        """A host answered a reset (seq 0) or a step after so long."""
+        by_name = self.steps if seq else self.resets
+        histogram = by_name.get(environment)
+        if histogram is None:
+            name = environment if len(by_name) < MAX_ENVIRONMENTS else OTHERS
+            histogram = by_name.setdefault(name, Histogram())
+        histogram.add(host_s)
 
     def fields(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -55,6 +44,6 @@ class Counts:
                 "count": waits.count,
                 "p50": waits.quantile(0.5),
                 "p99": waits.quantile(0.99),
-                "longest": waits.longest_s,
+                "longest": waits.longest,
             },
         }

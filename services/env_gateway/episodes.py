@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable
 
 from earl.config.environment import GatewayConfig
+from earl.obs import tracing
 from services.env_gateway import codec
 from services.env_gateway.counts import Counts
 from services.env_gateway.pool import Host, Pool
@@ -55,7 +57,17 @@ class Episodes:
         for session, host in self.pool.place_next(now):
             session.place(host, now)
             self.counts.queue_waits.add(now - session.waits_since)
+            self.trace(session, "queue", now - session.waits_since)
             host.outbox.put(session.pending)
+
+    def trace(self, session: Session, what: str, seconds: float) -> None:
+        """A span of the session that ended now."""
+        if session.traceparent:
+            now_ns = time.time_ns()
+            host = session.host.name if session.host is not None else ""
+            start_ns = now_ns - int(seconds * 1e9)
+            told = {"seq": session.seq, "host": host, "environment": session.environment}
+            tracing.record(f"gateway {what}", session.traceparent, start_ns, now_ns, told)
 
     def host_lost(self, host: Host, why: str) -> None:
         """The host is gone: its sessions move on or fail, and its environments are at fault."""

@@ -155,6 +155,8 @@ class HostSide:
         result.session = session.number
         result.queue_s = session.queue_s if session.seq == 0 else 0.0
         result.host_s = self._episodes.clock() - session.sent_at
+        self._counts.answered(session.environment, session.seq, result.host_s)
+        self._episodes.trace(session, "step" if session.seq else "reset", result.host_s)
         session.return_ += result.reward
         session.answer = codec.result(result)
         session.client.outbox.put(session.answer)

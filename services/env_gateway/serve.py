@@ -9,12 +9,15 @@ import os
 import time
 
 from earl.config.run import RunConfig
+from earl.obs.endpoint import MetricsEndpoint
+from earl.obs.tracing import exporting
 from earl.rpc.access import Access
 from earl.rpc.main import announce
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
 from services.env_gateway.events import QuarantineEvents
+from services.env_gateway.figures import figures
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.host_dialer import HostDialer
 from services.env_gateway.servicer import SERVICE, EnvGatewayServicer, add_to_server
@@ -29,6 +32,12 @@ REPORT_S = 60.0
 
 
 async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
+    """Serve as `_serve` does, and send traces where the run file says."""
+    with exporting(config.obs.traces, name, config.name):
+        await _serve(config, name, stop)
+
+
+async def _serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
     """Serve until `stop`, then drain. Raises PortInUse, InsecureBind, ConfigError."""
     interval_s = min(MAX_INTERVAL_S, config.gateway.lease_s / 10)
     redis_url = os.environ.get("EARL_REDIS_URL", "")
@@ -38,16 +47,23 @@ async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
     # What a host that listens is shown is the environment's own token: it learns no other.
     access = Access.of(Role.ENVIRONMENT)
     dialers = [HostDialer(gateway, listening, access) for listening in config.gateway.dial]
-    server = Server(name, config.gateway.bind, tokens=accepted(), tls=access.tls, drain_s=1.0)
+    tokens = accepted()
+    server = Server(name, config.gateway.bind, tokens=tokens, tls=access.tls, drain_s=1.0)
     server.add(add_to_server, servicer, SERVICE)
-    address = await server.start()
+    metrics = MetricsEndpoint(
+        config.obs.metrics,
+        [server.calls.samples, lambda: figures(gateway, time.monotonic())],
+        tokens=tokens,
+        tls=access.tls,
+    )
+    address, shown = await server.start(), await metrics.start()
     tasks = [asyncio.create_task(servicer.run()), asyncio.create_task(_report(gateway))]
     tasks += [asyncio.create_task(dialer.run()) for dialer in dialers]
     if events is not None:
         tasks.append(asyncio.create_task(events.run()))
     stopping = asyncio.create_task(stop.wait())
     try:
-        announce(name, address)
+        announce(name, address, shown)
         done, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {stopping}:
             task.result()
@@ -56,6 +72,7 @@ async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
         await servicer.drain(DRAIN_S)
         for task in (stopping, *tasks):
             task.cancel()
+        await metrics.close()
         await server.stop()
         log.info("counted in all", extra={"fields": gateway.counts.fields()})
 

@@ -70,6 +70,7 @@ class Session:
         "sent_at",
         "seq",
         "state",
+        "traceparent",
         "unknown_until",
         "waits_since",
     )
@@ -108,6 +109,8 @@ class Session:
         self.queue_s = 0.0
         # Sum of the rewards so far.
         self.return_ = 0.0
+        # Of the trace that it is a part of, "" if that is none.
+        self.traceparent = ""
         self.pending: Any = None
         self.answer: Any = None
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from earl.env.base import Ending, Limits, Observation
 from earl.env.session import ending_of
 from earl.errors import ContextTooLong, EarlError, EngineError, EnvironmentFailure
+from earl.obs import tracing
 from services.rollout.columns import TokenColumns
 from services.rollout.engines.base import GenerateRequest, Generation
 from services.rollout.telemetry import BusySpans
@@ -49,6 +50,7 @@ class Ticket:
     lease_s: float
     max_turns: int
     transcript: bool = False  # the conversation is sent back as text
+    traceparent: str = ""  # of its trace, "" if it is not traced
 
     @property
     def key(self) -> tuple[int, int]:
@@ -98,7 +100,9 @@ class Session(Protocol):
 class Sessions(Protocol):
     """What opens sessions: earl.env.session.GatewayClient."""
 
-    async def open(self, environment: str, task: dict, seed: int, limits: Limits) -> Session: ...
+    async def open(
+        self, environment: str, task: dict, seed: int, limits: Limits, *, traceparent: str = ""
+    ) -> Session: ...
 
 
 class _Truncated(Exception):
@@ -136,6 +140,11 @@ class Agent:
 
     async def play(self, ticket: Ticket) -> Outcome:
         """Runs the episode within ticket.episode_s. Cancelling closes the session and aborts the engine."""
+        told = {"ticket": ticket.ticket_id, "attempt": ticket.attempt}
+        with tracing.span("rollout episode", ticket.traceparent, told) as own:
+            return await self._play(ticket, own)
+
+    async def _play(self, ticket: Ticket, traceparent: str) -> Outcome:
         outcome = Outcome(Ending.INFRA_ERROR)
         observed: list[tuple[str, str]] | None = [] if ticket.transcript else None
         # The policy samples nothing before its first version is loaded.
@@ -146,7 +155,7 @@ class Agent:
                     outcome.message = f"version {version} did not arrive within {ticket.episode_s:g} s"
                     await self._policy.wait_version(version)
                 outcome.message = ""
-                await self._episode(ticket, outcome, observed)
+                await self._episode(ticket, outcome, observed, traceparent)
         except _Truncated as cut:
             outcome.ending, outcome.message = Ending.TRUNCATED, str(cut)
         except TimeoutError:
@@ -166,12 +175,23 @@ class Agent:
         return outcome
 
     async def _episode(
-        self, ticket: Ticket, outcome: Outcome, observed: list[tuple[str, str]] | None
+        self,
+        ticket: Ticket,
+        outcome: Outcome,
+        observed: list[tuple[str, str]] | None,
+        traceparent: str,
     ) -> None:
         """observed: takes (role, text) of each observation, if they are wanted."""
         if self._limits.episode_s != ticket.episode_s:
             self._limits = replace(self._limits, episode_s=ticket.episode_s)
-        session = await self._sessions.open(ticket.environment, _task(ticket), ticket.env_seed, self._limits)
+        with tracing.span("rollout open", traceparent):
+            session = await self._sessions.open(
+                ticket.environment,
+                _task(ticket),
+                ticket.env_seed,
+                self._limits,
+                traceparent=traceparent,
+            )
         name = f"{ticket.ticket_id}/{ticket.attempt}"
         try:
             choose = self._scripted(ticket) if ticket.scripted else self._sampled(ticket, name)
@@ -180,8 +200,11 @@ class Agent:
             while True:
                 if observed is not None:
                     observed.append((observation.role, observation.text))
-                text = await choose(observation, columns)
-                result = await self._step(session, text)
+                turn = len(columns.turn_tokens)
+                with tracing.span("rollout act", traceparent, {"turn": turn}):
+                    text = await choose(observation, columns)
+                with tracing.span("rollout step", traceparent, {"turn": turn}):
+                    result = await self._step(session, text)
                 if not math.isfinite(result.reward):
                     raise EnvironmentFailure(
                         f"environment {ticket.environment} gave reward {result.reward}",

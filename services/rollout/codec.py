@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from earl.obs.tracing import checked
 from earl.parallelism import Parallelism
 from earl.v1 import common_pb2, rollout_pb2, scheduler_pb2
 from services.rollout.agent import Outcome, Ticket
@@ -30,6 +31,7 @@ def decode_ticket(ticket: scheduler_pb2.Ticket) -> Ticket:
         lease_s=ticket.lease_s,
         max_turns=ticket.max_turns,
         transcript=ticket.transcript,
+        traceparent=checked(ticket.traceparent),
     )
 
 

@@ -32,12 +32,14 @@ class Gauges:
 
     def __init__(self, pool: EnginePool, agent: Agent, spans: BusySpans) -> None:
         self.spans = spans
+        # As told last.
+        self.latest: dict[str, float] = {}
         self.engines: list[EngineStats] = []
         self._pool = pool
         self._agent = agent
         self._poll: asyncio.Task | None = None
         self._engine_busy: dict[str, list[tuple[int, int]]] = {}
-        self._endings: Counter[str] = Counter()
+        self.endings: Counter[str] = Counter()
         self._generated = Rate()
         self._prefilled = Rate()
         self._steps = Rate()
@@ -45,7 +47,7 @@ class Gauges:
         self._finished = Rate()
 
     def ended(self, outcome: Outcome) -> None:
-        self._endings[outcome.ending.name.lower()] += 1
+        self.endings[outcome.ending.name.lower()] += 1
 
     async def refresh(self, timeout_s: float) -> None:
         """Takes the engines' counters if they answer in time; else the next call does."""
@@ -71,7 +73,7 @@ class Gauges:
             "arena_used_fraction": load.arena_used_fraction,
             "arena_blocked": float(load.arena_blocked),
             "engines_live": float(self._pool.live),
-            "episodes_per_s": self._finished(self._endings.total(), now_s),
+            "episodes_per_s": self._finished(self.endings.total(), now_s),
             "env_steps_per_s": steps_per_s,
             "env_step_mean_s": waited_s_per_s / steps_per_s if steps_per_s else 0.0,
             "generated_tokens_per_s": self._generated(sum(one.generated_tokens for one in engines), now_s),
@@ -90,8 +92,9 @@ class Gauges:
         memory = fullest(one.memory for one in engines if one.memory is not None)
         if memory is not None:
             values["memory_fraction"] = memory
-        for ending, count in self._endings.items():
+        for ending, count in self.endings.items():
             values[f"episodes_{ending}"] = float(count)
+        self.latest = values
         return values
 
     def take_spans(self, now_ns: int) -> list[Span]:

@@ -26,6 +26,8 @@ from earl.env.session import GatewayClient
 from earl.errors import ConfigError
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
+from earl.obs.endpoint import MetricsEndpoint
+from earl.obs.tracing import exporting
 from earl.rpc.access import Access
 from earl.rpc.main import announce
 from earl.rpc.options import COMMAND_BYTES
@@ -39,6 +41,7 @@ from services.rollout.codec_scheduler import SchedulerLink
 from services.rollout.cuts import Cuts
 from services.rollout.engines.base import EngineSpec
 from services.rollout.engines.client import EngineProcess
+from services.rollout.figures import figures
 from services.rollout.gauges import Gauges
 from services.rollout.pool import EnginePool
 from services.rollout.servicer import RolloutServicer
@@ -109,6 +112,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
     capacity = rollout.episodes or rollout.engines * rollout.max_sequences
     incarnation = secrets.randbits(64)
     async with AsyncExitStack() as stack:
+        stack.enter_context(exporting(config.obs.traces, name, config.name))
         bus = await Bus.connect(
             addresses.redis_url, config.name, source=name, stream_events=config.bus.stream_events
         )
@@ -152,7 +156,14 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, parts), SERVICE)
         address = await server.start()
         stack.push_async_callback(server.stop)
-        announce(name, address)
+        metrics = MetricsEndpoint(
+            config.obs.metrics,
+            [server.calls.samples, lambda: figures(worker, gauges, agent)],
+            tokens=accepted(),
+            tls=access.tls,
+        )
+        stack.push_async_callback(metrics.close)
+        announce(name, address, await metrics.start())
         await worker.run(address, stop)
 
 

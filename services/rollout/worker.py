@@ -252,7 +252,7 @@ class RolloutWorker:
                 version=version,
                 parallelism=self._pool.parallelism,
                 epoch=self._pool.epoch,
-                gauges=self._gauges.values(self._load(), time.monotonic()),
+                gauges=self._gauges.values(self.load(), time.monotonic()),
                 spans=self._gauges.take_spans(time.time_ns()),
                 transfers=self._gauges.transfers(),
             )
@@ -262,7 +262,8 @@ class RolloutWorker:
             # A new version is told at once: what is leased next counts on it.
             await self._pool.wait_other(version, period_s)
 
-    def _load(self) -> Load:
+    def load(self) -> Load:
+        """What this worker holds now."""
         arena = self._store.arena
         return Load(
             running=len(self._episodes),

@@ -113,7 +113,7 @@ class TicketEncoder:
         self._task_json = json.dumps(config.environment.task, sort_keys=True)
         self._scheduler = config.scheduler
 
-    def encode(self, ticket: Ticket) -> scheduler_pb2.Ticket:
+    def encode(self, ticket: Ticket, traceparent: str = "") -> scheduler_pb2.Ticket:
         scripted = ticket.purpose is Purpose.WARMUP
         return scheduler_pb2.Ticket(
             ticket_id=ticket.id,
@@ -133,6 +133,7 @@ class TicketEncoder:
             max_turns=self._scheduler.max_turns,
             evaluation=ticket.evaluation,
             transcript=ticket.transcript,
+            traceparent=traceparent,
         )
 
 

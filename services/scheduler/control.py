@@ -36,6 +36,7 @@ from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
 from services.scheduler.steering import Steering
 from services.scheduler.store import LedgerStore
+from services.scheduler.traces import TicketTraces, tickets_of
 from services.scheduler.transcripts import Turn
 
 TICK_S = 0.1
@@ -61,6 +62,7 @@ class Scheduler:
         self.stop_reason: str | None = None
         self._bus = bus
         self._journal = Journal(ledger.book, store)
+        self.traces = TicketTraces(ledger.book, tickets_of(config))
         self.steering = Steering(
             config, run_dir, self.monitor, ledger.book, self.report, self._journal.durable, access
         )
@@ -71,7 +73,9 @@ class Scheduler:
         self._tickets = Bell()
         self._batches = Bell()
         self._columns = Bell()
-        self._began_s = time.monotonic() - ledger.book.run.elapsed_s
+        # Seconds that the run had worked when this process took it over.
+        self.opened_s = ledger.book.run.elapsed_s
+        self._began_s = time.monotonic() - self.opened_s
         self._clock_s = 0.0
         self._draining = False
 
@@ -187,6 +191,7 @@ class Scheduler:
             tickets = self.ledger.lease(name, incarnation, credit, now)
             if tickets:
                 self.monitor.playing(self.ledger.book.buckets[State.LEASED.value], now)
+                self.traces.moved(ticket.id for ticket in tickets)
                 await self._journal.durable()
                 return tickets, False
             if now >= until or self._draining:
@@ -215,6 +220,7 @@ class Scheduler:
                     self.samples.heard(program.training_steps(self.ledger), ticket, result, said)
                 self.monitor.observe(result.total_tokens, result.turn_tokens)
             verdicts.append((verdict, reason))
+        self.traces.moved(attempt.ticket_id for attempt, _ in results)
         self._settle()
         await self._journal.durable()
         self.report.evaluations(self.ledger.book.evaluations.values(), self.elapsed_s)
@@ -250,6 +256,7 @@ class Scheduler:
             batch = self._next_batch()
             if batch is not None:
                 self._handed_out = batch.id
+                self.traces.moved(batch.tickets)
                 plan = plans.cut(
                     batch,
                     self.ledger.book.tickets,
@@ -278,6 +285,8 @@ class Scheduler:
         phase = program.phase(self.ledger)
         step = program.step(self.ledger)[0] + 1
         committed = self.ledger.commit(batch_id, version)
+        if committed is not None:
+            self.traces.moved(ticket.id for ticket in committed[1])
         self._store_clock()
         self._settle()
         if committed is not None:
@@ -367,6 +376,7 @@ class Scheduler:
         if not self.over:
             program.advance(self.ledger, self.elapsed_s)
         roles.follow(self.dock, self.ledger)
+        self.traces.moved()
         self.monitor.playing(self.ledger.book.buckets[State.LEASED.value], time.monotonic())
         if self.ledger.book.pending or self.over:
             self._tickets.ring()

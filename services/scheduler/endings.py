@@ -27,14 +27,18 @@ class Endings:
     def __init__(self, directory: Path) -> None:
         self._file = LineFile(directory / NAME)
         self._counts: Counter[str] = Counter()
+        # Since this process began.
+        self.totals: Counter[str] = Counter()
         self._written_s = 0.0
 
     def count(self, result: Result) -> None:
         """An attempt ended, whether it may be trained or comes to nothing."""
-        self._counts[result.ending.value] += 1
+        names = [result.ending.value]
         # An error's name stands before what it says: see services.rollout.agent.
         if result.message.startswith(f"{EngineOutOfMemory.__name__}:"):
-            self._counts[OUT_OF_MEMORY] += 1
+            names.append(OUT_OF_MEMORY)
+        self._counts.update(names)
+        self.totals.update(names)
 
     def write(self, time_s: float) -> None:
         """What was counted, if the last line is PERIOD_S old."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from earl.errors import EarlError
+from earl.obs.tracing import within
 from earl.rpc.access import Access
 from services.scheduler.bell import Bell
 from services.scheduler.codec_stages import Bounds, Refused, Silent, tell
@@ -30,6 +31,7 @@ class Driver:
     """Carries out what Switching wants.
 
     durable: waits until all that was decided is stored. ended: told of switches that are over.
+    traceparent: of a stage's switch with an epoch; "" where nothing is traced.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Driver:
         durable: Callable[[], Awaitable[None]],
         ended: Callable[[Sequence[Ended]], None],
         tell: Tell = tell,
+        traceparent: Callable[[str, int], str] = lambda stage, epoch: "",
     ) -> None:
         self._switching = switching
         self._bounds = bounds
@@ -50,6 +53,7 @@ class Driver:
         self._durable = durable
         self._ended = ended
         self._tell = tell
+        self._traceparent = traceparent
         self._bell = Bell()
         self._tasks: dict[Command, asyncio.Task[None]] = {}
 
@@ -85,7 +89,8 @@ class Driver:
         """Until something was answered, however long: Switching knows when its time is over."""
         while True:
             try:
-                answer = await self._tell(command, self._bounds, self._access, self._call_s)
+                with within(self._traceparent(command.stage, command.epoch)):
+                    answer = await self._tell(command, self._bounds, self._access, self._call_s)
                 self._switching.answered(command, answer, time.monotonic())
             except Silent:
                 await asyncio.sleep(AGAIN_S)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from earl.obs.histogram import Histogram
 from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.dock import Progress
 from services.scheduler.evaluation import Judgement, judged, rewards, wins
@@ -21,9 +23,13 @@ from services.scheduler.records import Evaluation
 from services.scheduler.sketch import histogram
 from services.scheduler.switches import Switch
 
+# Of a switch: as asked, or back to what was before.
+OUTCOMES = ("done", "rolled_back")
+
 
 class RunReport:
-    """Writes below `directory`. latest: numbers of the last committed batch, by name."""
+    """Writes below `directory`. latest: numbers of the last committed batch, by name; last_step_s: when it
+    was, since the run began. switches, stalls: that this process saw end, by stage and outcome, by stage."""
 
     def __init__(self, directory: Path) -> None:
         self._metrics = LineFile(directory / "metrics.jsonl")
@@ -33,7 +39,9 @@ class RunReport:
         self._written = {str(line.get("name")): _mark_of(line) for line in read_lines(evaluations)}
         self._evaluations = LineFile(evaluations)
         self.latest: dict[str, float] = {}
-        self._last_step_s: float | None = None
+        self.last_step_s: float | None = None
+        self.switches: Counter[tuple[str, str]] = Counter()
+        self.stalls: dict[str, Histogram] = {}
 
     def step(
         self,
@@ -57,9 +65,9 @@ class RunReport:
         stages: how far they are, by role, with what is to be trained next.
         """
         numbers = {**trainer, **trajectories}
-        if self._last_step_s is not None and time_s > self._last_step_s:
-            numbers["tokens_per_s"] = trajectories.get("tokens", 0.0) / (time_s - self._last_step_s)
-        self._last_step_s = time_s
+        if self.last_step_s is not None and time_s > self.last_step_s:
+            numbers["tokens_per_s"] = trajectories.get("tokens", 0.0) / (time_s - self.last_step_s)
+        self.last_step_s = time_s
         self.latest = numbers
         line: dict[str, Any] = {
             "step": step,
@@ -110,6 +118,8 @@ class RunReport:
                 "end_ns": now_ns,
             }
         )
+        self.switches[stage, OUTCOMES[switch.rolled_back]] += 1
+        self.stalls.setdefault(stage, Histogram()).add(switch.stall_s)
         begin_ns, stall_ns = (now_ns - int(seconds * 1e9) for seconds in (switch.seconds, switch.stall_s))
         what = f"{'back to' if switch.rolled_back else 'to'} "
         what += str(switch.former if switch.rolled_back else switch.asked)

@@ -9,6 +9,8 @@ from pathlib import Path
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import BusUnavailable
+from earl.obs.endpoint import MetricsEndpoint
+from earl.obs.tracing import exporting
 from earl.rpc.access import Access
 from earl.rpc.main import announce
 from earl.rpc.server import Server
@@ -16,34 +18,46 @@ from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
 from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from services.scheduler.control import Scheduler
+from services.scheduler.figures import figures
 from services.scheduler.servicer import SERVICE, SchedulerServicer
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
+    """Serves until `stop`, as `_serve` does, and sends its traces where the run file says."""
+    with exporting(config.obs.traces, name, config.name):
+        await _serve(config, run_dir, name, stop)
+
+
+async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
     """Serves until `stop`. Raises BusUnavailable, PortInUse, InsecureBind, LedgerFenced."""
     url = os.environ.get("EARL_REDIS_URL") or config.bus.redis_url
     if not url:
         raise BusUnavailable(
             "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"
         )
-    access = Access.of(Role.WORKER)
-    server = Server(name, config.scheduler.bind, tokens=accepted(), tls=access.tls, drain_s=2.0)
+    access, tokens = Access.of(Role.WORKER), accepted()
+    server = Server(name, config.scheduler.bind, tokens=tokens, tls=access.tls, drain_s=2.0)
+    sources = [server.calls.samples, lambda: figures(scheduler)]
+    metrics = MetricsEndpoint(config.obs.metrics, sources, tokens=tokens, tls=access.tls)
     bus = await Bus.connect(url, config.name, source=name, stream_events=config.bus.stream_events)
     try:
         scheduler = await Scheduler.open(config, run_dir, bus, access)
         server.add(add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), SERVICE)
-        await _work(scheduler, server, name, stop)
+        await _work(scheduler, server, metrics, name, stop)
     finally:
+        await metrics.close()
         await bus.close()
 
 
-async def _work(scheduler: Scheduler, server: Server, name: str, stop: asyncio.Event) -> None:
+async def _work(
+    scheduler: Scheduler, server: Server, metrics: MetricsEndpoint, name: str, stop: asyncio.Event
+) -> None:
     """Calls in flight are answered before the ledger is closed."""
     quit_event = asyncio.Event()
     working = asyncio.create_task(scheduler.run(quit_event))
     stopped = asyncio.create_task(stop.wait())
     try:
-        announce(name, await server.start())
+        announce(name, await server.start(), await metrics.start())
         await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
         scheduler.drain()

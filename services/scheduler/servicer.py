@@ -62,7 +62,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         tickets, stop = await self._scheduler.lease(
             worker.name, worker.incarnation, min(request.credit, CREDIT), _wait(request.wait_s)
         )
-        encoded = [self._tickets.encode(ticket) for ticket in tickets]
+        parent = self._scheduler.traces.parent
+        encoded = [self._tickets.encode(ticket, parent(ticket.id)) for ticket in tickets]
         return scheduler_pb2.LeaseTicketsResponse(tickets=encoded, stop=stop)
 
     async def RenewLeases(self, request, context):

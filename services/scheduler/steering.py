@@ -30,6 +30,7 @@ from services.scheduler.report import RunReport
 from services.scheduler.selection import Selection
 from services.scheduler.switches import By, Ended, Replica, Switch
 from services.scheduler.switching import Switching
+from services.scheduler.traces import record_switch, tickets_of
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Steering:
         self._durable = durable
         self._steers = config.scheduler.selector == "on"
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
+        self._traced = tickets_of(config)
         self._over = Bell()
         self._said: set[tuple[str, str]] = set()
         # (cut, tokens) of the sequence that was looked after last, and when.
@@ -79,6 +81,7 @@ class Steering:
             call_s=patience_s,
             durable=durable,
             ended=self._ended,
+            traceparent=self._traced.switch,
         )
 
     def close(self) -> None:
@@ -190,7 +193,9 @@ class Steering:
     def _ended(self, ended: Sequence[Ended]) -> None:
         for one in ended:
             switch = one.switch
-            self._report.switched(one.stage, switch, time.time_ns())
+            now_ns = time.time_ns()
+            self._report.switched(one.stage, switch, now_ns)
+            record_switch(self._traced, one.stage, switch, now_ns)
             if not switch.rolled_back:
                 log.info(
                     "%s was cut into %s in %.2f s, and stood still for %.2f s of them (epoch %d: %s)",

@@ -80,6 +80,8 @@ class Activity:
     transfers: tuple[Transfer, ...] = ()
     # Seconds of the latest phase of each kind.
     seconds: dict[str, float] = field(default_factory=dict)
+    # Of all phases of each kind that ended.
+    total_seconds: dict[str, float] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
     _since_ns: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -93,7 +95,9 @@ class Activity:
         try:
             yield
         finally:
-            self.seconds[what] = time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            self.seconds[what] = seconds
+            self.total_seconds[what] = self.total_seconds.get(what, 0.0) + seconds
             with self._lock:
                 self._close(time.time_ns())
                 self.doing = WAITING

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from earl.config.run import RunConfig
 from earl.errors import EarlError
+from earl.obs.tracing import exporting
 from services.trainer.launch import follow_agent
 from services.trainer.requests import Requests
 from services.trainer.service import serve
@@ -29,8 +31,11 @@ def run_rank(config: RunConfig, run_dir: Path, name: str, serve: Serve = serve) 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: requests.stop.set())
     follow_agent()
+    # Rank 0 speaks for all in traces, too.
+    traces = config.obs.traces if int(os.environ.get("RANK", "0")) == 0 else ""
     try:
-        serve(config, run_dir, name, requests)
+        with exporting(traces, name, config.name):
+            serve(config, run_dir, name, requests)
     except EarlError as error:
         sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
         return error.exit_code

@@ -30,6 +30,7 @@ from services.trainer.activity import Activity
 from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
 from services.trainer.cut import Cut, check
 from services.trainer.epochs import Epochs
+from services.trainer.figures import serve_figures
 from services.trainer.group import Group
 from services.trainer.lead import SLACK_S, Lead
 from services.trainer.parallel import Policy
@@ -101,10 +102,10 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         stack.callback(slots.close)
         activity = Activity()
         lead = None
-        address = ""
+        address = metrics = ""
         if group.leads:
             epochs = Epochs(cut.parallelism, lambda wanted: check(wanted, group.size, spec))
-            lead, address = _lead(config, name, scheduler, epochs, side, activity, requests, stack)
+            lead, address, metrics = _lead(config, name, scheduler, epochs, side, activity, requests, stack)
         trainer = Trainer(
             config,
             run_dir,
@@ -119,7 +120,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         )
         trainer.start()
         if group.leads:
-            announce(name, address)
+            announce(name, address, metrics)
         trainer.run()
         group.close()
 
@@ -133,7 +134,8 @@ def _lead(
     activity: Activity,
     requests: Requests,
     stack: ExitStack,
-) -> tuple[Lead, str]:
+) -> tuple[Lead, str, str]:
+    """It, and where it and its metrics are served."""
     access = Access.of(Role.WORKER)
 
     async def connect() -> SchedulerLink:
@@ -151,6 +153,7 @@ def _lead(
     lead = Lead(config, side, link, activity, requests, epochs)
     server, address = side.run(lead.start(access.tls), PATIENCE_S + SLACK_S)
     stack.callback(lambda: side.run(server.stop(), CLOSE_S))
+    metrics = serve_figures(config.obs.metrics, "trainer", side, server, activity, access.tls, stack)
     stack.callback(lambda: epochs.close("the trainer left"))
     side.spawn(lead.heartbeats())
-    return lead, address
+    return lead, address, metrics

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from earl.config.run import RunConfig
 from earl.dispatch.dispatcher import Dispatcher
 from earl.errors import DataPlaneError, TrainerError
 from earl.models.weights import save_checkpoint
+from earl.obs import tracing
 from services.trainer import checkpoint
 from services.trainer.activity import (
     PUBLISHING,
@@ -91,6 +93,7 @@ class Trainer:
         self._activity = activity
         self._requests = requests
         self._lead = lead
+        self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
         self._columns = Columns()
         self._directory = run_dir / "checkpoints"
         self._abandoned = 0
@@ -169,8 +172,10 @@ class Trainer:
                 f"batch {plan.batch_id} trains version {plan.version}, not {self.progress.version}",
                 "restart the trainer: the ledger is reconciled to its checkpoint",
             )
+        began_ns = time.time_ns()
         with self._activity.phase(READING):
             complete = self._read(plan)
+        read_ns = time.time_ns()
         if not complete:
             self._abandon(plan)
             return
@@ -178,6 +183,7 @@ class Trainer:
         self._slots.retire_early()
         with self._activity.phase(TRAINING):
             metrics = self._stepper.train(plan, self._columns)
+        self._trace(plan, (began_ns, read_ns, time.time_ns()))
         if self._config.deterministic:
             metrics |= batch_digests(self._columns, self._cut)
             metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
@@ -197,6 +203,17 @@ class Trainer:
         every = self._config.trainer.checkpoint_every
         if plan.checkpoint or (every and self.progress.version - max(1, self._saved_version) >= every):
             self._save()
+
+    def _trace(self, plan: Plan, times_ns: tuple[int, int, int]) -> None:
+        """Spans of the batch's tickets, from rank 0: all its ranks worked together."""
+        if self._lead is None or not tracing.active():
+            return
+        began_ns, read_ns, trained_ns = times_ns
+        for ticket_id in plan.ticket_ids:
+            if parent := self._tickets.parent(ticket_id):
+                told = {"batch": plan.batch_id, "version": plan.version}
+                tracing.record("trainer read", parent, began_ns, read_ns, told)
+                tracing.record("trainer train", parent, read_ns, trained_ns, told)
 
     def _read(self, plan: Plan) -> bool:
         """Whether every rank has its replica's sequences, all fit to be trained on.

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,12 +22,15 @@ from typing import Any
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from earl.cli.decisions import read_decisions
 from earl.cli.parallelism import app as operator
 from earl.errors import EpisodesFailing
+from earl.obs.catalogue import METRICS
 from earl.parallelism import Parallelism
+from earl.stack.endpoints import endpoints_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TICTACTOE = ROOT / "examples" / "tictactoe.toml"
@@ -179,6 +183,30 @@ def assert_decided(launched: Launched, steps: int) -> None:
     assert f"rollout, step {steps + 1} (decided after step {steps}, 1 device)" in told.stdout
 
 
+def assert_metrics_are_served(launched: Launched) -> None:
+    """Each service shows what is its own, all of it in the catalogue."""
+    endpoints = endpoints_of(launched.run_directory)
+    assert endpoints.keys() == {"scheduler", "gateway", "trainer", "rollout-0"}
+    values: dict[tuple[str, ...], float] = {}
+    for process, address in endpoints.items():
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            for family in text_string_to_metric_families(answer.read().decode()):
+                if family.name.startswith("earl_"):
+                    known = METRICS.get(family.name) or METRICS[f"{family.name}_total"]
+                    assert known.name.split("_")[1] in (process.split("-")[0], "rpc", "build")
+                values |= {(one.name, *sorted(one.labels.values())): one.value for one in family.samples}
+    assert values["earl_scheduler_phase", "train"] == 1
+    assert values["earl_scheduler_tickets", "trained"] >= 2 * 16
+    assert values["earl_scheduler_workers", "rollout"] == 1
+    assert values["earl_gateway_hosts",] == 1
+    assert values["earl_gateway_step_seconds_count", "open_spiel/tic_tac_toe"] > 100
+    assert values["earl_rollout_generated_tokens_total", "0"] > 0
+    assert values["earl_rollout_transfer_bytes_total", "shm"] > 0
+    assert values["earl_trainer_transfer_bytes_total", "shm"] > 0
+    assert values["earl_trainer_phase_seconds_total", "training"] > 0
+    assert values["earl_rpc_requests_total", "OK", "earl.v1.SchedulerService/CommitBatch"] >= 2
+
+
 def test_a_run_trains_decides_evaluates_and_leaves_a_report(launched: Launched):
     profile = launched.directory / "table.csv"
     profile.write_text(PROFILE)
@@ -275,10 +303,12 @@ def test_with_nobody_to_switch_such_a_run_ends(launched: Launched):
 def test_ctrl_c_saves_says_how_to_resume_and_the_run_goes_on(launched: Launched):
     launched.start(scheduler__steps="400").until(r"train [1-9]\d*/")
     assert launched.process is not None
+    assert_metrics_are_served(launched)
     launched.process.send_signal(signal.SIGINT)
     code, figures = launched.finish()
     assert code == 130, launched.said
     assert_ledger_adds_up(figures)
+    assert endpoints_of(launched.run_directory) == {}
     resume = f"resume with: earl train {launched.run_directory}/run.toml --resume"
     assert launched.said.rstrip().endswith(resume)
     launched.assert_nothing_left()

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from earl.env.base import Ending
 from earl.errors import DuplicateEnvironment, EnvProtocolError
+from earl.obs.histogram import Histogram
 from earl.v1 import common_pb2, env_pb2
 from services.env_gateway import results
 from services.env_gateway import sessions as sm
-from services.env_gateway.counts import FIRST_BOUND_S, Waits
+from services.env_gateway.counts import WAITS_S
 from services.env_gateway.pool import Host, Pool, Served
 from services.env_gateway.quarantine import MAX_FACTOR, Quarantine
 from services.env_gateway.sessions import Arrival, Session, Verdict
@@ -150,17 +151,17 @@ def test_fields_of_a_newer_protocol_are_let_through():
 
 @given(st.lists(st.floats(0, 1e5), min_size=1, max_size=200), st.floats(0.01, 1))
 def test_quantiles_of_waits_are_at_most_twice_too_long(seconds, share):
-    waits = Waits()
+    waits = Histogram(WAITS_S)
     for value in seconds:
         waits.add(value)
     exact = sorted(seconds)[math.ceil(share * len(seconds)) - 1]
     found = waits.quantile(share)
-    assert exact <= found * (1 + 1e-9) and found <= max(2 * exact, FIRST_BOUND_S) * (1 + 1e-9)
-    assert (waits.count, waits.longest_s) == (len(seconds), max(seconds))
+    assert exact <= found * (1 + 1e-9) and found <= max(2 * exact, WAITS_S[0]) * (1 + 1e-9)
+    assert (waits.count, waits.longest) == (len(seconds), max(seconds))
 
 
 def test_no_waits():
-    assert Waits().quantile(0.5) == 0.0
+    assert Histogram().quantile(0.5) == 0.0
 
 
 # --- quarantine ------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ class Sessions:
         self.session = Session(results)
         self.opened = []
 
-    async def open(self, environment, task, seed, limits):
+    async def open(self, environment, task, seed, limits, *, traceparent=""):
         self.opened.append((environment, task, seed, limits.episode_s))
         return self.session
 

@@ -28,6 +28,7 @@ from earl.rpc.token_file import Role
 from services.trainer.activity import Activity
 from services.trainer.codec_membership import PATIENCE_S
 from services.trainer.epochs import Epochs
+from services.trainer.figures import serve_figures
 from services.trainer.group import Group
 from services.trainer.reference.codec_scheduler import ReferenceLink
 from services.trainer.reference.lead import SLACK_S, Lead
@@ -84,7 +85,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         activity, shelf, origin = Activity(), Shelf(store), Origin.of(config, run_dir)
         after = side.run(bus.last_id(), PATIENCE_S)
         lead = None
-        address = ""
+        address = metrics = ""
         if group.leads:
             epochs = Epochs(place.parallelism, lambda wanted: check(wanted, group.size, spec))
             access = Access.of(Role.WORKER)
@@ -92,6 +93,9 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             lead = Lead(config, side, link, activity, requests, origin, epochs)
             server, address = side.run(lead.start(access.tls), PATIENCE_S + SLACK_S)
             stack.callback(lambda: side.run(server.stop(), CLOSE_S))
+            metrics = serve_figures(
+                config.obs.metrics, "reference", side, server, activity, access.tls, stack
+            )
             stack.callback(lambda: epochs.close("the reference stage left"))
             before = side.run(last_published(bus, until=after), PATIENCE_S)
             if before is not None:
@@ -111,7 +115,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             lead=lead,
         )
         if group.leads:
-            announce(name, address)
+            announce(name, address, metrics)
         stage.run()
         group.close()
 

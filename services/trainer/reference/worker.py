@@ -23,6 +23,7 @@ import numpy as np
 from earl.config.run import RunConfig
 from earl.dispatch.dispatcher import Dispatcher, SequenceRead
 from earl.errors import DataPlaneError
+from earl.obs import tracing
 from services.trainer.activity import READING, SWITCHING, Activity, gathered, memory_fraction
 from services.trainer.epochs import Command
 from services.trainer.reader import transfers
@@ -71,6 +72,7 @@ class ReferenceStage:
         self._activity = activity
         self._origin = origin
         self._lead = lead
+        self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
         self._loaded = False
         self._credit_tokens = 0
         # Names what this life of the stage publishes.
@@ -156,6 +158,7 @@ class ReferenceStage:
 
     def _compute(self, body: bytes) -> None:
         lease = decode_lease(body)
+        began_ns = time.time_ns()
         self._leases += 1
         items = lease.ranks[self._place.replica]
         with self._activity.phase(READING):
@@ -183,6 +186,10 @@ class ReferenceStage:
                 usable = [item for index, item in enumerate(leased) if index not in lost[replica]]
                 results |= self._columns(replica, usable)
         gone = [leased[index] for leased, which in zip(lease.ranks, lost, strict=True) for index in which]
+        told = {"version": self._origin.version, "sequences": len(results)}
+        for item in results if tracing.active() else ():
+            parent = self._tickets.parent(item.ticket_id)
+            tracing.record("reference logprobs", parent, began_ns, time.time_ns(), told)
         tokens = sum(item.total_tokens for item in results)
         self._activity.gauges |= {
             "tokens_per_s": tokens / max(seconds, 1e-9),

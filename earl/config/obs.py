@@ -1,0 +1,25 @@
+"""`[obs]`: who may look on."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from earl.config.base import Section
+
+
+class ObsConfig(Section):
+    """What a run shows of itself beside its own files."""
+
+    # Where each service serves GET /metrics for Prometheus: port 0 for any free one, "" for none. The local
+    # stack writes what it got to endpoints.json in the run's directory. Off loopback it needs TLS and token.
+    metrics: str = "127.0.0.1:0"
+    # An OTLP collector (gRPC) that gets traces of tickets and switches, for example
+    # "http://127.0.0.1:4317"; needs the extra `otel`. Off loopback https:// alone. "" for none.
+    traces: str = Field(default="", pattern=r"^(https?://[^/\s]+)?/?$")
+    # Of all tickets, those that are traced; the same ones whenever the run is played.
+    trace_fraction: float = Field(default=0.01, ge=0, le=1)
+
+    @property
+    def traced_fraction(self) -> float:
+        """0 where nobody takes traces."""
+        return self.trace_fraction if self.traces else 0.0

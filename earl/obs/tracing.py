@@ -1,0 +1,232 @@
+"""Traces that follow one ticket through every service: what a span is, who records it, where it goes.
+
+    scheduler: ticket ──► pending ► leased ► ready ► planned                (traceparent: with the ticket)
+                  └► rollout: episode ──► open ► generate ► step ...        (with Open, to the gateway)
+                                └► gateway: queue ► reset ► step            (with Reset, to the host)
+                                      └► host: reset ► step
+                  └► reference: logprobs   └► trainer: read, train          (by the ticket's id)
+
+A trace is a ticket's: its id, and whether it is sampled at all, follow from run, seed and ticket, so that
+every service that knows the ticket knows the same, and no service keeps state for one that is not sampled.
+Others are told in messages: a W3C traceparent ("00-<trace>-<span>-01"), "" for what is not sampled, and for
+that every function here returns at once.
+
+Spans are recorded when they are over, with the times that the service measured, and leave in the background
+(OpenTelemetry's SDK, OTLP over gRPC): bounded, dropped when nobody takes them, never waited for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from earl.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# The name of the header, and of metadata of unary calls.
+TRACEPARENT = "traceparent"
+# What leaving spans may take of a process's end, and of one export.
+CLOSE_S = 3.0
+EXPORT_S = 3.0
+
+Attribute = str | int | float | bool
+
+_FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01")
+_MASK = (1 << 64) - 1
+
+# Of the work that goes on in this task; what is called in it is a part of it.
+_current: ContextVar[str] = ContextVar("traceparent", default="")
+
+
+def checked(text: str) -> str:
+    """A traceparent as it came over the wire, or "" if it is none that is sampled."""
+    return text if _FORM.fullmatch(text) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tickets:
+    """Which of a run's tickets are traced, and under which ids. fraction: of all of them, 0 to 1."""
+
+    run: str
+    seed: int
+    fraction: float
+
+    def parent(self, ticket_id: int) -> str:
+        """The traceparent of a ticket, whose own span is the trace's root; "" if it is not sampled."""
+        if self.fraction <= 0.0:
+            return ""
+        return self._of(f"ticket/{ticket_id}", self.fraction)
+
+    def switch(self, stage: str, epoch: int) -> str:
+        """The traceparent of a switch: all are sampled, if anything is."""
+        return self._of(f"switch/{stage}/{epoch}", 1.0) if self.fraction > 0.0 else ""
+
+    def _of(self, what: str, fraction: float) -> str:
+        digest = hashlib.blake2b(f"{self.run}/{self.seed}/{what}".encode(), digest_size=24).digest()
+        trace, span = int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
+        # The lower 64 bits decide, as OpenTelemetry's own ratio sampler has it.
+        if (trace & _MASK) >= round(fraction * (1 << 64)):
+            return ""
+        return f"00-{trace or 1:032x}-{span or 1:016x}-01"
+
+
+def child(parent: str) -> str:
+    """The traceparent of a new span below `parent`; "" for ""."""
+    if not parent or _exporter is None:
+        return ""
+    return f"{parent[:36]}{secrets.randbits(64) or 1:016x}-01"
+
+
+def active() -> bool:
+    """Whether this process sends spans anywhere."""
+    return _exporter is not None
+
+
+def current() -> str:
+    """The traceparent of the work that goes on in this task; "" if it is not traced."""
+    return _current.get()
+
+
+@contextmanager
+def within(traceparent: str) -> Iterator[None]:
+    """What is called inside is a part of this span."""
+    token = _current.set(traceparent)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def record(
+    name: str,
+    parent: str,
+    start_ns: int,
+    end_ns: int,
+    attributes: Mapping[str, Attribute] | None = None,
+    *,
+    own: str = "",
+    root: bool = False,
+) -> None:
+    """A span that is over. Times: Unix nanoseconds. own: its traceparent, if others are below it.
+
+    root: it has no parent, and is `parent` itself. attributes: numbers and short texts, never what an agent
+    or an environment said; they are sent as earl.<name>.
+    """
+    if parent and _exporter is not None:
+        _exporter.record(name, parent, start_ns, end_ns, attributes or {}, own, root)
+
+
+@contextmanager
+def span(name: str, parent: str, attributes: Mapping[str, Attribute] | None = None) -> Iterator[str]:
+    """Records the block as a span; gives its traceparent, "" if it is not traced."""
+    if not parent or _exporter is None:
+        yield ""
+        return
+    own, start_ns = child(parent), time.time_ns()
+    try:
+        yield own
+    finally:
+        record(name, parent, start_ns, time.time_ns(), attributes, own=own)
+
+
+@contextmanager
+def exporting(endpoint: str, process: str, run: str) -> Iterator[None]:
+    """Inside, spans of this process go to an OTLP collector ("http://host:4317"); "": nowhere.
+
+    Raises ConfigError without the extra `otel`.
+    """
+    global _exporter
+    if not endpoint:
+        yield
+        return
+    _exporter = _Exporter(endpoint, process, run)
+    try:
+        yield
+    finally:
+        exporter, _exporter = _exporter, None
+        exporter.close()
+
+
+class _Exporter:
+    """OpenTelemetry's SDK with ids and times that are told."""
+
+    def __init__(self, endpoint: str, process: str, run: str) -> None:
+        try:
+            from opentelemetry import trace
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.id_generator import IdGenerator
+            from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+        except ImportError as error:
+            raise ConfigError(
+                f"obs.traces = {endpoint!r} needs OpenTelemetry: {error}", "pip install 'earl[otel]'"
+            ) from error
+
+        class Told(IdGenerator):
+            trace_id = span_id = 1
+
+            def generate_trace_id(self) -> int:
+                return self.trace_id
+
+            def generate_span_id(self) -> int:
+                return self.span_id
+
+        self._trace = trace
+        self._ids = Told()
+        self._lock = threading.Lock()
+        service = re.sub(r"-\d+$", "", process)
+        resource = Resource.create(
+            {"service.name": f"earl-{service}", "service.instance.id": process, "earl.run": run}
+        )
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False
+        )
+        exporter = OTLPSpanExporter(
+            endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_S
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=1000))
+        self._tracer = self._provider.get_tracer("earl")
+
+    def record(
+        self,
+        name: str,
+        parent: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, Attribute],
+        own: str,
+        root: bool,
+    ) -> None:
+        trace = self._trace
+        trace_id, parent_id = int(parent[3:35], 16), int(parent[36:52], 16)
+        context = trace.SpanContext(trace_id, parent_id, True, trace.TraceFlags(trace.TraceFlags.SAMPLED))
+        above = trace.set_span_in_context(trace.INVALID_SPAN if root else trace.NonRecordingSpan(context))
+        wanted = parent if root else own
+        told = {f"earl.{key}": value for key, value in attributes.items()}
+        with self._lock:
+            self._ids.trace_id = trace_id
+            self._ids.span_id = int(wanted[36:52], 16) if wanted else secrets.randbits(64) or 1
+            made = self._tracer.start_span(name, above, attributes=told, start_time=start_ns)
+        made.end(end_time=max(start_ns, end_ns))
+
+    def close(self) -> None:
+        """What is left is sent, if somebody takes it in time."""
+        closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            log.warning("spans were not taken within %g s: they are lost", CLOSE_S)
+
+
+_exporter: _Exporter | None = None

@@ -1,0 +1,57 @@
+"""endpoints.json: where the processes of a run that goes on serve their metrics.
+
+The format is that of Prometheus's file_sd_configs, so that a Prometheus that is told the file follows the
+run; without a run there is no file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from earl.stack.rundir import replace
+
+NAME = "endpoints.json"
+
+
+class Endpoints:
+    """Keeps the file in `directory`. run: the run's name."""
+
+    def __init__(self, directory: Path, run: str) -> None:
+        self._path = directory / NAME
+        self._run = run
+        self._written: dict[str, str] = {}
+
+    def show(self, addresses: Mapping[str, str]) -> None:
+        """host:port by process; those without one are left out. Writes only what changed."""
+        found = {process: address for process, address in addresses.items() if address}
+        if found != self._written:
+            self._written = found
+            groups = [
+                {
+                    "targets": [address],
+                    "labels": {"run": self._run, "process": process, "service": service(process)},
+                }
+                for process, address in found.items()
+            ]
+            replace(self._path, json.dumps(groups, indent=1) + "\n")
+
+    def close(self) -> None:
+        """Nothing is served any more."""
+        self._path.unlink(missing_ok=True)
+
+
+def service(process: str) -> str:
+    """What a process is one of: "rollout" for "rollout-0"."""
+    return re.sub(r"-\d+$", "", process)
+
+
+def endpoints_of(directory: Path) -> dict[str, str]:
+    """host:port of GET /metrics by process; empty where nothing is served, or no run goes on."""
+    try:
+        groups = json.loads((directory / NAME).read_text(encoding="utf-8"))
+        return {one["labels"]["process"]: one["targets"][0] for one in groups}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
