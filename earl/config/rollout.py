@@ -42,4 +42,7 @@ class RolloutConfig(Section):
     engine_restarts: int = Field(default=2, ge=0)
     # How long running episodes may go on after SIGTERM.
     drain_s: float = Field(default=5.0, ge=0)
+    # How long it then goes on serving trajectories that are not trained yet, while others play on. What is
+    # not trained by then is played again.
+    linger_s: float = Field(default=0.0, ge=0)
     bind: str = "127.0.0.1:0"

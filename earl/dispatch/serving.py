@@ -16,7 +16,8 @@ import time
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.descriptor import ArenaRef
 from earl.dispatch.requirement import refuse_unmet
-from earl.errors import ConfigError, InsecureBind, TransportUnavailable
+from earl.errors import InsecureBind, TransportUnavailable
+from earl.rpc.peers import advertised
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class ServingProcess:
     def __init__(self, arena: ArenaRef, config: DataPlaneConfig, secret: bytes) -> None:
         self._arena = arena
         self._host = config.bind
+        self._loopback = config.loopback
         self._wire = config.wire
         self._secret = secret
         self._process: asyncio.subprocess.Process | None = None
@@ -47,11 +49,6 @@ class ServingProcess:
             raise InsecureBind(
                 f"data_plane.bind = {config.bind!r} is off loopback and the wire carries no TLS",
                 "set data_plane.trusted_network = true, or stay on 127.0.0.1",
-            )
-        if config.bind in ("0.0.0.0", "::", ""):
-            raise ConfigError(
-                f"data_plane.bind = {config.bind!r} names no address that readers could use",
-                "give the address of one interface",
             )
         serving = cls(arena, config, secret)
         await serving._spawn(port=0)
@@ -108,7 +105,7 @@ class ServingProcess:
             process.stdin.write(json.dumps(orders).encode() + b"\n")
             async with asyncio.timeout(_START_S):
                 line = await process.stdout.readline()
-            self.address = json.loads(line)["address"]
+            self.address = self._reached(json.loads(line)["address"])
         except (TimeoutError, ValueError, KeyError, ConnectionError) as error:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -117,6 +114,10 @@ class ServingProcess:
                 f"the serving process of {self._arena.owner} did not start on {self._host}:{port}",
                 f"see its message above; is extra `{'nixl' if self._wire == 'nixl' else 'stack'}` installed?",
             ) from error
+
+    def _reached(self, bound: str) -> str:
+        """How readers reach it: on loopback as it is bound, otherwise as its owner is advertised."""
+        return bound if self._loopback else advertised(bound, own_port=True)
 
     async def _watch(self) -> None:
         early = 0

@@ -10,7 +10,7 @@
 
 Sessions outlive the stream (runner.py): after a reconnect the gateway says which it still holds and
 repeats what was in flight. One gateway at a time: to a host that listens, the newest one.
-`python -m earl.env.host --run run.json` serves what the run file's environment.serve names.
+`python -m earl.env.host --run FILE` serves what the run file's environment.serve names.
 """
 
 from __future__ import annotations
@@ -285,12 +285,12 @@ async def _pause(stop: asyncio.Event, seconds: float) -> None:
 
 
 def main() -> None:
-    """`python -m earl.env.host --run run.json [--name NAME]`; the gateway is EARL_GATEWAY."""
+    """`python -m earl.env.host --run FILE [--name NAME]`; the gateway is EARL_GATEWAY."""
     import argparse
     import os
     from pathlib import Path
 
-    from earl.config.run import RunConfig
+    from earl.config.service import service_run
     from earl.env.serve import load
     from earl.obs.log import setup
     from earl.obs.tracing import exporting
@@ -299,13 +299,13 @@ def main() -> None:
     from earl.rpc.token_file import Role
 
     parser = argparse.ArgumentParser(prog="python -m earl.env.host")
-    parser.add_argument("--run", type=Path, required=True, help="the resolved run file, run.json")
+    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
     parser.add_argument("--name", default="env-host")
     arguments = parser.parse_args()
     setup(arguments.name)
 
     async def serve(stop: asyncio.Event) -> None:
-        config = RunConfig.model_validate_json(arguments.run.read_text())
+        config, _ = service_run(arguments.run)
         gateway = os.environ.get("EARL_GATEWAY", "")
         if not gateway:
             raise ConfigError("EARL_GATEWAY is not set", "set it to the gateway's host:port")

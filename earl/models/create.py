@@ -1,4 +1,4 @@
-"""`python -m earl.models.create --run run.json` makes <run directory>/model.
+"""`python -m earl.models.create --run FILE` makes <run directory>/model.
 
 From model.path: the checkpoint (a package's is converted once, see earl.models.source) is checked and
 linked to, never copied. From model.scratch: random weights (seeded) and a word-level tokenizer, in a
@@ -19,13 +19,14 @@ import torch
 from safetensors.torch import save_file
 
 from earl.config.model import ModelConfig, ScratchModel
-from earl.config.run import RunConfig
+from earl.config.service import service_run
 from earl.errors import ConfigError, EarlError
 from earl.models.module import Decoder, initialise
 from earl.models.source import resolve
 from earl.models.spec import spec_of
 from earl.models.tokenizer import SPECIALS, Tokenizer, scratch_tokenizer
 from earl.models.weights import check_model
+from earl.rpc.main import ended_by
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -114,14 +115,13 @@ def _tokenizer_config() -> dict:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make the model directory of a run.")
-    parser.add_argument("--run", type=Path, required=True, help="the run's run.json")
+    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
     path: Path = parser.parse_args().run
-    config = RunConfig.model_validate_json(path.read_text())
     try:
-        create_model(path.resolve().parent / "model", config.model, config.seed)
+        config, directory = service_run(path)
+        create_model(directory.resolve() / "model", config.model, config.seed)
     except EarlError as error:
-        sys.stderr.write(f"earl: error: {error}\n")
-        return error.exit_code
+        return ended_by(error)
     return 0
 
 

@@ -26,12 +26,17 @@ def run(main: Main) -> NoReturn:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_supervised(main))
     except EarlError as error:
-        sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
-        sys.stderr.flush()
-        raise SystemExit(error.exit_code) from None
+        raise SystemExit(ended_by(error)) from None
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise SystemExit(SIGNALLED_TWICE) from None
     raise SystemExit(0)
+
+
+def ended_by(error: EarlError) -> int:
+    """Says the error as one line on stderr; the exit code that a process ends with because of it."""
+    sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
+    sys.stderr.flush()
+    return error.exit_code
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -50,6 +50,18 @@ class JoinResponse(_message.Message):
     weight_keys: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, lease_s: _Optional[float] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., weight_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class LeaveRequest(_message.Message):
+    __slots__ = ("worker", "reason")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker: _common_pb2.Worker
+    reason: str
+    def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LeaveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker", "running", "version", "gauges", "spans", "transfers", "parallelism", "epoch")
     class GaugesEntry(_message.Message):

@@ -44,6 +44,11 @@ class SchedulerServiceStub:
                 request_serializer=earl_dot_v1_dot_scheduler__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=earl_dot_v1_dot_scheduler__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/earl.v1.SchedulerService/Leave',
+                request_serializer=earl_dot_v1_dot_scheduler__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=earl_dot_v1_dot_scheduler__pb2.LeaveResponse.FromString,
+                _registered_method=True)
         self.LeaseTickets = channel.unary_unary(
                 '/earl.v1.SchedulerService/LeaseTickets',
                 request_serializer=earl_dot_v1_dot_scheduler__pb2.LeaseTicketsRequest.SerializeToString,
@@ -118,6 +123,13 @@ class SchedulerServiceServicer:
 
     def Heartbeat(self, request, context):
         """Keeps a worker's membership, carries its load, and answers with what it should do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """A worker goes: what it holds is played by others at once, not only when its leases end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -217,6 +229,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=earl_dot_v1_dot_scheduler__pb2.HeartbeatRequest.FromString,
                     response_serializer=earl_dot_v1_dot_scheduler__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=earl_dot_v1_dot_scheduler__pb2.LeaveRequest.FromString,
+                    response_serializer=earl_dot_v1_dot_scheduler__pb2.LeaveResponse.SerializeToString,
             ),
             'LeaseTickets': grpc.unary_unary_rpc_method_handler(
                     servicer.LeaseTickets,
@@ -333,6 +350,33 @@ class SchedulerService:
             '/earl.v1.SchedulerService/Heartbeat',
             earl_dot_v1_dot_scheduler__pb2.HeartbeatRequest.SerializeToString,
             earl_dot_v1_dot_scheduler__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/earl.v1.SchedulerService/Leave',
+            earl_dot_v1_dot_scheduler__pb2.LeaveRequest.SerializeToString,
+            earl_dot_v1_dot_scheduler__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""`python -m services.env_gateway --run run.json [--name NAME]`."""
+"""`python -m services.env_gateway --run FILE [--name NAME]`: the environment gateway of one run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from earl.config.run import RunConfig
+from earl.config.service import service_run
 from earl.obs.log import setup
 from earl.rpc.main import run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m services.env_gateway")
-    parser.add_argument("--run", type=Path, required=True, help="the resolved run file, run.json")
-    parser.add_argument("--name", default="env_gateway")
+    parser = argparse.ArgumentParser(prog="python -m services.env_gateway", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
+    parser.add_argument("--name", default="env_gateway", help="name in logs and events")
     arguments = parser.parse_args()
     setup(arguments.name)
 
     async def serve_until(stop: asyncio.Event) -> None:
-        config = RunConfig.model_validate_json(arguments.run.read_text())
+        config, _ = service_run(arguments.run, "gateway")
         from services.env_gateway.serve import serve
 
         await serve(config, arguments.name, stop)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 
 from earl.config.run import RunConfig
@@ -13,6 +12,7 @@ from earl.obs.endpoint import MetricsEndpoint
 from earl.obs.tracing import exporting
 from earl.rpc.access import Access
 from earl.rpc.main import announce
+from earl.rpc.peers import told
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
@@ -40,7 +40,7 @@ async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
 async def _serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
     """Serve until `stop`, then drain. Raises PortInUse, InsecureBind, ConfigError."""
     interval_s = min(MAX_INTERVAL_S, config.gateway.lease_s / 10)
-    redis_url = os.environ.get("EARL_REDIS_URL", "")
+    redis_url = told("EARL_REDIS_URL")
     events = QuarantineEvents(redis_url, config.name, name) if redis_url else None
     gateway = Gateway(config.gateway, time.monotonic, events.announce if events else None)
     servicer = EnvGatewayServicer(gateway, interval_s)

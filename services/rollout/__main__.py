@@ -1,25 +1,30 @@
-"""`python -m services.rollout --run <dir>/run.json [--name NAME]`: one rollout worker."""
+"""`python -m services.rollout --run FILE [--name NAME]`: one rollout worker."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
-from earl.config.run import RunConfig
+from earl.config.service import service_run
 from earl.obs import log
 from earl.rpc.main import run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m services.rollout", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="resolved run file (JSON)")
+    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
     parser.add_argument("--name", default="rollout-0", help="the worker's name, unique in the run")
     arguments = parser.parse_args()
     log.setup(arguments.name)
-    config = RunConfig.model_validate_json(arguments.run.read_bytes())
-    from services.rollout.service import serve  # heavy: after the configuration was read
 
-    run(lambda stop: serve(config, arguments.run.parent, arguments.name, stop))
+    async def serve_until(stop: asyncio.Event) -> None:
+        config, directory = service_run(arguments.run, "rollout")
+        from services.rollout.service import serve  # heavy: after the configuration was read
+
+        await serve(config, directory, arguments.name, stop)
+
+    run(serve_until)
 
 
 if __name__ == "__main__":

@@ -141,6 +141,11 @@ class SchedulerLink:
         answer = await self._call("Heartbeat", request, self._patience_s)
         return answer.stop
 
+    async def leave(self, reason: str, deadline_s: float) -> None:
+        """What is still held goes back at once. Raises what the call does."""
+        request = scheduler_pb2.LeaveRequest(worker=self.worker, reason=reason)
+        await self._client.call("Leave", request, deadline_s=deadline_s)
+
     async def close(self) -> None:
         await self._client.close()
 

@@ -9,7 +9,6 @@ process and no arena file outlives the service.
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from earl.dispatch.sequences import SequenceStore
 from earl.dispatch.store import TensorStore
 from earl.env.base import Limits
 from earl.env.session import GatewayClient
-from earl.errors import ConfigError
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
 from earl.obs.endpoint import MetricsEndpoint
@@ -31,6 +29,7 @@ from earl.obs.tracing import exporting
 from earl.rpc.access import Access
 from earl.rpc.main import announce
 from earl.rpc.options import COMMAND_BYTES
+from earl.rpc.peers import advertised, peer
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
@@ -64,12 +63,7 @@ class Addresses:
     @classmethod
     def from_environment(cls) -> Addresses:
         """Raises ConfigError naming the variable that is missing."""
-        values = []
-        for name in ("EARL_REDIS_URL", "EARL_SCHEDULER", "EARL_GATEWAY"):
-            value = os.environ.get(name, "")
-            if not value:
-                raise ConfigError(f"{name} is not set", "start the stack with `earl train`, or set it")
-            values.append(value)
+        values = [peer(name) for name in ("EARL_REDIS_URL", "EARL_SCHEDULER", "EARL_GATEWAY")]
         return cls(*values, access=Access.of(Role.WORKER))
 
 
@@ -164,7 +158,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         )
         stack.push_async_callback(metrics.close)
         announce(name, address, await metrics.start())
-        await worker.run(address, stop)
+        await worker.run(advertised(address), stop)
 
 
 async def _open_store(

@@ -8,7 +8,8 @@
     every heartbeat: load, gauges, busy spans, transfer totals; the answer may say stop
 
 Promises: never more attempts held than capacity; nothing is leased while the arena is full; the
-first task that fails ends the worker with its error; leaving is bounded by drain_s and a few seconds.
+first task that fails ends the worker with its error; leaving is bounded by
+drain_s, linger_s and a few seconds, and what was not finished is pending again when it has left.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 LEASE_WAIT_S = 2.0
 # Capacity that frees within this time is asked for in one call.
 LEASE_WINDOW_S = 0.01
-FLUSH_S = 5.0
+GOODBYE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class RolloutWorker:
         self._credit = asyncio.Event()
         self._empty = asyncio.Event()
         self._lease_call = asyncio.Lock()
-        self._draining = False
+        self._draining = self._leaving = False
         self._run_over = asyncio.Event()
         parts.pool.reading = self.weights.reading
 
@@ -110,12 +111,14 @@ class RolloutWorker:
         try:
             await _first([*works, *stops])
             if not self._run_over.is_set():
-                await self._leave(works)
+                await self._finish(works)
         finally:
             tasks = [*works, *stops, *self._episodes.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._run_over.is_set():
+            await self._goodbye()
 
     def _background(self, after: str, membership_s: float) -> list[tuple[str, Coroutine]]:
         return [
@@ -139,16 +142,24 @@ class RolloutWorker:
             pass  # the caller sees how many remain
         return len(self.leases)
 
-    async def _leave(self, works: list[asyncio.Task]) -> None:
-        """Finish what can be finished in drain_s, hand back the rest, report all of it."""
-        self._draining = True
-        drained = asyncio.create_task(self._drained(), name="drained")
-        works.append(drained)
-        await _first(works, self._config.rollout.drain_s)
-        for task in self._episodes.values():
-            task.cancel("worker is leaving")
-        if not drained.done():
-            await _first(works, FLUSH_S)
+    async def _finish(self, works: list[asyncio.Task]) -> None:
+        """Play what ends in drain_s and report it, then serve it to the trainer for linger_s."""
+        self._draining = self._leaving = True
+        rollout = self._config.rollout
+        for wait, wait_s in ((self._drained, rollout.drain_s), (self._read, rollout.linger_s)):
+            waiting = asyncio.create_task(wait(), name=wait.__name__)
+            works.append(waiting)
+            await _first(works, wait_s)
+            if not waiting.done():
+                waiting.cancel()
+            works.remove(waiting)
+
+    async def _goodbye(self) -> None:
+        """What is still held goes back: the scheduler gives it to others at once."""
+        try:
+            await self._scheduler.leave("drained", GOODBYE_S)
+        except EarlError as error:
+            log.warning("the scheduler was not told that this worker leaves: %s", error)
 
     async def _drained(self) -> None:
         async with self._lease_call:
@@ -156,6 +167,12 @@ class RolloutWorker:
         while self.leases:
             self._empty.clear()
             await self._empty.wait()
+
+    async def _read(self) -> None:
+        """Returns when nothing lies in the arena that the trainer may still want."""
+        while self.reporter.published:
+            self._credit.clear()
+            await self._credit.wait()
 
     # --- tickets ------------------------------------------------------------------------------
 
@@ -177,6 +194,9 @@ class RolloutWorker:
                 self._draining = True
 
     def _begin(self, ticket: Ticket) -> None:
+        if self._leaving:
+            self.leases.give_up(ticket)  # goes back with the goodbye
+            return
         if self._draining:
             self.reporter.add(ticket, _handed_back())
             return

@@ -1,25 +1,30 @@
-"""`python -m services.scheduler --run <dir>/run.json [--name NAME]`: the scheduler of one run."""
+"""`python -m services.scheduler --run FILE [--name NAME]`: the scheduler of one run."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 
-from earl.config.run import RunConfig
+from earl.config.service import service_run
 from earl.obs import log
 from earl.rpc.main import run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m services.scheduler", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="resolved run file (JSON)")
+    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
     parser.add_argument("--name", default="scheduler", help="name in logs and events")
     arguments = parser.parse_args()
     log.setup(arguments.name)
-    config = RunConfig.model_validate_json(arguments.run.read_bytes())
-    from services.scheduler.service import serve  # heavy: after the configuration was read
 
-    run(lambda stop: serve(config, arguments.run.parent, arguments.name, stop))
+    async def serve_until(stop: asyncio.Event) -> None:
+        config, directory = service_run(arguments.run, "scheduler")
+        from services.scheduler.service import serve  # heavy: after the configuration was read
+
+        await serve(config, directory, arguments.name, stop)
+
+    run(serve_until)
 
 
 if __name__ == "__main__":

@@ -161,6 +161,13 @@ class Scheduler:
         run = self.ledger.book.run
         return run.published, list(run.weight_keys)
 
+    async def leave(self, name: str, incarnation: int, reason: str) -> None:
+        """A worker goes: others play what it held. Raises UnknownWorker."""
+        self.ledger.member(name, incarnation)
+        self.ledger.leave(name, reason or "left", drained=True)
+        self._settle()
+        await self._journal.durable()
+
     def heartbeat(
         self, name: str, incarnation: int, report: Report, spans: Sequence[tuple[str, int, int]],
         cut: Parallelism | None = None, epoch: int = 0,

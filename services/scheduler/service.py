@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 from earl.bus import Bus
@@ -13,6 +12,7 @@ from earl.obs.endpoint import MetricsEndpoint
 from earl.obs.tracing import exporting
 from earl.rpc.access import Access
 from earl.rpc.main import announce
+from earl.rpc.peers import told
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
@@ -30,7 +30,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
 
 async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
     """Serves until `stop`. Raises BusUnavailable, PortInUse, InsecureBind, LedgerFenced."""
-    url = os.environ.get("EARL_REDIS_URL") or config.bus.redis_url
+    url = told("EARL_REDIS_URL") or config.bus.redis_url
     if not url:
         raise BusUnavailable(
             "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"

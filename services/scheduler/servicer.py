@@ -21,6 +21,8 @@ from services.scheduler.fleet import Moved, Report
 SERVICE = "earl.v1.SchedulerService"
 CREDIT = 4096
 GAUGES = 256
+# Characters of a reason that are kept.
+REASON = 200
 REFERENCE_ROLE = roles.REFERENCE.name
 
 
@@ -36,6 +38,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.JoinResponse(
             lease_s=self._scheduler.config.scheduler.membership_s, version=version, weight_keys=keys
         )
+
+    async def Leave(self, request, context):
+        reason = request.reason[:REASON]
+        await self._scheduler.leave(request.worker.name, request.worker.incarnation, reason)
+        return scheduler_pb2.LeaveResponse()
 
     async def Heartbeat(self, request, context):
         worker = request.worker

@@ -95,8 +95,11 @@ class Tickets:
             member.version = version
         return member
 
-    def leave(self, name: str, reason: str) -> None:
-        """Ends a membership: what the worker ran is tried again, and what lay in its arena is lost."""
+    def leave(self, name: str, reason: str, *, drained: bool = False) -> None:
+        """Ends a membership: what the worker ran is tried again, and what lay in its arena is lost.
+
+        drained: it goes because it was told to, which is no attempt that failed.
+        """
         book = self.book
         member = book.members.pop(name, None)
         if member is None:
@@ -108,7 +111,7 @@ class Tickets:
             if ticket is None or ticket.state not in LIVE:
                 continue  # fell with its group meanwhile
             if ticket.state is not State.PLANNED:
-                self.fail(ticket)
+                (self.retry if drained else self.fail)(ticket)
             elif book.batch is not None and number not in book.batch.lost:
                 # The trainer may have read it already: only its next call tells.
                 book.batch.lost.append(number)

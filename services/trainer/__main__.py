@@ -1,4 +1,4 @@
-"""`python -m services.trainer --run <dir>/run.json [--name NAME]`: the trainer, or a rank under torchrun."""
+"""`python -m services.trainer --run FILE [--name NAME]`: the trainer, or a rank under torchrun."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import os
 import sys
 from pathlib import Path
 
-from earl.config.run import RunConfig
+from earl.config.service import service_run
+from earl.errors import EarlError
 from earl.obs import log
+from earl.rpc.main import ended_by
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m services.trainer", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="resolved run file (JSON)")
+    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
     parser.add_argument("--name", default="trainer", help="the trainer's name, unique in the run")
     arguments = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     log.setup(arguments.name if rank == 0 else f"{arguments.name}-{rank}")
-    config = RunConfig.model_validate_json(arguments.run.read_bytes())
+    try:
+        config, directory = service_run(arguments.run, "trainer")
+    except EarlError as error:
+        return ended_by(error)
     # Threads that wait must not spin: engines and environments share this machine's cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if config.trainer.ranks > 1 and "RANK" not in os.environ:
@@ -28,7 +33,7 @@ def main() -> int:
     from services.trainer.group import leave  # heavy: after the configuration was read
     from services.trainer.rank import run_rank
 
-    leave(run_rank(config, arguments.run.parent, arguments.name))
+    leave(run_rank(config, directory, arguments.name))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.rpc.auth import TlsFiles
 from earl.rpc.options import COMMAND_BYTES
+from earl.rpc.peers import advertised
 from earl.rpc.server import Server
 from earl.rpc.tokens import accepted
 from services.trainer.activity import Activity
@@ -67,7 +68,7 @@ class Lead:
         )
         serve(server, TrainerServicer(self._activity, self._requests, self._link, self._epochs))
         address = await server.start()
-        membership = await self._link.join(address)
+        membership = await self._link.join(advertised(address))
         self._period_s = min(self._config.scheduler.heartbeat_s, membership.lease_s / 3)
         return server, address
 

@@ -1,6 +1,6 @@
 """One rank as a process: signals become requests, errors become one line and an exit code.
 
-`torchrun -m services.trainer --run run.json` starts ranks too: torchrun's environment says who is who.
+`torchrun -m services.trainer --run FILE` starts ranks too: torchrun's environment says who is who.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.obs.tracing import exporting
+from earl.rpc.main import ended_by
 from services.trainer.launch import follow_agent
 from services.trainer.requests import Requests
 from services.trainer.service import serve
@@ -37,8 +37,7 @@ def run_rank(config: RunConfig, run_dir: Path, name: str, serve: Serve = serve) 
         with exporting(traces, name, config.name):
             serve(config, run_dir, name, requests)
     except EarlError as error:
-        sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
-        return error.exit_code
+        return ended_by(error)
     except Exception:
         log.exception("%s failed", name)
         return 1

@@ -8,7 +8,6 @@ Promise: whatever fails, what was started is stopped; no arena file outlives the
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Coroutine
 from contextlib import ExitStack
@@ -21,10 +20,10 @@ from earl.dispatch.arena_file import arena_directory
 from earl.dispatch.dispatcher import Dispatcher
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
-from earl.errors import ConfigError
 from earl.models.spec import load_spec
 from earl.rpc.access import Access
 from earl.rpc.main import announce
+from earl.rpc.peers import peer
 from earl.rpc.token_file import Role
 from services.trainer.activity import Activity
 from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
@@ -46,17 +45,9 @@ log = logging.getLogger(__name__)
 CLOSE_S = 10.0
 
 
-def address_of(variable: str) -> str:
-    """The value of an environment variable that the launcher sets. Raises ConfigError."""
-    value = os.environ.get(variable, "")
-    if not value:
-        raise ConfigError(f"{variable} is not set", "start the stack with `earl train`, or set it")
-    return value
-
-
 def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> None:
     """Runs one rank until the run is over or `requests.stop` is set. Raises EarlError for what failed."""
-    redis_url, scheduler = address_of("EARL_REDIS_URL"), address_of("EARL_SCHEDULER")
+    redis_url, scheduler = peer("EARL_REDIS_URL"), peer("EARL_SCHEDULER")
     settle(config)
     spec = load_spec(run_dir / "model")
     with ExitStack() as stack:

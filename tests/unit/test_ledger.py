@@ -344,3 +344,19 @@ def test_warm_up_runs_ahead_without_a_trainer_and_trains_all_of_it() -> None:
         finish(ledger, [one for one in lease(ledger) if one.purpose is Purpose.WARMUP])
     assert len(batches) == 6 and [one.publish for one in batches] == [False] * 5 + [True]
     assert ledger.book.counts()["trained"] == 18
+
+
+def test_a_worker_that_goes_hands_back_and_its_tickets_lose_no_attempt():
+    ledger = begun(attempts=2)
+    finished, *running = lease(ledger)
+    finish(ledger, [finished])
+    for _ in range(3):
+        ledger.leave("w", "drained", drained=True)
+        assert {ledger.book.tickets[one.id].state for one in (finished, *running)} == {State.PENDING}
+        assert ledger.book.tickets[finished.id].result is None, "its columns went with the arena"
+        assert not any(ledger.book.tickets[one.id].failures for one in (finished, *running))
+        ledger.join(Member(name="w", incarnation=1, version=1), 0.0)
+        finished, *running = lease(ledger)
+    assert set(ledger.book.counts()) == {"leased"}
+    ledger.book.check()
+    assert finish(ledger, [finished])[0][0] is Verdict.ACCEPTED

@@ -1,4 +1,4 @@
-"""`python -m services.trainer.reference --run <dir>/run.json [--name NAME]`: the stage, or a rank of it."""
+"""`python -m services.trainer.reference --run FILE [--name NAME]`: the stage, or a rank of it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import os
 import sys
 from pathlib import Path
 
-from earl.config.run import RunConfig
+from earl.config.service import service_run
+from earl.errors import EarlError
 from earl.obs import log
+from earl.rpc.main import ended_by
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m services.trainer.reference", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="resolved run file (JSON)")
+    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
     parser.add_argument("--name", default="reference", help="the stage's name, unique in the run")
     arguments = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     log.setup(arguments.name if rank == 0 else f"{arguments.name}-{rank}")
-    config = RunConfig.model_validate_json(arguments.run.read_bytes())
+    try:
+        config, directory = service_run(arguments.run, "reference")
+    except EarlError as error:
+        return ended_by(error)
     # Threads that wait must not spin: engines and environments share this machine's cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     ranks = config.reference.dp * config.reference.tp
@@ -30,7 +35,7 @@ def main() -> int:
     from services.trainer.rank import run_rank
     from services.trainer.reference.service import serve
 
-    leave(run_rank(config, arguments.run.parent, arguments.name, serve))
+    leave(run_rank(config, directory, arguments.name, serve))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from earl.config.run import RunConfig
 from earl.errors import EarlError, TrainerError
 from earl.rpc.auth import TlsFiles
 from earl.rpc.options import COMMAND_BYTES
+from earl.rpc.peers import advertised
 from earl.rpc.server import Server
 from earl.rpc.tokens import accepted
 from services.trainer.activity import Activity
@@ -80,7 +81,7 @@ class Lead:
         )
         serve(server, StageServicer(self._activity, self._link, self._epochs))
         address = await server.start()
-        joined = await self._link.join(address)
+        joined = await self._link.join(advertised(address))
         self._period_s = min(self._config.scheduler.heartbeat_s, joined.lease_s / 3)
         self.published(joined.version, joined.weight_keys)
         return server, address

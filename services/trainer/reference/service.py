@@ -24,6 +24,7 @@ from earl.dispatch.store import TensorStore
 from earl.models.spec import load_spec
 from earl.rpc.access import Access
 from earl.rpc.main import announce
+from earl.rpc.peers import peer
 from earl.rpc.token_file import Role
 from services.trainer.activity import Activity
 from services.trainer.codec_membership import PATIENCE_S
@@ -39,13 +40,13 @@ from services.trainer.reference.recut import check
 from services.trainer.reference.shelf import Shelf
 from services.trainer.reference.worker import ReferenceStage
 from services.trainer.requests import Requests
-from services.trainer.service import CLOSE_S, address_of
+from services.trainer.service import CLOSE_S
 from services.trainer.side import Side
 
 
 def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> None:
     """Runs one rank until the run is over or `requests.stop` is set. Raises EarlError for what failed."""
-    redis_url, scheduler = address_of("EARL_REDIS_URL"), address_of("EARL_SCHEDULER")
+    redis_url, scheduler = peer("EARL_REDIS_URL"), peer("EARL_SCHEDULER")
     reference = config.reference
     torch.set_num_threads(reference.threads)
     spec = load_spec(run_dir / "model")

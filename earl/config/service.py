@@ -1,0 +1,46 @@
+"""The configuration of a service that is started by itself: `python -m services.X --run FILE`.
+
+FILE is a run file (.toml) or the run.json that a launcher wrote. The run's directory is EARL_RUN_DIR,
+otherwise the file's: services of one run share it (model, checkpoints, records). EARL_BIND is where the
+service listens, in place of its section's `bind`, so that one run file does for machines of all kinds.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from earl.config.load import complaint, load_run
+from earl.config.run import RunConfig
+from earl.errors import ConfigError
+
+
+def service_run(file: Path, section: str = "") -> tuple[RunConfig, Path]:
+    """The configuration and the run's directory.
+
+    section: of the service, such as "gateway", if it listens. Raises ConfigError and what `load_run` raises.
+    """
+    config = read_run(file)
+    bind = os.environ.get("EARL_BIND", "")
+    if bind and section:
+        listening = getattr(config, section).model_copy(update={"bind": bind})
+        config = config.model_copy(update={section: listening})
+    directory = os.environ.get("EARL_RUN_DIR", "")
+    return config, Path(directory) if directory else file.parent
+
+
+def read_run(file: Path) -> RunConfig:
+    """A run file by its name's ending. Raises ConfigError and what `load_run` raises."""
+    if file.suffix == ".toml":
+        return load_run(file)
+    try:
+        return RunConfig.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"run file {file} cannot be read: {error.strerror}", "give a .toml run file or a run.json"
+        ) from None
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        raise complaint(details[0], str(file), len(details) - 1) from None

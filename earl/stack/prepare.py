@@ -1,0 +1,50 @@
+"""`python -m earl.stack.prepare --run FILE` makes the directory of a run whose services start on their own.
+
+What the launcher does for a run on one machine: <directory>/model, and run.toml and run.json, which `earl
+status`, `earl report` and their like read. run.json names the services where others reach them
+(EARL_SCHEDULER, EARL_GATEWAY). Doing it again changes nothing of the model. The directory is EARL_RUN_DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.config.service import service_run
+from earl.errors import EarlError
+from earl.models.create import create_model
+from earl.rpc.main import ended_by
+from earl.rpc.peers import peer
+from earl.stack.rundir import check_same_policy, replace, to_toml
+
+
+def prepare(config: RunConfig, directory: Path) -> None:
+    """Raises ConfigError (another run is there, or a peer has no address), and what `create_model` does."""
+    written = directory / "run.json"
+    if written.is_file():
+        check_same_policy(config, RunConfig.model_validate_json(written.read_bytes()))
+    addresses = {
+        "scheduler": config.scheduler.model_copy(update={"bind": peer("EARL_SCHEDULER")}),
+        "gateway": config.gateway.model_copy(update={"bind": peer("EARL_GATEWAY")}),
+    }
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    create_model(directory / "model", config.model, config.seed)
+    replace(directory / "run.toml", to_toml(config.model_dump(mode="json")))
+    replace(written, config.model_copy(update=addresses).model_dump_json(indent=1))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m earl.stack.prepare", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="run file")
+    try:
+        config, directory = service_run(parser.parse_args().run)
+        prepare(config, directory.resolve())
+    except EarlError as error:
+        return ended_by(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
