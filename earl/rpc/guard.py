@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from earl.errors import EarlError, MalformedRequest, PermissionDenied
 from earl.obs import tracing
 from earl.rpc import auth
+from earl.rpc.audit import Audit
 from earl.rpc.calls import Calls
 from earl.rpc.errors import DETAILS_KEY, bounded, status_code, to_status
 from earl.rpc.roles import Rule, rules
@@ -28,6 +30,10 @@ log = logging.getLogger(__name__)
 
 OPEN_PREFIX = "/grpc.health.v1.Health/"
 REFLECTION_PREFIX = "/grpc.reflection."
+
+# Around a call before its message is decoded, and around the call itself with its message.
+Gate = Callable[[grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
+Noted = Callable[[grpc.aio.ServicerContext, Any], AbstractAsyncContextManager[None]]
 
 
 @asynccontextmanager
@@ -57,15 +63,17 @@ def _unexpected(error: Exception, method: str) -> str:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Authenticates, counts and translates for every RPC of a server.
+    """Authenticates, audits, counts and translates for every RPC of a server.
 
     Health is open to all, reflection to whoever has any token that is accepted; every other method to the
-    roles that its contract names (roles.py).
+    roles that its contract names (roles.py). audit: where calls are written down whose contract says so, and
+    those that were refused.
     """
 
-    def __init__(self, tokens: Tokens, calls: Calls) -> None:
+    def __init__(self, tokens: Tokens, calls: Calls, audit: Audit | None = None) -> None:
         self._tokens = tokens
         self._calls = calls
+        self._audit = audit
         self._rules: dict[str, Rule] = {}
         self.streams = OpenStreams(tokens)
 
@@ -85,12 +93,16 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             bearer = self._admit(method, handler_call_details.invocation_metadata or ())  # type: ignore[attr-defined]
         except EarlError as error:
-            return _wrapped(handler, method, _refusing(error), self._calls)
+            return _wrapped(handler, method, partial(self._refused, method, error), _unnoted, self._calls)
         if method.startswith(REFLECTION_PREFIX):
             return handler
+        gate: Gate = _open
         if handler.request_streaming or handler.response_streaming:
-            return _wrapped(handler, method, lambda: self.streams.held(bearer), self._calls)
-        return _wrapped(handler, method, nullcontext, self._calls)
+            gate = partial(self._held, bearer)
+        rule = self._rules.get(method)
+        written = self._audit is not None and rule is not None and rule.audited
+        noted: Noted = partial(self._noted, method, bearer) if written else _unnoted
+        return _wrapped(handler, method, gate, noted, self._calls)
 
     def _admit(self, method: str, sent: Any) -> Bearer:
         """Whose call it is. Raises Unauthenticated, PermissionDenied."""
@@ -106,6 +118,47 @@ class Guard(grpc.aio.ServerInterceptor):
             )
         return bearer
 
+    @asynccontextmanager
+    async def _refused(
+        self, method: str, error: EarlError, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[None]:
+        if self._audit is not None:
+            self._audit.refused(method, context.peer(), error)
+        raise error
+        yield
+
+    @asynccontextmanager
+    async def _held(self, bearer: Bearer, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        async with self.streams.held(bearer):
+            yield
+
+    @asynccontextmanager
+    async def _noted(
+        self, method: str, bearer: Bearer, context: grpc.aio.ServicerContext, request: Any
+    ) -> AsyncIterator[None]:
+        """The body is an audited call. request: its message, or a stream's iterator."""
+        assert self._audit is not None
+        note = partial(self._audit.called, method, bearer, context.peer(), request=request)
+        streams = not isinstance(request, Message)
+        if streams:
+            note("opened")
+        try:
+            yield
+        except BaseException as error:
+            note(type(error).__name__)
+            raise
+        note("ended" if streams else "ok")
+
+
+@asynccontextmanager
+async def _open(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def _unnoted(context: grpc.aio.ServicerContext, request: Any) -> AsyncIterator[None]:
+    yield
+
 
 def _traceparent(context: grpc.aio.ServicerContext) -> str:
     """Of the caller's work that a unary call is a part of; "" if it is not traced."""
@@ -117,19 +170,9 @@ def _traceparent(context: grpc.aio.ServicerContext) -> str:
     return ""
 
 
-def _refusing(error: EarlError) -> Callable[[], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def refused() -> AsyncIterator[None]:
-        raise error
-        yield
-
-    return refused
-
-
-def _wrapped(
-    handler: Any, method: str, around: Callable[[], AbstractAsyncContextManager[None]], calls: Calls
-) -> grpc.RpcMethodHandler:
-    """The handler, counted and its errors translated, inside `around`."""
+def _wrapped(handler: Any, method: str, gate: Gate, noted: Noted, calls: Calls) -> grpc.RpcMethodHandler:
+    """The handler, counted and its errors translated: behind `gate` the message is decoded, and answered in
+    `noted`."""
     shape = f"{'stream' if handler.request_streaming else 'unary'}_" + (
         "stream" if handler.response_streaming else "unary"
     )
@@ -149,15 +192,19 @@ def _wrapped(
 
     async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
         with calls.counted(method, context, stream=stream):
-            async with translated(method, context), around():
+            async with translated(method, context), gate(context):
+                message = decoded(request)
                 with tracing.span(method.strip("/"), _traceparent(context)) as own, tracing.within(own):
-                    return await behaviour(decoded(request), context)
+                    async with noted(context, message):
+                        return await behaviour(message, context)
 
     async def generated(request: Any, context: grpc.aio.ServicerContext) -> Any:
         with calls.counted(method, context, stream=stream):
-            async with translated(method, context), around():
-                async for response in behaviour(decoded(request), context):
-                    yield response
+            async with translated(method, context), gate(context):
+                message = decoded(request)
+                async with noted(context, message):
+                    async for response in behaviour(message, context):
+                        yield response
 
     wrapper = generated if inspect.isasyncgenfunction(behaviour) else unary
     make = getattr(grpc, f"{shape}_rpc_method_handler")

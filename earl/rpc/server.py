@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from earl.errors import EarlError, PortInUse
 from earl.rpc import auth, options
+from earl.rpc.audit import Audit
 from earl.rpc.calls import Calls
 from earl.rpc.guard import Guard
 from earl.rpc.tokens import Tokens
@@ -37,8 +38,9 @@ class Server:
     """A gRPC server on the running loop.
 
     name: for logs. bind: "host:port", port 0 for any free one. tokens: whose callers are let in, or one
-    token for every role; "" demands none. request_bytes: of the largest message that it takes. Raises
-    InsecureBind off loopback without TLS and a strong token, ConfigError for an address that is none.
+    token for every role; "" demands none. request_bytes: of the largest message that it takes. audit:
+    where who did what is written. Raises InsecureBind off loopback without TLS and a strong token,
+    ConfigError for an address that is none.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Server:
         tls: auth.TlsFiles | None = None,
         drain_s: float = 10.0,
         request_bytes: int = options.MAX_MESSAGE_BYTES,
+        audit: Audit | None = None,
     ) -> None:
         self._tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
         auth.check_bind(bind, self._tokens, tls)
@@ -60,7 +63,8 @@ class Server:
         self._tls = tls
         self._drain_s = drain_s
         self._serving: dict[str, bool] = {}
-        self._guard = Guard(self._tokens, self.calls)
+        self._guard = Guard(self._tokens, self.calls, audit)
+        self._audit = audit
         self._server = grpc.aio.server(
             interceptors=[self._guard],
             options=options.server(request_bytes),
@@ -100,9 +104,14 @@ class Server:
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         await self._publish_health()
         if self._tokens.demanded:
+            self._tokens.on_change = self._tokens_changed
             self._watch = asyncio.create_task(self._watch_tokens())
         log.info("%s serves at %s", self.name, self.address)
         return self.address
+
+    def _tokens_changed(self, words: str) -> None:
+        if self._audit is not None:
+            self._audit.write("token file", outcome=words)
 
     async def _watch_tokens(self) -> None:
         """For ever: takes over what changed, and ends the streams of tokens that are good no more."""

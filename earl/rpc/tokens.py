@@ -63,6 +63,8 @@ class Tokens:
         self._bearers: dict[bytes, Bearer] = {}
         # Why the token would not do off loopback; a token file takes none that would not.
         self.weakness = token_file.weakness(token) if token else ""
+        # Told in words of every change of what is accepted, and of those that were not taken.
+        self.on_change: Callable[[str], None] = lambda words: None
         if token:
             self._accept([(None, token, None)])
 
@@ -149,8 +151,11 @@ class TokenFile(Tokens):
             self._load()
         except EarlError as error:
             log.error("the token file changed and is not taken: %s", error)
+            self.on_change(f"not taken: {error.message}")
             return False
         log.info("the token file changed: %d tokens", len(self._entries))
+        names = (f"{entry.role} {token_id(entry.token)}" for entry in self._entries)
+        self.on_change(f"changed: {', '.join(names)}")
         return True
 
     def send(self, role: Role) -> str:

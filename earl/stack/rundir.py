@@ -8,6 +8,7 @@ runs/<name>/
   checkpoints/     each with its manifest
   valkey/          the embedded Valkey's data: ledger and events
   *.jsonl          metrics, timeline, evaluations
+  audit.jsonl      who did what: docs/security.md
   failure.json     why the last launch of a run that had begun failed, if it did
   report.html      made at the end
 """

@@ -22,7 +22,7 @@ def main() -> None:
         config, _ = service_run(arguments.run, "gateway")
         from services.env_gateway.serve import serve
 
-        await serve(config, arguments.name, stop)
+        await serve(config, arguments.run.parent, arguments.name, stop)
 
     run(serve_until)
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 
 from earl.config.run import RunConfig
 from earl.obs.endpoint import MetricsEndpoint
 from earl.obs.tracing import exporting
 from earl.rpc.access import Access
+from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.peers import told
 from earl.rpc.server import Server
@@ -31,13 +33,13 @@ DRAIN_S = 5.0
 REPORT_S = 60.0
 
 
-async def serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
+async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
     """Serve as `_serve` does, and send traces where the run file says."""
     with exporting(config.obs.traces, name, config.name):
-        await _serve(config, name, stop)
+        await _serve(config, run_dir, name, stop)
 
 
-async def _serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
+async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
     """Serve until `stop`, then drain. Raises PortInUse, InsecureBind, ConfigError."""
     interval_s = min(MAX_INTERVAL_S, config.gateway.lease_s / 10)
     redis_url = told("EARL_REDIS_URL")
@@ -45,10 +47,10 @@ async def _serve(config: RunConfig, name: str, stop: asyncio.Event) -> None:
     gateway = Gateway(config.gateway, time.monotonic, events.announce if events else None)
     servicer = EnvGatewayServicer(gateway, interval_s)
     # What a host that listens is shown is the environment's own token: it learns no other.
-    access = Access.of(Role.ENVIRONMENT)
+    access, audit = Access.of(Role.ENVIRONMENT), Audit(run_dir / AUDIT_FILE, name)
     dialers = [HostDialer(gateway, listening, access) for listening in config.gateway.dial]
     tokens = accepted()
-    server = Server(name, config.gateway.bind, tokens=tokens, tls=access.tls, drain_s=1.0)
+    server = Server(name, config.gateway.bind, tokens=tokens, tls=access.tls, drain_s=1.0, audit=audit)
     server.add(add_to_server, servicer, SERVICE)
     metrics = MetricsEndpoint(
         config.obs.metrics,

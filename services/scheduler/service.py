@@ -11,6 +11,7 @@ from earl.errors import BusUnavailable
 from earl.obs.endpoint import MetricsEndpoint
 from earl.obs.tracing import exporting
 from earl.rpc.access import Access
+from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.peers import told
 from earl.rpc.server import Server
@@ -35,8 +36,8 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
         raise BusUnavailable(
             "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"
         )
-    access, tokens = Access.of(Role.WORKER), accepted()
-    server = Server(name, config.scheduler.bind, tokens=tokens, tls=access.tls, drain_s=2.0)
+    access, tokens, audit = Access.of(Role.WORKER), accepted(), Audit(run_dir / AUDIT_FILE, name)
+    server = Server(name, config.scheduler.bind, tokens=tokens, tls=access.tls, drain_s=2.0, audit=audit)
     sources = [server.calls.samples, lambda: figures(scheduler)]
     metrics = MetricsEndpoint(config.obs.metrics, sources, tokens=tokens, tls=access.tls)
     bus = await Bus.connect(url, config.name, source=name, stream_events=config.bus.stream_events)
