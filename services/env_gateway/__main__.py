@@ -19,10 +19,10 @@ def main() -> None:
     setup(arguments.name)
 
     async def serve_until(stop: asyncio.Event) -> None:
-        config, _ = service_run(arguments.run, "gateway")
+        config, directory = service_run(arguments.run, "gateway")
         from services.env_gateway.serve import serve
 
-        await serve(config, arguments.run.parent, arguments.name, stop)
+        await serve(config, directory, arguments.name, stop)
 
     run(serve_until)
 
