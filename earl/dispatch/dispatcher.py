@@ -20,8 +20,9 @@ from earl.dispatch.descriptor import ArenaRef
 from earl.dispatch.registry import WEIGHTS_PREFIX, Registry
 from earl.dispatch.repeated import Repeated, VersionRead
 from earl.dispatch.requirement import refuse_unmet
-from earl.dispatch.resolve import Copies, Form, FromArena, Read, SequenceRead, assemble, resolve_sequences
+from earl.dispatch.resolve import Copies, Form, FromArena, Read, assemble
 from earl.dispatch.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve
+from earl.dispatch.resolve_sequences import SequenceRead, resolve_sequences
 from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import ReadTimeout, RegionGone, TransportUnavailable, VersionGone
