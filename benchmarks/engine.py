@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import typer
 
+from benchmarks import tp_sum
 from benchmarks.machine import ROOT
 from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
 from earl.errors import EngineNotInstalled
@@ -40,7 +41,9 @@ COMPARES = (
     "(and vLLM, eager) as a run uses it, behind EngineProcess and its socket, log-probs of every token "
     "included; the torch engine with deterministic = true; transformers' generate on the prompts padded to "
     "the longest. The ways take turns, another one first each time, and each figure is the median over the "
-    "repetitions; vs_* is the median of the ratios within a repetition."
+    "repetitions; vs_* is the median of the ratios within a repetition. tp_sum_us: microseconds of the sum "
+    "of float32 that two ranks on this host make twice a layer, in the engine's shared memory and with gloo "
+    "(all_reduce), in turn, one torch thread each."
 )
 
 # What the torch engine's tokens per second are divided by, and the name of that way.
@@ -60,6 +63,7 @@ def engine(
     deterministic: Annotated[
         bool, typer.Option(help="Measure the torch engine with deterministic = true too.")
     ] = True,
+    sums: Annotated[bool, typer.Option(help="Measure the sum of two ranks too.")] = True,
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
@@ -79,6 +83,8 @@ def engine(
     )
     work = measure(spec, sizes, new_tokens, repetitions, with_vllm=vllm, deterministic=deterministic)
     measured = asyncio.run(work)
+    if sums:
+        measured |= tp_sum.measure()
     settings = {
         "model": model,
         "dtype": dtype,

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from benchmarks import tp_sum
 from earl.errors import EngineError
 from services.rollout.engines.shared_sum import SharedSum, available
 
@@ -54,3 +55,10 @@ def test_every_rank_has_the_sum_of_all_in_one_order(size: int):
 def test_a_rank_that_does_not_come_is_named():
     with pytest.raises(EngineError, match="rank 1 of the engine was not there"):
         SharedSum(os.memfd_create("sums"), 0, 2, 0.05)
+
+
+@pytest.mark.slow
+def test_the_benchmark_adds_up_both_ways():
+    rows = tp_sum.measure()["tp_sum_us"]
+    assert [row["elements"] for row in rows] == list(tp_sum.ELEMENTS)
+    assert all(row["shared_memory"] > 0 and row["gloo"] > 0 for row in rows)
