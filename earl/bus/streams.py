@@ -1,4 +1,7 @@
-"""Protobuf events on one Redis Stream per run.
+"""Protobuf events on two Redis Streams per run: what befalls the run, and that trajectories are ready.
+
+Of the latter there are as many as episodes. Whoever acts on weights, batches and workers would spend its
+time on reading past them, and each of a thousand workers would be sent all of them; so they go apart.
 
 Promises: what `publish` returned from is in the stream; a subscriber group gets each event at
 least once, until one of its consumers acknowledges it; a follower gets every event once, in order.
@@ -25,6 +28,8 @@ from earl.bus.connection import CONNECT_S, open_redis, redis_errors
 from earl.v1.events_pb2 import Event
 
 FIELD = b"e"
+# The fact that has a stream of its own.
+TRAJECTORY = "trajectory_ready"
 BLOCK_MS = 1000
 READ_COUNT = 128
 # How long a reader rides out a server that restarts before it gives up with BusUnavailable.
@@ -47,7 +52,7 @@ class Delivery:
 
 
 class Bus:
-    """One run's stream. All keys of a run share the hash tag `{earl:<run>}` (one cluster slot)."""
+    """One run's streams. All keys of a run share the hash tag `{earl:<run>}` (one cluster slot)."""
 
     def __init__(
         self, client: redis.asyncio.Redis, url: str, run: str, source: str, stream_events: int
@@ -58,6 +63,7 @@ class Bus:
         self.source = source
         self.prefix = f"{{earl:{run}}}:"
         self.stream = self.key("events")
+        self.trajectories = self.key("trajectories")
         self.stream_events = stream_events
 
     @classmethod
@@ -90,27 +96,34 @@ class Bus:
     async def publish(self, event: Event) -> None:
         """Appends one event. Raises BusUnavailable."""
         data = self.encode(event)
+        stream = self.trajectories if is_trajectory(event) else self.stream
         with redis_errors(self.url):
-            await self.redis.xadd(self.stream, {FIELD: data}, maxlen=self.stream_events, approximate=True)
+            await self.redis.xadd(stream, {FIELD: data}, maxlen=self.stream_events, approximate=True)
 
-    async def last_id(self) -> str:
+    async def last_id(self, *, trajectories: bool = False) -> str:
         """Stream id of the newest event ("0-0" if none): `follow(after=...)` continues from it."""
+        stream = self.trajectories if trajectories else self.stream
         with redis_errors(self.url):
-            newest = _entries([(self.stream, await self.redis.xrevrange(self.stream, count=1))])
+            newest = _entries([(stream, await self.redis.xrevrange(stream, count=1))])
         return newest[0][0] if newest else "0-0"
 
-    async def follow(self, after: str = "$") -> AsyncIterator[tuple[str, Event]]:
+    async def follow(
+        self, after: str = "$", *, trajectories: bool = False
+    ) -> AsyncIterator[tuple[str, Event]]:
         """Every event after the stream id `after`, in order, as (id, event); waits for more for ever.
+
+        trajectories: of those that say that one is ready; otherwise of all the others.
 
         "$" means: from the first `anext` on; "0-0": from the oldest event kept. Raises
         BusUnavailable when the server stays away for longer than OUTAGE_S.
         """
-        position = await self.last_id() if after == "$" else after
+        stream = self.trajectories if trajectories else self.stream
+        position = await self.last_id(trajectories=trajectories) if after == "$" else after
         outage = _Outage()
         while True:
             with redis_errors(self.url):
                 try:
-                    streams = await self.redis.xread({self.stream: position}, READ_COUNT, BLOCK_MS)
+                    streams = await self.redis.xread({stream: position}, READ_COUNT, BLOCK_MS)
                 except (RedisConnectionError, RedisTimeoutError) as error:
                     await outage.wait(error)
                     continue
@@ -130,7 +143,7 @@ class Bus:
         start: str = "0",
         kinds: Collection[str] = (),
     ) -> AsyncIterator[Delivery]:
-        """Events for one consumer of `group`, each to be acknowledged after its effect.
+        """Events but trajectories for one consumer of `group`, each to be acknowledged after its effect.
 
         A consumer that comes back under its name first gets what it had not acknowledged. What any
         consumer left unacknowledged for `idle_s` is taken over. A new group begins at `start`: "0"
@@ -209,6 +222,11 @@ class _Outage:
 
     def over(self) -> None:
         self._since = None
+
+
+def is_trajectory(event: Event) -> bool:
+    """Whether the event goes to the stream of trajectories."""
+    return event.WhichOneof("fact") == TRAJECTORY
 
 
 def _entries(streams: Any) -> list[tuple[str, dict]]:

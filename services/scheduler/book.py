@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from earl.errors import LedgerError
+from services.scheduler.deadlines import Deadlines
 from services.scheduler.ranges import RangeSet
 from services.scheduler.records import (
     LIVE,
@@ -53,14 +54,22 @@ class Book:
         self.freed: list[str] = []
         self.groups: dict[Purpose, dict[int, list[int]]] = {purpose: {} for purpose in Purpose}
         self.ready: Counter[int] = Counter()
+        # Groups whose members are all ready.
+        self.whole: dict[Purpose, set[int]] = {purpose: set() for purpose in Purpose}
+        # Places in the schedule of a purpose that live groups have, and trained tickets with a record.
+        self.taken: dict[Purpose, Counter[int]] = {purpose: Counter() for purpose in Purpose}
+        # Closed tickets whose records are kept: a checkpoint has yet to hold them.
+        self.kept: set[int] = set()
         self.held: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self.buckets: Counter[str] = Counter()
         self.pending: list[int] = []
         # Monotonic seconds; not stored.
-        self.lease_until: dict[int, float] = {}
+        self.lease_until: Deadlines[int] = Deadlines()
         self.lease_since: dict[int, float] = {}
-        self.member_until: dict[str, float] = {}
-        self._dirty: dict[tuple[str, str], str | None] = {}
+        self.member_until: Deadlines[str] = Deadlines()
+        # Changed tickets with the heads of their stored records, "" for none; and the other changed records.
+        self._touched: dict[int, str] = {}
+        self._written: dict[tuple[str, str], None] = {}
         self._facts: list[Fact] = []
         self._moved: set[int] = set()
 
@@ -68,15 +77,14 @@ class Book:
 
     def add(self, ticket: Ticket) -> None:
         """A new ticket, pending."""
-        self._dirty.setdefault(("ticket", str(ticket.id)), "")
+        self._touched.setdefault(ticket.id, "")
         self.tickets[ticket.id] = ticket
-        self._index(ticket)
+        self._enter(ticket)
 
     def touch(self, ticket: Ticket) -> None:
         """The ticket's record is about to change."""
-        key = ("ticket", str(ticket.id))
-        if key not in self._dirty:
-            self._dirty[key] = ticket.head
+        if ticket.id not in self._touched:
+            self._touched[ticket.id] = ticket.head
 
     def move(self, ticket: Ticket, state: State, reason: str = "") -> None:
         """Changes a ticket's state and every index over it."""
@@ -99,7 +107,7 @@ class Book:
 
     def write(self, kind: str, field: str) -> None:
         """A record other than a ticket has changed."""
-        self._dirty.setdefault((kind, field), None)
+        self._written[kind, field] = None
 
     def state(self, fact: Fact) -> None:
         """States a fact; it travels with the changes that made it true."""
@@ -108,13 +116,18 @@ class Book:
     def take_changes(self) -> Changes:
         """What is to be stored now; asked again, only what changed in between."""
         records = []
-        for (kind, field), expected in self._dirty.items():
+        for number, head in self._touched.items():
+            ticket = self.tickets.get(number)
+            if ticket is not None:
+                records.append(Change("ticket", str(number), head, encode(ticket)))
+            elif head:  # otherwise it came and went between two stores
+                records.append(Change("ticket", str(number), head, None))
+        for kind, field in self._written:
             record = self._record(kind, field)
-            if record is None and expected == "":
-                continue  # came and went between two stores
-            records.append(Change(kind, field, expected, None if record is None else encode(record)))
+            records.append(Change(kind, field, None, None if record is None else encode(record)))
         changes = Changes(tuple(records), tuple(self._facts))
-        self._dirty.clear()
+        self._touched.clear()
+        self._written.clear()
         self._facts.clear()
         return changes
 
@@ -127,7 +140,7 @@ class Book:
 
     def complete(self, purpose: Purpose) -> list[int]:
         """Groups of this purpose whose members are all ready, oldest first."""
-        return [group for group, members in self.groups[purpose].items() if self.ready[group] == len(members)]
+        return [group for group in self.groups[purpose] if group in self.whole[purpose]]
 
     def place(self, purpose: Purpose, group: int) -> int:
         """A live group's place in the schedule of its purpose."""
@@ -170,7 +183,7 @@ class Book:
                 self.tickets[record.id] = record
             elif isinstance(record, Member):
                 self.members[record.name] = record
-                self.member_until[record.name] = now + member_s
+                self.member_until.set(record.name, now + member_s)
             elif isinstance(record, Lives):
                 self.lives[field] = record
             elif isinstance(record, Evaluation):
@@ -187,14 +200,12 @@ class Book:
                 self.freed = record
         for number in sorted(self.tickets):
             ticket = self.tickets[number]
-            self._index(ticket)
+            self._enter(ticket)
             if ticket.state is State.LEASED:
                 self.lease_since[number] = now
-                self.lease_until[number] = now + lease_s
+                self.lease_until.set(number, now + lease_s)
 
     def _record(self, kind: str, field: str):
-        if kind == "ticket":
-            return self.tickets.get(int(field))
         if kind == "member":
             return self.members.get(field)
         if kind == "lives":
@@ -210,40 +221,75 @@ class Book:
             "freed": self.freed,
         }[field]
 
-    def _index(self, ticket: Ticket) -> None:
-        self._moved.add(ticket.id)
-        self.buckets[ticket.bucket] += 1
-        if ticket.state not in LIVE:
-            self._leave_group(ticket)
-            return
-        members = self.groups[ticket.purpose].setdefault(ticket.group, [])
-        if ticket.id not in members:
-            members.append(ticket.id)
-        if ticket.state is State.READY:
-            self.ready[ticket.group] += 1
-        if ticket.state in HELD:
-            self.held[ticket.worker, ticket.incarnation].add(ticket.id)
-        else:
-            heapq.heappush(self.pending, ticket.id)
-
-    def _leave_group(self, ticket: Ticket) -> None:
-        groups = self.groups[ticket.purpose]
-        members = groups.get(ticket.group)
-        if members is not None and ticket.id in members:
-            members.remove(ticket.id)
+    def _enter(self, ticket: Ticket) -> None:
+        """A ticket that no index knows."""
+        if ticket.state in LIVE:
+            members = self.groups[ticket.purpose].setdefault(ticket.group, [])
             if not members:
-                del groups[ticket.group]
-                del self.ready[ticket.group]
+                self.taken[ticket.purpose][ticket.index] += 1
+            members.append(ticket.id)
+            self.whole[ticket.purpose].discard(ticket.group)
+        self._index(ticket)
+
+    def _index(self, ticket: Ticket) -> None:
+        number, state = ticket.id, ticket.state
+        self._moved.add(number)
+        self.buckets[ticket.bucket] += 1
+        if state is State.PENDING:
+            heapq.heappush(self.pending, number)
+        elif state in HELD:
+            self.held[ticket.worker, ticket.incarnation].add(number)
+            if state is State.READY:
+                self.ready[ticket.group] += 1
+                self._judge(ticket)
+        else:
+            self.kept.add(number)
+            if state is State.TRAINED:
+                self.taken[ticket.purpose][ticket.index] += 1
+            self._leave_group(ticket)
 
     def _unindex(self, ticket: Ticket) -> None:
+        number, state = ticket.id, ticket.state
         self.buckets[ticket.bucket] -= 1
-        if ticket.state in HELD:
-            holder = ticket.worker, ticket.incarnation
-            self.held[holder].discard(ticket.id)
-            if not self.held[holder]:
-                del self.held[holder]
-        if ticket.state is State.READY:
+        if state is State.PENDING:
+            return  # it is left in the heap, whose entries are looked at when they come up
+        if state not in HELD:
+            self.kept.discard(number)
+            if state is State.TRAINED:
+                self._give_up_place(ticket)
+            return
+        holder = ticket.worker, ticket.incarnation
+        held = self.held[holder]
+        held.discard(number)
+        if not held:
+            del self.held[holder]
+        if state is State.READY:
             self.ready[ticket.group] -= 1
-        if ticket.state is State.LEASED:
-            self.lease_until.pop(ticket.id, None)
-            self.lease_since.pop(ticket.id, None)
+            self.whole[ticket.purpose].discard(ticket.group)
+        elif state is State.LEASED:
+            self.lease_until.drop(number)
+            self.lease_since.pop(number, None)
+
+    def _leave_group(self, ticket: Ticket) -> None:
+        members = self.groups[ticket.purpose].get(ticket.group)
+        if members is not None and ticket.id in members:
+            members.remove(ticket.id)
+            if members:
+                self._judge(ticket)
+                return
+            del self.groups[ticket.purpose][ticket.group]
+            del self.ready[ticket.group]
+            self.whole[ticket.purpose].discard(ticket.group)
+            self._give_up_place(ticket)
+
+    def _give_up_place(self, ticket: Ticket) -> None:
+        taken = self.taken[ticket.purpose]
+        taken[ticket.index] -= 1
+        if not taken[ticket.index]:
+            del taken[ticket.index]
+
+    def _judge(self, ticket: Ticket) -> None:
+        """A member of the ticket's group became ready, or left it: whether all that are left are ready."""
+        group = ticket.group
+        if self.ready[group] == len(self.groups[ticket.purpose][group]):
+            self.whole[ticket.purpose].add(group)

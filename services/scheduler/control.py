@@ -17,23 +17,20 @@ from pathlib import Path
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
-from earl.errors import EpisodesFailing, LedgerError
+from earl.errors import EpisodesFailing
 from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN, Access
 from services.scheduler import evaluation, plans, program, roles
 from services.scheduler.bell import Bell
+from services.scheduler.chronicle import Chronicle
 from services.scheduler.codec import rules_of
 from services.scheduler.dock import Lease, Location
-from services.scheduler.endings import Endings
-from services.scheduler.fleet import STAGES, Fleet, Report
+from services.scheduler.fleet import STAGES, Report
 from services.scheduler.journal import Journal
 from services.scheduler.ledger import Ledger
-from services.scheduler.monitor import Monitor
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
 from services.scheduler.records import Attempt, Batch, Member, Result, State, Ticket, Verdict
-from services.scheduler.report import RunReport
-from services.scheduler.samples import Samples
 from services.scheduler.steering import Steering
 from services.scheduler.store import LedgerStore
 from services.scheduler.traces import TicketTraces, tickets_of
@@ -54,11 +51,9 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.ledger = ledger
-        self.monitor = Monitor()
-        self.fleet = Fleet()
-        self.report = RunReport(run_dir)
-        self.samples = Samples(run_dir / "samples.jsonl")
-        self.endings = Endings(run_dir)
+        self._chronicle = told = Chronicle(config, run_dir)
+        self.monitor, self.fleet = told.monitor, told.fleet
+        self.report, self.endings = told.report, told.endings
         self.stop_reason: str | None = None
         self._bus = bus
         self._journal = Journal(ledger.book, store)
@@ -70,14 +65,11 @@ class Scheduler:
         ledger.held_back = self.dock.held_back
         # The batch that this process handed out last.
         self._handed_out = 0
-        self._tickets = Bell()
-        self._batches = Bell()
-        self._columns = Bell()
+        self._bells = self._tickets, self._batches, self._columns = Bell(), Bell(), Bell()
         # Seconds that the run had worked when this process took it over.
         self.opened_s = ledger.book.run.elapsed_s
         self._began_s = time.monotonic() - self.opened_s
         self._clock_s = 0.0
-        self._draining = False
 
     @classmethod
     async def open(cls, config: RunConfig, run_dir: Path, bus: Bus, access: Access = OPEN) -> Scheduler:
@@ -103,9 +95,7 @@ class Scheduler:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.report.close()
-            self.samples.close()
-            self.endings.close(self.elapsed_s)
+            self._chronicle.close(self.elapsed_s)
             self.steering.close()
 
     # --- state of the run -------------------------------------------------------------------
@@ -140,16 +130,13 @@ class Scheduler:
         """Ends the run at the next boundary; a scheduler started later goes on."""
         if self.stop_reason is None:
             self.stop_reason = reason or "stopped"
-        self._tickets.ring()
-        self._batches.ring()
-        self._columns.ring()
+        for bell in self._bells:
+            bell.ring()
 
     def drain(self) -> None:
         """This process is about to end: whoever waits is answered now, with nothing."""
-        self._draining = True
-        self._tickets.ring()
-        self._batches.ring()
-        self._columns.ring()
+        for bell in self._bells:
+            bell.close()
 
     # --- operations -------------------------------------------------------------------------
 
@@ -189,21 +176,19 @@ class Scheduler:
         self, name: str, incarnation: int, credit: int, wait_s: float
     ) -> tuple[list[Ticket], bool]:
         """Up to `credit` tickets, waiting for the first, and whether the run is ending."""
-        until = time.monotonic() + min(wait_s, WAIT_S)
-        while True:
-            now = time.monotonic()
+
+        def look(now: float) -> list[Ticket] | None:
             self.ledger.seen(name, incarnation, now)
-            if self.over:
-                return [], True
-            tickets = self.ledger.lease(name, incarnation, credit, now)
-            if tickets:
-                self.monitor.playing(self.ledger.book.buckets[State.LEASED.value], now)
-                self.traces.moved(ticket.id for ticket in tickets)
-                await self._journal.durable()
-                return tickets, False
-            if now >= until or self._draining:
-                return [], False
-            await self._tickets.wait(until - now)
+            return [] if self.over else self.ledger.lease(name, incarnation, credit, now) or None
+
+        if not (tickets := await self._tickets.first(look, min(wait_s, WAIT_S))):
+            return [], tickets is not None
+        if self.ledger.book.pending:
+            self._tickets.ring_one()
+        self.monitor.playing(self.ledger.book.buckets[State.LEASED], time.monotonic())
+        self.traces.moved(ticket.id for ticket in tickets)
+        await self._journal.durable()
+        return tickets, False
 
     def renew(self, name: str, incarnation: int, attempts: Sequence[Attempt]) -> list[Attempt]:
         """The attempts that are no longer this worker's."""
@@ -221,11 +206,9 @@ class Scheduler:
             first = ticket is not None and ticket.state is State.LEASED
             verdict, reason = self.ledger.complete(name, incarnation, attempt, result)
             if first and verdict is not Verdict.REFUSED:
-                self.endings.count(result)
+                self._chronicle.ended(result)
             if verdict is Verdict.ACCEPTED:
-                if ticket is not None and first and ticket.transcript:
-                    self.samples.heard(program.training_steps(self.ledger), ticket, result, said)
-                self.monitor.observe(result.total_tokens, result.turn_tokens)
+                self._chronicle.accepted(self.ledger, ticket if first else None, result, said)
             verdicts.append((verdict, reason))
         self.traces.moved(attempt.ticket_id for attempt, _ in results)
         self._settle()
@@ -248,36 +231,36 @@ class Scheduler:
         Asked again for a batch that was handed out, what stages made of it is made anew first: that may be
         what the trainer could not read.
         """
-        until = time.monotonic() + min(wait_s, WAIT_S)
         planned = self.ledger.book.batch
         if planned is not None and planned.id == self._handed_out:
             self.dock.recall(planned.tickets)
             self._handed_out = 0
             self._columns.ring()
-        while True:
-            now = time.monotonic()
+
+        def look(now: float) -> tuple[Batch | None, bool] | None:
             self.ledger.seen(name, incarnation, now)
             self.ledger.trainer(name, incarnation)
             if self.over:
                 return None, True
             batch = self._next_batch()
-            if batch is not None:
-                self._handed_out = batch.id
-                self.traces.moved(batch.tickets)
-                plan = plans.cut(
-                    batch,
-                    self.ledger.book.tickets,
-                    max(1, ranks),
-                    self.config.scheduler.advantage,
-                    self.dock.locations("reference", batch.tickets),
-                )
-                await self._journal.durable()
-                return plan, False
-            if self.ledger.book.pending:
-                self._tickets.ring()
-            if now >= until or self._draining:
-                return None, self.over
-            await self._batches.wait(until - now)
+            if batch is None and self.ledger.book.pending:
+                self._tickets.ring_one()
+            return (batch, False) if batch is not None else None
+
+        batch, over = await self._batches.first(look, min(wait_s, WAIT_S)) or (None, self.over)
+        if batch is None:
+            return None, over
+        self._handed_out = batch.id
+        self.traces.moved(batch.tickets)
+        plan = plans.cut(
+            batch,
+            self.ledger.book.tickets,
+            max(1, ranks),
+            self.config.scheduler.advantage,
+            self.dock.locations("reference", batch.tickets),
+        )
+        await self._journal.durable()
+        return plan, False
 
     async def commit(
         self, name: str, incarnation: int, batch_id: int, version: int, metrics: Mapping[str, float]
@@ -297,28 +280,10 @@ class Scheduler:
         self._store_clock()
         self._settle()
         if committed is not None:
-            tokens = [one.result.total_tokens for one in committed[1] if one.result is not None]
-            seen = self.monitor.step(
-                members=self.ledger.book.members.values(),
-                device_slots=self.config.rollout.max_sequences / self.config.rollout.tp,
-                batch_tokens=tokens,
-                trainer=metrics,
-                now_s=time.monotonic(),
-            )
-            self.report.step(
-                step=step,
-                phase=phase,
-                version=version,
-                time_s=self.elapsed_s,
-                trajectories=plans.summary(*committed),
-                trainer=metrics,
-                seen=seen,
-                length_tokens=tokens,
-                transfers=self.fleet.moved(),
-                ledger={"issued": self.ledger.book.run.next_ticket - 1, **self.ledger.book.counts()},
-                stages=self.dock.progress(),
-            )
-            self.samples.trained(step, committed[1])
+            seen = self._chronicle.committed(
+                self.ledger, self.dock, *committed, step=step, phase=phase, version=version, trainer=metrics,
+                elapsed_s=self.elapsed_s, now_s=time.monotonic(),
+            )  # fmt: skip
             if phase == program.TRAIN:
                 after = program.phase(self.ledger)
                 self.steering.committed(step, seen, goes_on=after not in (program.FINAL, program.DONE))
@@ -329,28 +294,27 @@ class Scheduler:
     ) -> tuple[Lease, int, bool]:
         """What a stage is to make its role's columns of, waiting for the first; the tokens of what waits
         beside, and whether to leave. Raises LedgerError if the run has no such role."""
-        self._refuse_foreign(role)
-        until = time.monotonic() + min(wait_s, WAIT_S)
-        while True:
-            now = time.monotonic()
+        roles.require(self.dock, role)
+
+        def look(now: float) -> tuple[Lease, bool] | None:
             self.ledger.seen(name, incarnation, now)
             if self.may_leave:
-                return Lease(), 0, True
+                return Lease(), True
             lease = roles.lease(self.dock, self.ledger, role, (name, incarnation), credit_tokens)
-            waiting_tokens = self.dock.waiting_tokens(role)
-            if lease.trajectories:
-                await self._journal.durable()
-                return lease, waiting_tokens, False
-            if now >= until or self._draining:
-                return lease, waiting_tokens, False
-            await self._columns.wait(until - now)
+            return (lease, False) if lease.trajectories else None
+
+        lease, leaves = await self._columns.first(look, min(wait_s, WAIT_S)) or (Lease(), False)
+        waiting_tokens = 0 if leaves else self.dock.waiting_tokens(role)
+        if lease.trajectories:
+            await self._journal.durable()
+        return lease, waiting_tokens, leaves
 
     async def complete_columns(
         self, role: str, name: str, incarnation: int, fence: int,
         results: Mapping[tuple[int, int], Location], lost: Sequence[tuple[int, int]],
     ) -> int:  # fmt: skip
         """Takes where a role's columns lie, and what could not be read; the number of results refused."""
-        self._refuse_foreign(role)
+        roles.require(self.dock, role)
         self.ledger.seen(name, incarnation, time.monotonic())
         roles.follow(self.dock, self.ledger)
         refused, gone = self.dock.complete(role, (name, incarnation), fence, results, lost)
@@ -380,13 +344,15 @@ class Scheduler:
 
     def _settle(self) -> None:
         """The program follows what changed, and whoever waits looks again."""
-        if not self.over:
-            program.advance(self.ledger, self.elapsed_s)
+        if not self.over and program.advance(self.ledger, self.elapsed_s):
+            asyncio.get_running_loop().call_soon(self._settle)
         roles.follow(self.dock, self.ledger)
         self.traces.moved()
-        self.monitor.playing(self.ledger.book.buckets[State.LEASED.value], time.monotonic())
-        if self.ledger.book.pending or self.over:
+        self.monitor.playing(self.ledger.book.buckets[State.LEASED], time.monotonic())
+        if self.over:
             self._tickets.ring()
+        elif self.ledger.book.pending:
+            self._tickets.ring_one()
         self._batches.ring()
         self._columns.ring()
 
@@ -396,13 +362,6 @@ class Scheduler:
         if roles.must_wait(self.dock, self.ledger):
             return None
         return program.next_batch(self.ledger, self.elapsed_s)
-
-    def _refuse_foreign(self, role: str) -> None:
-        if role not in self.dock.stages:
-            raise LedgerError(
-                f"nothing in this run needs what a {role} stage makes",
-                "trainer.kl_coefficient > 0 asks for a reference stage; without it start none",
-            )
 
     def _store_clock(self) -> None:
         self._clock_s = self.elapsed_s
@@ -416,9 +375,10 @@ class Scheduler:
             if self.elapsed_s - self._clock_s > CLOCK_S:
                 self._store_clock()
             self._settle()
+            if self.ledger.book.pending:
+                self._tickets.ring()  # whoever was woken may have been unable to take them
             await self._journal.durable()
-            self.report.evaluations(self.ledger.book.evaluations.values(), self.elapsed_s)
-            self.endings.write(self.elapsed_s)
+            self._chronicle.write(self.ledger, self.elapsed_s)
             await asyncio.sleep(TICK_S)
 
     def _give_up(self) -> None:

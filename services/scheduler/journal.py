@@ -4,6 +4,9 @@
     operation ─► ...                      ─► durable() ─┼─► one store.apply ─► all are answered
                                                         │   (while it runs, the next round gathers)
 
+An idle scheduler stores at once; a busy one begins a round ROUND_S after the one before at the earliest,
+for a round costs as much as some tens of changes, whatever is in it.
+
 Promise: `durable` returns only when everything decided before it was called is stored. Once a write
 fails for good, every later `durable` fails too: memory is ahead of the store and must not speak.
 """
@@ -20,6 +23,7 @@ from services.scheduler.store import LedgerStore
 # How long a store that is away is tried before the scheduler gives up.
 OUTAGE_S = 10.0
 RETRY_S = 0.2
+ROUND_S = 0.004
 
 
 class Journal:
@@ -43,8 +47,13 @@ class Journal:
 
     async def run(self) -> None:
         """Stores until cancelled. Raises what a write failed with."""
+        began = 0.0
         while True:
             await self._wake.wait()
+            early_s = began + ROUND_S - time.monotonic()
+            if early_s > 0:
+                await asyncio.sleep(early_s)
+            began = time.monotonic()
             self._wake.clear()
             waiting, self._waiting = self._waiting, []
             try:

@@ -13,13 +13,13 @@ raises LedgerError (or UnknownWorker) and has changed nothing.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Sequence
 
 from earl.errors import LedgerError
 from services.scheduler.admission import Candidate, choose, places
 from services.scheduler.ranges import RangeSet
 from services.scheduler.records import (
-    LIVE,
     Batch,
     BatchPlanned,
     Purpose,
@@ -138,8 +138,9 @@ class Ledger(Tickets):
         found: dict[str, list[int]] = {}
         version = self.book.run.version
         due = {purpose: places(self.rules, purpose, version).start for purpose in Purpose}
-        for ticket in list(self.book.tickets.values()):
-            if ticket.state in LIVE or (ticket.state is State.TRAINED and ticket.id not in consumed):
+        for number in sorted(self.book.kept):
+            ticket = self.book.tickets[number]
+            if ticket.state is State.TRAINED and number not in consumed:
                 continue
             if ticket.state is State.TRAINED and ticket.index >= due[ticket.purpose]:
                 continue  # it went ahead of slower ones: its place is not to be issued again
@@ -164,15 +165,17 @@ class Ledger(Tickets):
         book, rules, version = self.book, self.rules, self.book.run.version
         if purpose is not Purpose.TRAIN:
             first = sorted(book.groups[purpose], key=lambda group: book.place(purpose, group))[:wanted]
-            whole = all(book.ready[group] == len(book.groups[purpose][group]) for group in first)
-            return first if whole and len(first) == wanted else None
+            return first if book.whole[purpose].issuperset(first) and len(first) == wanted else None
+        whole = book.whole[purpose]
+        if len(whole) < wanted:
+            return None
         candidates = []
         for group, members in list(book.groups[purpose].items()):
             floor = min(book.tickets[number].floor for number in members)
-            if version - floor > rules.staleness and book.ready[group] == len(members):
+            if version - floor > rules.staleness and group in whole:
                 self.drop_group(purpose, group, Reason.TOO_STALE)
                 continue
-            complete = book.ready[group] == len(members) and group not in self.held_back
+            complete = group in whole and group not in self.held_back
             candidates.append(Candidate(group, floor + rules.staleness, complete))
         chosen = choose(candidates, version, wanted, rules.staleness)
         return chosen and sorted(chosen, key=lambda group: book.place(purpose, group))
@@ -183,7 +186,7 @@ class Ledger(Tickets):
         before = []
         for number in batch.tickets:
             ticket = book.tickets[number]
-            before.append(_copy(ticket))
+            before.append(copy.copy(ticket))
             if ticket.result is not None and ticket.result.descriptor_key:
                 book.freed.append(ticket.result.descriptor_key)
             book.move(ticket, State.TRAINED)
@@ -194,7 +197,3 @@ class Ledger(Tickets):
         book.write("state", "run")
         self.free(0, batch.id, batch.version + 1)
         return before
-
-
-def _copy(ticket: Ticket) -> Ticket:
-    return Ticket(**{name: getattr(ticket, name) for name in ticket.__struct_fields__})

@@ -16,6 +16,7 @@ the schedule, and a group with the same seeds is issued for it.
 
 from __future__ import annotations
 
+import math
 from itertools import count, islice
 
 import msgspec
@@ -24,8 +25,10 @@ from services.scheduler.admission import places, target_version
 from services.scheduler.evaluation import FINAL as FINAL_NAME
 from services.scheduler.evaluation import under_way
 from services.scheduler.ledger import Ledger
-from services.scheduler.records import LIVE, Batch, Evaluation, Purpose, Reason, State
+from services.scheduler.records import Batch, Evaluation, Purpose, Reason, State
 
+# Tickets that are issued in one go: calls that came meanwhile are answered before the next ones.
+ISSUED_AT_ONCE = 256
 WARMUP, START, TRAIN, FINAL, DONE = "warmup", "evaluate:start", "train", "evaluate:final", "done"
 
 
@@ -68,8 +71,12 @@ def step(ledger: Ledger) -> tuple[int, int]:
     return min(done - rules.warmup_batches, rules.steps), rules.steps
 
 
-def advance(ledger: Ledger, elapsed_s: float) -> None:
-    """Issues what is due and drops what no phase wants any more. elapsed_s: of the whole run."""
+def advance(ledger: Ledger, elapsed_s: float) -> bool:
+    """Issues what is due and drops what no phase wants any more; whether more is due at once.
+
+    elapsed_s: of the whole run.
+    """
+    more = False
     rules, book, run = ledger.rules, ledger.book, ledger.book.run
     _keep_earlier_final(ledger)
     if phase(ledger) == TRAIN and run.version:
@@ -82,13 +89,14 @@ def advance(ledger: Ledger, elapsed_s: float) -> None:
             book.write("state", "run")
         elif not limit_reached:
             _evaluate_between(ledger)  # first, for the trainer waits for it
-            _issue_training(ledger)
+            more = _issue_training(ledger)
     now = phase(ledger)
     _drop_unwanted(ledger, now)
     if now == WARMUP:
-        _issue_warmup(ledger)
+        more = _issue_warmup(ledger)
     elif (now == START or (now == FINAL and _wants_final(ledger))) and run.version:
         _evaluate(ledger, now.removeprefix("evaluate:"), rules.evaluation_episodes)
+    return more
 
 
 def resume(ledger: Ledger, elapsed_s: float) -> None:
@@ -158,19 +166,26 @@ def _wants_final(ledger: Ledger) -> bool:
     return ledger.rules.evaluation_episodes > 0 and ledger.rules.evaluate_at_end
 
 
-def _issue_warmup(ledger: Ledger) -> None:
-    for index in _vacant(ledger, Purpose.WARMUP):
+def _issue_warmup(ledger: Ledger) -> bool:
+    """Whether more is due."""
+    vacant = _vacant(ledger, Purpose.WARMUP)
+    for index in vacant[:ISSUED_AT_ONCE]:
         ledger.issue(Purpose.WARMUP, 1, 0, ledger.rules.temperature, index=index)
+    return len(vacant) > ISSUED_AT_ONCE
 
 
-def _issue_training(ledger: Ledger) -> None:
+def _issue_training(ledger: Ledger) -> bool:
+    """Whether more is due."""
     rules, version = ledger.rules, ledger.book.run.version
     outstanding = len(ledger.book.groups[Purpose.TRAIN])
-    for ahead, index in enumerate(_vacant(ledger, Purpose.TRAIN), outstanding):
+    vacant = _vacant(ledger, Purpose.TRAIN)
+    at_once = math.ceil(ISSUED_AT_ONCE / rules.group_size)
+    for ahead, index in enumerate(vacant[:at_once], outstanding):
         target = target_version(version, ahead, rules.batch_groups)
         # Never of the versions that warm-up passed through: those are not published.
         oldest = max(target - rules.staleness, rules.warmup_batches + 1)
         ledger.issue(Purpose.TRAIN, rules.group_size, oldest, rules.temperature, index=index)
+    return len(vacant) > at_once
 
 
 def _vacant(ledger: Ledger, purpose: Purpose) -> list[int]:
@@ -184,11 +199,7 @@ def _vacant(ledger: Ledger, purpose: Purpose) -> list[int]:
     missing = len(window) - len(book.groups[purpose])
     if missing <= 0:
         return []
-    taken = {
-        ticket.index
-        for ticket in book.tickets.values()
-        if ticket.purpose is purpose and (ticket.state in LIVE or ticket.state is State.TRAINED)
-    }
+    taken = book.taken[purpose]
     return list(islice((index for index in count(window.start) if index not in taken), missing))
 
 

@@ -10,6 +10,7 @@ import math
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -64,7 +65,7 @@ class Verdict(StrEnum):
     REFUSED = "refused"
 
 
-class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Result(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What a finished attempt reports. Lengths in tokens; versions of its loss-masked tokens."""
 
     ending: Ending = Ending.OK
@@ -87,7 +88,7 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
         return min(1.0, max(0.0, self.metrics.get("win", float(earned))))
 
 
-class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One episode to run. `floor`: no loss-masked token of it is, or will be, of an older version.
 
     index: its group's place in the schedule of its purpose (see admission.places); for an evaluation the
@@ -118,12 +119,12 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def head(self) -> str:
-        return f"{self.state}:{self.fence}"
+        return self.state + ":" + str(self.fence)
 
     @property
     def bucket(self) -> str:
         """The part of the ledger's identity that counts it: a state, or "dropped:<reason>"."""
-        return f"dropped:{self.reason}" if self.state is State.DROPPED else self.state.value
+        return f"dropped:{self.reason}" if self.state is State.DROPPED else self.state
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -354,8 +355,7 @@ class WorkerLeft:
 Fact = TrajectoryReady | BatchPlanned | BatchCommitted | EvaluationDone | WorkerJoined | WorkerLeft | Ended
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One record to write. expected: the head it must have now ("" none yet, None any).
 
     data: its stored form, None to delete it.

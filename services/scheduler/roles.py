@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from earl.errors import LedgerError
 from services.scheduler.dock import Dock, Lease, Progress, Role, Stage, Trajectory
 from services.scheduler.ledger import Ledger
 from services.scheduler.records import Purpose, State, Ticket
@@ -27,12 +28,24 @@ def dock_of(stages: Iterable[Role]) -> Dock:
     return Dock(Role(TRAINER.name, TRAINER.needs | made), stages)
 
 
+def require(dock: Dock, role: str) -> None:
+    """Raises LedgerError if the run has no stage of this role."""
+    if role not in dock.stages:
+        raise LedgerError(
+            f"nothing in this run needs what a {role} stage makes",
+            "trainer.kl_coefficient > 0 asks for a reference stage; without it start none",
+        )
+
+
 def follow(dock: Dock, ledger: Ledger) -> None:
     """Brings the dock to the ledger: what changed there since the last time, and which stages are gone.
 
     There is each live trajectory of training that a batch has, or may take.
     """
     book = ledger.book
+    if not dock.stages:
+        book.take_moved()
+        return  # nobody makes columns of them
     for role, stage in dock.stages.items():
         if stage is not None:
             member = book.members.get(stage[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
 from earl.bus import Bus
@@ -43,6 +44,8 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
     bus = await Bus.connect(url, config.name, source=name, stream_events=config.bus.stream_events)
     try:
         scheduler = await Scheduler.open(config, run_dir, bus, access)
+        # Nothing of what was loaded is ever garbage: looking through it would stop the loop for tens of ms.
+        gc.freeze()
         server.add(add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), SERVICE)
         await _work(scheduler, server, metrics, name, stop)
     finally:

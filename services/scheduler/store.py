@@ -6,46 +6,61 @@ only by the newest scheduler (term), only in order (revision), and only where ea
 
     <prefix>ledger:guard                       term, revision
     <prefix>ledger:{ticket,member,evaluation,state}   hashes: field -> "<head>|<msgpack>"
-    <prefix>events                             the bus stream
+    <prefix>{events,trajectories}              the bus
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+
 from earl.bus import Bus, redis_errors
+from earl.bus.streams import is_trajectory
 from earl.errors import LedgerFenced
 from services.scheduler.codec import encode_fact
-from services.scheduler.records import KINDS, Changes
+from services.scheduler.records import KINDS, Change, Changes
 
-# KEYS: guard, stream, hashes.  ARGV: term, revision, stream length, number of changes,
-# (hash index, field, expected head or "*", value or "") ..., events ...
+# KEYS: guard, the bus's streams, hashes.  ARGV: term, revision, stream length, the changes packed, how many
+# of the events go to the first stream, events ...  A packed change: lengths of field, expected head and
+# value, index of its hash, then the three; expected head "*" for any, empty value to delete.
 APPLY = """
 local guard = redis.call('HMGET', KEYS[1], 'term', 'revision')
 local revision = tonumber(ARGV[2])
 if guard[1] ~= ARGV[1] then return {'term', guard[1] or ''} end
 if tonumber(guard[2]) == revision + 1 then return {'done', 'before'} end
 if tonumber(guard[2]) ~= revision then return {'revision', guard[2] or ''} end
-local changes = tonumber(ARGV[4])
-for i = 0, changes - 1 do
-  local at = 5 + i * 4
-  local expected = ARGV[at + 2]
+local packed, size, at, changes = ARGV[4], #ARGV[4], 1, {}
+while at <= size do
+  local fields, heads, values, hash
+  fields, heads, values, hash, at = struct.unpack('<I4I4I4I4', packed, at)
+  local key, field = KEYS[3 + hash], string.sub(packed, at, at + fields - 1)
+  local expected = string.sub(packed, at + fields, at + fields + heads - 1)
+  at = at + fields + heads
   if expected ~= '*' then
-    local value = redis.call('HGET', KEYS[2 + tonumber(ARGV[at])], ARGV[at + 1])
+    local value = redis.call('HGET', key, field)
     local head = value and string.match(value, '^([^|]*)|') or ''
-    if head ~= expected then return {'head', ARGV[at + 1] .. ' is ' .. head .. ', not ' .. expected} end
+    if head ~= expected then return {'head', field .. ' is ' .. head .. ', not ' .. expected} end
   end
+  changes[#changes + 1] = {key, field, values > 0 and string.sub(packed, at, at + values - 1)}
+  at = at + values
 end
-for i = 0, changes - 1 do
-  local at = 5 + i * 4
-  local hash = KEYS[2 + tonumber(ARGV[at])]
-  if ARGV[at + 3] == '' then redis.call('HDEL', hash, ARGV[at + 1])
-  else redis.call('HSET', hash, ARGV[at + 1], ARGV[at + 3]) end
+for _, change in ipairs(changes) do
+  if change[3] then redis.call('HSET', change[1], change[2], change[3])
+  else redis.call('HDEL', change[1], change[2]) end
 end
-for i = 5 + changes * 4, #ARGV do
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'e', ARGV[i])
+local first = tonumber(ARGV[5])
+for i = 6, #ARGV do
+  redis.call('XADD', KEYS[i - 5 <= first and 2 or 3], 'MAXLEN', '~', ARGV[3], '*', 'e', ARGV[i])
+end
+-- What befell the run is kept as long as the trajectories beside it: a batch names as many keys as it has.
+if first > 0 and redis.call('XLEN', KEYS[3]) >= tonumber(ARGV[3]) then
+  local oldest = redis.call('XRANGE', KEYS[3], '-', '+', 'COUNT', 1)
+  redis.call('XTRIM', KEYS[2], 'MINID', '~', oldest[1][1])
 end
 redis.call('HSET', KEYS[1], 'revision', revision + 1)
 return {'done', 'now'}
 """
+_LENGTHS = struct.Struct("<4I")
 
 
 class LedgerStore:
@@ -84,17 +99,14 @@ class LedgerStore:
         Raises LedgerFenced when another scheduler took over or a record is not what the ledger
         believed (nothing was written then), BusUnavailable when the answer stayed out.
         """
-        arguments: list[bytes | str | int] = [
-            self._term,
-            self._revision,
-            self._bus.stream_events,
-            len(changes.records),
-        ]
-        for change in changes.records:
-            expected = "*" if change.expected is None else change.expected
-            arguments += (KINDS.index(change.kind) + 1, change.field, expected, change.data or b"")
-        arguments += [self._bus.encode(encode_fact(fact)) for fact in changes.facts]
-        keys = [self._guard, self._bus.stream, *self._hashes.values()]
+        facts = [encode_fact(fact) for fact in changes.facts]
+        trajectories = [self._bus.encode(fact) for fact in facts if is_trajectory(fact)]
+        events = [self._bus.encode(fact) for fact in facts if not is_trajectory(fact)]
+        arguments = (
+            self._term, self._revision, self._bus.stream_events, pack(changes.records), len(events),
+            *events, *trajectories,
+        )  # fmt: skip
+        keys = (self._guard, self._bus.stream, self._bus.trajectories, *self._hashes.values())
         with redis_errors(self._bus.url):
             verdict, detail = await self._script(keys=keys, args=arguments)
         if verdict != b"done":
@@ -103,3 +115,13 @@ class LedgerStore:
                 "let one scheduler run; restart it to take the ledger over",
             )
         self._revision += 1
+
+
+def pack(records: Sequence[Change]) -> bytes:
+    """The changes as the script reads them: one argument, for each costs the client more than its bytes."""
+    parts: list[bytes] = []
+    for kind, field, expected, data in records:
+        name, value = field.encode(), data or b""
+        head = b"*" if expected is None else expected.encode()
+        parts += (_LENGTHS.pack(len(name), len(head), len(value), KINDS.index(kind) + 1), name, head, value)
+    return b"".join(parts)

@@ -84,13 +84,13 @@ class Tickets:
                 # How a switch has cut it since it joined first.
                 member.parallelism, member.epoch = known.parallelism, known.epoch
         book.members[member.name] = member
-        book.member_until[member.name] = now + self.rules.membership_s
+        book.member_until.set(member.name, now + self.rules.membership_s)
         book.write("member", member.name)
 
     def seen(self, name: str, incarnation: int, now: float, version: int | None = None) -> Member:
         """A sign of life. Raises UnknownWorker, WorkerReplaced unless this incarnation is a member."""
         member = self.member(name, incarnation)
-        self.book.member_until[name] = now + self.rules.membership_s
+        self.book.member_until.set(name, now + self.rules.membership_s)
         if version is not None:
             member.version = version
         return member
@@ -104,7 +104,7 @@ class Tickets:
         member = book.members.pop(name, None)
         if member is None:
             return
-        book.member_until.pop(name, None)
+        book.member_until.drop(name)
         book.write("member", name)
         for number in sorted(book.held.get((name, member.incarnation), ())):
             ticket = book.tickets.get(number)
@@ -121,11 +121,12 @@ class Tickets:
     def expire(self, now: float) -> None:
         """Ends memberships and leases whose time is over."""
         book = self.book
-        for name in [name for name, until in book.member_until.items() if until <= now]:
+        for name in book.member_until.take_due(now):
             self.leave(name, f"silent for {self.rules.membership_s:g} s")
-        for number in [number for number, until in book.lease_until.items() if until <= now]:
-            if number in book.lease_until:
-                self.fail(book.tickets[number])
+        for number in book.lease_until.take_due(now):
+            ticket = book.tickets[number]
+            if ticket.state is State.LEASED:  # it may have fallen with its group just now
+                self.fail(ticket)
 
     # --- tickets ----------------------------------------------------------------------------
 
@@ -136,6 +137,7 @@ class Tickets:
         take = run.takes.get(purpose, {}).get(index, 0)
         group = run.next_group
         run.next_group += 1
+        instance = env_seed(seed, purpose, index, take)
         for member in range(size):
             self.book.add(
                 Ticket(
@@ -143,7 +145,7 @@ class Tickets:
                     group=group,
                     purpose=purpose,
                     index=index,
-                    env_seed=env_seed(seed, purpose, index, take),
+                    env_seed=instance,
                     sample_seed=sample_seed(seed, purpose, index, member, take),
                     min_version=min_version,
                     floor=min_version,
@@ -175,7 +177,7 @@ class Tickets:
             ticket.worker, ticket.incarnation = name, incarnation
             book.move(ticket, State.LEASED)
             book.lease_since[ticket.id] = now
-            book.lease_until[ticket.id] = now + self.rules.lease_s
+            book.lease_until.set(ticket.id, now + self.rules.lease_s)
             leased.append(ticket)
         if leased:
             book.write("state", "run")
@@ -190,7 +192,7 @@ class Tickets:
                 lost.append(attempt)
                 continue
             end = self.book.lease_since[attempt.ticket_id] + self.rules.episode_s + self.rules.lease_s
-            self.book.lease_until[attempt.ticket_id] = min(now + self.rules.lease_s, end)
+            self.book.lease_until.set(attempt.ticket_id, min(now + self.rules.lease_s, end))
         return lost
 
     def complete(self, name: str, incarnation: int, attempt: Attempt, result: Result) -> tuple[Verdict, str]:

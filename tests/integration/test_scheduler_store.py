@@ -9,13 +9,23 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from earl.bus import Bus, EmbeddedValkey
 from earl.errors import BusUnavailable, LedgerFenced
+from earl.v1.events_pb2 import Event
 from services.scheduler.ledger import Ledger
-from services.scheduler.records import KINDS, Changes, Member, Purpose
+from services.scheduler.records import (
+    KINDS,
+    BatchCommitted,
+    Changes,
+    Member,
+    Purpose,
+    Result,
+    TrajectoryReady,
+)
 from services.scheduler.store import LedgerStore
 from tests.support.ledger import RULES, Image, World
 
@@ -47,6 +57,29 @@ async def test_what_was_applied_is_read_again_with_its_events(bus: Bus) -> None:
     async for _, event in bus.follow("0"):
         assert event.worker_joined.worker.name == "w" and event.source == "test"
         break
+
+
+async def test_facts_are_kept_as_long_as_the_trajectories_beside_them(tmp_path: Path) -> None:
+    valkey = EmbeddedValkey()
+    bus = await Bus.connect(await valkey.start(tmp_path), "r", stream_events=200)
+    store = LedgerStore(bus)
+    await store.open()
+    for number in range(30):
+        ready = tuple(TrajectoryReady(at, 1, "w", Purpose.TRAIN, Result()) for at in range(50))
+        keys = tuple(f"{number}/{at}/{'x' * 200}" for at in range(50))
+        await store.apply(Changes((), (*ready, BatchCommitted(number + 1, number + 2, keys))))
+    # Streams are trimmed by whole nodes of some 4 KiB or 100 entries.
+    assert await bus.redis.xlen(bus.trajectories) < 400
+    kept = [event.batch_committed.batch_id async for event in _facts(bus)]
+    assert kept[-1] == 30 and len(kept) < 12
+    await bus.close()
+    await valkey.stop()
+
+
+async def _facts(bus: Bus) -> AsyncIterator[Event]:
+    entries: Any = await bus.redis.xrange(bus.stream)
+    for _, fields in entries:
+        yield Event.FromString(fields[b"e"])
 
 
 async def test_a_newer_scheduler_fences_the_older(bus: Bus) -> None:

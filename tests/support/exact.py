@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from earl.bus import Bus
+from earl.bus.streams import TRAJECTORY
 from earl.config.run import RunConfig
 from earl.stack import plan
 from earl.v1.events_pb2 import Event
@@ -170,7 +171,7 @@ class Exact:
 
 async def _nth(bus: Bus, after: str, moment: Moment) -> str:
     left = moment.count
-    async for entry_id, event in bus.follow(after):
+    async for entry_id, event in bus.follow(after, trajectories=moment.fact == TRAJECTORY):
         left -= _is(moment, event)
         if not left:
             return entry_id

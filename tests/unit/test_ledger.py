@@ -90,6 +90,17 @@ def test_groups_share_the_environments_seed_and_differ_in_the_samplers() -> None
         assert len({one.env_seed for one in members}) == 1 and len({one.sample_seed for one in members}) == 2
 
 
+def test_a_large_window_is_issued_in_slices_of_whole_groups() -> None:
+    ledger = begun(batch_groups=200)
+    assert len(ledger.book.groups[Purpose.TRAIN]) == program.ISSUED_AT_ONCE // 2
+    while program.advance(ledger, 0.0):
+        pass
+    places = [ledger.book.place(Purpose.TRAIN, group) for group in ledger.book.groups[Purpose.TRAIN]]
+    assert places == list(range(400))
+    targets = [ledger.book.tickets[number].min_version for number in sorted(ledger.book.tickets)]
+    assert targets == [1] * 800  # of version 1 and 2, which may be one version old
+
+
 def test_a_version_that_was_rolled_back_is_not_sampled_from() -> None:
     ledger = begun(version=2)
     tickets = lease(ledger, credit=2)
