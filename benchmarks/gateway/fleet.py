@@ -2,80 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.gateway.environment import NAME, SERVE
-from benchmarks.machine import ROOT
+from benchmarks.process import Process
 from earl.config.run import RunConfig
-
-READY_S = 60.0
-STOP_S = 10.0
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class Process:
-    """One process of the fleet, that said it is ready."""
-
-    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
-        self.process = process
-        self.address = address
-
-    @classmethod
-    async def start(cls, module: str, run: Path, name: str, **environment: str) -> Process:
-        """Raises RuntimeError when it ends, TimeoutError when it is not ready in time."""
-        with (run.parent / f"{name}.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, "--run", str(run), "--name", name,
-                cwd=ROOT, env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE, stderr=log,
-            )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            async with asyncio.timeout(READY_S):
-                line = await process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"{name} ended with {await process.wait()}; see its log in {run.parent}")
-            return cls(process, json.loads(line)["address"])
-        except BaseException:
-            if process.returncode is None:
-                process.kill()
-            raise
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def rss_mib(self) -> float:
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise RuntimeError(f"process {self.pid} has no VmRSS")
-
-    @property
-    def cpu_s(self) -> float:
-        """Seconds of processor time so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
-
-    async def stop(self) -> None:
-        """SIGTERM and wait; kill it when it stays or is frozen."""
-        if self.process.returncode is not None:
-            return
-        self.process.send_signal(signal.SIGCONT)
-        self.process.terminate()
-        try:
-            async with asyncio.timeout(STOP_S):
-                await self.process.wait()
-        except TimeoutError:
-            self.process.kill()
-            await self.process.wait()
 
 
 class Fleet:

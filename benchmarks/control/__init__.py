@@ -1,0 +1,1 @@
+"""`earl bench control`: the scheduler under a thousand simulated workers."""

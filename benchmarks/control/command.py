@@ -1,0 +1,86 @@
+"""What the scheduler and its ledger carry, and whether every ticket is somewhere, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.control import measure
+from benchmarks.control.stand import Load
+from benchmarks.output import RESULTS, AsJson, Results, publish
+
+app = typer.Typer(add_completion=False)
+
+PARTS = ("steady", "most", "drill", "script")
+MEASURES = (
+    "A real scheduler process with its real Valkey (appendfsync always), simulated rollout workers in a few "
+    "processes and a simulated trainer, over real gRPC. Each worker leases `credit` tickets in one call, "
+    "holds them for hold_s, reports them in one call, and heartbeats and renews as a rollout worker does; "
+    "the trainer commits each batch at once, publishes a version and records a checkpoint every few batches. "
+    "A ticket counts when it is trained (issued, leased, completed, planned, committed, each stored before "
+    "it was answered) or evaluated. steady: the workers' cycles ask for `rate` tickets a second; "
+    "tickets_per_s is the median of windows of 5 s; latencies are of the caller, from request to answer, the "
+    "worst process's quantiles, over all calls after the first seconds. cpu_us_per_ticket: processor time of "
+    f"each kind of process. rss_growth_mib: from {measure.FULL:,} tickets to the end. most: workers do not "
+    "pause. drill: workers die while they hold tickets, half of them for good; reports are repeated. After "
+    "each part the ledger's counts are compared with what the trainer was given: exact, or it fails. "
+    "script_transitions_per_s: the ledger's Lua script alone, 64 changes a call, one client. Nobody follows "
+    "the bus here but the scheduler itself."
+)
+
+
+@app.command()
+def control(
+    workers: Annotated[int, typer.Option(min=1, help="Simulated rollout workers.")] = 1_000,
+    processes: Annotated[int, typer.Option(min=1, help="That the workers are in.")] = 2,
+    credit: Annotated[int, typer.Option(min=1, help="Tickets that a worker plays at once.")] = 16,
+    hold: Annotated[float, typer.Option(min=0, help="Seconds that it plays them for.")] = 0.5,
+    rate: Annotated[float, typer.Option(min=1, help="Tickets a second that are asked for.")] = 5_500.0,
+    tickets: Annotated[int, typer.Option(min=1, help="Of the part steady.")] = 1_000_000,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each window of the part most.")] = 10.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of the part most.")] = 2,
+    kill: Annotated[float, typer.Option(min=0, max=1, help="Share of workers that die in the drill.")] = 0.05,
+    repeat: Annotated[float, typer.Option(min=0, max=1, help="Share of reports sent twice there.")] = 0.05,
+    drill_seconds: Annotated[float, typer.Option(min=1, help="Of the drill.")] = 30.0,
+    parts: Annotated[str, typer.Option(help=f"Of {', '.join(PARTS)}; separated by commas.")] = ",".join(
+        PARTS
+    ),
+    profile: Annotated[bool, typer.Option(help="Where the scheduler computes (steady).")] = False,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """What the scheduler and its ledger carry, and whether every ticket is somewhere, once."""
+    wanted = parts.split(",")
+    unknown = [name for name in wanted if name not in PARTS]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(PARTS)}", param_hint="parts")
+    if workers % processes:
+        raise typer.BadParameter(f"{workers} workers in {processes} processes", param_hint="processes")
+    load = Load(workers, processes, credit, hold)
+
+    async def work(directory: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if "steady" in wanted:
+            found |= await measure.steady(directory / "steady", load, rate, tickets, profile)
+        if "most" in wanted:
+            found |= await measure.most(directory / "most", load, seconds, rounds)
+        if "drill" in wanted:
+            found |= await measure.drill(directory / "drill", load, rate, drill_seconds, kill, repeat)
+        if "script" in wanted:
+            found |= await measure.script(directory / "script", seconds)
+        return found
+
+    with tempfile.TemporaryDirectory(prefix="earl-bench-control-") as temporary:
+        found = asyncio.run(work(Path(temporary)))
+    setting = {"workers": workers, "processes": processes, "credit": credit, "hold_s": hold, "rate": rate}
+    cores = len(os.sched_getaffinity(0))
+    publish("control", {"measures": MEASURES, "cores": cores, **setting, **found}, results, as_json=as_json)
+
+
+if __name__ == "__main__":
+    app()

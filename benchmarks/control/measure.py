@@ -1,0 +1,241 @@
+"""The parts of the benchmark, each on a stand of its own.
+
+steady  every worker begins a cycle at its time, so that `rate` tickets a second are asked for: rate,
+        latency of each call, memory over many tickets
+most    every worker goes on at once: what is the most, with Valkey's appendfsync always and everysec in turn
+drill   workers die while they hold tickets, answers are lost: is every ticket somewhere, once?
+script  the ledger's Lua script alone: how many transitions could be stored
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.control.stand import Load, Stand, stand
+from earl.bus import Bus, EmbeddedValkey
+from earl.v1 import scheduler_pb2
+from services.scheduler.records import Change, Changes, Purpose, Ticket, encode
+from services.scheduler.store import LedgerStore
+
+WINDOW_S = 5.0
+# Before anything is measured, and after a change.
+SETTLE_S = 3.0
+# Tickets after which memory must not grow any more: the streams are full, every structure has had its most.
+FULL = 200_000
+SCRIPT_CHANGES = 64
+SCRIPT_TICKETS = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some seconds: tickets that were closed in them, and processor time by kind of process."""
+
+    seconds: float
+    tickets: int
+    closed: int
+    cpu_s: dict[str, float]
+    rss_mib: dict[str, float]
+
+    @property
+    def tickets_per_s(self) -> float:
+        return self.tickets / self.seconds
+
+
+class Windows:
+    """One after the other."""
+
+    def __init__(self, made: Stand) -> None:
+        self._made = made
+        self._last: tuple[float, int, dict[str, float]] | None = None
+
+    async def next(self, seconds: float = WINDOW_S) -> Window:
+        """The window that ends in so many seconds; the first begins now."""
+        if self._last is None:
+            self._last = await self._now()
+        await asyncio.sleep(seconds)
+        before, now = self._last, await self._now()
+        self._last = now
+        used = {name: round(now[2][name] - before[2][name], 2) for name in now[2]}
+        return Window(now[0] - before[0], now[1] - before[1], now[1], used, self._made.rss_mib)
+
+    async def _now(self) -> tuple[float, int, dict[str, float]]:
+        ledger = (await self._made.status()).ledger
+        return time.monotonic(), ledger.trained + ledger.evaluated, self._made.cpu_s
+
+
+async def steady(directory: Path, load: Load, rate: float, tickets: int, profile: bool) -> dict[str, Any]:
+    """Until so many tickets are closed."""
+    path = directory / "profile.json" if profile else None
+    async with stand(directory, load, path) as made:
+        began = time.monotonic()
+        await made.play(period_s=load.workers * load.credit / rate, hold_s=load.hold_s, kill=0.0, repeat=0.0)
+        await asyncio.sleep(SETTLE_S)
+        await _latencies(made)
+        windows, each = Windows(made), []
+        while not each or each[-1].closed < tickets:
+            each.append(await windows.next())
+            if each[-1].tickets == 0:
+                raise RuntimeError(f"no ticket was closed within {WINDOW_S:g} s: {await made.status()}")
+        rpcs = await _latencies(made)
+        ended = await finish(made)
+        seconds = time.monotonic() - began
+    found = {
+        "tickets_per_s": round(statistics.median(one.tickets_per_s for one in each), 1),
+        "tickets_per_s_least": round(min(one.tickets_per_s for one in each), 1),
+        "lease_p50_ms": rpcs["LeaseTickets"]["p50_ms"],
+        "lease_p99_ms": rpcs["LeaseTickets"]["p99_ms"],
+        "rpcs": rpcs,
+        "cpu_us_per_ticket": _cpu_us(each),
+        "rss_mib": each[-1].rss_mib,
+        "rss_growth_mib": growth(each),
+        "rss_over_tickets": [[one.closed, one.rss_mib] for one in each[:: max(1, len(each) // 16)]],
+        "seconds": round(seconds, 1),
+        **ended,
+    }
+    if path is not None:
+        found["profile"] = json.loads(path.read_text())
+    return found
+
+
+async def most(directory: Path, load: Load, seconds: float, rounds: int) -> dict[str, Any]:
+    """The rate without pauses, of Valkey's two ways to store in turn."""
+    rates: dict[str, list[float]] = {"always": [], "everysec": []}
+    async with stand(directory, load) as made:
+        await made.play(period_s=0.0, hold_s=0.0, kill=0.0, repeat=0.0)
+        for number in range(rounds):
+            order = ("always", "everysec") if number % 2 == 0 else ("everysec", "always")
+            for fsync in order:
+                await made.durability(fsync)
+                await asyncio.sleep(SETTLE_S)
+                rates[fsync].append((await Windows(made).next(seconds)).tickets_per_s)
+        await made.durability("always")
+        ended = await finish(made)
+    return {
+        "most_tickets_per_s": round(statistics.median(rates["always"]), 1),
+        "most_tickets_per_s_everysec": round(statistics.median(rates["everysec"]), 1),
+        "most_rounds": {name: [round(one, 1) for one in found] for name, found in rates.items()},
+        "most_ledger": ended["ledger"],
+    }
+
+
+async def drill(
+    directory: Path, load: Load, rate: float, seconds: float, kill: float, repeat: float
+) -> dict[str, Any]:
+    """kill: share of the workers that die in that time; repeat: of reports that are sent twice."""
+    period_s = load.workers * load.credit / rate
+    async with stand(directory, load) as made:
+        await made.play(period_s=period_s, hold_s=load.hold_s, kill=kill * period_s / seconds, repeat=repeat)
+        await asyncio.sleep(seconds)
+        return {"drill": {"kill": kill, "repeat": repeat, "seconds": seconds, **await finish(made)}}
+
+
+async def finish(made: Stand) -> dict[str, Any]:
+    """Ends the load and compares what everybody knows.
+
+    Raises RuntimeError if a ticket is lost or came twice.
+    """
+    players = [await role.ask(do="stop") for role in made.players]
+    trained = await made.trainer.ask(do="stop")
+    ledger = (await made.status()).ledger
+    counts: dict[str, int] = {}
+    for one in players:
+        for name, count in one["counts"].items():
+            counts[name] = counts.get(name, 0) + count
+    wrong = _wrong(ledger, trained)
+    if wrong:
+        raise RuntimeError(f"the ledger is not exact: {'; '.join(wrong)}")
+    shown = {
+        name: getattr(ledger, name)
+        for name in ("issued", "trained", "evaluated", "pending", "leased", "ready", "planned")
+    }
+    return {
+        "ledger": {**shown, "dropped": dict(ledger.dropped)},
+        "exact": True,
+        "batches": trained["batches"],
+        "players": counts,
+    }
+
+
+def _wrong(ledger: scheduler_pb2.LedgerCounts, trained: dict[str, int]) -> list[str]:
+    live = ledger.pending + ledger.leased + ledger.ready + ledger.planned
+    closed = ledger.trained + ledger.evaluated + sum(ledger.dropped.values())
+    wrong = []
+    if ledger.issued != closed + live:
+        wrong.append(f"{ledger.issued} were issued, {closed} are closed and {live} live")
+    if ledger.trained != trained["trained"]:
+        wrong.append(f"{ledger.trained} count as trained, the trainer has {trained['trained']}")
+    if trained["twice"]:
+        wrong.append(f"{trained['twice']} were given to the trainer twice")
+    return wrong
+
+
+async def script(directory: Path, seconds: float) -> dict[str, Any]:
+    """The script on changes that were packed before, SCRIPT_CHANGES a call, one call after the other."""
+    valkey = EmbeddedValkey()
+    bus = await Bus.connect(await valkey.start(directory), "bench-script", source="benchmark")
+    try:
+        store = LedgerStore(bus)
+        await store.open()
+        tickets = [
+            Ticket(id=at, group=at // 16, purpose=Purpose.TRAIN, env_seed=at, sample_seed=at, min_version=1,
+                   temperature=1.0)
+            for at in range(SCRIPT_TICKETS)
+        ]  # fmt: skip
+        calls = 0
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            first = calls * SCRIPT_CHANGES % SCRIPT_TICKETS
+            records = []
+            for ticket in tickets[first : first + SCRIPT_CHANGES]:
+                before = ticket.head if ticket.fence else ""
+                ticket.fence += 1
+                records.append(Change("ticket", str(ticket.id), before, encode(ticket)))
+            await store.apply(Changes(tuple(records)))
+            calls += 1
+        return {"script_transitions_per_s": round(calls * SCRIPT_CHANGES / (time.monotonic() - began), 1)}
+    finally:
+        await bus.close()
+        await valkey.stop()
+
+
+async def _latencies(made: Stand) -> dict[str, Any]:
+    """Of each call since they were asked for last, the worst of all processes' quantiles."""
+    said = [
+        await role.ask(do=do)
+        for role, do in [*((one, "latencies") for one in made.players), (made.trainer, "say")]
+    ]
+    found: dict[str, dict[str, float]] = {}
+    for one in said:
+        for name, figures in one["rpcs"].items():
+            before = found.setdefault(name, dict.fromkeys(figures, 0))
+            for figure, value in figures.items():
+                worse = before[figure] + value if figure == "calls" else max(before[figure], value)
+                before[figure] = round(worse, 3)
+    return found
+
+
+def _cpu_us(each: list[Window]) -> dict[str, float]:
+    tickets = sum(one.tickets for one in each)
+    return {name: round(sum(one.cpu_s[name] for one in each) / tickets * 1e6, 1) for name in each[0].cpu_s}
+
+
+def growth(each: list[Window]) -> dict[str, float] | None:
+    """Between the medians of the first and the last windows after FULL tickets; None if those are too few."""
+    full = [one for one in each if one.closed >= FULL]
+    if len(full) < 2:
+        return None
+    some = max(1, len(full) // 5)
+    return {
+        name: round(
+            statistics.median(one.rss_mib[name] for one in full[-some:])
+            - statistics.median(one.rss_mib[name] for one in full[:some]),
+            1,
+        )
+        for name in full[0].rss_mib
+    }

@@ -1,0 +1,137 @@
+"""What is measured: a Valkey, a scheduler, players and a trainer, each a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.process import Process, cpu_s, rss_mib
+from benchmarks.role import Role
+from earl.bus import Bus, EmbeddedValkey
+from earl.config.run import RunConfig
+from earl.rpc.client import Client
+from earl.v1 import scheduler_pb2
+from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
+NAME = "bench-control"
+RANKS = 8
+STEPS = 1_000_000
+RPC_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """workers: simulated; processes: that they are in; credit: tickets that each plays at once, for hold_s.
+
+    A batch has batch_groups groups of group_size; as many as staleness + 1 of them are under way.
+    """
+
+    workers: int
+    processes: int
+    credit: int
+    hold_s: float = 0.5
+    group_size: int = 16
+    batch_groups: int = 64
+    staleness: int = 8
+    evaluation: int = 2048
+    checkpoint_every: int = 4
+
+    def config(self) -> RunConfig:
+        return RunConfig.model_validate(
+            {
+                "name": NAME,
+                "environment": {"name": "bench/none", "task": {"level": 1}},
+                "scheduler": {
+                    "group_size": self.group_size, "batch_groups": self.batch_groups,
+                    "staleness": self.staleness, "steps": STEPS,
+                },
+                "evaluation": {"episodes": self.evaluation, "at_end": False},
+                "trainer": {"checkpoint_every": self.checkpoint_every},
+                "warmup": {"batches": 0},
+            }
+        )  # fmt: skip
+
+
+class Stand:
+    """Everything, started."""
+
+    def __init__(self, valkey: EmbeddedValkey, scheduler: Process, client: Client, bus: Bus) -> None:
+        self.bus = bus
+        self.players: list[Role] = []
+        self.trainer: Role
+        self._valkey = valkey
+        self._scheduler = scheduler
+        self._client = client
+
+    async def status(self) -> scheduler_pb2.GetStatusResponse:
+        return await self._client.call("GetStatus", scheduler_pb2.GetStatusRequest(), deadline_s=RPC_S)
+
+    async def durability(self, fsync: str) -> None:
+        """Valkey's appendfsync from now on."""
+        await self.bus.redis.config_set("appendfsync", fsync)
+
+    async def play(self, **how: Any) -> None:
+        """See Players.play."""
+        await asyncio.gather(*(role.ask(do="play", **how) for role in self.players))
+
+    @property
+    def rss_mib(self) -> dict[str, float]:
+        return {name: round(rss_mib(pid), 1) for name, pid in self._measured.items()}
+
+    @property
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time so far, by kind of process."""
+        used = {name: cpu_s(pid) for name, pid in self._measured.items()}
+        used["players"] = sum(cpu_s(role.process.pid) for role in self.players)
+        return {**used, "trainer": cpu_s(self.trainer.process.pid)}
+
+    @property
+    def _measured(self) -> dict[str, int]:
+        return {"scheduler": self._scheduler.pid, "valkey": self._valkey.pid}
+
+
+@asynccontextmanager
+async def stand(directory: Path, load: Load, profile: Path | None = None) -> AsyncIterator[Stand]:
+    """profile: where the scheduler writes what it computed, once it has ended."""
+    config = load.config()
+    run = _run_file(directory, config)
+    async with AsyncExitStack() as stack:
+        valkey = EmbeddedValkey()
+        url = await valkey.start(directory / "valkey")
+        stack.push_async_callback(valkey.stop)
+        bus = await Bus.connect(url, NAME, source="benchmark")
+        stack.push_async_callback(bus.close)
+        module = f"benchmarks.control.profiled {profile}" if profile else "services.scheduler"
+        scheduler = await Process.start(module, run, "scheduler", EARL_REDIS_URL=url)
+        stack.push_async_callback(scheduler.stop)
+        client = Client(scheduler.address, SchedulerServiceStub)
+        stack.push_async_callback(client.close)
+        made = Stand(valkey, scheduler, client, bus)
+        heartbeat_s, lease_s = config.scheduler.heartbeat_s, config.scheduler.lease_s
+        each = load.workers // load.processes
+        for at in range(load.processes):
+            role, _ = await Role.start(
+                "benchmarks.control.players", role="players", address=scheduler.address, first=at * each,
+                count=each, credit=load.credit, heartbeat_s=heartbeat_s, renew_s=lease_s / 3,
+            )  # fmt: skip
+            stack.push_async_callback(role.stop)
+            made.players.append(role)
+        made.trainer, _ = await Role.start(
+            "benchmarks.control.trainer", role="trainer", address=scheduler.address, redis_url=url, run=NAME,
+            ranks=RANKS, heartbeat_s=heartbeat_s,
+        )  # fmt: skip
+        stack.push_async_callback(made.trainer.stop)
+        for role in made.players:
+            await role.ask(do="start")
+        yield made
+
+
+def _run_file(directory: Path, config: RunConfig) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "run.json"
+    path.write_text(config.model_dump_json())
+    return path
