@@ -45,7 +45,7 @@ def open_redis(url: str) -> redis.asyncio.Redis:
     except ValueError as error:
         raise BusUnavailable(
             f"bus.redis_url {shown_url(url)!r} is no Redis URL: {error}",
-            "write redis://[:password@]host:port, or unix://[:password@]/path/to/socket",
+            "write redis://[:password@]host:port, rediss:// for TLS, or unix://[:password@]/path/to/socket",
         ) from error
     options |= {
         "connection_class": _CLASSES[options.get("connection_class", Connection)],

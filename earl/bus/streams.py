@@ -11,6 +11,7 @@ No call waits longer than `connection.ANSWER_S` (and its retries) for a server t
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -25,7 +26,10 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from earl.bus.connection import CONNECT_S, open_redis, redis_errors
+from earl.bus.exposure import exposed
 from earl.v1.events_pb2 import Event
+
+log = logging.getLogger(__name__)
 
 FIELD = b"e"
 # The fact that has a stream of its own.
@@ -71,8 +75,11 @@ class Bus:
         """A bus on the server at `url`, proven by a ping.
 
         source: name of this process, written into its events. stream_events: about how many events
-        the stream keeps. Raises BusUnavailable, naming the URL without its password.
+        the stream keeps. Raises BusUnavailable, naming the URL without its password, and ConfigError for a
+        server on another machine that is reached without one.
         """
+        if words := exposed(url):
+            log.warning(words)
         client = open_redis(url)
         try:
             with redis_errors(url):
