@@ -1,7 +1,7 @@
 """The one catalogue of errors, named by the boundary that was crossed.
 
 Every error says what was wrong, with which value, and what to do about it. `status` is the gRPC
-status code that `earl.rpc` sends it as, `exit_code` what a command ends with (docs/operating.md).
+status code that `earl.rpc` sends it as, `exit_code` what a command ends with (docs/cli.md).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Refuses what must never stand in EARL's source, by reading syntax trees: `python tools/check_source.py`.
 
-Two rules. Nothing that runs code from data (pickle and its kin, torch.load, yaml.load, remote model
+Three rules. Nothing that runs code from data (pickle and its kin, torch.load, yaml.load, remote model
 code): whoever can write to a checkpoint, a socket or a bus would own the process. And generated
 stubs only at the edges (STUB_IMPORTERS: rpc, bus, codecs, servicers and their like), so that
-contracts can grow without touching what decides. Prints `path:line: what; remedy` for each finding;
+contracts can grow without touching what decides. And every error of the catalogue says what to do, where it
+may reach a person. Prints `path:line: what; remedy` for each finding;
 exit code 1 if there is any.
 """
 
@@ -51,7 +52,29 @@ STUB_IMPORTERS = re.compile(
     r"(codec|service|servicer|host|session|store|registry)[a-z_]*\.py$)"
 )
 
+ERRORS = ROOT / "earl" / "errors.py"
+RAISERS = re.compile(r"^(earl|services)/")
+# How an episode or a generation ended is data, which is counted or tried again: these need no remedy.
+DATA = ("EnvironmentFailure", "EngineError")
+
 Finding = tuple[int, str, str]
+
+
+def demanding(catalogue: str) -> frozenset[str]:
+    """Names of the errors in a module like earl/errors.py that must have a remedy: all but DATA and what is
+    derived from the first of it."""
+    bases = {
+        node.name: dotted(node.bases[0])
+        for node in ast.walk(ast.parse(catalogue))
+        if isinstance(node, ast.ClassDef) and node.bases
+    }
+    named = {name for name in bases if name not in DATA}
+    return frozenset(name for name in named if DATA[0] not in line_of(name, bases))
+
+
+def line_of(name: str, bases: dict[str, str]) -> list[str]:
+    """A class and those that it is derived from."""
+    return [name, *line_of(bases[name], bases)] if name in bases else [name]
 
 
 def dotted(node: ast.expr) -> str:
@@ -85,6 +108,15 @@ def call_findings(node: ast.Call) -> Iterator[Finding]:
             yield node.lineno, f"{keyword.arg}=", KEYWORDS[keyword.arg]
 
 
+def error_findings(node: ast.Call, errors: frozenset[str]) -> Iterator[Finding]:
+    name = dotted(node.func).rpartition(".")[2]
+    if name not in errors or any(isinstance(argument, ast.Starred) for argument in node.args):
+        return
+    remedies = [*node.args[1:2], *(keyword.value for keyword in node.keywords if keyword.arg == "remedy")]
+    if not remedies or any(isinstance(one, ast.Constant) and not one.value for one in remedies):
+        yield node.lineno, f"{name} without a remedy", "say what to do about it"
+
+
 def import_findings(node: ast.AST, path: str) -> Iterator[Finding]:
     line = getattr(node, "lineno", 0)
     names = imported(node)
@@ -99,12 +131,17 @@ def import_findings(node: ast.AST, path: str) -> Iterator[Finding]:
         yield line, "generated stubs away from the edges", "convert in a codec*.py or service*.py beside it"
 
 
-def findings(source: str, path: str) -> list[Finding]:
-    """(line, what, remedy) of every violation in one file; `path` is relative to the root, with slashes."""
+def findings(source: str, path: str, errors: frozenset[str] = frozenset()) -> list[Finding]:
+    """(line, what, remedy) of every violation in one file; `path` is relative to the root, with slashes.
+
+    errors: names of those that must have a remedy.
+    """
     found: list[Finding] = []
     for node in ast.walk(ast.parse(source, path)):
         if isinstance(node, ast.Call):
             found += call_findings(node)
+            if RAISERS.match(path):
+                found += error_findings(node, errors)
             name = dotted(node.func)
             literal = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
             if name in ("importlib.import_module", "__import__") and str(literal).split(".")[0] in MODULES:
@@ -116,12 +153,13 @@ def findings(source: str, path: str) -> list[Finding]:
 
 def main() -> int:
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    errors = demanding(ERRORS.read_text())
     count = 0
     for path in files:
         name = path.relative_to(ROOT).as_posix()
         if GENERATED.match(name):
             continue
-        for line, what, remedy in findings(path.read_text(), name):
+        for line, what, remedy in findings(path.read_text(), name, errors):
             print(f"{name}:{line}: {what}; {remedy}")
             count += 1
     print(f"source: {len(files)} files, {count} findings")

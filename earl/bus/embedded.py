@@ -133,7 +133,9 @@ class EmbeddedValkey:
     async def _launch(self, binary: Path, directory: Path, start_s: float) -> None:
         self._socket = directory / "valkey.sock"
         if len(os.fsencode(self._socket)) > SOCKET_PATH_BYTES:
-            self._socket_dir = Path(tempfile.mkdtemp(prefix="earl-", dir="/tmp"))
+            # In a run's own directory for sockets, where there is one: it goes with the run.
+            within = os.environ.get("EARL_SOCKETS") or "/tmp"
+            self._socket_dir = Path(tempfile.mkdtemp(prefix="earl-", dir=within))
             self._socket = self._socket_dir / "valkey.sock"
         self._socket.unlink(missing_ok=True)
         password = secrets.token_urlsafe(24)

@@ -6,7 +6,9 @@ import typer
 
 from earl.cli.lazy import Benchmarks
 
-app = typer.Typer(cls=Benchmarks, no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    cls=Benchmarks, no_args_is_help=True, add_completion=False, epilog="Example: earl bench up --json"
+)
 
 
 @app.callback()

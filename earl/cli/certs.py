@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="Certificates for services off loopback: a certificate authority of your own.",
-    epilog="docs/security.md says where they go.",
+    epilog="Example: earl certs new certs --host earl.example.org. docs/security.md says where they go.",
 )
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Where the files are.")]
 
@@ -24,7 +25,7 @@ def certs() -> None:
     """Certificates for services off loopback: a certificate authority of your own."""
 
 
-@app.command()
+@app.command(epilog="Example: earl certs new certs --host earl.example.org --days 30")
 def new(
     directory: Directory,
     host: Annotated[
@@ -53,17 +54,25 @@ def new(
     print(f"{made.path('ca.key')} is needed by nothing that runs: keep it where it was made, and to yourself")
 
 
-@app.command()
-def show(directory: Directory) -> None:
+@app.command(epilog="Example: earl certs show certs --json")
+def show(
+    directory: Directory,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """Show when the certificates of a directory expire; exit code 1 if one has."""
     from earl.rpc.certificates import ends
 
     expired = False
+    found: dict[str, str] = {}
     for name in ("server.pem", "ca.pem"):
         moment = ends(directory / name)
         left = moment - datetime.datetime.now(datetime.UTC)
         expired = expired or left <= datetime.timedelta()
         how = f"in {left.days} days" if left > datetime.timedelta() else "already"
-        print(f"{directory / name} expires at {moment:%Y-%m-%d %H:%M %Z}, {how}")
+        found[name] = moment.isoformat()
+        if not as_json:
+            print(f"{directory / name} expires at {moment:%Y-%m-%d %H:%M %Z}, {how}")
+    if as_json:
+        print(json.dumps({"directory": str(directory), "expires": found, "expired": expired}))
     if expired:
         raise ConfigError(f"a certificate in {directory} has expired", "make others: earl certs new --force")

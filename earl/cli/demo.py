@@ -39,7 +39,7 @@ def demo_config(seed: int, overrides: Sequence[Override] = ()) -> RunConfig:
     return config.model_copy(update={"name": free_name(config, f"demo-seed{seed}")})
 
 
-@app.command(cls=OverridableCommand)
+@app.command(cls=OverridableCommand, epilog="Example: earl demo --seed 1")
 def demo(
     ctx: typer.Context,
     seed: Annotated[int, typer.Option(help="Seed of the weights, the games and the sampling.")] = 0,

@@ -28,7 +28,7 @@ PROBES = ("memory", "ucx", "nixl", "rdma", "device")
 PROBE_S = 60.0
 
 
-@app.command()
+@app.command(epilog="Example: earl doctor examples/tictactoe.toml")
 def doctor(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file whose data plane is meant.")

@@ -10,15 +10,16 @@ from typing import Annotated
 import typer
 
 from earl.cli.decisions import FILE, Candidate, Line, changes, read_decisions
+from earl.cli.running import NamedRun
 from earl.cli.switches import Record, read_switches, switch_text
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(epilog="Example: earl explain runs/growing-context --stage rollout --step 12")
 def explain(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo.")],
+    run_dir: NamedRun,
     step: Annotated[int | None, typer.Option(help="Training step decided for; else the last.")] = None,
     stage: Annotated[str, typer.Option(help="rollout, reference or trainer; else all.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -18,17 +19,29 @@ from typer.main import get_command
 
 from earl.errors import ConfigError
 
+MORE = "More"
+
 
 class EntryPointGroup(TyperGroup):
-    """Subclasses name the entry-point group; each entry point names a typer.Typer."""
+    """Subclasses name the entry-point group; each entry point names a typer.Typer.
+
+    panels: headings of the help and the commands below each, in this order; others are below MORE.
+    """
 
     entry_point_group = ""
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         # Stand-ins that have the name and the help; `resolve_command` brings the real ones.
-        points = sorted(found(self.entry_point_group).items())
-        self.commands = {name: TyperCommand(name, help=first_line(point)) for name, point in points}
+        points = found(self.entry_point_group)
+        headed = [(name, panel) for panel, names in self.panels.items() for name in names if name in points]
+        rest = sorted(points.keys() - {name for name, _ in headed})
+        more = MORE if headed else None
+        self.commands = {
+            name: TyperCommand(name, help=first_line(points[name]), rich_help_panel=panel)
+            for name, panel in [*headed, *((name, more) for name in rest)]
+        }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
@@ -40,6 +53,13 @@ class EntryPointGroup(TyperGroup):
 
 class Commands(EntryPointGroup):
     entry_point_group = "earl.commands"
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Run": ("demo", "train", "up", "down", "parallelism", "export"),
+        "Look": ("status", "top", "dashboard", "logs", "report", "compare", "explain", "trace"),
+        "Environments": ("env",),
+        "Measure": ("profile", "replay", "bench"),
+        "Set up": ("doctor", "tokens", "certs", "version"),
+    }
 
 
 class Benchmarks(EntryPointGroup):

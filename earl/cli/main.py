@@ -12,10 +12,9 @@ from earl.errors import EarlError
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Reinforcement learning for LLM agents whose context keeps growing.",
-    epilog="Errors are one line on standard error; docs/operating.md lists the exit codes.",
+    epilog="Errors are one line on standard error; docs/cli.md lists the exit codes.",
 )
 
 
@@ -26,7 +25,7 @@ def root() -> None:
 
 def main() -> None:
     try:
-        app()
+        app(prog_name="earl")
     except EarlError as error:
         sys.exit(report_error(error))
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from earl.cli import completion
 from earl.cli.running import CALL_S, with_run
 from earl.cli.switches import switch_text
 from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
@@ -24,12 +25,14 @@ POLL_S = 0.25
 
 app = typer.Typer(add_completion=False, no_args_is_help=False)
 WHICH = "A run's directory; else the one in runs/ that goes on."
-Run = Annotated[Path | None, typer.Option("--run", metavar="RUN_DIR", help=WHICH)]
+Run = Annotated[
+    Path | None, typer.Option("--run", metavar="RUN_DIR", help=WHICH, autocompletion=completion.runs)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Stage = Annotated[str, typer.Argument(metavar="STAGE", help="rollout, reference or trainer.")]
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, epilog="Example: earl parallelism --run runs/tictactoe --json")
 def parallelism(ctx: typer.Context, run: Run = None, as_json: AsJson = False) -> None:
     """Show and change how the stages of a running run are cut.
 
@@ -41,7 +44,7 @@ def parallelism(ctx: typer.Context, run: Run = None, as_json: AsJson = False) ->
         print(json.dumps(as_object(status)) if as_json else "\n".join(shown(status)))
 
 
-@app.command("set")
+@app.command("set", epilog="Example: earl parallelism set rollout tp=2 --pin")
 def set_(
     ctx: typer.Context,
     stage: Stage,
@@ -79,13 +82,13 @@ def set_(
         )
 
 
-@app.command()
+@app.command(epilog="Example: earl parallelism pin trainer")
 def pin(ctx: typer.Context, stage: Stage, run: Run = None, as_json: AsJson = False) -> None:
     """Keep a stage as it is cut: the selector leaves it alone, also after a restart."""
     pinned(run or ctx.obj, stage, True, as_json)
 
 
-@app.command()
+@app.command(epilog="Example: earl parallelism unpin trainer")
 def unpin(ctx: typer.Context, stage: Stage, run: Run = None, as_json: AsJson = False) -> None:
     """Let the selector decide for a stage again."""
     pinned(run or ctx.obj, stage, False, as_json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -12,14 +14,18 @@ from earl.cli.live_view import LEARNING, clock, progress_of, role_figures
 from earl.cli.switches import switch_text
 from earl.stack.status import ProcessState, RunStatus
 
+log = logging.getLogger(__name__)
+
 PLAIN_EVERY_S = 2.0
+LOGGED_EVERY_S = 30.0
 
 
 class PlainView:
     """A line when something began or ended, and every few seconds in between."""
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str], every_s: float = PLAIN_EVERY_S) -> None:
         self._file = file
+        self._every_s = every_s
         self._started = time.monotonic()
         self._said: dict[str, str] = {}
         self._phase = ""
@@ -48,7 +54,7 @@ class PlainView:
                     self._said[said] = str(one.epoch)
                     self._say(f"{stage.name} {switch_text(one, runs=runs)}")
         now = time.monotonic()
-        if status.phase and (status.phase != self._phase or now - self._last_line_at >= PLAIN_EVERY_S):
+        if status.phase and (status.phase != self._phase or now - self._last_line_at >= self._every_s):
             self._phase = status.phase
             self._last_line_at = now
             self._say(status_line(status))
@@ -56,6 +62,16 @@ class PlainView:
     def _say(self, text: str) -> None:
         self._file.write(f"[{clock(time.monotonic() - self._started)}] {text}\n")
         self._file.flush()
+
+
+class LoggedView(PlainView):
+    """The same as records of the process's log, for a launcher that nobody looks at."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr, LOGGED_EVERY_S)
+
+    def _say(self, text: str) -> None:
+        log.info("%s", text)
 
 
 def status_line(status: RunStatus) -> str:

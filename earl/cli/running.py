@@ -1,21 +1,26 @@
-"""The scheduler of a run that goes on: of a directory that was named, or of the only one in runs/."""
+"""Which run a command is about: the directory that was named, or the one in runs/ that goes on."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+import typer
+from pydantic import ValidationError
+
+from earl.cli import completion
+from earl.cli.completion import RUNS, newest
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError, ServiceUnavailable
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack.codec import SchedulerClient
+from earl.stack.endpoints import endpoints_of
+from earl.stack.record import is_held
 
-RUNS = Path("runs")
-# Directories there that are asked whether their runs go on, the newest first; and for how long.
-LOOKED_AT = 64
+# For how long the newest runs are asked whether they go on.
 LOOK_S = 1.0
 CALL_S = 10.0
 
@@ -37,12 +42,6 @@ def with_run(run: Path | None, work: Callable[[SchedulerClient], Awaitable[T]]) 
             await client.close()
 
     return asyncio.run(asked())
-
-
-def newest() -> list[Path]:
-    """Directories of runs below RUNS, those first that were launched last."""
-    found = sorted(RUNS.glob("*/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [path.parent for path in found[:LOOKED_AT]]
 
 
 async def only(directories: Sequence[Path]) -> SchedulerClient:
@@ -87,12 +86,62 @@ async def named(directory: Path, deadline_s: float = CALL_S) -> SchedulerClient:
     return client
 
 
+def chosen(run: Path | None, *, ended: bool = False) -> Path:
+    """The directory of a run on this machine: the named one, or the only one in runs/ with a launcher.
+
+    ended: where none goes on, the newest. Raises ConfigError.
+    """
+    if run is not None:
+        config_of(run)
+        return run
+    found = newest()
+    alive = [directory for directory in found if is_held(directory)]
+    if len(alive) == 1:
+        return alive[0]
+    if alive:
+        names = ", ".join(map(str, alive))
+        raise ConfigError(f"several runs go on: {names}", "name one of them")
+    if ended and found:
+        return found[0]
+    raise ConfigError(
+        f"no run in ./{RUNS} goes on", "name a run's directory, or start one with: earl up RUN.toml"
+    )
+
+
+def metrics_of(directory: Path) -> dict[str, str]:
+    """Where processes of a run that goes on serve their metrics, by name."""
+    return {f"{name} metrics": f"http://{where}/metrics" for name, where in endpoints_of(directory).items()}
+
+
+def addresses_of(directory: Path) -> dict[str, str]:
+    """Where the services of a run's last launch listen, and where it serves metrics, by name."""
+    config = config_of(directory)
+    return {"scheduler": config.scheduler.bind, "gateway": config.gateway.bind, **metrics_of(directory)}
+
+
+WHICH = "The run's directory; else the one in runs/ that goes on."
+RunDir = Annotated[
+    Path | None, typer.Argument(metavar="[RUN_DIR]", help=WHICH, autocompletion=completion.runs)
+]
+NamedRun = Annotated[
+    Path,
+    typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo.", autocompletion=completion.runs),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
 def config_of(directory: Path) -> RunConfig:
     """Raises ConfigError."""
     try:
         return RunConfig.model_validate_json((directory / "run.json").read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError:
         raise ConfigError(
-            f"{directory} is no run directory of this version: {str(error).splitlines()[0]}",
-            "give one like runs/demo-seed0",
+            f"{directory} is no run directory: it has no run.json", "give one like runs/demo-seed0"
+        ) from None
+    except ValidationError as error:
+        what = error.errors()[0]
+        raise ConfigError(
+            f"{directory} is no run directory of this version: "
+            f"{'.'.join(map(str, what['loc']))}: {what['msg']}",
+            "use the version that made the run",
         ) from None

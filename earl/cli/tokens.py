@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 from pathlib import Path
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="Tokens by which services know their callers: make, rotate and list them.",
-    epilog="docs/security.md says who may do what.",
+    epilog="Example: earl tokens new --expires 30d. docs/security.md says who may do what.",
 )
 FILE = "The token file; else EARL_TOKENS, else ~/.config/earl/tokens.toml."
 File = Annotated[
@@ -37,7 +38,7 @@ Expires = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog="Example: earl tokens new --role environment --expires 30d")
 def new(role: Which = "", expires: Expires = "", file: File = None) -> None:
     """Add a token of each role, or of one, to the token file, which is made if need be.
 
@@ -52,7 +53,7 @@ def new(role: Which = "", expires: Expires = "", file: File = None) -> None:
     print(f"in {path}; services take them from: export EARL_TOKENS={path}")
 
 
-@app.command()
+@app.command(epilog="Example: earl tokens rotate --keep 12h")
 def rotate(
     role: Which = "",
     expires: Expires = "",
@@ -76,14 +77,21 @@ def rotate(
     print(f"in {path}; the former ones are good for {keep} more")
 
 
-@app.command("list")
-def list_(file: File = None) -> None:
+@app.command("list", epilog="Example: earl tokens list --json")
+def list_(
+    file: File = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """Show what the token file has: role, identifier as in logs, expiry; never a token."""
-    for entry in token_file.read(place(file)):
+    entries = token_file.read(place(file))
+    if as_json:
+        print(json.dumps({"file": str(place(file)), "tokens": [as_object(entry) for entry in entries]}))
+        return
+    for entry in entries:
         print(line(entry))
 
 
-@app.command()
+@app.command(epilog="Example: earl tokens show operator")
 def show(
     role: Annotated[str, typer.Argument(metavar="ROLE", help="operator, worker or environment.")],
     file: File = None,
@@ -137,3 +145,13 @@ def line(entry: Entry) -> str:
     if left_s <= 0:
         ends = ends.replace("expires", "expired")
     return f"{entry.role:12} {token_id(entry.token)}  {ends}"
+
+
+def as_object(entry: Entry) -> dict[str, object]:
+    """The same for programs."""
+    return {
+        "role": str(entry.role),
+        "id": token_id(entry.token),
+        "expires": entry.expires.isoformat() if entry.expires else None,
+        "good": entry.good_for_s(datetime.datetime.now(datetime.UTC)) > 0,
+    }

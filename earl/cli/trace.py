@@ -14,7 +14,7 @@ from earl.errors import ConfigError
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(epilog="Example: earl trace runs/tictactoe --out trace.json.gz")
 def trace(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo.")],
     out: Annotated[Path, typer.Option(help="The trace's file; .gz at its end compresses it.")] = Path(

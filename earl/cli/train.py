@@ -15,7 +15,8 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    cls=OverridableCommand, epilog="Any key of the run file: --section.key VALUE, e.g. --trainer.lr 1e-4"
+    cls=OverridableCommand,
+    epilog="Example: earl train examples/tictactoe.toml --name second --trainer.lr 1e-4",
 )
 def train(
     ctx: typer.Context,
@@ -30,7 +31,8 @@ def train(
     """Train an agent from a run file, with every service on this machine.
 
     The run's directory, runs/NAME, gets logs, metrics, checkpoints and a report. Ctrl-C stops
-    everything cleanly, saves, and says how to resume; a second one does not wait.
+    everything cleanly, saves, and says how to resume; a second one does not wait. Any key of the run
+    file: --section.key VALUE.
     """
     config = load_run(run_file, overrides_of(ctx, name=name, seed=seed, runs_dir=runs_dir))
     outcome = run_to_end(config, resume=resume, plain=plain, started_at=STARTED_AT)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
 
 import typer
 
@@ -23,12 +25,20 @@ SHOWN = (
 )
 
 
-@app.command()
-def show() -> None:
+@app.command(epilog="Example: earl version --json")
+def show(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """Print EARL's version and those of what it stands on."""
-    print(f"python {platform.python_version()}")
-    for name in SHOWN:
-        try:
-            print(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            print(f"{name} (not installed)")
+    versions = {"python": platform.python_version(), **{name: installed(name) for name in SHOWN}}
+    if as_json:
+        print(json.dumps(versions))
+    else:
+        print("\n".join(f"{name} {found or '(not installed)'}" for name, found in versions.items()))
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -247,7 +247,7 @@ class _Listening(env_pb2_grpc.EnvHostServiceServicer):
     async def Serve(self, request_iterator: Any, context: Any) -> None:
         """A gateway's stream."""
         if self._stopping:
-            raise ServiceUnavailable("this host is stopping")
+            raise ServiceUnavailable("this host is stopping", "dial another one")
         self._remember()
         self._streams += 1
         self._idle.clear()
@@ -288,14 +288,15 @@ def main() -> None:
     """`python -m earl.env.host --run FILE [--name NAME]`; the gateway is EARL_GATEWAY."""
     import argparse
     import os
+    from contextlib import suppress
     from pathlib import Path
 
-    from earl.config.service import service_run
+    from earl.config.service import read_run, service_run
     from earl.env.serve import load
     from earl.obs.log import setup
     from earl.obs.tracing import exporting
     from earl.rpc.access import Access
-    from earl.rpc.main import announce, run
+    from earl.rpc.main import announce, await_peers, run
     from earl.rpc.token_file import Role
 
     parser = argparse.ArgumentParser(prog="python -m earl.env.host")
@@ -303,13 +304,17 @@ def main() -> None:
     parser.add_argument("--name", default="env-host")
     arguments = parser.parse_args()
     setup(arguments.name)
+    with suppress(EarlError):
+        # Its imports, while others start; what is wrong with it is said below.
+        load(read_run(arguments.run).environment.serve)
+    await_peers()
 
     async def serve(stop: asyncio.Event) -> None:
         config, _ = service_run(arguments.run)
+        environments = load(config.environment.serve)
         gateway = os.environ.get("EARL_GATEWAY", "")
         if not gateway:
             raise ConfigError("EARL_GATEWAY is not set", "set it to the gateway's host:port")
-        environments = load(config.environment.serve)
         if config.environment.name not in environments:
             raise ConfigError(
                 f"environment.name {config.environment.name!r} is not served by {config.environment.serve!r}",

@@ -24,6 +24,7 @@ from earl.v1 import env_pb2
 log = logging.getLogger(__name__)
 
 WELCOME_S = 10.0
+LOOK = "see the gateway's log"
 LAST_WORDS_S = 2.0
 
 
@@ -73,7 +74,7 @@ class HostStream:
             for task in (failing, reader, writer):
                 if task.done():
                     task.result()
-            return ServiceUnavailable(f"{self._peer} ended the stream")
+            return ServiceUnavailable(f"{self._peer} ended the stream", LOOK)
         finally:
             self.outbox.close()
             for task in tasks:
@@ -89,9 +90,9 @@ class HostStream:
             async with asyncio.timeout(WELCOME_S):
                 messages = await self._frames.read()
         except TimeoutError:
-            raise DeadlineExceeded(f"no Welcome from {self._peer} within {WELCOME_S:g} s") from None
+            raise DeadlineExceeded(f"no Welcome from {self._peer} within {WELCOME_S:g} s", LOOK) from None
         if messages is None:
-            raise ServiceUnavailable(f"{self._peer} ended the stream before Welcome")
+            raise ServiceUnavailable(f"{self._peer} ended the stream before Welcome", LOOK)
         if not messages or messages[0].WhichOneof("message") != "welcome":
             raise EnvProtocolError(f"first answer of {self._peer} is not Welcome", "is it an EARL gateway?")
         welcome = messages[0].welcome
@@ -118,7 +119,7 @@ class HostStream:
                     for message in messages:
                         self._handle(message)
         except TimeoutError:
-            raise ServiceUnavailable(f"{self._peer} was silent for {bound_s:g} s") from None
+            raise ServiceUnavailable(f"{self._peer} was silent for {bound_s:g} s", LOOK) from None
 
     def _handle(self, message: Any) -> None:
         runner = self._runner

@@ -176,7 +176,7 @@ def _lines(path: Path, name: str, text: str) -> Iterator[Document]:
         try:
             value: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"line {number} of {path} is not JSON: {error}") from error
+            raise ConfigError(f"line {number} of {path} is not JSON: {error}", "give JSON lines") from error
         known = isinstance(value, dict) and isinstance(value.get("text"), str)
         if not known or not all(isinstance(value.get(key, ""), str) for key in ("id", "title")):
             raise ConfigError(f"line {number} of {path} is no document", 'write {"text": "…", "title": "…"}')

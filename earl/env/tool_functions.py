@@ -128,7 +128,7 @@ def _arguments(
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
-        raise ConfigError(f"type hints of {where} cannot be read: {error}") from error
+        raise ConfigError(f"type hints of {where} cannot be read: {error}", "mend or import them") from error
     parameters = [*inspect.signature(function).parameters.values()][is_bound:]
     fields: dict[str, Any] = {}
     for parameter in parameters:
@@ -147,7 +147,7 @@ def _arguments(
         return TypeAdapter(taken)
     except PydanticUserError as error:
         line = str(error).splitlines()[0]
-        raise ConfigError(f"{where} takes what JSON cannot give: {line}") from error
+        raise ConfigError(f"{where} takes what JSON cannot give: {line}", "take plain values") from error
 
 
 def _default(value: Any, hint: Any) -> Any:

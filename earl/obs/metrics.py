@@ -24,7 +24,7 @@ class LineFile:
     def write(self, *records: Mapping[str, Any]) -> None:
         """One line a record; numbers that JSON cannot hold (NaN, infinity) become null."""
         for record in records:
-            self._file.write(json.dumps(_plain(record), allow_nan=False, ensure_ascii=False) + "\n")
+            self._file.write(json.dumps(plain(record), allow_nan=False, ensure_ascii=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -45,11 +45,12 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Nested values that strict JSON holds: what is no number becomes null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -1,14 +1,17 @@
 """How a service process starts and ends.
 
-`run` gives the process its loop (uvloop where installed), turns SIGTERM and SIGINT into an event, and
-an `EarlError` into one line on stderr and the error's exit code. A second signal cancels the main
-coroutine instead of waiting for its drain.
+`await_peers` lets a launcher start it before what it needs is there. `run` gives the process its loop
+(uvloop where installed), turns SIGTERM and SIGINT into an event, and an `EarlError` into one line on
+stderr and the error's exit code. A second signal cancels the main coroutine instead of waiting for its
+drain.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -18,6 +21,23 @@ from earl.errors import EarlError
 
 Main = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 SIGNALLED_TWICE = 130
+# Set by a launcher that says on standard input when to begin.
+AWAIT_VARIABLE = "EARL_AWAIT_PEERS"
+
+
+def await_peers(*modules: str) -> None:
+    """Waits until what this process needs is ready, if its launcher will say so; imports these meanwhile.
+
+    The word is a line of JSON on standard input: variables, such as addresses that were not known before.
+    """
+    if not os.environ.pop(AWAIT_VARIABLE, ""):
+        return
+    for module in modules:
+        importlib.import_module(module)
+    line = sys.stdin.readline()
+    if not line:
+        raise SystemExit(SIGNALLED_TWICE)  # the launcher is gone
+    os.environ.update(json.loads(line))
 
 
 def run(main: Main) -> NoReturn:

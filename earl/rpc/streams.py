@@ -28,7 +28,8 @@ class OpenStreams:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise self._tokens.refusal(bearer) or Unauthenticated(f"the token {bearer.id} ended") from None
+            ended = Unauthenticated(f"the token {bearer.id} ended", "call again with one that is good")
+            raise self._tokens.refusal(bearer) or ended from None
         finally:
             self._open.pop(scope, None)
 

@@ -28,11 +28,13 @@ from earl.stack import credentials, plan, warden
 from earl.stack.codec import SchedulerClient
 from earl.stack.endpoints import Endpoints
 from earl.stack.ports import resolve_bind
+from earl.stack.record import Chronicle
 from earl.stack.rundir import RunDirectory
 from earl.stack.status import ProcessState, RunStatus
 from earl.stack.supervisor import Supervisor
 
 POLL_S = 0.25
+START_POLL_S = 0.1
 STATUS_S = 5.0
 # A scheduler that answers nothing for this long is taken for dead.
 SILENCE_S = 60.0
@@ -42,12 +44,16 @@ OnUpdate = Callable[[Sequence[ProcessState], RunStatus], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a launch ended. seconds: from `started_at` (time.monotonic) to the end of the run's work."""
+    """How a launch ended. seconds: from `started_at` (time.monotonic) to the end of the run's work.
+
+    begun: False if it was stopped before all processes were ready; a new run left only its logs then.
+    """
 
     directory: Path
     status: RunStatus
     complete: bool
     seconds: float
+    begun: bool = True
 
 
 class Signals:
@@ -65,33 +71,54 @@ class Signals:
 
 
 async def launch(
-    config: RunConfig, *, resume: bool, started_at: float, signals: Signals, on_update: OnUpdate
+    config: RunConfig,
+    *,
+    resume: bool,
+    started_at: float,
+    signals: Signals,
+    on_update: OnUpdate,
+    on_taken: Callable[[RunDirectory], None] | None = None,
 ) -> Outcome:
     """Runs a whole stack; returns when the run is over or was stopped, with nothing left running.
 
-    Raises ConfigError and PortInUse before anything is started, and the typed reason when a process
-    of the stack fails for good.
+    on_taken: called once the run's directory is this launch's. Raises ConfigError and PortInUse before
+    anything is started, and the typed reason when a process of the stack fails for good.
     """
     credentials.check()
     launched = resolve(config)
     with RunDirectory(config, resume=resume) as directory:
+        if on_taken is not None:
+            on_taken(directory)
         directory.write(config, launched)
         addresses = plan.Addresses(launched.scheduler.bind, launched.gateway.bind, config.bus.redis_url)
-        arenas = arena_directory(config.data_plane, directory.path)
         supervisor = Supervisor(plan.plan(launched, directory.run_json), directory, addresses, config.stack)
-        async with Guard(supervisor.mark, arenas):
+        leaves = (arena_directory(config.data_plane, directory.path), supervisor.sockets)
+        chronicle = Chronicle(directory.path, supervisor.mark, leaves, started_at)
+
+        def updated(processes: Sequence[ProcessState], status: RunStatus) -> None:
+            chronicle.update(processes, status)
+            on_update(processes, status)
+
+        async with Guard(supervisor.mark, leaves):
+            supervisor.sockets.mkdir(mode=0o700)
             endpoints = Endpoints(directory.path, config.name)
-            stack = Launch(launched, supervisor, signals, on_update, endpoints)
+            stack = Launch(launched, supervisor, signals, updated, endpoints)
             try:
-                return await stack.run(directory.path, started_at)
+                outcome = await stack.run(directory.path, started_at)
             except EarlError as error:
-                if stack.was_ready:
+                if stack.was_ready or directory.resumed:
                     directory.failed(error)
+                    chronicle.end("failed")
                 else:
                     directory.clear()
                 raise
             finally:
                 endpoints.close()
+            if not outcome.begun and not directory.resumed:
+                directory.clear()
+            else:
+                chronicle.end("complete" if outcome.complete else "stopped")
+            return outcome
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -128,11 +155,11 @@ def check_metrics(bind: str) -> None:
 
 
 class Guard:
-    """While open, a warden ends the run should this process die; removes the arenas either way."""
+    """While open, a warden ends the run should this process die; removes what leaves with it either way."""
 
-    def __init__(self, mark: str, arenas: Path) -> None:
-        self._arguments = (sys.executable, "-m", "earl.stack.warden", mark, str(arenas))
-        self._arenas = arenas
+    def __init__(self, mark: str, leaves: Sequence[Path]) -> None:
+        self._arguments = (sys.executable, "-m", "earl.stack.warden", mark, *map(str, leaves))
+        self._leaves = leaves
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> None:
@@ -147,7 +174,8 @@ class Guard:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._process is not None and self._process.stdin is not None
-        shutil.rmtree(self._arenas, ignore_errors=True)
+        for path in self._leaves:
+            shutil.rmtree(path, ignore_errors=True)
         await self._process.communicate(warden.DONE)
 
 
@@ -190,7 +218,7 @@ class Launch:
             await self._last_steps(stopped=not complete)
             if supervisor.failure.done() and not self._signals.hurry.is_set():
                 raise supervisor.failure.result()
-            return Outcome(directory, self._status, complete, seconds)
+            return Outcome(directory, self._status, complete, seconds, self.was_ready)
         finally:
             for task in (follower, asked, over):
                 task.cancel()
@@ -223,7 +251,7 @@ class Launch:
             processes = supervisor.processes.items()
             self._endpoints.show({name: process.metrics for name, process in processes})
             self._on_update(supervisor.states(), self._status)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S if self.was_ready else START_POLL_S)
 
     async def _last_steps(self, *, stopped: bool) -> None:
         """Lets the workers end by themselves (the trainer saves), bounded, then takes the last status."""

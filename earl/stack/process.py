@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from earl.errors import EarlError, ProcessFailed
+from earl.rpc.main import AWAIT_VARIABLE
 from earl.stack.plan import ProcessSpec
 
 TAIL_BYTES = 16 << 10
@@ -46,23 +47,34 @@ class StackProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def start(self, environment: Mapping[str, str]) -> None:
-        """Starts it with these variables instead of the launcher's own."""
-        self.state = "starting"
+    async def start(self, environment: Mapping[str, str], *, held: bool = False) -> None:
+        """Starts it with these variables instead of the launcher's own.
+
+        held: it loads what it imports, and then waits until `begin` says that what it needs is ready.
+        """
+        self.state = "waiting" if held else "starting"
         self.ready.clear()
+        variables = {**environment, **self.spec.environment, **({AWAIT_VARIABLE: "1"} if held else {})}
         with self._open_log() as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *self.spec.arguments,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE if held else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**environment, **self.spec.environment},
+                env=variables,
                 start_new_session=True,  # Ctrl-C in the terminal is the launcher's to handle
                 limit=LINE_BYTES,
             )
         assert self._process.stdout is not None
         self._reader = asyncio.create_task(self._read(self._process.stdout))
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """What it needs is ready: with these variables besides those that it was started with."""
+        self.state = "starting"
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps(dict(environment)).encode() + b"\n")
+            self._process.stdin.close()
 
     def note(self, line: str) -> None:
         """Adds a line of the launcher's own to the log."""

@@ -10,6 +10,7 @@ runs/<name>/
   *.jsonl          metrics, timeline, evaluations
   audit.jsonl      who did what: docs/security.md
   failure.json     why the last launch of a run that had begun failed, if it did
+  launch.json      the launcher's word on the last launch (earl.stack.record)
   report.html      made at the end
 """
 
@@ -19,6 +20,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +31,10 @@ from earl.errors import ConfigError, EarlError
 LOCK = "launcher.lock"
 LOGS = "logs"
 FAILURE = "failure.json"
+LAUNCH = "launch.json"
+# Who only looks whether a launcher lives has the lock for an instant.
+LOOKED_S = 0.5
+LOOK_AGAIN_S = 0.02
 
 
 class RunDirectory:
@@ -50,14 +56,12 @@ class RunDirectory:
             check_same_policy(config, RunConfig.model_validate_json(previous.read_text(encoding="utf-8")))
         (self.path / LOGS).mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock(self._lock):
             os.close(self._lock)
             raise ConfigError(
                 f"run directory {self.path} is in use by another `earl`",
-                "stop it, or choose another --name",
-            ) from None
+                f"stop it with: earl down {self.path}, or choose another --name",
+            )
         self.resumed = resume
 
     def __enter__(self) -> RunDirectory:
@@ -82,7 +86,7 @@ class RunDirectory:
     def write(self, config: RunConfig, launched: RunConfig) -> None:
         """Writes run.toml (as asked for, its paths absolute) and run.json (with this launch's ports).
 
-        What an earlier launch failed with is forgotten.
+        What an earlier launch said of itself is forgotten.
         """
         profile = config.scheduler.profile
         named = str(Path(profile).expanduser().resolve()) if profile else ""
@@ -94,7 +98,8 @@ class RunDirectory:
         )
         replace(self.run_toml, to_toml(lasting.model_dump(mode="json")))
         replace(self.run_json, launched.model_dump_json(indent=1))
-        (self.path / FAILURE).unlink(missing_ok=True)
+        for earlier in (FAILURE, LAUNCH):
+            (self.path / earlier).unlink(missing_ok=True)
 
     def failed(self, error: EarlError) -> None:
         """Keeps why this launch failed, after the run had begun."""
@@ -108,6 +113,19 @@ class RunDirectory:
         for entry in self.path.iterdir():
             if entry.name not in (LOGS, LOCK):
                 shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def lock(descriptor: int) -> bool:
+    """Takes the lock file for this launcher; False if another one has it."""
+    until = time.monotonic() + LOOKED_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(LOOK_AGAIN_S)
 
 
 def run_path(config: RunConfig) -> Path:

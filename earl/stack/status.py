@@ -189,9 +189,23 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """One process of the stack. state: waiting, starting, ready, restarting, done, failed, stopped."""
+    """One process of the stack. state: waiting, starting, ready, restarting, done, failed, stopped.
+
+    seconds: since it came into that state. pid: 0 before it was started.
+    """
 
     name: str
     state: str
     seconds: float
     restarts: int
+    pid: int = 0
+
+    @property
+    def is_up(self) -> bool:
+        """It serves, or is a job that is done."""
+        return self.state in ("ready", "done")
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What changes when something happens to it."""
+        return self.name, self.state, self.pid

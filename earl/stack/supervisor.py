@@ -1,10 +1,12 @@
-"""Starts the processes of a plan as soon as what each needs is ready, keeps them, and ends them.
+"""Starts the processes of a plan, lets each begin when what it needs is ready, keeps them, and ends them.
 
-    one keeper per process:   wait for needs ─► start ─► ready within start_s ─► ... ─► ended
-                                                 ▲                                      │
-                                                 └── crashed, restartable, tries left ──┤
-                                                                                        ▼
-                                                             `failure` is set, with a typed reason
+    one keeper per process:   start ─► needs are ready: begin ─► ready within start_s ─► ... ─► ended
+                                ▲                                                               │
+                                └────────────── crashed, restartable, tries left ───────────────┤
+                                                                                                ▼
+                                                                     `failure` is set, with a typed reason
+
+A process that has needs loads what it imports meanwhile (earl.rpc.main.await_peers).
 
 A process that ends before it was ever ready is not tried again: that is a mistake in the run file or
 the machine, and its own words are the error. What a crashed process started itself is ended before
@@ -19,6 +21,7 @@ import secrets
 import signal
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from earl.config.run import StackConfig
 from earl.errors import EarlError, ProcessFailed
@@ -27,7 +30,7 @@ from earl.stack.plan import VALKEY, Addresses, ProcessSpec
 from earl.stack.process import StackProcess
 from earl.stack.rundir import RunDirectory
 from earl.stack.status import ProcessState
-from earl.stack.warden import MARK_VARIABLE, PROCESS_VARIABLE, sweep
+from earl.stack.warden import MARK_VARIABLE, PROCESS_VARIABLE, SOCKETS_VARIABLE, sweep
 
 # A worker that ends with 0 has seen the end of the run; the launcher sees it within this time.
 END_SEEN_S = 10.0
@@ -42,6 +45,8 @@ class Supervisor:
         self, specs: Iterable[ProcessSpec], directory: RunDirectory, addresses: Addresses, limits: StackConfig
     ) -> None:
         self.mark = secrets.token_hex(8)
+        # For sockets of the run: their paths must be short. The launcher makes and removes it.
+        self.sockets = Path("/tmp") / f"earl-{self.mark}"
         self.processes = {spec.name: StackProcess(spec, directory.log(spec.name)) for spec in specs}
         self.failure: asyncio.Future[EarlError] = asyncio.get_running_loop().create_future()
         # Set by the launcher once the scheduler says so.
@@ -71,7 +76,8 @@ class Supervisor:
             if self._states.get(name) != process.state:
                 self._states[name] = process.state
                 self._since[name] = now
-            shown.append(ProcessState(name, process.state, now - self._since[name], process.restarts))
+            seconds = now - self._since[name]
+            shown.append(ProcessState(name, process.state, seconds, process.restarts, process.pid))
         return shown
 
     # --- keeping ----------------------------------------------------------------------------
@@ -96,10 +102,11 @@ class Supervisor:
             self.failure.set_result(error)
 
     async def _keep(self, process: StackProcess) -> None:
-        for need in process.spec.needs:
-            await self.processes[need].ready.wait()
         while not self._stopping:
-            await process.start(self._environment(process))
+            held = not self._has_needs(process)
+            await process.start(self._environment(process), held=held)
+            if held and not await self._until_needs(process):
+                raise process.failure(await process.wait(), "before it was ready")
             if not await self._until_ready(process):
                 return
             code = await process.wait()
@@ -107,6 +114,24 @@ class Supervisor:
                 process.state = "done" if code == 0 else "stopped"
                 return
             await self._before_restart(process, code)
+
+    def _has_needs(self, process: StackProcess) -> bool:
+        return all(self.processes[need].ready.is_set() for need in process.spec.needs)
+
+    async def _until_needs(self, process: StackProcess) -> bool:
+        """Lets a process begin once what it needs is ready; False if it ended before that."""
+        needs = [asyncio.create_task(self.processes[need].ready.wait()) for need in process.spec.needs]
+        ended = asyncio.create_task(process.wait())
+        ready = asyncio.gather(*needs)
+        try:
+            await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                return False
+            process.begin(self._peers())
+            return True
+        finally:
+            ready.cancel()
+            ended.cancel()
 
     async def _until_ready(self, process: StackProcess) -> bool:
         """True once it serves; False if it was a job and is done. Raises why it is neither."""
@@ -164,19 +189,25 @@ class Supervisor:
     def _own_mark(self, process: StackProcess) -> str:
         return f"{self.mark}:{process.spec.name}"
 
-    def _environment(self, process: StackProcess) -> dict[str, str]:
+    def _peers(self) -> dict[str, str]:
+        """Where everything is, as far as it is known."""
         addresses = self._addresses.environment()
         if VALKEY in self.processes:
             addresses["EARL_REDIS_URL"] = self.processes[VALKEY].address
+        return addresses
+
+    def _environment(self, process: StackProcess) -> dict[str, str]:
         return {
             **os.environ,
             # Nothing is fetched from a model hub behind the run file's back.
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            **addresses,
+            **self._peers(),
             **credentials.environment(process.spec.role),
             MARK_VARIABLE: self.mark,
             PROCESS_VARIABLE: self._own_mark(process),
+            SOCKETS_VARIABLE: str(self.sockets),
+            "VLLM_RPC_BASE_PATH": str(self.sockets),
         }
 
     # --- ending -----------------------------------------------------------------------------

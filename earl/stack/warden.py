@@ -4,7 +4,7 @@ Every process of a run carries the same mark in its environment, and so do the p
 starts, whatever session or parent they end up with. The launcher holds the write end of a pipe
 whose read end is the warden's standard input: when the pipe closes without the word DONE, the
 warden signals every process with the mark, kills what is left after a bound, and removes the run's
-shared memory. `python -m earl.stack.warden MARK [PATH ...]`; Linux (it reads /proc).
+shared memory and sockets. `python -m earl.stack.warden MARK [PATH ...]`; Linux (it reads /proc).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 # One value for all processes of a launch, and one for each process and what it starts.
 MARK_VARIABLE = "EARL_STACK"
 PROCESS_VARIABLE = "EARL_STACK_PROCESS"
+# A directory for the run's Unix sockets, short and private, that goes with the run.
+SOCKETS_VARIABLE = "EARL_SOCKETS"
 DONE = b"done\n"
 GRACE_S = 3.0
 

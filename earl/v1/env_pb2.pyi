@@ -320,23 +320,37 @@ class ListEnvironmentsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Latency(_message.Message):
+    __slots__ = ("count", "p50_s", "p99_s")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    P50_S_FIELD_NUMBER: _ClassVar[int]
+    P99_S_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    p50_s: float
+    p99_s: float
+    def __init__(self, count: _Optional[int] = ..., p50_s: _Optional[float] = ..., p99_s: _Optional[float] = ...) -> None: ...
+
 class ListEnvironmentsResponse(_message.Message):
     __slots__ = ("entries",)
     class Entry(_message.Message):
-        __slots__ = ("environment", "hosts", "capacity", "open_sessions", "queued", "quarantined")
+        __slots__ = ("environment", "hosts", "capacity", "open_sessions", "queued", "quarantined", "reset", "step")
         ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
         HOSTS_FIELD_NUMBER: _ClassVar[int]
         CAPACITY_FIELD_NUMBER: _ClassVar[int]
         OPEN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
         QUEUED_FIELD_NUMBER: _ClassVar[int]
         QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+        RESET_FIELD_NUMBER: _ClassVar[int]
+        STEP_FIELD_NUMBER: _ClassVar[int]
         environment: EnvironmentInfo
         hosts: int
         capacity: int
         open_sessions: int
         queued: int
         quarantined: int
-        def __init__(self, environment: _Optional[_Union[EnvironmentInfo, _Mapping]] = ..., hosts: _Optional[int] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., queued: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
+        reset: Latency
+        step: Latency
+        def __init__(self, environment: _Optional[_Union[EnvironmentInfo, _Mapping]] = ..., hosts: _Optional[int] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., queued: _Optional[int] = ..., quarantined: _Optional[int] = ..., reset: _Optional[_Union[Latency, _Mapping]] = ..., step: _Optional[_Union[Latency, _Mapping]] = ...) -> None: ...
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[ListEnvironmentsResponse.Entry]
     def __init__(self, entries: _Optional[_Iterable[_Union[ListEnvironmentsResponse.Entry, _Mapping]]] = ...) -> None: ...

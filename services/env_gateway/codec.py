@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from earl.env.codec import failure_message
+from earl.obs.histogram import Histogram
 from earl.obs.tracing import checked
 from earl.v1 import env_pb2, events_pb2
+from services.env_gateway.counts import Counts
 from services.env_gateway.pool import Listed, Served
 
 PROTOCOL = 1
@@ -93,7 +95,7 @@ def failed_again(answer: env_pb2.SessionMessage, seq: int) -> env_pb2.SessionMes
     return again
 
 
-def listing(entries: dict[str, Listed]) -> env_pb2.ListEnvironmentsResponse:
+def listing(entries: dict[str, Listed], counts: Counts) -> env_pb2.ListEnvironmentsResponse:
     """By name."""
     response = env_pb2.ListEnvironmentsResponse()
     for name, listed in sorted(entries.items()):
@@ -104,8 +106,16 @@ def listing(entries: dict[str, Listed]) -> env_pb2.ListEnvironmentsResponse:
             open_sessions=listed.open_sessions,
             queued=listed.queued,
             quarantined=listed.quarantined,
+            reset=latency(counts.resets.get(name)),
+            step=latency(counts.steps.get(name)),
         )
     return response
+
+
+def latency(seen: Histogram | None) -> env_pb2.Latency | None:
+    if seen is None:
+        return None
+    return env_pb2.Latency(count=seen.count, p50_s=seen.quantile(0.5), p99_s=seen.quantile(0.99))
 
 
 def quarantined(source: str, environment: str, host: str, reason: str) -> events_pb2.Event:

@@ -120,4 +120,4 @@ class Gateway:
 
     def listing(self) -> Any:
         """ListEnvironmentsResponse of what hosts serve and sessions wait for."""
-        return codec.listing(self.pool.listed(self._clock()))
+        return codec.listing(self.pool.listed(self._clock()), self.counts)

@@ -66,4 +66,4 @@ class HostDialer:
             return error
         finally:
             call.cancel()
-        return ServiceUnavailable(f"the host at {self._address} ended the stream")
+        return ServiceUnavailable(f"the host at {self._address} ended the stream", "see the host's log")

@@ -85,7 +85,7 @@ async def _hello(frames: Frames) -> tuple[Any, Sequence[Any]]:
         async with asyncio.timeout(HELLO_S):
             messages = await frames.read()
     except TimeoutError:
-        raise DeadlineExceeded(f"no Hello within {HELLO_S:g} s of connecting") from None
+        raise DeadlineExceeded(f"no Hello within {HELLO_S:g} s of connecting", "say it first") from None
     if not messages:
         raise EnvProtocolError("the stream ended before Hello")
     first = messages[0]

@@ -182,7 +182,7 @@ async def serve(job: Job) -> None:
         except EngineLost as lost:
             # Nobody but the kernel kills an engine here, and for want of memory.
             if isinstance(lost, EngineOutOfMemory) or signal.SIGKILL.name in lost.message:
-                raise OutOfMemory(lost.message) from lost
+                raise OutOfMemory(lost.message, "measure shorter contexts, or fewer at once") from lost
             raise
 
 

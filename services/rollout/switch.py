@@ -278,7 +278,10 @@ class Switch:
         await self._new.load(target)
         for member in self._new.all:
             if not member.live:
-                raise EngineLost(f"engine {member.spec.name} died while it loaded version {target.version}")
+                raise EngineLost(
+                    f"engine {member.spec.name} died while it loaded version {target.version}",
+                    "see the worker's log",
+                )
 
     # --- parity -------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from earl.config.service import service_run
 from earl.obs import log
-from earl.rpc.main import run
+from earl.rpc.main import await_peers, run
 
 
 def main() -> None:
@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--name", default="scheduler", help="name in logs and events")
     arguments = parser.parse_args()
     log.setup(arguments.name)
+    await_peers("services.scheduler.service")
 
     async def serve_until(stop: asyncio.Event) -> None:
         config, directory = service_run(arguments.run, "scheduler")

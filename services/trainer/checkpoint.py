@@ -25,6 +25,7 @@ from earl.dispatch.plan import plan
 from earl.errors import CheckpointError, LayoutError
 from services.trainer.group import Group
 from services.trainer.manifest import (
+    ANOTHER,
     FILE,
     FileEntry,
     Manifest,
@@ -144,7 +145,8 @@ def load(path: Path, manifest: Manifest, stepper: Stepper) -> None:
             layout = manifest.layout(shard.name)
             if layout.shape != shard.shape:
                 raise CheckpointError(
-                    f"{path}: {shard.name} has shape {layout.shape}, the model {shard.shape}"
+                    f"{path}: {shard.name} has shape {layout.shape}, the model {shard.shape}",
+                    "it is another model's: give the run another name",
                 )
             into = local.view(shard.box.shape)
             for copy in plan(layout, shard.box):
@@ -216,9 +218,9 @@ def _verify(path: Path, manifest: Manifest, group: Group) -> None:
     for index, file in enumerate(manifest.files):
         found = (path / file.name).stat().st_size
         if found != file.size_bytes:
-            raise CheckpointError(f"{file.name} has {found} bytes of {file.size_bytes}")
+            raise CheckpointError(f"{file.name} has {found} bytes of {file.size_bytes}", ANOTHER)
         if index % group.size == group.rank and hash_of(path / file.name) != file.xxh3:
-            raise CheckpointError(f"{file.name} is damaged: its checksum differs")
+            raise CheckpointError(f"{file.name} is damaged: its checksum differs", ANOTHER)
 
 
 def _entry(path: Path) -> tuple[str, int, str]:

@@ -11,21 +11,23 @@ from typing import Annotated, Literal
 
 import typer
 
+from earl.cli.running import AsJson, NamedRun
 from earl.config.run import RunConfig
 from earl.errors import CheckpointError, ConfigError
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(epilog="Example: earl export runs/tictactoe --best --to exported --json")
 def export(
-    run: Annotated[Path, typer.Argument(help="The run's directory, runs/NAME.")],
+    run: NamedRun,
     to: Annotated[Path, typer.Option(help="Directory to write; it must not exist.")],
     version: Annotated[int, typer.Option(min=0, help="Of this policy version; 0: the newest.")] = 0,
     best: Annotated[bool, typer.Option("--best", help="Of the version with the best evaluation.")] = False,
     latest: Annotated[bool, typer.Option("--latest", help="Of the newest version (the default).")] = False,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16; the run's model.dtype if empty.")] = "",
     adapter: Annotated[bool, typer.Option("--adapter", help="Adapters alone, as PEFT reads them.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's checkpoint as a directory that transformers, vLLM and SGLang load.
 
@@ -36,6 +38,8 @@ def export(
         raise ConfigError("--version, --best and --latest are three ways to say which", "give one of them")
     path = write(run, to, "best" if best else version or "latest", dtype, adapter=adapter)
     sys.stderr.write(f"written: {to}, from {path}\n")
+    if as_json:
+        sys.stdout.write(json.dumps({"directory": str(to), "checkpoint": str(path)}) + "\n")
 
 
 def write(

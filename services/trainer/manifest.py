@@ -20,6 +20,8 @@ from earl.models.spec import ModelSpec
 from services.trainer.tickets import TicketSet
 
 FORMAT = 1
+# What to do about a checkpoint that is not whole.
+ANOTHER = "take another version of the run's checkpoints"
 FILE = "manifest.json"
 _HASH_BYTES = 1 << 24
 
@@ -107,7 +109,10 @@ class Manifest:
         try:
             value = json.loads(data)
             if value["format"] != FORMAT:
-                raise CheckpointError(f"format {value['format']!r}, this trainer reads {FORMAT}")
+                raise CheckpointError(
+                    f"format {value['format']!r}, this trainer reads {FORMAT}",
+                    "use the version that wrote it",
+                )
             manifest = cls(
                 Progress(
                     value["version"],
@@ -130,7 +135,7 @@ class Manifest:
             for name in manifest.tensors:
                 manifest.layout(name).validate()
         except (ValueError, KeyError, TypeError, IndexError, LayoutError) as error:
-            raise CheckpointError(f"no manifest: {error!r}") from error
+            raise CheckpointError(f"no manifest: {error!r}", ANOTHER) from error
         return manifest
 
 

@@ -15,7 +15,7 @@ from earl.models.lora import adapters, merged
 from earl.models.spec import load_spec
 from earl.models.weights import Checkpoint
 from services.trainer.checkpoint import PARAMETER
-from services.trainer.manifest import FILE, Manifest, fingerprint, hash_of
+from services.trainer.manifest import ANOTHER, FILE, Manifest, fingerprint, hash_of
 
 
 class SavedModel:
@@ -31,7 +31,9 @@ class SavedModel:
             self.manifest = Manifest.decode((checkpoint / FILE).read_bytes())
             for file in self.manifest.files:
                 if hash_of(checkpoint / file.name) != file.xxh3:
-                    raise CheckpointError(f"{checkpoint / file.name} is damaged: its checksum differs")
+                    raise CheckpointError(
+                        f"{checkpoint / file.name} is damaged: its checksum differs", ANOTHER
+                    )
             self._files = {
                 file.name: safe_open(checkpoint / file.name, framework="pt") for file in self.manifest.files
             }

@@ -44,7 +44,9 @@ class Side:
             if future.done():
                 return future.result()  # it ended, itself with TimeoutError perhaps
             future.cancel()
-            raise DeadlineExceeded(f"{name} did not end within {timeout_s:g} s") from None
+            raise DeadlineExceeded(
+                f"{name} did not end within {timeout_s:g} s", "see the trainer's log"
+            ) from None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start background work; `check` raises its failure."""

@@ -23,6 +23,8 @@ from earl.stack.supervisor import Supervisor
 from earl.stack.warden import DONE, MARK_VARIABLE
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
+# What a process that has needs does once its imports are done.
+GATE = "from earl.rpc.main import await_peers; await_peers()\n"
 READY = 'print(\'{"ready": "x", "address": "127.0.0.1:1"}\', flush=True)\n'
 SERVE = READY + "import signal; signal.sigwait([signal.SIGTERM])\n"
 ADDRESSES = Addresses("127.0.0.1:1", "127.0.0.1:2", "redis://127.0.0.1:3")
@@ -71,9 +73,12 @@ def marked(supervisor: Supervisor) -> list[psutil.Process]:
     return found
 
 
-async def test_each_starts_when_what_it_needs_is_ready_and_all_end(directory: RunDirectory):
+async def test_each_begins_when_what_it_needs_is_ready_and_all_end(directory: RunDirectory):
     trace = directory.path / "trace"
-    step = f"import os; open({str(trace)!r}, 'a').write(NAME + ' ' + os.environ['EARL_SCHEDULER'] + '\\n')\n"
+    step = (
+        GATE
+        + f"import os; open({str(trace)!r}, 'a').write(NAME + ' ' + os.environ['EARL_SCHEDULER'] + '\\n')\n"
+    )
     supervisor = supervise(
         directory,
         script("last", "NAME = 'last'\n" + step + SERVE, needs=("job", "first")),
@@ -93,6 +98,33 @@ async def test_each_starts_when_what_it_needs_is_ready_and_all_end(directory: Ru
         "first": "stopped",
         "job": "done",
     }
+
+
+async def test_one_that_waits_has_loaded_what_it_imports_and_ends_with_the_others(directory: RunDirectory):
+    loaded = directory.path / "loaded"
+    os.mkfifo(loaded)
+    imports = f"open({str(loaded)!r}, 'w').write('x')\n"
+    supervisor = supervise(
+        directory,
+        script("never", "import signal; signal.pause()"),
+        script("waits", imports + GATE + SERVE, needs=("never",)),
+    )
+    async with asyncio.timeout(20):
+        assert await asyncio.to_thread(loaded.read_text) == "x"
+    states = {state.name: state.state for state in supervisor.states()}
+    assert states["waits"] == "waiting" and not supervisor.processes["waits"].ready.is_set()
+    await supervisor.stop(5.0)
+    assert marked(supervisor) == [] and not supervisor.failure.done()
+
+
+async def test_one_that_ends_while_it_waits_is_a_failure(directory: RunDirectory):
+    supervisor = supervise(
+        directory,
+        script("never", "import signal; signal.pause()"),
+        script("waits", "raise RuntimeError('no luck')", needs=("never",)),
+    )
+    assert "waits ended with exit code 1 before it was ready" in str(await failure(supervisor))
+    await supervisor.stop(5.0)
 
 
 async def test_a_mistake_at_the_start_is_told_in_the_process_own_words(directory: RunDirectory):

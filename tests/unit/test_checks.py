@@ -61,3 +61,27 @@ def test_a_planted_violation_is_found(gate: ModuleType, planted: str):
 )
 def test_what_is_allowed_passes(gate: ModuleType, source: str, path: str):
     assert gate.findings(source, path) == []
+
+
+CATALOGUE = """
+class EarlError(Exception): ...
+class ConfigError(EarlError): ...
+class EngineError(EarlError): ...
+class EngineLost(EngineError): ...
+class EnvironmentFailure(EarlError): ...
+class EnvHostLost(EnvironmentFailure): ...
+"""
+
+
+def test_an_error_without_a_remedy_is_found(gate: ModuleType):
+    errors = gate.demanding(CATALOGUE)
+    assert errors == {"EarlError", "ConfigError", "EngineLost"}
+    for planted in (
+        "raise ConfigError('no')",
+        "return errors.EngineLost('no', '')",
+        "ConfigError('no', remedy='')",
+    ):
+        assert [what for _, what, _ in gate.findings(planted, "earl/x.py", errors)], planted
+    for fine in ("ConfigError('no', 'do')", "ConfigError(*given)", "EngineError('no')", "EnvHostLost('no')"):
+        assert gate.findings(fine, "services/x.py", errors) == []
+    assert gate.findings("ConfigError('no')", "tests/x.py", errors) == []

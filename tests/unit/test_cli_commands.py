@@ -16,7 +16,7 @@ from earl.cli.figures import closing_lines
 from earl.cli.live_view import LiveView, progress_of, sparkline, worker_rates
 from earl.cli.main import report_error
 from earl.cli.plain_view import PlainView, status_line
-from earl.errors import EarlError, PortInUse
+from earl.errors import PortInUse
 from earl.stack.status import (
     Bounds,
     Evaluation,
@@ -272,12 +272,3 @@ def test_a_sparkline_runs_from_low_to_high():
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([1.0, 1.0]) == ""
     assert sparkline([]) == ""
-
-
-def test_every_exit_code_is_documented():
-    waiting: list[type[EarlError]] = [EarlError]
-    table = (ROOT / "docs" / "operating.md").read_text()
-    while waiting:
-        kind = waiting.pop()
-        waiting += kind.__subclasses__()
-        assert f"\n| {kind.exit_code} | `" in table, kind

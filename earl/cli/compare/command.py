@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from earl.cli import completion
 from earl.cli.compare.figures import Figure, Measured, Value, figures, ratio, steps
 from earl.cli.compare.panels import rows, side_by_side, together
 from earl.cli.report.data import RunRecord, read_run
@@ -29,10 +30,13 @@ UNBOUNDED = 10_000
 Compared = Sequence[tuple[Figure, Sequence[Value]]]
 
 
-@app.command()
+@app.command(epilog="Example: earl compare runs/first runs/second --html page.html")
 def compare(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="Two or more directories such as runs/demo.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN_DIR...", help="Two or more such as runs/demo.", autocompletion=completion.runs
+        ),
     ],
     html: Annotated[
         Path | None,

@@ -10,10 +10,13 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="Environments: begin one, prove it right, serve it, play it, see what a gateway has.",
-    epilog="docs/environments.md goes from nothing to a training run.",
+    epilog="Example: earl env new word-guess. docs/environments.md goes from nothing to a training run.",
 )
-app.command("new")(project.new)
-app.command("test")(examination.test)
-app.command("serve")(serving.serve)
-app.command("play")(play.play)
-app.command("list")(listing.list_)
+ADAPTER = "earl.env.adapters.calculator:environments"
+app.command("new", epilog="Example: earl env new word-guess")(project.new)
+app.command("test", epilog=f"Example: earl env test {ADAPTER} --episodes 8")(examination.test)
+app.command("serve", epilog=f"Example: earl env serve {ADAPTER} --gateway 127.0.0.1:7000 --replicas 4")(
+    serving.serve
+)
+app.command("play", epilog=f"Example: earl env play {ADAPTER} tools/calculator --seed 7")(play.play)
+app.command("list", epilog="Example: earl env list --gateway 127.0.0.1:7000 --json")(listing.list_)

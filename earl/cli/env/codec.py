@@ -15,9 +15,19 @@ CALL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """Quantiles in seconds of what hosts answered since the gateway began, at most twice too long; else 0."""
+
+    count: int = 0
+    p50_s: float = 0.0
+    p99_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Listed:
     """One environment at a gateway. queued: sessions that wait for a host; quarantined: hosts that get none
-    for a while. reward_range: [least, most], None if unbounded. tools: JSON schemas of its functions."""
+    for a while. reward_range: [least, most], None if unbounded. tools: JSON schemas of its functions.
+    reset, step: how long they take."""
 
     name: str
     description: str
@@ -29,17 +39,34 @@ class Listed:
     open: int
     queued: int
     quarantined: int
+    reset: Latency = Latency()
+    step: Latency = Latency()
+
+
+class Gateway:
+    """An operator's side of EnvGatewayService."""
+
+    def __init__(self, address: str, access: Access) -> None:
+        stub = env_pb2_grpc.EnvGatewayServiceStub
+        self._client = Client(address, stub, token=access.token, tls=access.tls)
+
+    async def listed(self, deadline_s: float) -> list[Listed]:
+        """What attached hosts serve. Raises ServiceUnavailable, Unauthenticated, DeadlineExceeded."""
+        request = env_pb2.ListEnvironmentsRequest()
+        response = await self._client.call("ListEnvironments", request, deadline_s=deadline_s)
+        return [_listed(entry) for entry in response.entries]
+
+    async def close(self) -> None:
+        await self._client.close()
 
 
 async def listed(gateway: str, access: Access, deadline_s: float) -> list[Listed]:
-    """What attached hosts serve. Raises ServiceUnavailable, Unauthenticated, DeadlineExceeded."""
-    client = Client(gateway, env_pb2_grpc.EnvGatewayServiceStub, token=access.token, tls=access.tls)
+    """The same in one call."""
+    client = Gateway(gateway, access)
     try:
-        request = env_pb2.ListEnvironmentsRequest()
-        response = await client.call("ListEnvironments", request, deadline_s=deadline_s)
+        return await client.listed(deadline_s)
     finally:
         await client.close()
-    return [_listed(entry) for entry in response.entries]
 
 
 def _listed(entry: Any) -> Listed:
@@ -56,7 +83,13 @@ def _listed(entry: Any) -> Listed:
         entry.open_sessions,
         entry.queued,
         entry.quarantined,
+        _latency(entry.reset),
+        _latency(entry.step),
     )
+
+
+def _latency(said: Any) -> Latency:
+    return Latency(said.count, said.p50_s, said.p99_s)
 
 
 def signature(tool: Any) -> str:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from earl.cli import completion
 from earl.cli.env.arguments import AsJson, Task, access, task_of
 from earl.env.conformance.card import Card, Check, Verdict
 from earl.env.conformance.plan import Plan, chosen, recorded
@@ -27,6 +28,7 @@ Who = Annotated[
     typer.Argument(
         metavar="[MODULE:CLASS] [NAME...]",
         help="What to test; NAME: of its environments only these. With --listen or --dial names alone.",
+        autocompletion=completion.targets_and_names,
     ),
 ]
 Listen = Annotated[

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from earl.cli import completion
 from earl.cli.env.arguments import Task, task_of
 from earl.cli.env.codec import signature
 from earl.cli.env.games import Game, Shown, at_gateway, at_host
@@ -25,7 +26,11 @@ HELP = "A line is an action, as it stands. /3: the third legal action · /call T
 
 Who = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[MODULE:CLASS] [NAME]", help="What to play; with --gateway the NAME alone."),
+    typer.Argument(
+        metavar="[MODULE:CLASS] [NAME]",
+        help="What to play; with --gateway the NAME alone.",
+        autocompletion=completion.targets_and_names,
+    ),
 ]
 Gateway = Annotated[
     str, typer.Option("--gateway", metavar="HOST:PORT", help="Play what is attached there instead.")

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from earl.cli import completion
 from earl.cli.env.arguments import Gateway, gateway_of
 from earl.env.base import ISOLATIONS
 from earl.errors import ConfigError, ProcessFailed
@@ -32,7 +33,12 @@ HEALTHY_S = 60.0
 MARGIN_S = 5.0
 
 Target = Annotated[
-    str, typer.Argument(metavar="MODULE:CLASS", help="Or a function that returns environments.")
+    str,
+    typer.Argument(
+        metavar="MODULE:CLASS",
+        help="Or a function that returns environments.",
+        autocompletion=completion.targets,
+    ),
 ]
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import json
 
 import typer
 
 from earl.cli.report.page import write_report
+from earl.cli.running import AsJson, NamedRun
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(epilog="Example: earl report runs/tictactoe")
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo.")],
+    run_dir: NamedRun,
+    as_json: AsJson = False,
 ) -> None:
-    """Write a run's HTML report again, from what its directory holds."""
-    print(write_report(run_dir))
+    """Write a run's HTML report again, from what its directory holds; prints its path."""
+    path = write_report(run_dir)
+    print(json.dumps({"report": str(path)}) if as_json else path)

@@ -43,7 +43,7 @@ class SharedMemory(Transport):
     async def open(self, arena: ArenaRef) -> MappedArena:
         """The arena's mapping. Raises RegionGone when it is gone or another's, TransportUnavailable."""
         if self._closed:
-            raise PeerLost(f"{arena.owner}: the reader is closing", "")
+            raise PeerLost(f"{arena.owner}: the reader is closing", "open another one")
         now_s = time.monotonic()
         if now_s > self._swept_s + _SWEEP_S:
             # A mapping keeps the memory of an owner that has ended.

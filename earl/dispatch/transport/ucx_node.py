@@ -169,7 +169,7 @@ class Node:
         self._loop.remove_reader(self._epoll_fd)
         for future, peer, _ in self._pending.values():
             if not future.done():
-                future.set_exception(PeerLost(f"{peer}: the reader is closing", ""))
+                future.set_exception(PeerLost(f"{peer}: the reader is closing", "open another one"))
         # Not cleared: buffers live as long as the worker that may write them.
 
     def _kick(self) -> None:

@@ -147,7 +147,9 @@ class PythonTool(ToolEnvironment):
         try:
             run = sandbox().run(code)
         except (SandboxUnavailable, OSError) as error:
-            raise ServiceUnavailable(f"the sandbox did not start: {error}") from error
+            raise ServiceUnavailable(
+                f"the sandbox did not start: {error}", "earl env test says why"
+            ) from error
         self._runs.append(run)
         return run.shown()
 

@@ -142,7 +142,7 @@ async def _loaded(cls: type[Verifiers]) -> AsyncIterator[_Loaded]:
     env = load_environment(resolve_env_config(data))
     tasks = await asyncio.to_thread(lambda: list(itertools.islice(env.taskset, cls.max_tasks)))
     if not tasks:
-        raise ConfigError(f"{cls.__name__}: taskset {cls.taskset!r} has no task")
+        raise ConfigError(f"{cls.__name__}: taskset {cls.taskset!r} has no task", "name one that has some")
     own = env.setup
 
     async def setup(agents: Any) -> None:

@@ -15,7 +15,11 @@ class Meeting:
 
     def __init__(self, engine: str, ranks: int) -> None:
         several = ranks > 1
-        self._directory = tempfile.mkdtemp(prefix="earl-engine-") if several else ""
+        self._directory = (
+            tempfile.mkdtemp(prefix="earl-engine-", dir=os.environ.get("EARL_SOCKETS") or None)
+            if several
+            else ""
+        )
         self.store = str(Path(self._directory) / "store") if several else ""
         shares = several and hasattr(os, "memfd_create")
         self.sums = os.memfd_create(f"{engine}-sums") if shares else -1

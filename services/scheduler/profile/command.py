@@ -44,7 +44,8 @@ class Measured:
 
 
 @app.command(
-    cls=OverridableCommand, epilog="Any key of the run file: --section.key VALUE, e.g. --rollout.engines 4"
+    cls=OverridableCommand,
+    epilog="Example: earl profile examples/tictactoe.toml --rollout.engines 4 --out table.csv",
 )
 def profile(
     ctx: typer.Context,
@@ -60,7 +61,8 @@ def profile(
     """Measure how fast and how large a run's stages are in each parallelism, at each length and load.
 
     What is measured is kept, for this model, hardware and settings, and not measured again: where the time
-    was too short, the same command goes on. docs/selector.md says what the figures mean.
+    was too short, the same command goes on. docs/selector.md says what the figures mean. Any key of the
+    run file: --section.key VALUE.
     """
     config = load_run(run_file, overrides_of(ctx))
     grid = (numbers("--contexts", contexts), numbers("--concurrency", concurrency))

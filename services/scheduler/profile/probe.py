@@ -71,7 +71,7 @@ class Probe:
                 f"{self._name} did not answer in {deadline_s:g} s", "measure shorter or fewer sequences"
             ) from None
         if code in (OutOfMemory.exit_code, -signal.SIGKILL):
-            raise OutOfMemory(f"{self._name} ran out of memory")
+            raise OutOfMemory(f"{self._name} ran out of memory", "give it a shorter context or more memory")
         failure = ProcessFailed(f"{self._name} ended with exit code {code}", "its last words are above")
         failure.add_note("\n".join(self._log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:]))
         raise failure

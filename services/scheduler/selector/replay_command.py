@@ -28,7 +28,9 @@ app = typer.Typer(add_completion=False)
 MOST_BYTES = 64 << 20
 
 
-@app.command()
+@app.command(
+    epilog="Example: earl replay --profile examples/selector/profile.csv --trace examples/selector/trace.csv"
+)
 def replay(
     profile: Annotated[Path, typer.Option(help=f"CSV: {','.join(rows.COLUMNS)}")],
     trace_file: Annotated[Path, typer.Option("--trace", help=f"CSV: {','.join(trace.COLUMNS)}")],

@@ -10,7 +10,7 @@ from pathlib import Path
 from earl.config.service import service_run
 from earl.errors import EarlError
 from earl.obs import log
-from earl.rpc.main import ended_by
+from earl.rpc.main import await_peers, ended_by
 
 
 def main() -> int:
@@ -20,6 +20,7 @@ def main() -> int:
     arguments = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     log.setup(arguments.name if rank == 0 else f"{arguments.name}-{rank}")
+    await_peers("services.trainer.reference.service")
     try:
         config, directory = service_run(arguments.run, "reference")
     except EarlError as error:

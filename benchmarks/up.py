@@ -1,0 +1,82 @@
+"""How soon a run that is started in the background is ready, and how soon nothing of it is left.
+
+repetitions times:  earl up ─► every process is ready ─► earl down --now ─► no process, socket, arena
+                    earl up ─► … ─► earl down ─► the same, with a checkpoint and the report
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.output import RESULTS, AsJson, Results, publish
+from earl.cli.demo import RUN_FILE, example
+from earl.cli.run import OverridableCommand, overrides_of
+
+app = typer.Typer(add_completion=False)
+
+COMMAND_S = 300.0
+COMPARES = (
+    "Nothing: wall clock of the commands themselves, in processes of their own, from their first line on. "
+    "The demo's run file (embedded Valkey, one engine, one trainer rank, one env host), each time a new "
+    "run. up_ready_s: until every process has said that it serves; down_s: until the last one has ended, "
+    "after a checkpoint and the report; down_now_s: the same without waiting for a checkpoint. Medians."
+)
+
+
+@app.command(cls=OverridableCommand, epilog="Example: earl bench up --repetitions 3 --json")
+def up(
+    ctx: typer.Context,
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="Instead of the demo's.")
+    ] = None,
+    repetitions: Annotated[int, typer.Option(min=1, help="Starts and ends of each kind.")] = 5,
+    as_json: AsJson = False,
+    results: Results = RESULTS,
+) -> None:
+    """How soon a run in the background is ready, and how soon nothing of it is left."""
+    file = run_file or example(RUN_FILE)
+    dotted = [text for key, value in overrides_of(ctx) for text in (f"--{key}", value)]
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="earl-bench-up-") as directory:
+        for number in range(2 * repetitions):
+            runs.append(measured(directory, file, dotted, f"run-{number}", now=bool(number % 2)))
+            sys.stderr.write(f"{json.dumps(runs[-1])}\n")
+    figures = {
+        "compares": COMPARES,
+        "run_file": file.name,
+        "up_ready_s": median(run["up_ready_s"] for run in runs),
+        "down_s": median(run["down_s"] for run in runs if not run["now"]),
+        "down_now_s": median(run["down_s"] for run in runs if run["now"]),
+        "left": sum(run["left"] for run in runs),
+        "runs": runs,
+    }
+    publish("up", figures, results, as_json=as_json)
+
+
+def median(values: Any) -> float:
+    return round(statistics.median(values), 3)
+
+
+def measured(directory: str, file: Path, dotted: list[str], name: str, *, now: bool) -> dict[str, Any]:
+    """One start and one end. left: what the launcher had left behind for `earl down` to clean up."""
+    began = earl("up", str(file.resolve()), "--runs-dir", directory, "--name", name, *dotted)
+    ended = earl("down", began["directory"], *(["--now"] if now else []))
+    left = len(ended["left"]["pids"]) + len(ended["left"]["paths"])
+    return {"up_ready_s": began["ready_s"], "down_s": ended["down_s"], "now": now, "left": left}
+
+
+def earl(*arguments: str) -> dict[str, Any]:
+    """What a command prints. Raises RuntimeError with what it said if it fails."""
+    command = [sys.executable, "-m", "earl.cli.main", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_S)
+    if done.returncode:
+        raise RuntimeError(f"earl {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,190 @@
+"""What the processes of a run said, merged by time, and followed as they go on saying it.
+
+    logs/NAME.log ─ one reader each: rotation, a line that is not ended yet ─► Line ─┐
+    logs/NAME.log ──────────────────────────────────────────────────────────► Line ─┴─► by time
+
+A line that is no record of `earl.obs.log` (a traceback's, a library's) belongs to the moment of the one
+before it in its file.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+# Keys of a record that are not its fields.
+OWN = ("time", "level", "process", "logger", "message", "traceback")
+# A line without an end that is longer than this is cut there.
+LINE_BYTES = 1 << 20
+BEGINNING_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of one process. at: Unix seconds. record: None for what is no record."""
+
+    at: float
+    process: str
+    text: str
+    record: Mapping[str, Any] | None = None
+
+    @property
+    def level(self) -> int:
+        """As logging counts; what is no record is part of whatever came before it."""
+        if self.record is None:
+            return logging.NOTSET
+        names = logging.getLevelNamesMapping()
+        return names.get(str(self.record.get("level", "")).upper(), logging.INFO)
+
+    def as_object(self) -> dict[str, Any]:
+        """The record, or time, process and message of what is none."""
+        if self.record is not None:
+            return dict(self.record)
+        time = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
+        return {"time": time.replace("+00:00", "Z"), "process": self.process, "message": self.text}
+
+    def words(self) -> list[str]:
+        """Message and fields, and below them the traceback's lines."""
+        if self.record is None:
+            return [self.text]
+        fields = " ".join(f"{key}={shown(value)}" for key, value in self.record.items() if key not in OWN)
+        message = str(self.record.get("message", ""))
+        traceback = str(self.record.get("traceback", "")).splitlines()
+        return [f"{message}  {fields}" if fields else message, *(f"    {line}" for line in traceback)]
+
+
+def shown(value: Any) -> str:
+    return value if isinstance(value, str) and " " not in value else json.dumps(value, ensure_ascii=False)
+
+
+class LogFile:
+    """One process's log, read on from where the last call ended; also when it is replaced or cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self.process = path.stem
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._at = 0.0
+        self._rest = b""
+
+    def lines(self) -> Iterator[Line]:
+        """What is new."""
+        while self._open():
+            assert self._file is not None
+            for raw in self._file:
+                if not raw.endswith(b"\n"):
+                    self._rest += raw
+                    if len(self._rest) < LINE_BYTES:
+                        break
+                    raw = b""
+                yield self._line((self._rest + raw).decode("utf-8", "replace").rstrip("\n"))
+                self._rest = b""
+            if not self._replaced():
+                return
+            if self._rest:
+                yield self._line(self._rest.decode("utf-8", "replace"))
+            self.close()
+
+    def _open(self) -> bool:
+        if self._file is None:
+            try:
+                self._file = open(self._path, "rb")  # noqa: SIM115
+            except OSError:
+                return False
+            self._rest = b""
+            self._at = self._at or self._first_time(self._file)
+        return True
+
+    def _first_time(self, file: IO[bytes]) -> float:
+        """Of the first record near the beginning, for what stands before it; else of the last write."""
+        beginning = file.read(BEGINNING_BYTES).decode("utf-8", "replace")
+        file.seek(0)
+        times = (
+            time_of(record) for line in beginning.splitlines() if (record := record_of(line)) is not None
+        )
+        return next(filter(None, times), os.fstat(file.fileno()).st_mtime)
+
+    def _replaced(self) -> bool:
+        """Whether its name is another file's now, or what was read was cut off."""
+        assert self._file is not None
+        try:
+            now = os.stat(self._path)
+        except OSError:
+            return False  # its successor comes
+        here = os.fstat(self._file.fileno())
+        return not os.path.samestat(now, here) or here.st_size < self._file.tell()
+
+    def _line(self, text: str) -> Line:
+        record = record_of(text)
+        if record is not None:
+            self._at = time_of(record) or self._at
+        return Line(self._at, self.process, text, record)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def record_of(text: str) -> Mapping[str, Any] | None:
+    """A line of `earl.obs.log`; None for anything else."""
+    if not text.startswith("{"):
+        return None
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "message" in record else None
+
+
+def time_of(record: Mapping[str, Any]) -> float:
+    """Unix seconds; 0 if it says none."""
+    try:
+        return datetime.fromisoformat(str(record.get("time", ""))).timestamp()
+    except ValueError:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines: at least of this level and not before `since` (Unix seconds)."""
+
+    level: int = logging.NOTSET
+    since: float = 0.0
+
+
+class Logs:
+    """The logs of a run's processes: all of them, also those that come later, or the named ones."""
+
+    def __init__(self, directory: Path, processes: Sequence[str], wanted: Wanted) -> None:
+        self._directory = directory
+        self._processes = frozenset(processes)
+        self._wanted = wanted
+        self._files: dict[str, LogFile] = {}
+        # Whether the last record of each was wanted: what follows it goes with it.
+        self._goes: dict[str, bool] = {}
+
+    def lines(self) -> Iterator[Line]:
+        """What is new, by time."""
+        for path in sorted(self._directory.glob("*.log")):
+            if path.stem not in self._files and (not self._processes or path.stem in self._processes):
+                self._files[path.stem] = LogFile(path)
+        files = self._files.values()
+        yield from heapq.merge(*(self._of(file) for file in files), key=lambda line: line.at)
+
+    def _of(self, file: LogFile) -> Iterator[Line]:
+        for line in file.lines():
+            if line.record is not None or file.process not in self._goes:
+                self._goes[file.process] = self._is_wanted(line)
+            if self._goes[file.process] and line.text.strip():
+                yield line
+
+    def _is_wanted(self, line: Line) -> bool:
+        return line.at >= self._wanted.since and (line.level >= self._wanted.level or line.record is None)

@@ -1,0 +1,1 @@
+"""`earl top`: one screen of a run that goes on."""

@@ -1,0 +1,33 @@
+"""Watch a run on one screen: tokens/s, queues, staleness, environments, layouts, switches."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from earl.cli.look import Looker
+from earl.cli.running import RunDir, chosen
+from earl.errors import ConfigError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog="Example: earl top runs/tictactoe --every 0.5")
+def top(
+    run: RunDir = None,
+    every_s: Annotated[
+        float, typer.Option("--every", min=0.1, max=60.0, metavar="SECONDS", help="Between two looks.")
+    ] = 1.0,
+) -> None:
+    """Watch a run on one screen: tokens/s, queues, staleness, environments, layouts, switches.
+
+    Space pauses, Tab goes to the next table, Enter on a worker shows all that it measures, p pins or unpins
+    the selected stage, q leaves; the run goes on. What programs read is earl status --json.
+    """
+    directory = chosen(run, ended=True)
+    try:
+        from earl.cli.top.screen import Top  # of the extra `stack`
+    except ImportError as error:
+        raise ConfigError(f"earl top cannot be shown: {error}", 'pip install "earl[stack]"') from error
+    Top(Looker(directory), every_s).run()

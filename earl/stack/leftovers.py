@@ -1,0 +1,75 @@
+"""What a launch left behind whose launcher cannot end it any more: killed with its warden, or a reboot.
+
+Looked for by the launch's record: processes by their mark, directories by their names, sockets by their kind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.dispatch.arena_file import arena_directory
+from earl.stack import warden
+from earl.stack.record import LaunchRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """pids: of live processes. paths: sockets, arenas, directories of sockets."""
+
+    pids: tuple[int, ...] = ()
+    paths: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.pids or self.paths)
+
+    def __str__(self) -> str:
+        processes = f"{len(self.pids)} process{'es' if len(self.pids) != 1 else ''}" if self.pids else ""
+        return ", ".join(part for part in (processes, *self.paths) if part) or "nothing"
+
+
+def find(directory: Path, config: RunConfig, record: LaunchRecord | None) -> Leftovers:
+    """What is there now of a run."""
+    pids: tuple[int, ...] = ()
+    places = {str(arena_directory(config.data_plane, directory))}
+    if record is not None:
+        places.update(record.leaves)
+        pids = live(record.mark)
+    paths = [place for place in sorted(places) if os.path.lexists(place)]
+    return Leftovers(pids, (*paths, *map(str, sockets(directory))))
+
+
+def live(mark: str) -> tuple[int, ...]:
+    """Pids of the processes of a launch."""
+    found = warden.marked(mark)
+    for descriptor in found.values():
+        os.close(descriptor)
+    return tuple(sorted(found))
+
+
+def sockets(directory: Path) -> list[Path]:
+    """Unix sockets in the run's directory and those below it."""
+    return [
+        path
+        for pattern in ("*", "*/*")
+        for path in sorted(directory.glob(pattern))
+        if stat.S_ISSOCK(path.lstat().st_mode)
+    ]
+
+
+def clean(directory: Path, config: RunConfig, record: LaunchRecord | None) -> Leftovers:
+    """Ends and removes all of it; what there was."""
+    before = find(directory, config, record)
+    if record is not None and before.pids:
+        warden.sweep(record.mark)
+    for name in before.paths:
+        path = Path(name)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return before

@@ -1,0 +1,111 @@
+"""What a launcher says of its launch, in the run's directory: `launch.json`, for whoever looks from outside.
+
+It is there before the first process is started, so that a run whose launcher was killed can be cleaned
+up; it is written anew, whole, when a process changes its state, and with the last status at the end.
+Whether the launcher lives does not stand in it: it holds `launcher.lock` for as long as it does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from earl.stack import rundir
+from earl.stack.rundir import LAUNCH, LOCK
+from earl.stack.status import ProcessState, RunStatus
+
+Outcome = Literal["", "complete", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """One launch. Times are Unix nanoseconds, 0 for what has not happened.
+
+    pid: the launcher's. mark: in the environment of every process of the launch. leaves: directories outside
+    of the run's that go when it ends. ready_s: from the launcher's start until all processes were ready.
+    outcome: "" while it goes on. processes: as they were at written_ns. status: the last, once it has ended.
+    """
+
+    pid: int
+    mark: str
+    leaves: tuple[str, ...] = ()
+    started_ns: int = 0
+    written_ns: int = 0
+    ready_s: float = 0.0
+    outcome: Outcome = ""
+    processes: tuple[ProcessState, ...] = ()
+    status: RunStatus = field(default_factory=RunStatus)
+    ended_ns: int = 0
+
+
+@cache
+def _adapter() -> TypeAdapter[LaunchRecord]:
+    return TypeAdapter(LaunchRecord)
+
+
+def write_record(directory: Path, record: LaunchRecord) -> None:
+    """Whole or not at all, readable by this user alone."""
+    rundir.replace(directory / LAUNCH, json.dumps(asdict(record), indent=1) + "\n")
+
+
+def read_record(directory: Path) -> LaunchRecord | None:
+    """Of a run's last launch; None if it wrote none, or one that this version cannot read."""
+    try:
+        return _adapter().validate_json((directory / LAUNCH).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a launcher has the directory now."""
+    try:
+        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class Chronicle:
+    """Writes the record of one launch as it goes. started_at: time.monotonic() at its start."""
+
+    def __init__(self, directory: Path, mark: str, leaves: Iterable[Path], started_at: float) -> None:
+        self._directory = directory
+        self._started_at = started_at
+        now = time.time_ns()
+        began_ns = now - int((time.monotonic() - started_at) * 1e9)
+        self._record = LaunchRecord(
+            os.getpid(), mark, tuple(map(str, leaves)), started_ns=began_ns, written_ns=now
+        )
+        write_record(directory, self._record)
+
+    def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
+        """Writes if a process has changed its state."""
+        record = replace(self._record, processes=tuple(processes), status=status)
+        if not record.ready_s and processes and all(one.is_up for one in processes):
+            record = replace(record, ready_s=time.monotonic() - self._started_at)
+        changed = [one.identity for one in processes] != [one.identity for one in self._record.processes]
+        self._record = replace(record, written_ns=time.time_ns())
+        if changed:
+            # The status of a run that goes on is the scheduler's to tell.
+            write_record(self._directory, replace(self._record, status=RunStatus()))
+
+    def end(self, outcome: Outcome) -> None:
+        """The launch is over."""
+        now = time.time_ns()
+        self._record = replace(self._record, outcome=outcome, written_ns=now, ended_ns=now)
+        write_record(self._directory, self._record)

@@ -1,0 +1,90 @@
+"""Looks at a run as tests hold them: one in full flow, and a source that gives them one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from earl.cli.env.codec import Latency, Listed
+from earl.cli.look import Look, State
+from earl.stack.status import (
+    Ledger,
+    Lengths,
+    ProcessState,
+    RoleState,
+    RunStatus,
+    StageState,
+    SwitchState,
+    Transfers,
+    WorkerState,
+)
+
+ROLLOUT = WorkerState(
+    "rollout-0", "rollout", "dp2", 64, 48, 31, 0.2,
+    {"generated_tokens_per_s": 5120.0, "kv_tokens": 4096.0, "kv_used_fraction": 0.25, "engine_waiting": 3.0,
+     "engine_running": 45.0, "memory_fraction": 0.4},
+    {"shm": Transfers(3 << 20, 0.001, 0)},
+)  # fmt: skip
+TRAINER = WorkerState("trainer", "trainer", "dp2", 2, 2, 31, 0.1, {"memory_fraction": 0.5}, {})
+SWITCH = SwitchState(3, "dp2", "tp2", "lengths grew", seconds=4.2, stall_s=0.31)
+SENTENCE = "rollout runs dp2; the selector goes to tp2: 0.3 s quicker"
+STATUS = RunStatus(
+    run="growing",
+    phase="train",
+    step=30,
+    steps=140,
+    version=31,
+    ledger=Ledger(1000, 800, 64, {"group_incomplete": 2}, pending=8, leased=48, ready=62, planned=16),
+    workers=(ROLLOUT, TRAINER),
+    roles=(RoleState("trainer", 62, 16, 800),),
+    stages=(
+        StageState("rollout", "dp2", "tp2", SENTENCE, last=SWITCH),
+        StageState("trainer", "dp2", pinned=True),
+    ),
+    metrics={"reward_mean": 0.25, "tokens_per_s": 4310.0, "train_tokens_per_s": 9000.0, "staleness_mean": 0.5,
+             "staleness_max": 1.0},
+    episode_tokens=Lengths(44.5, 40.0, 53.0, 66.0),
+    elapsed_s=61.0,
+)  # fmt: skip
+GAMES = Listed(
+    "open_spiel/tic_tac_toe", "", "h", None, [], 2, 128, 48, 3, 0,
+    Latency(64, 0.0012, 0.0031), Latency(640, 0.0004, 0.002),
+)  # fmt: skip
+LOOK = Look(
+    Path("runs/growing"),
+    State.RUNNING,
+    STATUS,
+    (ProcessState("scheduler", "ready", 61.0, 0, 100), ProcessState("rollout-0", "ready", 58.0, 1, 101)),
+    (GAMES,),
+    {"gateway metrics": "http://127.0.0.1:9100/metrics"},
+    elapsed_s=61.0,
+)
+
+
+class Scheduler:
+    """Takes what an operator asks for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bool]] = []
+
+    async def set_parallelism(self, stage: str, wanted: None, *, pin: bool, **_: Any) -> tuple[int, None]:
+        self.asked.append((stage, pin))
+        return 0, None
+
+
+class Looks:
+    """Each look once, the last one from then on."""
+
+    def __init__(self, looks: Sequence[Look]) -> None:
+        self.left = list(looks)
+        self.taken = 0
+        self.closed = False
+        self.scheduler: Any = Scheduler()
+
+    async def look(self) -> Look:
+        self.taken += 1
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    async def close(self) -> None:
+        self.closed = True
