@@ -1,4 +1,4 @@
-"""Say what works on this machine: ways and devices of the data plane, each tried out.
+"""Say what works on this machine, each thing tried out, and what to do about the rest.
 
 Each probe runs in a process of its own and within PROBE_S, so that no library can take the command down.
 """
@@ -18,9 +18,12 @@ from typing import Annotated, Any
 
 import typer
 
+from earl.cli import machine
 from earl.cli.findings import Finding, data_plane
 from earl.config.data_plane import DataPlaneConfig
 from earl.config.load import load_run
+from earl.config.run import RunConfig
+from earl.errors import EarlError
 
 app = typer.Typer(add_completion=False)
 
@@ -31,23 +34,60 @@ PROBE_S = 60.0
 @app.command(epilog="Example: earl doctor examples/tictactoe.toml")
 def doctor(
     run_file: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file whose data plane is meant.")
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file that is meant.")
     ] = None,
+    gateway: Annotated[
+        str, typer.Option("--gateway", metavar="HOST:PORT", help="Look at the env hosts there, too.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
 ) -> None:
-    """Say what works on this machine: ways and devices of the data plane, each tried out.
+    """Say what works on this machine, each thing tried out, and what to do about the rest.
 
-    Shared memory, UCX and NIXL each move 16 MiB from an arena. Exit code 1 if the data plane of the run
-    file, or the default one, cannot work here; what it does not need may be missing.
+    Cores, memory, open files, clock; shared memory, UCX and NIXL, which each move 16 MiB from an arena. With
+    a run file its ports, its model, room for its arenas and its Redis, too. Exit code 1 if anything that the
+    run file, or a run without one, needs does not work here; what it does not need may be missing.
     """
-    config = load_run(run_file).data_plane if run_file is not None else DataPlaneConfig()
-    findings = data_plane(config, asyncio.run(probe_all(config)))
+    config = load_run(run_file) if run_file is not None else None
+    findings = asyncio.run(examined(config, gateway or os.environ.get("EARL_GATEWAY", "")))
     works = not any(finding.fatal for finding in findings)
     if as_json:
         print(json.dumps({"works": works, "findings": [asdict(finding) for finding in findings]}))
     else:
-        print("\n".join(lines(findings, str(run_file) if run_file is not None else "the default data plane")))
+        print(
+            "\n".join(lines(findings, str(run_file) if run_file is not None else "a run with the defaults"))
+        )
     raise typer.Exit(0 if works else 1)
+
+
+async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
+    """Every finding, in the order in which they are read."""
+    plane = config.data_plane if config is not None else DataPlaneConfig()
+    found = [*machine.of_machine(machine.machine())]
+    probed = await probe_all(plane)
+    if config is not None:
+        found.append(machine.of_ports(config))
+        model = await asked("earl.models.probe", config.model.model_dump_json())
+        found.append(machine.of_model(config, model))
+        rollout = await asked("services.rollout.needs", config.model_dump_json())
+        sizes = probed["memory"]["facts"], rollout["facts"], int(model["facts"].get("bytes", 0))
+        found.append(machine.of_arenas(config, *sizes))
+        url = os.environ.get("EARL_REDIS_URL") or config.bus.redis_url
+        if url:
+            found += machine.of_redis(await asked("earl.bus.probe", url))
+    if gateway:
+        found.append(await at_gateway(gateway, config.environment.name if config is not None else ""))
+    return [*found, *data_plane(plane, probed)]
+
+
+async def at_gateway(address: str, name: str) -> Finding:
+    from earl.cli.env.arguments import access
+    from earl.cli.env.codec import CALL_S, listed
+
+    try:
+        found = await listed(address, access("operator"), CALL_S)
+    except EarlError as error:
+        return machine.of_gateway(address, name, None, error)
+    return machine.of_gateway(address, name, {one.name: one.hosts for one in found}, None)
 
 
 def lines(findings: Sequence[Finding], who: str) -> Iterable[str]:
@@ -67,22 +107,31 @@ async def probe_all(config: DataPlaneConfig) -> dict[str, dict[str, Any]]:
 
 
 async def probe(name: str, config: DataPlaneConfig, timeout_s: float = PROBE_S) -> dict[str, Any]:
-    """{"facts", "error"} of one probe; a crash and a timeout are errors like any other."""
+    """{"facts", "error"} of one probe of the data plane."""
+    return await asked("earl.dispatch.probe", config.model_dump_json(), name, timeout_s=timeout_s)
+
+
+async def asked(module: str, given: str, *arguments: str, timeout_s: float = PROBE_S) -> dict[str, Any]:
+    """{"facts", "error"} of `python -m module`; a crash and a timeout are errors like any other.
+
+    given: what it reads on standard input.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "earl.dispatch.probe",
-        name,
+        module,
+        *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
+    by_hand = " ".join(("python -m", module, *arguments))
     try:
         async with asyncio.timeout(timeout_s):
-            out, err = await process.communicate(config.model_dump_json().encode())
+            out, err = await process.communicate(given.encode())
     except TimeoutError:
-        return _failed(f"its probe did not end within {timeout_s:g} s", f"look why: {_by_hand(name)}")
+        return _failed(f"its probe did not end within {timeout_s:g} s", f"look why: echo '{{}}' | {by_hand}")
     finally:
         if process.returncode is None:
             # With what it started: a serving process of its own may be stuck too.
@@ -91,12 +140,9 @@ async def probe(name: str, config: DataPlaneConfig, timeout_s: float = PROBE_S) 
     with suppress(ValueError, IndexError):
         return json.loads(out.decode().splitlines()[-1])  # libraries may talk before it
     last = (err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-    return _failed(f"its probe ended with {process.returncode}: {last}", f"see all of it: {_by_hand(name)}")
+    said = f"its probe ended with {process.returncode}: {last}"
+    return _failed(said, f"see all of it: echo '{{}}' | {by_hand}")
 
 
 def _failed(message: str, remedy: str) -> dict[str, Any]:
     return {"facts": {}, "error": {"message": message, "remedy": remedy}}
-
-
-def _by_hand(name: str) -> str:
-    return f"echo '{{}}' | python -m earl.dispatch.probe {name}"

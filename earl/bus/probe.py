@@ -1,0 +1,57 @@
+"""What a Redis or Valkey server is like: `python -m earl.bus.probe`.
+
+Its URL on standard input, so that a password is in no argv; {"facts", "error"} as one line of JSON on
+standard output. skew_s: its clock ahead of this machine's, in seconds, as exactly as the answer was quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from earl.bus.connection import open_redis, shown_url
+from earl.errors import BusUnavailable
+
+
+async def facts_of(url: str) -> dict[str, Any]:
+    """Server, version, persistence, clock. Raises BusUnavailable."""
+    client = open_redis(url)
+    try:
+        info = await client.info("everything")
+        began_s = time.time()
+        seconds, microseconds = await client.time()
+        skew_s = seconds + microseconds / 1e6 - (began_s + time.time()) / 2
+        policy = info.get("maxmemory_policy", "")
+        return {
+            "url": shown_url(url),
+            "server": "valkey" if "valkey_version" in info else "redis",
+            "version": str(info.get("valkey_version") or info.get("redis_version", "")),
+            "appendonly": bool(info.get("aof_enabled", 0)),
+            "evicts": bool(info.get("maxmemory", 0)) and policy != "noeviction",
+            "maxmemory_policy": policy,
+            "skew_s": round(skew_s, 4),
+        }
+    except (RedisError, OSError) as error:
+        raise BusUnavailable(
+            f"{shown_url(url)} cannot be used: {error}", "start the server or mend bus.redis_url"
+        ) from error
+    finally:
+        await client.aclose()
+
+
+def main() -> None:
+    found: dict[str, Any] = {"facts": {}, "error": None}
+    try:
+        found["facts"] = asyncio.run(facts_of(sys.stdin.read().strip()))
+    except BusUnavailable as error:
+        found["error"] = {"message": error.message, "remedy": error.remedy}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Whether a run's model can be loaded, as far as its files tell: `python -m earl.models.probe`.
+
+`[model]` as JSON on standard input; {"facts", "error"} as one line of JSON on standard output. A package's
+model is not converted for this.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+from earl.config.model import ModelConfig
+from earl.errors import EarlError
+from earl.models.source import gguf_file, packaged, resolve
+from earl.models.spec import load_spec
+from earl.models.tokenizer import Tokenizer
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def facts_of(config: ModelConfig) -> dict[str, Any]:
+    """What there is. Raises ModelNotFound, UnsupportedModel, ConfigError."""
+    package = packaged(config.path)
+    if package is not None:
+        file, version = gguf_file(package)
+        return {"path": str(file), "package": package.package, "version": version}
+    if not config.path:
+        return {"path": "", "words": len(config.scratch.words)}
+    directory = resolve(config.path)
+    spec = load_spec(directory)
+    Tokenizer.load(directory, config)
+    parameters = sum(math.prod(shape) for shape in spec.shapes().values())
+    return {
+        "path": str(directory),
+        "family": spec.family,
+        "parameters": parameters,
+        "bytes": parameters * ITEM_BYTES[config.dtype],
+        "max_positions": spec.max_positions,
+        "chat_template": config.chat,
+    }
+
+
+def main() -> None:
+    found: dict[str, Any] = {"facts": {}, "error": None}
+    try:
+        found["facts"] = facts_of(ModelConfig.model_validate_json(sys.stdin.read()))
+    except EarlError as error:
+        found["error"] = {"message": error.message, "remedy": error.remedy}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What `earl doctor` makes of a machine and of a run file's servers: what fails says what to do."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earl.bus.embedded import EmbeddedValkey
+from earl.bus.probe import facts_of
+from earl.cli import machine
+from earl.cli.findings import Finding
+from earl.cli.machine import LEAST_BYTES, Machine
+from earl.errors import BusUnavailable, ModelNotFound, ServiceUnavailable
+from earl.models import probe
+from tests.support.runs import tictactoe
+
+FINE = Machine(8, 0.0, 64 << 30, 32 << 30, 65536, 0.01)
+REDIS = {
+    "url": "redis://:***@10.0.0.1:6379", "server": "valkey", "version": "9.1.2", "appendonly": True,
+    "evicts": False, "maxmemory_policy": "noeviction", "skew_s": 0.002,
+}  # fmt: skip
+
+
+def failing(*findings: Finding) -> list[str]:
+    """Names of those that do not work; each says what to do."""
+    found = [one for one in findings if not one.works]
+    assert all(one.remedy for one in found)
+    return [one.name for one in found]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, []),
+        ({"available_bytes": LEAST_BYTES - 1}, ["memory"]),
+        ({"open_files": 256}, ["open files"]),
+        ({"clock_error": 3.0}, ["clock"]),
+    ],
+)
+def test_what_a_machine_lacks_is_found(change: dict[str, Any], names: list[str]):
+    assert failing(*machine.of_machine(replace(FINE, **change))) == names
+
+
+def test_a_bound_of_the_cgroup_is_said_and_one_core_is_advised_against():
+    assert (machine.quota("150000 100000\n"), machine.quota("max 100000\n")) == (1.5, 0.0)
+    cores = next(iter(machine.of_machine(replace(FINE, quota=1.5))))
+    assert cores.works and "bounded to 1.5" in cores.said and "two or more" in cores.remedy
+    here = machine.machine()
+    assert here.cores >= 1 and here.memory_bytes >= here.available_bytes > 0 and here.clock_error < 0.5
+
+
+def test_ports_that_are_taken_are_found(tmp_path: Path):
+    assert failing(machine.of_ports(tictactoe(tmp_path))) == []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        finding = machine.of_ports(tictactoe(tmp_path, gateway={"bind": bind}))
+    assert failing(finding) == ["ports"] and f'gateway.bind = "{bind}"' in finding.said
+
+
+def test_arenas_that_do_not_fit_are_found(tmp_path: Path):
+    config = tictactoe(tmp_path, rollout={"workers": 2})
+    fits = machine.of_arenas(config, {"free_bytes": 4 << 30}, {"arena_bytes": 1 << 30}, 1 << 29)
+    assert fits.works and fits.facts["need_bytes"] == 3 << 30
+    small = machine.of_arenas(config, {"free_bytes": 64 << 20}, {"arena_bytes": 1 << 30}, 1 << 29)
+    assert failing(small) == ["arenas"] and "--shm-size" in small.remedy
+
+
+def test_models_are_looked_at_without_their_weights(tmp_path: Path):
+    config = tictactoe(tmp_path)
+    made = machine.of_model(config, {"facts": probe.facts_of(config.model), "error": None})
+    assert made.works and "13 words" in made.said
+    with pytest.raises(ModelNotFound):
+        probe.facts_of(config.model.model_copy(update={"path": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, []),
+        ({"appendonly": False}, []),
+        ({"evicts": True, "maxmemory_policy": "allkeys-lru"}, ["redis"]),
+        ({"skew_s": -5.0}, ["redis clock"]),
+    ],
+)
+def test_what_a_server_does_wrong_is_found(change: dict[str, Any], names: list[str]):
+    found = list(machine.of_redis({"facts": REDIS | change, "error": None}))
+    assert failing(*found) == names
+    if "appendonly" in change:
+        assert "appendonly yes" in found[0].remedy
+
+
+async def test_a_real_server_says_what_it_is(tmp_path: Path):
+    server = EmbeddedValkey()
+    try:
+        facts = await facts_of(await server.start(tmp_path))
+    finally:
+        await server.stop()
+    assert (facts["server"], facts["appendonly"], facts["evicts"]) == ("valkey", True, False)
+    assert abs(facts["skew_s"]) < 1.0 and "***" in facts["url"]
+    with pytest.raises(BusUnavailable, match="start the server"):
+        await facts_of(f"unix://{tmp_path}/none.sock")
+
+
+def test_a_gateway_without_hosts_and_one_that_is_not_there():
+    fine = machine.of_gateway("a:1", "game", {"game": 2, "other": 1}, None)
+    assert fine.works and "2 hosts serve game" in fine.said
+    assert failing(machine.of_gateway("a:1", "game", {"other": 1}, None)) == ["environments"]
+    assert failing(machine.of_gateway("a:1", "", {}, None)) == ["environments"]
+    gone = ServiceUnavailable("it is not there", "start it")
+    assert machine.of_gateway("a:1", "", None, gone).remedy == "start it"
