@@ -5,6 +5,7 @@ Every test ends by looking for what must not be there: a process of the run, a s
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -21,9 +22,13 @@ from typing import Any
 
 import psutil
 import pytest
+from textual.widgets import DataTable
 
+from earl.cli.look import Looker
+from earl.cli.top.screen import Top
 from earl.stack.record import is_held, read_record
 from tests.integration.test_stack_run import MARK, ROOT, SMALL, TICTACTOE
+from tests.unit.test_cli_top import screen_of
 
 WAIT_S = 30.0
 
@@ -160,6 +165,29 @@ def test_a_run_that_ends_by_itself_is_complete(background: Background):
     assert (code, look["state"]) == (20, "complete")
     code, ended, _ = background.earl("down", str(background.run), "--json")
     assert code == 0 and not ended["was_running"] and ended["resume"] is None
+    background.assert_nothing_left()
+
+
+@pytest.mark.slow
+async def test_top_follows_a_real_run_pins_a_stage_and_sees_its_end(background: Background):
+    await asyncio.to_thread(background.up)
+    app = Top(Looker(background.run), every_s=0.2)
+    async with app.run_test(size=(160, 60)) as pilot:
+
+        async def shows(*words: str) -> None:
+            async with asyncio.timeout(WAIT_S):
+                while not all(word in "\n".join(screen_of(app)) for word in words):
+                    await pilot.pause(0.1)
+
+        await shows("running", "rollout-0", "open_spiel/tic_tac_toe", "scheduler", "tickets")
+        app.query_one("#stages", DataTable).move_cursor(row=0)
+        await pilot.press("p")
+        await shows("(pinned)")
+        code, _, said = await asyncio.to_thread(
+            background.earl, "down", "--now", str(background.run), "--json"
+        )
+        assert code == 0, said
+        await shows("stopped")
     background.assert_nothing_left()
 
 
