@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import typer
 
 from earl.cli.lazy import Benchmarks
@@ -14,3 +16,5 @@ app = typer.Typer(
 @app.callback()
 def root() -> None:
     """Run one of EARL's benchmarks and write its figures to benchmarks/results/."""
+    # As Ctrl-C does: what a benchmark made in /tmp and /dev/shm goes.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
