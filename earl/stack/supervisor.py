@@ -118,11 +118,14 @@ class Supervisor:
     def _has_needs(self, process: StackProcess) -> bool:
         return all(self.processes[need].ready.is_set() for need in process.spec.needs)
 
+    async def _all_ready(self, names: Iterable[str]) -> None:
+        for name in names:
+            await self.processes[name].ready.wait()
+
     async def _until_needs(self, process: StackProcess) -> bool:
         """Lets a process begin once what it needs is ready; False if it ended before that."""
-        needs = [asyncio.create_task(self.processes[need].ready.wait()) for need in process.spec.needs]
+        ready = asyncio.create_task(self._all_ready(process.spec.needs))
         ended = asyncio.create_task(process.wait())
-        ready = asyncio.gather(*needs)
         try:
             await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
