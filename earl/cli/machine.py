@@ -16,7 +16,7 @@ from typing import Any
 from earl.cli.findings import Finding
 from earl.config.run import RunConfig
 from earl.errors import EarlError
-from earl.obs.memory import available_bytes, host_bytes
+from earl.obs.limits import available_bytes, host_bytes
 from earl.stack.ports import resolve_bind
 
 # Each process of a run holds hundreds of files, sockets and libraries.
