@@ -1,7 +1,7 @@
 """Tensors move from one cut over the ranks to another, over the same ranks: no gather, no disk.
 
     tensor after tensor: its new memory is taken ─► what stays on its rank is copied
-                         ─► the rest in rounds of all_to_all ─► its old memory is freed
+                         ─► the rest goes in rounds, over a wire (wires.py) ─► its old memory is freed
 
 Promise: no rank needs more than CHUNK_BYTES a few times over beside the larger of both cuts, and one
 tensor; what a round left is whole in one place. A rank that dies ends the collective of the others: they
@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from earl.dispatch.exchange import Part, Piece, Recut, exchange, rounds
+from earl.dispatch.exchange import Piece, Recut, exchange, rounds
 from earl.dispatch.layout import Box
 from services.trainer.group import Group
+from services.trainer.wires import at, open_wire
 
 CHUNK_BYTES = 32 << 20
-_ALIGNMENT_BYTES = 16
 
 
 class Memory:
@@ -74,6 +73,10 @@ class Column:
     old: Memory
     new: Memory
 
+    @property
+    def item_bytes(self) -> int:
+        return self.recut.item_bytes
+
     def reversed(self) -> Column:
         """The way back."""
         return Column(self.recut.reversed(), self.new, self.old)
@@ -109,14 +112,19 @@ def move(
     started = time.perf_counter()
     recuts = [column.recut for column in columns]
     pieces = exchange(recuts)
+    batches = list(rounds(recuts, pieces, chunk_bytes))
+    way = open_wire(columns, batches, group, wire)
     walk = _Walk(columns, pieces, group.rank)
     sent_bytes = 0
-    for batch in rounds(recuts, pieces, chunk_bytes):
+    for batch in batches:
         walk.end(batch[0].tensor)
         if batch[0].tensor >= walk.begun and not group.agree(time.monotonic() < until):
             break
         walk.begin(batch[-1].tensor + 1)
-        sent_bytes += _round(batch, columns, group, wire, walk)
+        held_bytes = way.held_bytes(batch)
+        walk.hold(held_bytes)
+        sent_bytes += way.carry(batch)
+        walk.hold(-held_bytes)
     else:
         walk.end(walk.begun)
         if group.agree(time.monotonic() < until):
@@ -143,7 +151,7 @@ class _Walk:
             self.hold(column.new.size_bytes)
             for piece in self._pieces[number]:
                 if piece.source == piece.target == self._rank:
-                    _at(column.new, piece.box).copy_(_at(column.old, piece.box))
+                    at(column.new, piece.box).copy_(at(column.old, piece.box))
             if any(piece.source != piece.target for piece in self._pieces[number]):
                 self._open.append(number)
             else:
@@ -169,56 +177,6 @@ class _Walk:
     def peak_extra_bytes(self) -> int:
         after = sum(column.new.size_bytes for column in self._columns)
         return self._most - max(self._before, after)
-
-
-def _round(batch: Sequence[Part], columns: Sequence[Column], group: Group, wire: Any, walk: _Walk) -> int:
-    """Exchange these parts; returns the bytes that this rank sent."""
-    going, outs, out_bytes = _laid(batch, columns, group, sends=True)
-    coming, ins, in_bytes = _laid(batch, columns, group, sends=False)
-    walk.hold(out_bytes + in_bytes)
-    sent = torch.empty(out_bytes, dtype=torch.uint8, device=group.device)
-    received = torch.empty(in_bytes, dtype=torch.uint8, device=group.device)
-    for part, offset in going:
-        values = _at(columns[part.tensor].old, part.piece.box)
-        _packed(sent, offset, values).copy_(values)
-    dist.all_to_all_single(received, sent, ins, outs, group=wire)
-    for part, offset in coming:
-        values = _at(columns[part.tensor].new, part.piece.box)
-        values.copy_(_packed(received, offset, values))
-    walk.hold(-out_bytes - in_bytes)
-    return out_bytes
-
-
-def _laid(
-    batch: Sequence[Part], columns: Sequence[Column], group: Group, *, sends: bool
-) -> tuple[list[tuple[Part, int]], list[int], int]:
-    """(this rank's parts and where each lies in the buffer, bytes of each peer's, bytes in all)."""
-    by_peer: list[list[Part]] = [[] for _ in range(group.size)]
-    for part in batch:
-        piece = part.piece
-        mine, peer = (piece.source, piece.target) if sends else (piece.target, piece.source)
-        if mine == group.rank:
-            by_peer[peer].append(part)
-    laid: list[tuple[Part, int]] = []
-    splits: list[int] = []
-    offset = 0
-    for parts in by_peer:
-        begin = offset
-        for part in parts:
-            laid.append((part, offset))
-            size_bytes = part.piece.box.size * columns[part.tensor].recut.item_bytes
-            offset += -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        splits.append(offset - begin)
-    return laid, splits, offset
-
-
-def _packed(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
-    size_bytes = like.numel() * like.element_size()
-    return buffer[offset : offset + size_bytes].view(like.dtype).view(like.shape)
-
-
-def _at(memory: Memory, box: Box) -> torch.Tensor:
-    return memory.values[box.relative_to(memory.box.start).slices()]
 
 
 def boxes_by_rank(boxes: Sequence[Box], group: Group) -> list[tuple[Box, ...]]:
