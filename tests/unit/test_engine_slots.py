@@ -40,7 +40,7 @@ def test_prefill_then_decode():
     batch, complete = run_step(slots, 100, version=3)
     assert (batch.tokens.tolist(), batch.starts.tolist(), batch.counts.tolist()) == ([3], [3], [1])
     assert slots.versions[0, 3:5].tolist() == [0, 3]
-    assert set(slots.stops[0]) == {50, 5}
+    assert set(slots.stops.ids[0]) == {50, 5}
     batch, _ = slots.plan(100) or (None, None)
     assert batch is not None
     _, stopped, full = slots.advance(batch, np.array([True]), np.array([5]), np.zeros(1), 3)
@@ -80,6 +80,80 @@ def test_the_oldest_idle_session_makes_room():
     assert slots.admit(ask("c", [1, 2, 2]), ()) == 1 and slots.reused[1] == 0
     assert slots.admit(ask("d", [1]), ()) is None
     assert (slots.evicted, slots.retained) == (1, 0)
+
+
+def turn(slots: Slots, name: str, ids: list[int], *, now_ns: int, until_ns: int = 0) -> int | None:
+    """A turn of one token, from admission to its end: how many tokens of KV were there; None if it waits."""
+    request = GenerateRequest(request_id=name, ids=ids, max_new_tokens=1, session=name)
+    slot = slots.admit(Waiting.of(request, slots.ages.of(name)), (), now_ns)
+    if slot is None:
+        return None
+    planned = slots.plan(100, now_ns)
+    assert planned is not None
+    slots.advance(*planned, np.array([len(ids)]), np.zeros(1), 0)
+    slots.finish(slot, until_ns)
+    return int(slots.reused[slot])
+
+
+@pytest.mark.parametrize("scarce", ["slots", "memory"])
+def test_a_younger_session_takes_an_older_ones_kv_only_once_it_waited_long_enough(scarce):
+    slots = Slots(1, 16) if scarce == "slots" else Slots(3, 16, kv_tokens=5)
+    assert turn(slots, "old", [1, 2, 3], now_ns=0, until_ns=10) == 0
+    assert turn(slots, "new", [5, 6, 7], now_ns=9) is None
+    # The older one takes a younger one's at once; its own is still there.
+    assert turn(slots, "old", [1, 2, 3, 3], now_ns=9, until_ns=10) == 3
+    assert turn(slots, "new", [5, 6, 7], now_ns=10, until_ns=99) == 0
+    assert turn(slots, "old", [1, 2, 3, 3, 4], now_ns=11, until_ns=99) == 0
+    assert slots.evicted == 2
+    # One that is over is in nobody's way.
+    slots.release("old")
+    assert turn(slots, "new", [5, 6, 7, 3], now_ns=12) == 0
+
+
+def lost_between_turns(waits_ns: int) -> int:
+    """KV that was lost while ten sessions of eight turns share memory for two of them and a bit."""
+    slots, lost, now_ns = Slots(10, 64, kv_tokens=40), 0, 0
+    contexts = {f"s{n}": [n, n] for n in range(10)}
+    due = list(contexts)
+    while due:
+        now_ns += 1
+        assert now_ns < 1000
+        name = due.pop(0)
+        ids = contexts[name]
+        reused = turn(slots, name, ids, now_ns=now_ns, until_ns=now_ns + waits_ns)
+        if reused is None:
+            due.append(name)
+            continue
+        lost += max(0, len(ids) - 2 - reused)
+        contexts[name] = [*ids, len(ids), 7]
+        if len(ids) < 16:
+            due.append(name)
+        else:
+            slots.release(name)
+    return lost
+
+
+def test_sessions_that_share_too_little_memory_lose_little_of_it():
+    assert lost_between_turns(50) * 4 < lost_between_turns(0)
+
+
+def test_the_youngest_that_runs_gives_way_to_an_idle_older_session():
+    slots = Slots(3, 64, kv_tokens=10)
+    assert turn(slots, "old", [1, 2, 3], now_ns=0, until_ns=10) == 0
+    for name in ("a", "b"):
+        request = GenerateRequest(request_id=name, ids=[8, 9], max_new_tokens=9, session=name)
+        assert slots.admit(Waiting.of(request, slots.ages.of(name)), (), 1) is not None
+    for _ in range(3):
+        planned = slots.plan(100, 1)
+        assert planned is not None
+        slots.advance(*planned, np.zeros(len(planned[0].slots), np.int64), np.zeros(len(planned[0].slots)), 0)
+    assert [one.request.request_id for one in slots.preempted] == ["b"] and slots.retained == 1
+    # Alone, it does not wait for anybody.
+    for _ in range(4):
+        planned = slots.plan(100, 1)
+        assert planned is not None
+        slots.advance(*planned, np.zeros(1, np.int64), np.zeros(1), 0)
+    assert slots.retained == 0 and slots.evicted == 1
 
 
 def test_a_session_that_is_busy_or_released_is_not_kept_twice():
@@ -175,5 +249,5 @@ def test_stop_lists_grow(count):
     slots = Slots(2, 16)
     slots.admit(ask("a", [1], stop_ids=list(range(count))), (9,))
     slots.admit(ask("b", [1], stop_ids=[3]), (9,))
-    assert set(slots.stops[0]) - {-1} == {*range(count), 9}
-    assert set(slots.stops[1]) - {-1} == {3, 9}
+    assert set(slots.stops.ids[0]) - {-1} == {*range(count), 9}
+    assert set(slots.stops.ids[1]) - {-1} == {3, 9}

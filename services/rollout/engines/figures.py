@@ -27,7 +27,8 @@ class Busy:
     def start(self) -> None:
         self._started_ns, self._clock_ns = time.time_ns(), time.perf_counter_ns()
 
-    def end(self) -> None:
+    def end(self) -> int:
+        """The nanoseconds that the step took."""
         took_ns = time.perf_counter_ns() - self._clock_ns
         self.total_ns += took_ns
         ended_ns = self._started_ns + took_ns
@@ -35,11 +36,31 @@ class Busy:
             self._periods[-1].end_ns = ended_ns
         else:
             self._periods.append(BusyPeriod("generate", self._started_ns, ended_ns))
+        return took_ns
 
     def take(self) -> list[BusyPeriod]:
         """The periods that were not yet reported."""
         periods, self._periods = list(self._periods), deque(maxlen=BUSY_PERIODS)
         return periods
+
+
+class PrefillRate:
+    """How long tokens take whose KV is computed many at a time: of the steps of late that mostly did that."""
+
+    _KEPT = 0.9
+
+    def __init__(self) -> None:
+        self._tokens = self._took_ns = 0.0
+
+    def note(self, sequences: int, tokens: int, took_ns: int) -> None:
+        """A step of so many sequences and tokens."""
+        if tokens >= 2 * sequences:
+            self._tokens = self._KEPT * self._tokens + tokens
+            self._took_ns = self._KEPT * self._took_ns + took_ns
+
+    def nanoseconds(self, tokens: int) -> int:
+        """Of so many tokens; 0 before the first such step."""
+        return int(tokens * self._took_ns / self._tokens) if self._tokens else 0
 
 
 def totals(transfers: Iterable[Transfer]) -> list[Transfer]:

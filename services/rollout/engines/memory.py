@@ -33,12 +33,12 @@ class KvMemory:
         """A sequence of so many tokens could ever be held."""
         return -(-tokens // self.page) * self.page <= self.bound
 
-    def has_room(self, running: np.ndarray, held: list[int], tokens: int) -> bool:
-        """Whether the KV of sequences of `running` [N] tokens, with a page each to grow by, of the slots
-        that are held, and of `tokens` more fits. One sequence alone always has room."""
-        if len(running) + len(held) == 0:
+    def has_room(self, running: np.ndarray, idle: np.ndarray, held: list[int], tokens: int) -> bool:
+        """Whether the KV of sequences of `running` [N] tokens, with a page each to grow by, of `idle` [M]
+        tokens, of the slots that are held, and of `tokens` more fits. One sequence alone always has room."""
+        if len(running) + len(idle) + len(held) == 0:
             return True
-        pages = int(self.pages(running).sum()) + len(running) * self.page
+        pages = int(self.pages(running).sum()) + len(running) * self.page + int(self.pages(idle).sum())
         pages += int(self.committed[held].sum()) + int(self.pages(np.array(tokens)))
         return pages <= self.bound
 

@@ -26,9 +26,10 @@ from earl.errors import EngineError
 SLOT_BYTES = 1 << 20
 _LINE_BYTES = 64
 # Looks at a counter before the core is offered to others (few: with more ranks than cores it is another rank
-# that wants it), then before the rank sleeps between looks.
+# that wants it). How long it is offered before the rank sleeps between looks: a kernel gives a core sooner to
+# who slept than to who looked on, and where others want it too that is what counts.
 _SPINS = 5
-_YIELDS = 2_000
+_WATCH_S = 0.000_2
 _NAP_S = 0.000_1
 
 
@@ -88,11 +89,12 @@ class SharedSum:
                 self._wait(other, place)
 
     def _wait(self, other: int, place: int) -> None:
-        for _ in range(_YIELDS):
+        began = time.monotonic()
+        while time.monotonic() - began < _WATCH_S:
             os.sched_yield()
             if self._counters[place] >= self._met:
                 return
-        ends = time.monotonic() + self._deadline_s
+        ends = began + self._deadline_s
         while self._counters[place] < self._met:
             if time.monotonic() > ends:
                 raise EngineError(

@@ -2,8 +2,10 @@
 one by one.
 
     waiting ──admit──► running ──finish──► free, or retained for its session's next turn ──► running …
-       ▲                  │                                └── evicted, the longest unused first
+       ▲                  │                                └── evicted: who goes first, idle.py says
        └─────preempt──────┘  (the youngest, when the KV of all would exceed the bound)
+
+A session is as old as its first turn, and the older one goes first, in whichever turn.
 
 A slot is held, neither free nor in use, while a session's KV arrives in it from another engine.
 
@@ -14,17 +16,16 @@ the prefix cache (prefix.py). Pure bookkeeping: no clock, no I/O, no torch.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 
 import numpy as np
 
 from services.rollout.engines.base import GenerateRequest
 from services.rollout.engines.batch import Batch, share
+from services.rollout.engines.idle import Ages, Idle
 from services.rollout.engines.memory import KvMemory
 from services.rollout.engines.prefix import BLOCK_TOKENS, PrefixIndex, common
+from services.rollout.engines.stops import Stops
 from services.rollout.engines.waiting import Waiting
-
-NO_TOKEN = -1
 
 
 class Slots:
@@ -54,8 +55,7 @@ class Slots:
         self.order = np.zeros(slots, dtype=np.int64)
         self.temperature = np.zeros(slots, dtype=np.float32)
         self.seed = np.zeros(slots, dtype=np.uint64)
-        # Stop ids [S, K], padded with NO_TOKEN.
-        self.stops = np.full((slots, 1), NO_TOKEN, dtype=np.int64)
+        self.stops = Stops(slots)
         # Log-prob and version of each sampled token, at the token's position [S, C].
         self.logprobs = np.zeros((slots, context), dtype=np.float32)
         self.versions = np.zeros((slots, context), dtype=np.int64)
@@ -63,8 +63,9 @@ class Slots:
         self.session: list[str] = [""] * slots
         self.slot_of: dict[str, int] = {}
         self._busy_sessions: dict[str, int] = {}
-        # Idle sessions whose KV is kept, the longest unused first.
-        self._retained: OrderedDict[str, int] = OrderedDict()
+        # Sessions whose KV is kept for their next turn.
+        self._retained = Idle(self.order)
+        self.ages = Ages()
         # Slots of sessions whose KV arrives from another engine.
         self.held: set[int] = set()
         # Low slots first: running slots stay close together.
@@ -102,22 +103,23 @@ class Slots:
             return False
         return self.index.longest(waiting.keys)[2]
 
-    def admit(self, waiting: Waiting, stop_ids: tuple[int, ...]) -> int | None:
-        """Give the request a slot: its session's, one with its prefix, a free one, or that of the longest
-        unused session. None if all are running, or if the KV of those would leave it no room.
-        stop_ids: the engine's, beside the request's own."""
+    def admit(self, waiting: Waiting, stop_ids: tuple[int, ...], now_ns: int = 0) -> int | None:
+        """Give the request a slot: its session's, one with its prefix, a free one, or that of a session that
+        gives way. None if there is none, or if the KV of those that run, and of those that do not give way,
+        would leave it no room. stop_ids: the engine's, beside the request's own."""
         ids, running = waiting.ids, np.flatnonzero(self.running)
-        if not self.memory.has_room(self.length[running], list(self.held), len(ids)):
-            return None
         session = waiting.session if waiting.session not in self._busy_sessions else ""
+        stay = self._retained.before(waiting.order, now_ns, but=session)
+        if not self.memory.has_room(self.length[running], self.cached[stay], list(self.held), len(ids)):
+            return None
         holder, blocks, _ = self.index.longest(waiting.keys)
         shared = blocks * BLOCK_TOKENS
         if shared and (self.tokens[holder, :shared] != ids[:shared]).any():
             shared = 0  # another prefix of the same hash
-        slot = self._retained.pop(session, None) if session else None
+        slot = self._retained.pop(session) if session else None
         own = 0 if slot is None else common(self.tokens[slot, : int(self.cached[slot])], ids[:-1])
         if slot is None:
-            slot = self._take(holder if shared else None)
+            slot = self._take(holder if shared else None, now_ns, evicts=len(stay) < len(self._retained))
         if slot is None:
             return None
         reused = own
@@ -165,44 +167,39 @@ class Slots:
         self.order[slot] = waiting.order
         self.temperature[slot] = request.temperature
         self.seed[slot] = request.seed & 0xFFFF_FFFF_FFFF_FFFF
-        self._set_stops(slot, {*stop_ids, *request.stop_ids})
+        self.stops.put(slot, {*stop_ids, *request.stop_ids})
         self.running[slot] = True
         self.request[slot] = request
         self.slot_of[request.request_id] = slot
 
-    def _take(self, wanted: int | None) -> int | None:
-        """A free slot, `wanted` if it is one, or that of the longest unused session."""
+    def _take(self, wanted: int | None, now_ns: int, *, evicts: bool) -> int | None:
+        """A free slot, `wanted` if it is one, or, if it `evicts`, that of a session that gives way."""
         if wanted is not None and wanted in self._free:
             self._free.remove(wanted)
             heapq.heapify(self._free)
             return wanted
-        if not self._free and not self._evict():
+        if not self._free and not (evicts and self._evict(now_ns)):
             return None
         return heapq.heappop(self._free)
 
-    def _evict(self) -> bool:
-        """Vacate the longest unused session; False if there is none."""
-        if not self._retained:
+    def _evict(self, now_ns: int) -> bool:
+        """Vacate the idle session that gives way first; False if there is none."""
+        session = self._retained.next(now_ns)
+        slot = self._retained.pop(session) if session is not None else None
+        if slot is None:
             return False
-        self._vacate(self._retained.popitem(last=False)[1])
+        self._vacate(slot)
         self.evicted += 1
         return True
 
-    def _set_stops(self, slot: int, stops: set[int]) -> None:
-        if len(stops) > self.stops.shape[1]:
-            wider = np.full((len(self.stops), len(stops)), NO_TOKEN, dtype=np.int64)
-            wider[:, : self.stops.shape[1]] = self.stops
-            self.stops = wider
-        self.stops[slot] = NO_TOKEN
-        self.stops[slot, : len(stops)] = list(stops)
-
     # --- endings ------------------------------------------------------------------------------
 
-    def finish(self, slot: int) -> None:
-        """The request is over; the slot is retained if a session wants it."""
+    def finish(self, slot: int, until_ns: int = 0) -> None:
+        """The request is over; the slot is retained if a session wants it, for which younger ones wait until
+        then."""
         session = self._unseat(slot)
         if session:
-            self._retained[session] = slot
+            self._retained.add(session, slot, until_ns)
         else:
             self._vacate(slot)
 
@@ -218,7 +215,8 @@ class Slots:
 
     def release(self, session: str) -> None:
         """The session is over: its slot is vacated, at once or when its request ends."""
-        slot = self._retained.pop(session, None)
+        self.ages.forget(session)
+        slot = self._retained.pop(session)
         if slot is not None:
             self._vacate(slot)
         else:
@@ -252,13 +250,14 @@ class Slots:
     # --- hand-over ----------------------------------------------------------------------------
 
     def sessions(self) -> list[tuple[str, int]]:
-        """(session, slot) of all whose KV is here, running or not."""
-        return [*self._busy_sessions.items(), *self._retained.items()]
+        """(session, slot) of all whose KV is here, running or not, the oldest first."""
+        here = [*self._busy_sessions.items(), *self._retained.items()]
+        return sorted(here, key=lambda one: self.order[one[1]])
 
     def hold(self, session: str, first: int, tokens: int) -> int | None:
         """Take the idle session's slot, or a free one, out of use while rows [first, tokens) of it arrive;
         then `keep` or `forget` it. None if there is no room for them beside other sessions' KV."""
-        slot = self._retained.pop(session, None)
+        slot = self._retained.pop(session)
         if slot is None:
             if not self._free:
                 return None
@@ -286,7 +285,8 @@ class Slots:
         self.cached[slot] = self.length[slot] = first + len(ids)
         self.fresh[slot] = fresh and (first == 0 or bool(self.fresh[slot]))
         self._note_blocks(slot)
-        self._retained[session] = slot
+        self.order[slot] = self.ages.of(session)
+        self._retained.add(session, slot, 0)
         return True
 
     def forget(self, slot: int) -> None:
@@ -310,21 +310,24 @@ class Slots:
         """Give back what no sequence and no session needs; returns how many tokens are still too many."""
         excess = self._drop_rows([slot for slot in self._free if slot != keep], excess)
         if excess > 0:
-            taken = np.array([*self.slot_of.values(), *self._retained.values()], dtype=np.int64)
+            taken = np.array([*self.slot_of.values(), *self._retained.slots()], dtype=np.int64)
             used = np.where(self.running[taken], self.length[taken], self.cached[taken])
             excess = self.memory.reclaim(taken, used, excess)
         return excess
 
-    def _make_room(self, excess: int) -> bool:
-        """Give back `excess` tokens' memory, at the cost of idle sessions last; False if it is not there."""
+    def _make_room(self, excess: int, now_ns: int) -> bool:
+        """Give back `excess` tokens' memory, at the cost of idle sessions last; False if it is not there, or
+        only where the youngest of several that run may not take it."""
+        youngest = int(self.order[self._youngest()]) if len(self.slot_of) > 1 else -1
+        stay = len(self._retained.before(youngest, now_ns, but=""))
         excess = self._reclaim_unused(excess)
-        while excess > 0 and self._evict():
+        while excess > 0 and len(self._retained) > stay and self._evict(now_ns):
             excess = self._reclaim_unused(excess)
         return excess <= 0
 
     def drop_kv(self) -> None:
         """All KV is out of date: running sequences are prefilled again, retained ones vacated."""
-        for slot in self._retained.values():
+        for slot in self._retained.slots():
             self._vacate(slot)
         self._retained.clear()
         self.cached[self.running] = 0
@@ -344,7 +347,7 @@ class Slots:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def plan(self, budget_tokens: int) -> tuple[Batch, np.ndarray] | None:
+    def plan(self, budget_tokens: int, now_ns: int = 0) -> tuple[Batch, np.ndarray] | None:
         """The next step's batch, and for each of its sequences whether it is complete, that is, gets a
         token sampled. None if nothing runs.
 
@@ -362,7 +365,7 @@ class Slots:
             excess = self.memory.commit(slots, starts + taken)
             if excess == 0:
                 break
-            if not self._make_room(excess):
+            if not self._make_room(excess, now_ns):
                 self.preempted.append(self.preempt(self._youngest()))
         rows = np.repeat(slots, taken)
         columns = np.repeat(starts - (np.cumsum(taken) - taken), taken) + np.arange(int(taken.sum()))
@@ -390,8 +393,7 @@ class Slots:
         self.logprobs[slots, positions] = logprobs
         self.versions[slots, positions] = version
         self.length[slots] += 1
-        stopped = (self.stops[slots] == ids[:, None]).any(1)
-        return slots, stopped, self.length[slots] >= self.limit[slots]
+        return slots, self.stops.met(slots, ids), self.length[slots] >= self.limit[slots]
 
     def _note_blocks(self, slot: int) -> None:
         if self.fresh[slot]:

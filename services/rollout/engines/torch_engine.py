@@ -10,9 +10,8 @@ pauses take effect between steps. Synchronous and single-threaded; process.py fe
 
 from __future__ import annotations
 
-import itertools
+import bisect
 import time
-from collections import deque
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from services.rollout.engines.base import (
     Transfer,
 )
 from services.rollout.engines.batch import Batch
-from services.rollout.engines.figures import Busy, device_memory, totals
+from services.rollout.engines.figures import Busy, PrefillRate, device_memory, totals
 from services.rollout.engines.handover import Handover, Moving
 from services.rollout.engines.ranks import ApplyShard, Followers, Loaded, Rank, Step
 from services.rollout.engines.sampling import sample
@@ -56,9 +55,8 @@ class TorchEngine:
             page=cache.page_tokens,
         )
         self.handover = Handover(spec.name, self._slots)
-        # New requests and, at the head, those that were preempted.
-        self._waiting: deque[Waiting] = deque()
-        self._orders = itertools.count()
+        # The oldest session's first.
+        self._waiting: list[Waiting] = []
         self._streaming: set[str] = set()
         # Monotonic nanoseconds: of each request's first sampled token, of each slot's last one.
         self._began_ns: dict[str, int] = {}
@@ -70,6 +68,7 @@ class TorchEngine:
         self.outbox: list[wire.Reply] = []
         self._steps = self._generated = self._prefilled = self._reused = 0
         self._busy = Busy()
+        self._prefill = PrefillRate()
         # Totals of each rank's transfers, the newest that it reported.
         self.transfers: dict[int, list[Transfer]] = {}
 
@@ -105,7 +104,10 @@ class TorchEngine:
             return
         if stream:
             self._streaming.add(request.request_id)
-        self._waiting.append(Waiting.of(request, next(self._orders)))
+        self._wait(Waiting.of(request, self._slots.ages.of(request.session)))
+
+    def _wait(self, waiting: Waiting) -> None:
+        bisect.insort(self._waiting, waiting, key=lambda one: one.order)
 
     def _check(self, request: GenerateRequest) -> None:
         requests.check_complete(self.spec, self._complete)
@@ -179,11 +181,12 @@ class TorchEngine:
         """Admit what fits and run one batch; what it finished or streams goes to the outbox. False if there
         was none to run: all that is here waits, for example for KV that arrives."""
         self._busy.start()
-        self._admit()
-        planned = self._slots.plan(self._budget)
-        if self._slots.preempted:
-            self._waiting.extendleft(self._slots.preempted)
-            self._slots.preempted.clear()
+        now_ns = time.monotonic_ns()
+        self._admit(now_ns)
+        planned = self._slots.plan(self._budget, now_ns)
+        for preempted in self._slots.preempted:
+            self._wait(preempted)
+        self._slots.preempted.clear()
         if planned is None:
             return False
         batch, complete = planned
@@ -198,25 +201,24 @@ class TorchEngine:
             none = np.zeros(0, dtype=np.int64)
             self._slots.advance(batch, complete, none, none, self.version)
         self._steps += 1
-        self._busy.end()
+        self._prefill.note(len(batch.slots), int(batch.counts.sum()), self._busy.end())
         return True
 
-    def _admit(self) -> None:
+    def _admit(self, now_ns: int) -> None:
         """Seat what waits, in its order; what a running sequence is about to compute the prefix of
         waits for it."""
-        held: list[Waiting] = []
-        while self._waiting and not self._slots.full:
-            waiting = self._waiting[0]
+        at = 0
+        while at < len(self._waiting) and not self._slots.full:
+            waiting = self._waiting[at]
             if self._slots.comes_soon(waiting):
-                held.append(self._waiting.popleft())
+                at += 1
                 continue
-            slot = self._slots.admit(waiting, self.spec.stop_ids)
+            slot = self._slots.admit(waiting, self.spec.stop_ids, now_ns)
             if slot is None:
                 break
-            self._waiting.popleft()
+            del self._waiting[at]
             if waiting.reused is None:
                 self._reused += int(self._slots.reused[slot])
-        self._waiting.extendleft(reversed(held))
 
     def _sample(self, batch: Batch, complete: np.ndarray, logits: torch.Tensor) -> None:
         slots = self._slots
@@ -275,7 +277,7 @@ class TorchEngine:
         ended_ns = int(self._sampled_ns[slot]) if began_ns else 0
         reused = int(slots.reused[slot])
         self.outbox.append(wire.Tokens(request_id, ids, logprobs, versions, how, reused, began_ns, ended_ns))
-        slots.finish(slot)
+        slots.finish(slot, time.monotonic_ns() + self._prefill.nanoseconds(int(slots.cached[slot])))
 
     def _fail_all(self, error: EarlError) -> None:
         """Every request here ends with the error."""

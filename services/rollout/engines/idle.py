@@ -1,0 +1,84 @@
+"""Sessions between two turns, whose KV stays: which of them give way, and to whom.
+
+A session that comes back to lost KV computes all of its context anew, and while memory is short it takes
+another's for that: with more sessions than memory, each loses its KV before its next turn comes. So the older
+session goes first. A younger one does not take its KV, until it has been idle for as long as computing
+that KV anew would take: waiting longer than that would cost more than it can save. Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+
+import numpy as np
+
+
+class Ages:
+    """How old sessions are: as old as their first request."""
+
+    def __init__(self) -> None:
+        self._orders = itertools.count()
+        self._of: dict[str, int] = {}
+
+    def of(self, session: str) -> int:
+        """The older the lower; "" is a new one each time."""
+        if not session:
+            return next(self._orders)
+        if session not in self._of:
+            self._of[session] = next(self._orders)
+        return self._of[session]
+
+    def forget(self, session: str) -> None:
+        """It is over."""
+        self._of.pop(session, None)
+
+
+class Idle:
+    """order [S]: of the session in each slot, the older the lower; the owner's column."""
+
+    def __init__(self, order: np.ndarray) -> None:
+        self._order = order
+        # Session → slot, the longest unused first.
+        self._slots: OrderedDict[str, int] = OrderedDict()
+        # Until when each slot's KV is worth waiting for, in nanoseconds of the owner's clock.
+        self._until_ns = np.zeros(len(order), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._slots
+
+    def add(self, session: str, slot: int, until_ns: int) -> None:
+        """The session's turn is over."""
+        self._slots[session] = slot
+        self._until_ns[slot] = until_ns
+
+    def pop(self, session: str) -> int | None:
+        """The slot of a session that is idle no more; None if it was not."""
+        return self._slots.pop(session, None)
+
+    def clear(self) -> None:
+        self._slots.clear()
+
+    def items(self) -> list[tuple[str, int]]:
+        return list(self._slots.items())
+
+    def slots(self) -> list[int]:
+        return list(self._slots.values())
+
+    def before(self, order: int, now_ns: int, *, but: str) -> list[int]:
+        """Slots that a sequence of this order may not take, its own session's left out."""
+        return [
+            slot
+            for session, slot in self._slots.items()
+            if session != but and self._order[slot] < order and self._until_ns[slot] > now_ns
+        ]
+
+    def next(self, now_ns: int) -> str | None:
+        """Who gives way first: the longest unused of those that waited in vain, else the youngest."""
+        over = (session for session, slot in self._slots.items() if self._until_ns[slot] <= now_ns)
+        return next(over, None) or max(
+            self._slots, key=lambda session: self._order[self._slots[session]], default=None
+        )
