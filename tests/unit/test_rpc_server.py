@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from earl import errors
-from earl.rpc import Client, Server, TlsFiles
+from earl.rpc import Client, Server, TlsFiles, options
 from earl.rpc.errors import from_call
 from earl.rpc.options import METADATA_BYTES
 from earl.rpc.token_file import Role, make
@@ -229,6 +229,32 @@ async def test_what_is_too_large_is_refused(scripted):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff\xff", timeout=5)
         assert isinstance(from_call(caught.value, "ListEnvironments"), errors.MalformedRequest)
+    await server.stop()
+
+
+async def test_calls_at_once_are_bounded(scripted, monkeypatch):
+    monkeypatch.setattr(options, "SERVER_CALLS", 2)
+    monkeypatch.setattr(options, "CONNECTION_CALLS", 1)
+    server = make_server(scripted)
+    address = await server.start()
+    scripted.release.clear()
+    clients = [Client(address, env_pb2_grpc.EnvGatewayServiceStub) for _ in range(3)]
+    calls = []
+    for client in clients[:2]:
+        calls.append(asyncio.create_task(client.call("ListEnvironments", REQUEST, deadline_s=10)))
+        await scripted.entered.wait()
+        scripted.entered.clear()
+    with pytest.raises(errors.RpcError, match="RESOURCE_EXHAUSTED"):
+        await clients[2].call("ListEnvironments", REQUEST, deadline_s=5)
+    # Of one connection a second call is not even begun: it waits until the first has ended.
+    calls.append(asyncio.create_task(clients[0].call("ListEnvironments", REQUEST, deadline_s=10)))
+    await asyncio.wait(calls[2:], timeout=0.1)
+    assert scripted.calls == 2 and not calls[2].done()
+    scripted.release.set()
+    await asyncio.gather(*calls)
+    assert scripted.calls == 3
+    for client in clients:
+        await client.close()
     await server.stop()
 
 
