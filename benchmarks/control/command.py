@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.control import measure
-from benchmarks.control.stand import Load
+from benchmarks.control.stand import HEARTBEAT_S, Load
 from benchmarks.output import RESULTS, AsJson, Results, publish
 
 app = typer.Typer(add_completion=False)
@@ -38,7 +38,7 @@ MEASURES = (
 def control(
     workers: Annotated[int, typer.Option(min=1, help="Simulated rollout workers.")] = 1_000,
     processes: Annotated[int, typer.Option(min=1, help="That the workers are in.")] = 2,
-    credit: Annotated[int, typer.Option(min=1, help="Tickets that a worker plays at once.")] = 16,
+    credit: Annotated[int, typer.Option(min=1, help="Tickets that a worker plays at once.")] = 32,
     hold: Annotated[float, typer.Option(min=0, help="Seconds that it plays them for.")] = 0.5,
     rate: Annotated[float, typer.Option(min=1, help="Tickets a second that are asked for.")] = 5_500.0,
     tickets: Annotated[int, typer.Option(min=1, help="Of the part steady.")] = 1_000_000,
@@ -79,7 +79,12 @@ def control(
         found = asyncio.run(work(Path(temporary)))
     setting = {"workers": workers, "processes": processes, "credit": credit, "hold_s": hold, "rate": rate}
     cores = len(os.sched_getaffinity(0))
-    publish("control", {"measures": MEASURES, "cores": cores, **setting, **found}, results, as_json=as_json)
+    publish(
+        "control",
+        {"measures": MEASURES, "cores": cores, "heartbeat_s": HEARTBEAT_S, **setting, **found},
+        results,
+        as_json=as_json,
+    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
 NAME = "bench-control"
 RANKS = 8
 STEPS = 1_000_000
+# What a fleet of a thousand would have; a membership lasts 10 s.
+HEARTBEAT_S = 3.0
 RPC_S = 60.0
 
 
@@ -47,7 +49,7 @@ class Load:
                 "environment": {"name": "bench/none", "task": {"level": 1}},
                 "scheduler": {
                     "group_size": self.group_size, "batch_groups": self.batch_groups,
-                    "staleness": self.staleness, "steps": STEPS,
+                    "staleness": self.staleness, "steps": STEPS, "heartbeat_s": HEARTBEAT_S,
                 },
                 "evaluation": {"episodes": self.evaluation, "at_end": False},
                 "trainer": {"checkpoint_every": self.checkpoint_every},

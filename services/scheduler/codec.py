@@ -163,6 +163,7 @@ def encode_attempt(attempt: Attempt) -> scheduler_pb2.AttemptRef:
 def decode_result(result: scheduler_pb2.AttemptResult) -> Result:
     """Unknown endings count as INFRA_ERROR; metrics that are no number are left out."""
     metrics = sorted((name, value) for name, value in result.metrics.items() if math.isfinite(value))
+    message = result.message
     return Result(
         ending=ENDINGS.get(result.ending, Ending.INFRA_ERROR),
         reward=result.reward,
@@ -174,7 +175,7 @@ def decode_result(result: scheduler_pb2.AttemptResult) -> Result:
         newest_version=max(result.oldest_version, result.newest_version),
         descriptor_key=result.descriptor_key,
         metrics=dict(metrics[:METRICS]),
-        message=" ".join(result.message.split())[:MESSAGE_CHARACTERS],
+        message=" ".join(message.split())[:MESSAGE_CHARACTERS] if message else "",
         turn_tokens=list(result.turn_tokens[:TURNS]),
     )
 
@@ -267,22 +268,14 @@ def encode_fact(fact: Fact) -> events_pb2.Event:
     event = events_pb2.Event()
     match fact:
         case TrajectoryReady(ticket_id, attempt, worker, purpose, result):
-            event.trajectory_ready.CopyFrom(
-                events_pb2.TrajectoryReady(
-                    ticket_id=ticket_id,
-                    attempt=attempt,
-                    descriptor_key=result.descriptor_key,
-                    prompt_tokens=result.prompt_tokens,
-                    total_tokens=result.total_tokens,
-                    turns=result.turns,
-                    reward=result.reward,
-                    oldest_version=result.oldest_version,
-                    newest_version=result.newest_version,
-                    ending=ENDING_NUMBERS[result.ending],
-                    worker=worker,
-                    purpose=PURPOSES[purpose],
-                )
-            )
+            # Field by field in place: this is done once for every episode of the run.
+            ready = event.trajectory_ready
+            ready.ticket_id, ready.attempt, ready.worker = ticket_id, attempt, worker
+            ready.descriptor_key, ready.reward = result.descriptor_key, result.reward
+            ready.prompt_tokens, ready.total_tokens = result.prompt_tokens, result.total_tokens
+            ready.oldest_version, ready.newest_version = result.oldest_version, result.newest_version
+            ready.ending, ready.purpose = ENDING_NUMBERS[result.ending], PURPOSES[purpose]
+            ready.turns = result.turns
         case BatchPlanned(batch_id, version, sequences, tokens):
             event.batch_planned.CopyFrom(
                 events_pb2.BatchPlanned(

@@ -61,6 +61,8 @@ def encode_done(evaluation: Evaluation, baseline: Evaluation | None) -> events_p
 
 def decode_transcript(result: scheduler_pb2.AttemptResult) -> tuple[Turn, ...]:
     """The conversation within TURNS turns of TEXT_BYTES; empty if there was none."""
+    if not result.transcript:
+        return ()
     return tuple(
         Turn(turn.role[:ROLE_CHARACTERS], cut(turn.text), turn.tokens) for turn in result.transcript[:TURNS]
     )

@@ -23,7 +23,7 @@ from services.scheduler.store import LedgerStore
 # How long a store that is away is tried before the scheduler gives up.
 OUTAGE_S = 10.0
 RETRY_S = 0.2
-ROUND_S = 0.004
+ROUND_S = 0.006
 
 
 class Journal:

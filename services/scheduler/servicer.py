@@ -85,10 +85,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             request.worker.name, request.worker.incarnation, results, said
         )
         response = scheduler_pb2.CompleteTicketsResponse()
-        for (attempt, _), (verdict, reason) in zip(results, verdicts, strict=True):
-            response.items.add(
-                attempt=codec.encode_attempt(attempt), verdict=codec.VERDICTS[verdict], reason=reason
-            )
+        for one, (verdict, reason) in zip(request.results, verdicts, strict=True):
+            response.items.add(attempt=one.attempt, verdict=codec.VERDICTS[verdict], reason=reason)
         return response
 
     async def NextBatch(self, request, context):

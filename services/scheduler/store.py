@@ -15,10 +15,9 @@ import struct
 from collections.abc import Sequence
 
 from earl.bus import Bus, redis_errors
-from earl.bus.streams import is_trajectory
 from earl.errors import LedgerFenced
 from services.scheduler.codec import encode_fact
-from services.scheduler.records import KINDS, Change, Changes
+from services.scheduler.records import KINDS, Change, Changes, TrajectoryReady
 
 # KEYS: guard, the bus's streams, hashes.  ARGV: term, revision, stream length, the changes packed, how many
 # of the events go to the first stream, events ...  A packed change: lengths of field, expected head and
@@ -99,9 +98,11 @@ class LedgerStore:
         Raises LedgerFenced when another scheduler took over or a record is not what the ledger
         believed (nothing was written then), BusUnavailable when the answer stayed out.
         """
-        facts = [encode_fact(fact) for fact in changes.facts]
-        trajectories = [self._bus.encode(fact) for fact in facts if is_trajectory(fact)]
-        events = [self._bus.encode(fact) for fact in facts if not is_trajectory(fact)]
+        trajectories: list[bytes] = []
+        events: list[bytes] = []
+        for fact in changes.facts:
+            stream = trajectories if isinstance(fact, TrajectoryReady) else events
+            stream.append(self._bus.encode(encode_fact(fact)))
         arguments = (
             self._term, self._revision, self._bus.stream_events, pack(changes.records), len(events),
             *events, *trajectories,
