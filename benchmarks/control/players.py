@@ -127,6 +127,20 @@ class Players:
         )
         await self._wires.call(at, "Join", self._worker(at) + request.SerializeToString())
 
+    async def _call(self, at: int, method: str, request: bytes) -> bytes:
+        """As a rollout worker does it, which joins again once given up; b"" for a life that is over."""
+        lives = self._alive[at]
+        try:
+            return await self._wires.call(at, method, request)
+        except grpc.aio.AioRpcError as error:
+            if self._alive[at] != lives:
+                return b""
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+        self._counts["rejoined"] += 1
+        await self._join(at, *lives)
+        return await self._wires.call(at, method, request)
+
     def _worker(self, at: int) -> bytes:
         return wire.worker(*self._alive[at], common_pb2.STAGE_ROLLOUT)
 
@@ -138,11 +152,8 @@ class Players:
             if self._alive[at] != lives:
                 lives, said = self._alive[at], wire.heartbeat(self._worker(at))
             request = said + wire.state(len(self._held.get(at, ())), self._version)
-            try:
-                await self._wires.call(at, "Heartbeat", request)
-            except grpc.aio.AioRpcError:
-                if self._alive[at] == lives:  # otherwise it was of a life that was over meanwhile
-                    raise
+            if self._alive[at] == lives:
+                await self._call(at, "Heartbeat", request)
             due_s = max(due_s + self._heartbeat_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
@@ -151,7 +162,7 @@ class Players:
         while True:
             for at in range(self._count):
                 if held := self._held[at]:
-                    said = await self._wires.call(at, "RenewLeases", wire.renewals(self._worker(at), held))
+                    said = await self._call(at, "RenewLeases", wire.renewals(self._worker(at), held))
                     self._counts["renewals_lost"] += bool(said)
                 await asyncio.sleep(self._renew_s / self._count)
 
@@ -159,7 +170,7 @@ class Players:
         await asyncio.sleep(self._period_s * at / self._count)
         due_s = time.monotonic()
         while not self._over.is_set():
-            said = await self._wires.call(
+            said = await self._call(
                 at, "LeaseTickets", wire.lease(self._worker(at), self._credit, LEASE_WAIT_S)
             )
             tickets = scheduler_pb2.LeaseTicketsResponse.FromString(said).tickets
@@ -189,7 +200,7 @@ class Players:
 
     async def _report(self, at: int, held: list[wire.Ref]) -> None:
         request = self._results.encode(self._worker(at), held, self._version)
-        said = await self._wires.call(at, "CompleteTickets", request)
+        said = await self._call(at, "CompleteTickets", request)
         self._held[at] = []
         verdicts = Counter(
             one.verdict for one in scheduler_pb2.CompleteTicketsResponse.FromString(said).items
@@ -197,7 +208,7 @@ class Players:
         self._counts["accepted"] += verdicts[scheduler_pb2.VERDICT_ACCEPTED]
         self._counts["not_accepted"] += len(held) - verdicts[scheduler_pb2.VERDICT_ACCEPTED]
         if self._choices.random() < self._repeat:
-            again = await self._wires.call(at, "CompleteTickets", request)
+            again = await self._call(at, "CompleteTickets", request)
             self._counts["repeated"] += len(held)
             # A group that was trained and compacted meanwhile is closed: then the repetition is refused.
             self._counts["repeated_otherwise"] += again != said

@@ -34,7 +34,7 @@ class Samples:
             code = frame.f_code
             names.append(f"{'/'.join(code.co_filename.rsplit('/', 2)[-2:])}:{code.co_qualname}")
             frame = frame.f_back
-        self._own[" < ".join(names[:3])] += 1
+        self._own[names[0]] += 1
         self._whole.update(set(names))
 
     def shares(self) -> dict[str, dict[str, float]]:
