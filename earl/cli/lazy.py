@@ -55,7 +55,7 @@ class Commands(EntryPointGroup):
     entry_point_group = "earl.commands"
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Run": ("demo", "train", "up", "down", "parallelism", "export"),
-        "Look": ("status", "top", "dashboard", "logs", "report", "compare", "explain", "trace"),
+        "Look": ("status", "top", "dashboard", "logs", "report", "compare", "explain", "trace", "sink"),
         "Environments": ("env",),
         "Measure": ("profile", "replay", "bench"),
         "Set up": ("doctor", "tokens", "certs", "version"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from earl.config.base import Section
@@ -18,6 +20,10 @@ class ObsConfig(Section):
     traces: str = Field(default="", pattern=r"^(https?://[^/\s]+)?/?$")
     # Of all tickets, those that are traced; the same ones whenever the run is played.
     trace_fraction: float = Field(default=0.01, ge=0, le=1)
+
+    # Besides its own files, give the run's figures to these, each by a process of its own: needs the extra
+    # of that name. Their failure is not the run's.
+    sinks: list[Literal["tensorboard", "wandb"]] = []
 
     @property
     def traced_fraction(self) -> float:

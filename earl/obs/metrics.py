@@ -37,12 +37,50 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open(encoding="utf-8") as file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(record, dict):
+            if (record := _record(line)) is not None:
                 yield record
+
+
+class LineFollower:
+    """What is added to a file of JSON lines. offset: bytes of it that were read before."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path = path
+        self.offset = offset
+
+    def new(self) -> list[dict[str, Any]]:
+        """Records of the lines that were ended since the last call; a file that is shorter than what was read
+        of it is another one, and begins anew."""
+        if not self.path.is_file():
+            return []
+        with self.path.open("rb") as file:
+            if file.seek(0, 2) < self.offset:
+                self.offset = 0
+            file.seek(self.offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return [record for line in whole.splitlines() if (record := _record(line)) is not None]
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys: {"a": {"b": 1}} → {"a.b": 1}."""
+    out: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
+
+
+def _record(line: str | bytes) -> dict[str, Any] | None:
+    """None for a line that a crash cut short."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def plain(value: Any) -> Any:

@@ -39,6 +39,7 @@ class ProcessSpec:
     verdicts: exit codes that judge the run and are no crash: it is not started again after those.
     stop_rank: processes are stopped rank by rank, lowest first.
     role: whose token it gets; "" none.
+    expendable: the run goes on without it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ProcessSpec:
     verdicts: tuple[int, ...] = ()
     stop_rank: int = 0
     role: str = "worker"
+    expendable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,5 +142,17 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
             restartable=True,
         )
         for index in range(config.rollout.workers)
+    ]
+    # After the scheduler, which writes what they read.
+    specs += [
+        ProcessSpec(
+            f"sink-{name}",
+            ("-m", "earl.obs.sink", *run, "--to", name),
+            restartable=True,
+            stop_rank=3,
+            role="",
+            expendable=True,
+        )
+        for name in config.obs.sinks
     ]
     return specs

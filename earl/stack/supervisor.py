@@ -66,7 +66,8 @@ class Supervisor:
 
     @property
     def all_ready(self) -> bool:
-        return all(process.ready.is_set() for process in self.processes.values())
+        needed = (process for process in self.processes.values() if not process.spec.expendable)
+        return all(process.ready.is_set() for process in needed)
 
     def states(self) -> list[ProcessState]:
         """Every process, in the order of the plan, with the seconds it has been in its state."""
@@ -98,7 +99,9 @@ class Supervisor:
 
     def _failed(self, process: StackProcess, error: EarlError) -> None:
         process.state = "stopped" if self._stopping else "failed"
-        if not self._stopping and not self.failure.done():
+        if process.spec.expendable:
+            process.note(f"the run goes on without it: {error.message}")
+        elif not self._stopping and not self.failure.done():
             self.failure.set_result(error)
 
     async def _keep(self, process: StackProcess) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from earl.cli.decisions import Line, read_decisions
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
-from earl.obs.metrics import read_lines
+from earl.obs.metrics import flat, read_lines
 
 Record = Mapping[str, Any]
 Spans = dict[str, list[tuple[str, float, float]]]
@@ -98,17 +98,6 @@ def read_run(directory: Path) -> RunRecord:
 def read_object(path: Path) -> Record:
     """A JSON object; an empty one where there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: {"a": {"b": 1}} → {"a.b": 1}."""
-    out: dict[str, Any] = {}
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
 
 
 def surviving(metrics: Iterable[Record]) -> list[Record]:

@@ -1,0 +1,64 @@
+"""`python -m earl.obs.sink --run <dir>/run.json --to NAME`: one sink beside a run, until it is stopped.
+
+Its end, whatever the reason, is no end of the run (earl.stack.plan: expendable).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.obs import log
+from earl.obs.sinks import NAMES, Following, Sink, open_sink, pour
+from earl.rpc.main import announce, run
+
+LOOK_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+async def follow(directory: Path, name: str, config: RunConfig, stop: asyncio.Event) -> int:
+    """Until `stop`, and then what is left; the number of points.
+
+    Raises ConfigError, and whatever the sink raises.
+    """
+    following = Following(directory, name)
+    sink: Sink = await asyncio.to_thread(
+        open_sink, name, directory, config.model_dump(mode="json"), following
+    )
+    count = 0
+    try:
+        while not stop.is_set():
+            count += await asyncio.to_thread(pour, following, sink)
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+        return count + await asyncio.to_thread(pour, following, sink)
+    finally:
+        await asyncio.to_thread(sink.close)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m earl.obs.sink", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="resolved run file (JSON)")
+    parser.add_argument("--to", choices=NAMES, required=True)
+    arguments = parser.parse_args()
+    name = f"sink-{arguments.to}"
+    log.setup(name)
+    config = RunConfig.model_validate_json(arguments.run.read_bytes())
+    announce(name, "")
+
+    async def serve(stop: asyncio.Event) -> None:
+        count = await follow(arguments.run.parent, arguments.to, config, stop)
+        logger.info("%d points in all", count)
+
+    run(serve)
+
+
+if __name__ == "__main__":
+    main()

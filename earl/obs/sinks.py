@@ -1,0 +1,191 @@
+"""TensorBoard and Weights & Biases: they follow a run's files, which stay the truth.
+
+    metrics.jsonl ──┐                  ┌─► TensorBoard: event files in <run>/tensorboard
+                    ├─► points, new ───┤
+    evaluations ────┘    ones alone    └─► W&B: a run of its own, offline in <run>/wandb unless told otherwise
+
+A sink is a process of its own beside the run, or `earl sink` afterwards. How far it came is kept in
+<run>/sinks/<name>.json: the same command goes on from there, and gives nothing twice but what was not flushed
+when it was killed. Points are by policy version, which a roll-back gives again: the later point counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from earl.errors import ConfigError
+from earl.obs.metrics import LineFollower, flat
+
+NAMES = ("tensorboard", "wandb")
+# Of a record: what says when it was, and what is no number of its own.
+_WHEN = ("step", "phase", "version", "time_s", "name")
+_LEFT_OUT = ("length_histogram.", "rewards", "wins")
+# Never sent anywhere: a bus's URL may hold a password.
+_SECRET_SECTIONS = ("bus",)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Numbers of one step or evaluation by name ("train/loss"), at a policy version and a Unix time."""
+
+    version: int
+    time_s: float
+    values: Mapping[str, float]
+
+
+class Sink(Protocol):
+    """Takes points; raises whatever its library raises."""
+
+    def add(self, point: Point) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def points(records: list[dict[str, Any]], group: str, began_s: float) -> Iterator[Point]:
+    """Of the lines of metrics.jsonl (group "": their phase) or evaluations.jsonl. began_s: of the run."""
+    for record in records:
+        prefix = group or str(record.get("phase", "step"))
+        values = {
+            f"{prefix}/{name.replace('.', '/', 1)}": float(value)
+            for name, value in flat(record).items()
+            if name not in _WHEN and not name.startswith(_LEFT_OUT) and isinstance(value, (int, float))
+        }
+        yield Point(int(record.get("version", 0)), began_s + float(record.get("time_s", 0.0)), values)
+
+
+class Following:
+    """Gives a sink what is new in a run's directory. name: under which its place is kept."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._state_path = directory / "sinks" / f"{name}.json"
+        self._state: dict[str, Any] = _read(self._state_path)
+        self._files = {
+            group: LineFollower(directory / f"{stem}.jsonl", int(self._state.get(stem, 0)))
+            for stem, group in (("metrics", ""), ("evaluations", "evaluation"))
+        }
+
+    def new(self) -> list[Point]:
+        """Points since the last call, or since the place that was kept."""
+        found: list[Point] = []
+        for group, file in self._files.items():
+            records = file.new()
+            if records:
+                # Lines have the run's own seconds; the last one was written when the file last changed.
+                began_s = file.path.stat().st_mtime - float(records[-1].get("time_s", 0.0))
+                found += points(records, group, began_s)
+        return found
+
+    def keep(self) -> None:
+        """What `new` gave is where it should be."""
+        self._state |= {file.path.stem: file.offset for file in self._files.values()}
+        self._state_path.parent.mkdir(exist_ok=True)
+        scratch = self._state_path.with_suffix(".new")
+        scratch.write_text(json.dumps(self._state), encoding="utf-8")
+        scratch.replace(self._state_path)
+
+    def run_id(self, make: str) -> str:
+        """Under which the sink's own run goes on; `make` is what it is called at first."""
+        return self._state.setdefault("id", make)
+
+
+def pour(following: Following, sink: Sink) -> int:
+    """Gives the sink what is new; the number of points."""
+    found = following.new()
+    for point in found:
+        sink.add(point)
+    if found:
+        sink.flush()
+        following.keep()
+    return len(found)
+
+
+def open_sink(name: str, directory: Path, config: Mapping[str, Any], following: Following) -> Sink:
+    """config: the run's, as JSON has it. Raises ConfigError for a name that is none, or without its extra."""
+    opened = {"tensorboard": _tensorboard, "wandb": _wandb}.get(name)
+    if opened is None:
+        raise ConfigError(f"there is no sink {name!r}", f"give one of {', '.join(NAMES)}")
+    try:
+        return opened(directory, config, following)
+    except ImportError as error:
+        raise ConfigError(f"sink {name!r} needs {error.name}", f"pip install 'earl[{name}]'") from error
+
+
+def _tensorboard(directory: Path, config: Mapping[str, Any], following: Following) -> Sink:
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(directory / "tensorboard"))
+
+    class TensorBoard:
+        def add(self, point: Point) -> None:
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()]
+            writer.add_event(Event(wall_time=point.time_s, step=point.version, summary=Summary(value=values)))
+
+        def flush(self) -> None:
+            writer.flush()
+
+        def close(self) -> None:
+            writer.close()
+
+    return TensorBoard()
+
+
+def _wandb(directory: Path, config: Mapping[str, Any], following: Following) -> Sink:
+    import wandb
+
+    shown = {name: value for name, value in config.items() if name not in _SECRET_SECTIONS}
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "earl"),
+        name=str(config.get("name", directory.name)),
+        id=following.run_id(secrets.token_hex(4)),
+        resume="allow",
+        dir=str(directory),
+        # Without a key it would ask for one.
+        mode=_wandb_mode(),
+        config=shown,
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            save_code=False,
+            disable_code=True,
+            x_disable_stats=True,
+        ),
+    )
+    run.define_metric("version")
+    run.define_metric("*", step_metric="version")
+
+    class WandB:
+        def add(self, point: Point) -> None:
+            run.log({**point.values, "version": point.version, "time_s": point.time_s})
+
+        def flush(self) -> None:
+            pass  # its own process writes what it was given
+
+        def close(self) -> None:
+            run.finish()
+
+    return WandB()
+
+
+def _wandb_mode() -> Any:
+    if mode := os.environ.get("WANDB_MODE"):
+        return mode
+    return "online" if os.environ.get("WANDB_API_KEY") else "offline"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
