@@ -23,6 +23,13 @@ class StackConfig(Section):
     stop_s: float = Field(default=20.0, gt=0)
 
 
+class DashboardConfig(Section):
+    """The web page of the run, which reads and changes nothing (docs/dashboard.md)."""
+
+    # Where it listens; empty: there is none. Its link stands in dashboard.url of the run's directory.
+    bind: str = "127.0.0.1:0"
+
+
 class RunConfig(Section):
     """Everything a run needs to know; every service reads the same file."""
 
@@ -47,6 +54,7 @@ class RunConfig(Section):
     bus: BusConfig = BusConfig()
     stack: StackConfig = StackConfig()
     obs: ObsConfig = ObsConfig()
+    dashboard: DashboardConfig = DashboardConfig()
 
     @property
     def longest_sequence(self) -> int:

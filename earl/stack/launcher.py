@@ -129,6 +129,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     scheduler = resolve_bind(config.scheduler.bind, "scheduler.bind")
     gateway = resolve_bind(config.gateway.bind, "gateway.bind")
+    dashboard = config.dashboard.bind and resolve_bind(config.dashboard.bind, "dashboard.bind")
     resolve_bind(config.rollout.bind, "rollout.bind")
     resolve_bind(config.trainer.bind, "trainer.bind")
     resolve_bind(config.reference.bind, "reference.bind")
@@ -137,6 +138,7 @@ def resolve(config: RunConfig) -> RunConfig:
         update={
             "scheduler": config.scheduler.model_copy(update={"bind": scheduler}),
             "gateway": config.gateway.model_copy(update={"bind": gateway}),
+            "dashboard": config.dashboard.model_copy(update={"bind": dashboard}),
         }
     )
 

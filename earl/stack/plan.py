@@ -4,7 +4,7 @@
        └─────► gateway ────┼──► rollout-0 .. n      (an arrow: must be ready, or done, before)
                │           ├──► trainer, reference
                └► env-0..n │
-    model ─────────────────┘
+    model ─────────────────┘           scheduler, gateway ──► dashboard
 
 `model` is a job: it makes the run's model directory and ends. All others serve until they are
 told to stop; trainer, reference stage and rollout workers also end by themselves when the run is over.
@@ -26,6 +26,7 @@ SCHEDULER = "scheduler"
 GATEWAY = "gateway"
 TRAINER = "trainer"
 REFERENCE = "reference"
+DASHBOARD = "dashboard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +156,15 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
         )
         for name in config.obs.sinks
     ]
+    if config.dashboard.bind:
+        specs.append(
+            ProcessSpec(
+                DASHBOARD,
+                ("-m", "earl.dashboard", *run),
+                needs=(SCHEDULER, GATEWAY),
+                restartable=True,
+                expendable=True,
+                role="operator",
+            )
+        )
     return specs

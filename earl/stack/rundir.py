@@ -9,6 +9,7 @@ runs/<name>/
   valkey/          the embedded Valkey's data: ledger and events
   *.jsonl          metrics, timeline, evaluations
   audit.jsonl      who did what: docs/security.md
+  dashboard.url    a link to its page that works once, while that is served
   failure.json     why the last launch of a run that had begun failed, if it did
   launch.json      the launcher's word on the last launch (earl.stack.record)
   report.html      made at the end
@@ -35,6 +36,8 @@ LAUNCH = "launch.json"
 # Who only looks whether a launcher lives has the lock for an instant.
 LOOKED_S = 0.5
 LOOK_AGAIN_S = 0.02
+# A link to the dashboard, for whoever may read it; replaced when it was used.
+DASHBOARD_LINK = "dashboard.url"
 
 
 class RunDirectory:

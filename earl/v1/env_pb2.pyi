@@ -354,3 +354,61 @@ class ListEnvironmentsResponse(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[ListEnvironmentsResponse.Entry]
     def __init__(self, entries: _Optional[_Iterable[_Union[ListEnvironmentsResponse.Entry, _Mapping]]] = ...) -> None: ...
+
+class ListHostsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListHostsResponse(_message.Message):
+    __slots__ = ("hosts", "waits", "wait_p50_s", "wait_p99_s", "wait_longest_s", "totals", "refused")
+    class TotalsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_P50_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_P99_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_LONGEST_S_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    hosts: _containers.RepeatedCompositeFieldContainer[HostStatus]
+    waits: int
+    wait_p50_s: float
+    wait_p99_s: float
+    wait_longest_s: float
+    totals: _containers.ScalarMap[str, int]
+    refused: _containers.ScalarMap[str, int]
+    def __init__(self, hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., waits: _Optional[int] = ..., wait_p50_s: _Optional[float] = ..., wait_p99_s: _Optional[float] = ..., wait_longest_s: _Optional[float] = ..., totals: _Optional[_Mapping[str, int]] = ..., refused: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class HostStatus(_message.Message):
+    __slots__ = ("host", "environments", "capacity", "open_sessions", "faults", "quarantined", "draining", "attached", "silent_s")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    OPEN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    environments: _containers.RepeatedScalarFieldContainer[str]
+    capacity: int
+    open_sessions: int
+    faults: int
+    quarantined: _containers.RepeatedScalarFieldContainer[str]
+    draining: bool
+    attached: bool
+    silent_s: float
+    def __init__(self, host: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., capacity: _Optional[int] = ..., open_sessions: _Optional[int] = ..., faults: _Optional[int] = ..., quarantined: _Optional[_Iterable[str]] = ..., draining: _Optional[bool] = ..., attached: _Optional[bool] = ..., silent_s: _Optional[float] = ...) -> None: ...

@@ -49,6 +49,11 @@ class EnvGatewayServiceStub:
                 request_serializer=earl_dot_v1_dot_env__pb2.ListEnvironmentsRequest.SerializeToString,
                 response_deserializer=earl_dot_v1_dot_env__pb2.ListEnvironmentsResponse.FromString,
                 _registered_method=True)
+        self.ListHosts = channel.unary_unary(
+                '/earl.v1.EnvGatewayService/ListHosts',
+                request_serializer=earl_dot_v1_dot_env__pb2.ListHostsRequest.SerializeToString,
+                response_deserializer=earl_dot_v1_dot_env__pb2.ListHostsResponse.FromString,
+                _registered_method=True)
 
 
 class EnvGatewayServiceServicer:
@@ -74,6 +79,13 @@ class EnvGatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListHosts(self, request, context):
+        """The attached hosts one by one, and what the gateway has counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnvGatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +103,11 @@ def add_EnvGatewayServiceServicer_to_server(servicer, server):
                     servicer.ListEnvironments,
                     request_deserializer=earl_dot_v1_dot_env__pb2.ListEnvironmentsRequest.FromString,
                     response_serializer=earl_dot_v1_dot_env__pb2.ListEnvironmentsResponse.SerializeToString,
+            ),
+            'ListHosts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHosts,
+                    request_deserializer=earl_dot_v1_dot_env__pb2.ListHostsRequest.FromString,
+                    response_serializer=earl_dot_v1_dot_env__pb2.ListHostsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +191,33 @@ class EnvGatewayService:
             '/earl.v1.EnvGatewayService/ListEnvironments',
             earl_dot_v1_dot_env__pb2.ListEnvironmentsRequest.SerializeToString,
             earl_dot_v1_dot_env__pb2.ListEnvironmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHosts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/earl.v1.EnvGatewayService/ListHosts',
+            earl_dot_v1_dot_env__pb2.ListHostsRequest.SerializeToString,
+            earl_dot_v1_dot_env__pb2.ListHostsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -20,6 +20,14 @@ class Objective(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OBJECTIVE_UNSPECIFIED: _ClassVar[Objective]
     OBJECTIVE_POLICY_GRADIENT: _ClassVar[Objective]
     OBJECTIVE_IMITATE: _ClassVar[Objective]
+
+class TicketState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TICKET_STATE_UNSPECIFIED: _ClassVar[TicketState]
+    TICKET_STATE_PENDING: _ClassVar[TicketState]
+    TICKET_STATE_LEASED: _ClassVar[TicketState]
+    TICKET_STATE_READY: _ClassVar[TicketState]
+    TICKET_STATE_PLANNED: _ClassVar[TicketState]
 VERDICT_UNSPECIFIED: Verdict
 VERDICT_ACCEPTED: Verdict
 VERDICT_RETRIED: Verdict
@@ -27,6 +35,11 @@ VERDICT_REFUSED: Verdict
 OBJECTIVE_UNSPECIFIED: Objective
 OBJECTIVE_POLICY_GRADIENT: Objective
 OBJECTIVE_IMITATE: Objective
+TICKET_STATE_UNSPECIFIED: TicketState
+TICKET_STATE_PENDING: TicketState
+TICKET_STATE_LEASED: TicketState
+TICKET_STATE_READY: TicketState
+TICKET_STATE_PLANNED: TicketState
 
 class JoinRequest(_message.Message):
     __slots__ = ("worker", "capacity", "parallelism")
@@ -243,14 +256,28 @@ class AttemptResult(_message.Message):
     def __init__(self, attempt: _Optional[_Union[AttemptRef, _Mapping]] = ..., ending: _Optional[_Union[_common_pb2.Ending, str]] = ..., reward: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ..., turns: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., descriptor_key: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., message: _Optional[str] = ..., turn_tokens: _Optional[_Iterable[int]] = ..., transcript: _Optional[_Iterable[_Union[TranscriptTurn, _Mapping]]] = ...) -> None: ...
 
 class TranscriptTurn(_message.Message):
-    __slots__ = ("role", "text", "tokens")
+    __slots__ = ("role", "text", "tokens", "sampled")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
     role: str
     text: str
     tokens: int
-    def __init__(self, role: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+    sampled: _containers.RepeatedCompositeFieldContainer[SampledToken]
+    def __init__(self, role: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[int] = ..., sampled: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ...) -> None: ...
+
+class SampledToken(_message.Message):
+    __slots__ = ("id", "text", "logprob", "version")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    text: str
+    logprob: float
+    version: int
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
 
 class CompleteTicketsRequest(_message.Message):
     __slots__ = ("worker", "results")
@@ -709,6 +736,40 @@ class GetStatusResponse(_message.Message):
     roles: _containers.RepeatedCompositeFieldContainer[RoleProgress]
     stages: _containers.RepeatedCompositeFieldContainer[StageStatus]
     def __init__(self, run: _Optional[str] = ..., phase: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., version: _Optional[int] = ..., ledger: _Optional[_Union[LedgerCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., episode_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., turn_tokens: _Optional[_Union[LengthQuantiles, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., elapsed_s: _Optional[float] = ..., done: _Optional[bool] = ..., message: _Optional[str] = ..., best_version: _Optional[int] = ..., roles: _Optional[_Iterable[_Union[RoleProgress, _Mapping]]] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ...) -> None: ...
+
+class ListTicketsRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ListTicketsResponse(_message.Message):
+    __slots__ = ("tickets",)
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
+    tickets: _containers.RepeatedCompositeFieldContainer[TicketStatus]
+    def __init__(self, tickets: _Optional[_Iterable[_Union[TicketStatus, _Mapping]]] = ...) -> None: ...
+
+class TicketStatus(_message.Message):
+    __slots__ = ("ticket_id", "group_id", "purpose", "evaluation", "state", "attempt", "worker", "tokens", "age_s")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: int
+    group_id: int
+    purpose: _common_pb2.Purpose
+    evaluation: str
+    state: TicketState
+    attempt: int
+    worker: str
+    tokens: int
+    age_s: float
+    def __init__(self, ticket_id: _Optional[int] = ..., group_id: _Optional[int] = ..., purpose: _Optional[_Union[_common_pb2.Purpose, str]] = ..., evaluation: _Optional[str] = ..., state: _Optional[_Union[TicketState, str]] = ..., attempt: _Optional[int] = ..., worker: _Optional[str] = ..., tokens: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
     __slots__ = ("reason",)

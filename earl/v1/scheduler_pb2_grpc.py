@@ -99,6 +99,11 @@ class SchedulerServiceStub:
                 request_serializer=earl_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=earl_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.ListTickets = channel.unary_unary(
+                '/earl.v1.SchedulerService/ListTickets',
+                request_serializer=earl_dot_v1_dot_scheduler__pb2.ListTicketsRequest.SerializeToString,
+                response_deserializer=earl_dot_v1_dot_scheduler__pb2.ListTicketsResponse.FromString,
+                _registered_method=True)
         self.StopRun = channel.unary_unary(
                 '/earl.v1.SchedulerService/StopRun',
                 request_serializer=earl_dot_v1_dot_scheduler__pb2.StopRunRequest.SerializeToString,
@@ -203,6 +208,13 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTickets(self, request, context):
+        """Tickets that are under way, the longest in their state first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopRun(self, request, context):
         """Ends the run at the next boundary: no more tickets, the trainer saves and leaves.
         """
@@ -284,6 +296,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=earl_dot_v1_dot_scheduler__pb2.GetStatusRequest.FromString,
                     response_serializer=earl_dot_v1_dot_scheduler__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ListTickets': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTickets,
+                    request_deserializer=earl_dot_v1_dot_scheduler__pb2.ListTicketsRequest.FromString,
+                    response_serializer=earl_dot_v1_dot_scheduler__pb2.ListTicketsResponse.SerializeToString,
             ),
             'StopRun': grpc.unary_unary_rpc_method_handler(
                     servicer.StopRun,
@@ -647,6 +664,33 @@ class SchedulerService:
             '/earl.v1.SchedulerService/GetStatus',
             earl_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
             earl_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTickets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/earl.v1.SchedulerService/ListTickets',
+            earl_dot_v1_dot_scheduler__pb2.ListTicketsRequest.SerializeToString,
+            earl_dot_v1_dot_scheduler__pb2.ListTicketsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,7 @@ from earl.obs.histogram import Histogram
 from earl.obs.tracing import checked
 from earl.v1 import env_pb2, events_pb2
 from services.env_gateway.counts import Counts
-from services.env_gateway.pool import Listed, Served
+from services.env_gateway.pool import Listed, Pool, Served
 
 PROTOCOL = 1
 
@@ -116,6 +116,33 @@ def latency(seen: Histogram | None) -> env_pb2.Latency | None:
     if seen is None:
         return None
     return env_pb2.Latency(count=seen.count, p50_s=seen.quantile(0.5), p99_s=seen.quantile(0.99))
+
+
+def hosts(pool: Pool, counts: Counts, now: float) -> env_pb2.ListHostsResponse:
+    """By name."""
+    waits = counts.queue_waits
+    response = env_pb2.ListHostsResponse(
+        waits=waits.count,
+        wait_p50_s=waits.quantile(0.5),
+        wait_p99_s=waits.quantile(0.99),
+        wait_longest_s=waits.longest,
+        totals=counts.totals,
+        refused=counts.refused,
+    )
+    for host in sorted(pool.hosts.values(), key=lambda one: one.name):
+        keys = [(host.name, environment) for environment in sorted(host.environments)]
+        response.hosts.add(
+            host=host.name,
+            environments=[environment for _, environment in keys],
+            capacity=host.capacity,
+            open_sessions=len(host.sessions),
+            faults=sum(map(pool.quarantine.faults, keys)),
+            quarantined=[key[1] for key in keys if pool.quarantine.held(key, now)],
+            draining=host.draining,
+            attached=host.attached,
+            silent_s=max(0.0, now - host.heard_at),
+        )
+    return response
 
 
 def quarantined(source: str, environment: str, host: str, reason: str) -> events_pb2.Event:

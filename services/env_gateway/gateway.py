@@ -121,3 +121,7 @@ class Gateway:
     def listing(self) -> Any:
         """ListEnvironmentsResponse of what hosts serve and sessions wait for."""
         return codec.listing(self.pool.listed(self._clock()), self.counts)
+
+    def hosts(self) -> Any:
+        """ListHostsResponse of who is attached and what was counted."""
+        return codec.hosts(self.pool, self.counts, self._clock())

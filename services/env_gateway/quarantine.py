@@ -43,6 +43,11 @@ class Quarantine:
         """An episode ended well."""
         self._records.pop(key, None)
 
+    def faults(self, key: Key) -> int:
+        """Faults in a row."""
+        record = self._records.get(key)
+        return record.faults if record is not None else 0
+
     def held(self, key: Key, now: float) -> bool:
         """Whether the pair is in quarantine now."""
         record = self._records.get(key)

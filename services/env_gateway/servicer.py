@@ -77,3 +77,7 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
     async def ListEnvironments(self, request: Any, context: Any) -> env_pb2.ListEnvironmentsResponse:
         """What attached hosts serve now, and what waits."""
         return self._gateway.listing()
+
+    async def ListHosts(self, request: Any, context: Any) -> env_pb2.ListHostsResponse:
+        """The attached hosts one by one."""
+        return self._gateway.hosts()

@@ -170,7 +170,7 @@ class Agent:
         if observed is not None:
             codec = self._codec
             outcome.transcript = conversation(
-                codec.system, observed, outcome.columns, lambda ids: codec.opening + codec.decode(ids)
+                codec.system, observed, outcome.columns, codec.decode, codec.opening
             )
         return outcome
 

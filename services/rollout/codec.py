@@ -80,7 +80,17 @@ def encode_result(ticket: Ticket, outcome: Outcome, descriptor_key: str) -> sche
         message=" ".join(outcome.message.split())[:MESSAGE_CHARACTERS],
         turn_tokens=columns.turn_tokens,
         transcript=[
-            scheduler_pb2.TranscriptTurn(role=turn.role, text=turn.text, tokens=turn.tokens)
+            scheduler_pb2.TranscriptTurn(
+                role=turn.role,
+                text=turn.text,
+                tokens=turn.tokens,
+                sampled=[
+                    scheduler_pb2.SampledToken(
+                        id=one.id, text=one.text, logprob=one.logprob, version=one.version
+                    )
+                    for one in turn.sampled
+                ],
+            )
             for turn in outcome.transcript
         ],
     )

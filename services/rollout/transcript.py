@@ -1,29 +1,44 @@
 """A finished episode as a conversation, for a person to read.
 
 Promise: at most TURNS turns and TEXT_BYTES of UTF-8 each; of what is longer, head and tail are kept and
-the cut is marked.
+the cut is marked. Of the sampled tokens the first TOKENS are kept one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.rollout.columns import TokenColumns
 
 TURNS = 32
 TEXT_BYTES = 4096
+TOKENS = 1024
+TOKEN_BYTES = 64
+# Tokens that are decoded with one before it, so that its part of the text is what it adds.
+CONTEXT_TOKENS = 6
 _CUT = " […] "
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token that the engine sampled. text: what it adds to the tokens before it."""
+
+    id: int
+    text: str
+    logprob: float
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What one side said. role: "system", "user", "tool" or "assistant". tokens: how many it took; those
-    of the system message count with the first observation."""
+    of the system message count with the first observation. sampled: the first of them, of an assistant."""
 
     role: str
     text: str
     tokens: int
+    sampled: Sequence[Sampled] = ()
 
 
 def conversation(
@@ -31,24 +46,45 @@ def conversation(
     observed: Sequence[tuple[str, str]],
     columns: TokenColumns,
     decode: Callable[[list[int]], str],
+    opening: str = "",
 ) -> list[Turn]:
-    """observed: (role, text) of each observation, the last of which may have found no room.
+    """observed: (role, text) of each observation, the last of which may have found no room. opening: how
+    every answer begins.
 
     What the agent said is decoded from the columns, so that it is what was sampled.
     """
     turns = [Turn("system", system, 0)] if system else []
-    start = 0
+    start, left = 0, TOKENS
     for (role, text), count in zip(observed, columns.turn_tokens, strict=False):
         end = start + count
         spoken = columns.loss_mask.find(1, start, end)
         spoken = end if spoken < 0 else spoken
         turns.append(Turn(role, text, spoken - start))
         if spoken < end:
-            turns.append(Turn("assistant", decode(columns.tokens[spoken:end]), end - spoken))
+            text = opening + decode(columns.tokens[spoken:end])
+            kept = min(left, end - spoken)
+            turns.append(Turn("assistant", text, end - spoken, sampled(columns, spoken, kept, decode)))
+            left -= kept
         start = end
     if len(turns) > TURNS:
         turns = turns[: TURNS // 2] + turns[-TURNS // 2 :]
-    return [Turn(turn.role, shortened(turn.text), turn.tokens) for turn in turns]
+    return [replace(turn, text=shortened(turn.text)) for turn in turns]
+
+
+def sampled(
+    columns: TokenColumns, start: int, count: int, decode: Callable[[list[int]], str]
+) -> list[Sampled]:
+    """The `count` tokens of the columns from `start` on, which the agent said."""
+    found = []
+    for at in range(start, start + count):
+        near = max(start, at - CONTEXT_TOKENS)
+        before, after = decode(columns.tokens[near:at]), decode(columns.tokens[near : at + 1])
+        # A character that is not complete yet is its last token's.
+        whole = after.rstrip("\ufffd")
+        text = whole[len(before.rstrip("\ufffd")) :]
+        token = columns.tokens[at]
+        found.append(Sampled(token, shortened(text, TOKEN_BYTES), columns.logprobs[at], columns.versions[at]))
+    return found
 
 
 def shortened(text: str, most_bytes: int = TEXT_BYTES) -> str:

@@ -67,6 +67,9 @@ class Book:
         self.lease_until: Deadlines[int] = Deadlines()
         self.lease_since: dict[int, float] = {}
         self.member_until: Deadlines[str] = Deadlines()
+        # The time as the book's owner told it last, and when each ticket came into its state.
+        self.now = 0.0
+        self.state_since: dict[int, float] = {}
         # Changed tickets with the heads of their stored records, "" for none; and the other changed records.
         self._touched: dict[int, str] = {}
         self._written: dict[tuple[str, str], None] = {}
@@ -99,6 +102,7 @@ class Book:
         self._unindex(ticket)
         self._moved.add(ticket.id)
         del self.tickets[ticket.id]
+        del self.state_since[ticket.id]
 
     def close_ranges(self, closed: dict[str, RangeSet]) -> None:
         """Replaces the sets of compacted tickets."""
@@ -176,7 +180,8 @@ class Book:
     def restore(
         self, records: Iterable[tuple[str, str, bytes]], now: float, lease_s: float, member_s: float
     ) -> None:
-        """Fills an empty book from stored (kind, field, data); deadlines count anew from `now`."""
+        """Fills an empty book from stored (kind, field, data); clocks count anew from `now`."""
+        self.now = now
         for kind, field, data in records:
             record = decode(kind, field, data)
             if isinstance(record, Ticket):
@@ -234,6 +239,7 @@ class Book:
     def _index(self, ticket: Ticket) -> None:
         number, state = ticket.id, ticket.state
         self._moved.add(number)
+        self.state_since[number] = self.now
         self.buckets[ticket.bucket] += 1
         if state is State.PENDING:
             heapq.heappush(self.pending, number)

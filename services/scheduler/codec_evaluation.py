@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from earl.v1 import events_pb2, scheduler_pb2
 from services.scheduler.evaluation import Judgement, judge, judged
 from services.scheduler.records import Evaluation
-from services.scheduler.transcripts import TURNS, Turn, cut
+from services.scheduler.transcripts import TOKEN_CHARACTERS, TOKENS, TURNS, Sampled, Turn, cut
 
 ROLE_CHARACTERS = 32
 
@@ -64,5 +64,15 @@ def decode_transcript(result: scheduler_pb2.AttemptResult) -> tuple[Turn, ...]:
     if not result.transcript:
         return ()
     return tuple(
-        Turn(turn.role[:ROLE_CHARACTERS], cut(turn.text), turn.tokens) for turn in result.transcript[:TURNS]
+        Turn(turn.role[:ROLE_CHARACTERS], cut(turn.text), turn.tokens, decode_sampled(turn))
+        for turn in result.transcript[:TURNS]
+    )
+
+
+def decode_sampled(turn: scheduler_pb2.TranscriptTurn) -> tuple[Sampled, ...]:
+    """The first TOKENS that are numbers throughout."""
+    return tuple(
+        Sampled(one.id, one.text[:TOKEN_CHARACTERS], one.logprob, one.version)
+        for one in turn.sampled[:TOKENS]
+        if math.isfinite(one.logprob)
     )

@@ -81,6 +81,7 @@ class Scheduler:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
+        self.ledger.book.now = time.monotonic()
         program.resume(self.ledger, self.elapsed_s)
         self._settle()
         works = (self._journal.run(), self._tick(), self._follow(), self.steering.driver.run(), stop.wait())
@@ -370,7 +371,8 @@ class Scheduler:
 
     async def _tick(self) -> None:
         while True:
-            self.ledger.expire(time.monotonic())
+            self.ledger.book.now = time.monotonic()
+            self.ledger.expire(self.ledger.book.now)
             self._give_up()
             if self.elapsed_s - self._clock_s > CLOCK_S:
                 self._store_clock()

@@ -2,10 +2,11 @@
 
 A line is one trajectory: step (training steps done when it was sampled for an evaluation, the step
 that learned from it otherwise), evaluation (empty for training), version (oldest and newest of its
-tokens), ticket, group, index, reward, won, ending, tokens, and turns of role, text and tokens. What
-was asked for and never trained on has no line. A step that was rolled back appears again: its last
-lines count. Past LIMIT_BYTES the file keeps the first and the last step of training, the first and the
-last evaluations, and of what lies between every second, fourth, ... one.
+tokens), ticket, group, index, reward, ending, tokens, and turns of role, text and tokens; `sampled` of a
+turn is what an engine sampled: ids, texts, logprobs and versions of its first tokens. What was asked for
+and never trained on has no line. A step that was rolled back appears again: its last lines count. Past
+LIMIT_BYTES the file keeps the first and the last step of training, the first and the last evaluations,
+and of what lies between every second, fourth, ... one.
 """
 
 from __future__ import annotations
@@ -82,8 +83,20 @@ def line(step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> di
         "reward": result.reward,
         "ending": result.ending.value,
         "tokens": result.total_tokens,
-        "turns": [{"role": turn.role, "text": turn.text, "tokens": turn.tokens} for turn in turns],
+        "turns": [turn_line(turn) for turn in turns],
     }
+
+
+def turn_line(turn: Turn) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.tokens}
+    if turn.sampled:
+        said["sampled"] = {
+            "ids": [one.id for one in turn.sampled],
+            "texts": [one.text for one in turn.sampled],
+            "logprobs": [round(one.logprob, 4) for one in turn.sampled],
+            "versions": [one.version for one in turn.sampled],
+        }
+    return said
 
 
 def thinned(lines: Sequence[Mapping[str, Any]], limit_bytes: int) -> list[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from services.scheduler import (
     codec_evaluation,
     codec_reference,
     codec_stages,
+    codec_tickets,
     evaluation,
     program,
     roles,
@@ -161,6 +162,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 scheduler.steering.switching, scheduler.steering.selection.last
             ),
         )
+
+    async def ListTickets(self, request, context):
+        return codec_tickets.encode_tickets(self._scheduler.ledger.book, request.limit, time.monotonic())
 
     async def StopRun(self, request, context):
         self._scheduler.stop(request.reason)

@@ -13,15 +13,30 @@ from services.scheduler.records import Purpose
 
 TURNS = 32
 TEXT_BYTES = 4096
+# Sampled tokens of one turn, and characters of each.
+TOKENS = 1024
+TOKEN_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token that an engine sampled: its id, its part of the text, and the version that sampled it."""
+
+    id: int
+    text: str
+    logprob: float
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side said. role: "system", "user", "tool" or "assistant"."""
+    """What one side said. role: "system", "user", "tool" or "assistant". sampled: the first of its tokens,
+    if an engine sampled them."""
 
     role: str
     text: str
     tokens: int
+    sampled: tuple[Sampled, ...] = ()
 
 
 def chosen(position: int, total: int, wanted: int) -> bool:

@@ -15,7 +15,7 @@ from services.scheduler.monitor import Monitor
 from services.scheduler.records import Ending, Evaluation, Member, Purpose, Result, Ticket
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
-from services.scheduler.transcripts import Turn
+from services.scheduler.transcripts import Sampled, Turn
 from tests.support.selection import selecting
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
@@ -124,11 +124,17 @@ def ticket(
     )  # fmt: skip
 
 
+def sampled(text: str) -> tuple[Sampled, ...]:
+    """Its words, each less likely than the one before, from the second on of the next version."""
+    words = text.split()
+    return tuple(Sampled(7 + at, word, -0.9 * at, 3 + (at > 1)) for at, word in enumerate(words))
+
+
 def talk(text: str, reward: float) -> list[Turn]:
     return [
         Turn("system", "Answer with a number.", 8),
         Turn("user", text, 9),
-        Turn("assistant", "<tool>12 + 30</tool>", 7),
+        Turn("assistant", "<tool>12 + 30</tool>", 7, sampled("<tool> 12 + 30 </tool>")),
         Turn("tool", "42", 2),
         Turn("assistant", "42" if reward > 0 else "", 3),
     ]

@@ -8,7 +8,7 @@ from earl.v1 import scheduler_pb2
 from services.rollout.agent import Outcome
 from services.rollout.codec import decode_ticket, encode_result
 from services.rollout.columns import TokenColumns
-from services.rollout.transcript import TEXT_BYTES, TURNS, Turn, conversation, shortened
+from services.rollout.transcript import TEXT_BYTES, TOKENS, TURNS, conversation, shortened
 
 
 def decode(ids):
@@ -27,13 +27,37 @@ def played(*turns):
 
 def test_turns_alternate_and_count_their_tokens():
     columns, observed = played(("ab", "xyz"), ("c", "w"))
-    assert conversation("Be brief.", observed, columns, decode) == [
-        Turn("system", "Be brief.", 0),
-        Turn("user", "ab", 2),
-        Turn("assistant", "xyz", 3),
-        Turn("user", "c", 1),
-        Turn("assistant", "w", 1),
+    shown = conversation("Be brief.", observed, columns, decode, "So: ")
+    assert [(turn.role, turn.text, turn.tokens) for turn in shown] == [
+        ("system", "Be brief.", 0),
+        ("user", "ab", 2),
+        ("assistant", "So: xyz", 3),
+        ("user", "c", 1),
+        ("assistant", "So: w", 1),
     ]
+    assert [(one.id, one.text, one.version) for one in shown[2].sampled] == [
+        (120, "x", 1), (121, "y", 1), (122, "z", 1),
+    ]  # fmt: skip
+    assert shown[1].sampled == () and abs(shown[4].sampled[0].logprob + 0.1) < 1e-6
+
+
+def test_tokens_are_what_they_add_to_those_before_and_bounded():
+    def bytewise(ids):
+        return bytes(ids).decode("utf-8", "replace")
+
+    data = "né€x".encode()
+    columns = TokenColumns()
+    columns.observe([1], 1)
+    columns.act(list(data), [-0.5] * len(data), [2] * len(data))
+    (_, turn) = conversation("", [("user", "?")], columns, bytewise)
+    assert [one.text for one in turn.sampled] == ["n", "", "é", "", "", "€", "x"]
+    columns = TokenColumns()
+    for _ in range(2):
+        columns.observe([1], 1)
+        columns.act([65] * 800, [-0.5] * 800, [2] * 800)
+    shown = conversation("", [("user", "?")] * 2, columns, bytewise)
+    assert [len(turn.sampled) for turn in shown] == [0, 800, 0, TOKENS - 800]
+    assert shown[3].tokens == 800
 
 
 def test_an_episode_that_ended_early_shows_what_there_was():
@@ -54,6 +78,7 @@ def test_a_result_carries_its_transcript():
         ("user", "ab", 2),
         ("assistant", "x", 1),
     ]
+    assert [(one.id, one.text, one.version) for one in sent[1].sampled] == [(120, "x", 1)]
 
 
 def test_long_episodes_keep_both_ends():

@@ -33,7 +33,8 @@ def test_a_plan_starts_each_process_after_what_it_needs(tmp_path: Path):
     specs = plan(given, tmp_path / "run.json")
     names = [spec.name for spec in specs]
     assert names == [
-        "valkey", "model", "scheduler", "gateway", "env-0", "env-1", "trainer", "rollout-0", "rollout-1"
+        "valkey", "model", "scheduler", "gateway", "env-0", "env-1", "trainer", "rollout-0", "rollout-1",
+        "dashboard",
     ]  # fmt: skip
     for index, spec in enumerate(specs):
         assert set(spec.needs) <= set(names[:index])
@@ -42,6 +43,13 @@ def test_a_plan_starts_each_process_after_what_it_needs(tmp_path: Path):
     for spec in specs:
         served = [by_name[name] for name in spec.needs if not by_name[name].job]
         assert all(spec.stop_rank <= need.stop_rank for need in served)
+
+
+def test_the_run_goes_on_without_its_dashboard_and_may_have_none(tmp_path: Path):
+    specs = plan(config(tmp_path), tmp_path / "run.json")
+    assert [spec.name for spec in specs if spec.expendable] == ["dashboard"]
+    none = plan(config(tmp_path, dashboard__bind=""), tmp_path / "run.json")
+    assert [spec.name for spec in none] == [spec.name for spec in specs if not spec.expendable]
 
 
 def test_a_reference_stage_runs_only_where_the_loss_wants_it(tmp_path: Path):

@@ -13,7 +13,7 @@ from earl.v1 import scheduler_pb2
 from services.scheduler.codec_evaluation import decode_transcript
 from services.scheduler.records import Purpose, Result, Ticket, decode, encode
 from services.scheduler.samples import Samples, thinned
-from services.scheduler.transcripts import TEXT_BYTES, TURNS, Turn, asked, chosen, cut
+from services.scheduler.transcripts import TEXT_BYTES, TOKENS, TURNS, Sampled, Turn, asked, chosen, cut
 
 
 @given(st.integers(1, 200), st.integers(0, 20))
@@ -53,7 +53,10 @@ def test_a_text_keeps_head_and_tail_within_its_bound(text: str) -> None:
 
 def test_what_a_worker_sends_is_bounded() -> None:
     turn = scheduler_pb2.TranscriptTurn(role="r" * 99, text="é" * 9000, tokens=7)
+    token = scheduler_pb2.SampledToken(id=5, text="y" * 99, logprob=-0.25, version=3)
+    turn.sampled.extend([scheduler_pb2.SampledToken(logprob=float("nan")), *[token] * 1999])
     turns = decode_transcript(scheduler_pb2.AttemptResult(transcript=[turn] * 99))
+    assert len(turns[0].sampled) == TOKENS - 1 and turns[0].sampled[0] == Sampled(5, "y" * 64, -0.25, 3)
     assert len(turns) == TURNS and len(turns[0].role) == 32 and len(turns[0].text.encode()) <= TEXT_BYTES
     assert decode_transcript(scheduler_pb2.AttemptResult()) == ()
 
@@ -99,6 +102,17 @@ def test_training_is_written_with_the_step_that_learned_from_it_and_evaluations_
     assert lines[1] == {
         "step": 1, "evaluation": "", "version": [3, 4], "ticket": 9, "group": 2, "index": 2, "reward": 0.5,
         "ending": "ok", "tokens": 20, "turns": [{"role": "user", "text": TURN.text, "tokens": 9}],
+    }  # fmt: skip
+
+
+def test_sampled_tokens_are_kept_in_columns(tmp_path: Path) -> None:
+    samples = Samples(tmp_path / "samples.jsonl")
+    turn = Turn("assistant", "ab", 2, (Sampled(7, "a", -0.123456, 3), Sampled(8, "b", 0.0, 4)))
+    said(samples, 0, ticket(1, Purpose.EVALUATE, "start"), (turn,))
+    samples.close()
+    (line,) = read_lines(tmp_path / "samples.jsonl")
+    assert line["turns"][0]["sampled"] == {
+        "ids": [7, 8], "texts": ["a", "b"], "logprobs": [-0.1235, 0.0], "versions": [3, 4],
     }  # fmt: skip
 
 

@@ -1,14 +1,16 @@
 """The report's style sheet: light and dark after the reader's system, no font or script from anywhere."""
 
-RULES = """
-:root { --paper: #fbfbfa; --card: #ffffff; --ink: #1d2330; --faint: #6b7280; --line: #e5e7eb;
+LIGHT = """--paper: #fbfbfa; --card: #ffffff; --ink: #1d2330; --faint: #6b7280; --line: #e5e7eb;
   --c0: #2563eb; --c1: #0d9488; --c2: #d97706; --c3: #db2777;
   --c4: #7c3aed; --c5: #4d7c0f; --c6: #0891b2; --c7: #b91c1c;
-  --good: #15803d; --bad: #b91c1c; --said: #e8effd; color-scheme: light dark; }
-@media (prefers-color-scheme: dark) { :root { --paper: #12151c; --card: #1a1f29; --ink: #e6e9ef;
-  --faint: #98a1b3; --line: #2c3341; --c0: #60a5fa; --c1: #2dd4bf; --c2: #fbbf24;
-  --c3: #f472b6; --c4: #a78bfa; --c5: #a3e635; --c6: #22d3ee; --c7: #f87171;
-  --good: #4ade80; --bad: #f87171; --said: #1f3150; } }
+  --good: #15803d; --bad: #b91c1c; --said: #e8effd;"""
+DARK = """--paper: #12151c; --card: #1a1f29; --ink: #e6e9ef; --faint: #98a1b3; --line: #2c3341;
+  --c0: #60a5fa; --c1: #2dd4bf; --c2: #fbbf24; --c3: #f472b6;
+  --c4: #a78bfa; --c5: #a3e635; --c6: #22d3ee; --c7: #f87171;
+  --good: #4ade80; --bad: #f87171; --said: #1f3150;"""
+RULES = """
+:root { @LIGHT@ color-scheme: light dark; }
+@media (prefers-color-scheme: dark) { :root { @DARK@ } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -80,4 +82,15 @@ LEVELS = "".join(
     "fill: var(--shade); background: var(--shade); }\n"
     for at in range(1, 9)
 )
-CSS = SERIES + LEVELS + RULES
+CSS = SERIES + LEVELS + RULES.replace("@LIGHT@", LIGHT).replace("@DARK@", DARK)
+
+
+def palette() -> str:
+    """The colours alone, for a page whose reader may choose between them: data-scheme on the root."""
+    dark = f"{{ {DARK} color-scheme: dark; }}"
+    return (
+        f":root {{ {LIGHT} color-scheme: light; }}\n"
+        f'@media (prefers-color-scheme: dark) {{ :root:not([data-scheme="light"]) {dark} }}\n'
+        f':root[data-scheme="dark"] {dark}\n'
+        f"{SERIES}{LEVELS}"
+    )

@@ -1,0 +1,102 @@
+"""What the dashboard asks of a run's services, and their answers as plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from earl.rpc.access import Access
+from earl.rpc.client import Client
+from earl.stack.codec import SchedulerClient
+from earl.stack.status import RunStatus
+from earl.v1 import common_pb2, env_pb2, env_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+
+# Tickets of each state that are asked for.
+TICKETS = 100
+
+
+class Services:
+    """Addresses: host:port. An operator's side of scheduler and gateway."""
+
+    def __init__(self, scheduler: str, gateway: str, access: Access) -> None:
+        self.scheduler = scheduler
+        self._scheduler = SchedulerClient(scheduler, access)
+        token, tls = access.token, access.tls
+        self._ledger = Client(scheduler, scheduler_pb2_grpc.SchedulerServiceStub, token=token, tls=tls)
+        self._gateway = Client(gateway, env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=tls)
+
+    async def status(self, deadline_s: float) -> RunStatus:
+        """Raises EarlError, as all of these do."""
+        return await self._scheduler.status(deadline_s)
+
+    async def tickets(self, deadline_s: float) -> dict[str, Any]:
+        """Those that are under way, the longest in their state first."""
+        request = scheduler_pb2.ListTicketsRequest(limit=TICKETS)
+        answer = await self._ledger.call("ListTickets", request, deadline_s=deadline_s)
+        return {"rows": [ticket(one) for one in answer.tickets]}
+
+    async def gateway(self, deadline_s: float) -> dict[str, Any]:
+        """Environments and the hosts that serve them."""
+        request = env_pb2.ListEnvironmentsRequest()
+        answer = await self._gateway.call("ListEnvironments", request, deadline_s=deadline_s)
+        hosts = await self._gateway.call("ListHosts", env_pb2.ListHostsRequest(), deadline_s=deadline_s)
+        return {
+            "environments": [environment(one) for one in answer.entries],
+            "rows": [host(one) for one in hosts.hosts],
+            "waits": {
+                "count": hosts.waits,
+                "p50": hosts.wait_p50_s,
+                "p99": hosts.wait_p99_s,
+                "longest": hosts.wait_longest_s,
+            },
+            "totals": dict(hosts.totals),
+            "refused": dict(hosts.refused),
+        }
+
+    async def close(self) -> None:
+        for client in (self._scheduler, self._ledger, self._gateway):
+            await client.close()
+
+
+def ticket(one: Any) -> dict[str, Any]:
+    return {
+        "ticket": one.ticket_id,
+        "group": one.group_id,
+        "purpose": name_of(common_pb2.Purpose, one.purpose, "PURPOSE_"),
+        "evaluation": one.evaluation,
+        "state": name_of(scheduler_pb2.TicketState, one.state, "TICKET_STATE_"),
+        "attempt": one.attempt,
+        "worker": one.worker,
+        "tokens": one.tokens,
+        "age_s": round(one.age_s, 1),
+    }
+
+
+def name_of(kind: Any, number: int, prefix: str) -> str:
+    """For example "leased"; a number that this version does not know stays one."""
+    try:
+        return kind.Name(number).removeprefix(prefix).lower()
+    except ValueError:
+        return str(number)
+
+
+def environment(entry: Any) -> dict[str, Any]:
+    return {
+        "name": entry.environment.name,
+        "hosts": entry.hosts,
+        "capacity": entry.capacity,
+        "open": entry.open_sessions,
+        "queued": entry.queued,
+        "quarantined": entry.quarantined,
+    }
+
+
+def host(one: Any) -> dict[str, Any]:
+    return {
+        "name": one.host,
+        "capacity": one.capacity,
+        "open": one.open_sessions,
+        "faults": one.faults,
+        "quarantined": list(one.quarantined),
+        "draining": one.draining,
+        "attached": one.attached,
+    }

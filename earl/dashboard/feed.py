@@ -1,0 +1,107 @@
+"""What the page shows, in sections, and who follows them.
+
+Each section has the revision at which it changed last. A follower is sent the sections that changed since
+its last event, whole: one that is slow, or comes back with Last-Event-ID, misses what was in between and
+nothing else, so nothing is ever queued for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+# A line is said that often, so that both ends notice when the other is gone.
+PULSE_S = 15.0
+# Followers at once.
+FOLLOWERS = 64
+RETRY_MS = 2000
+
+
+class Feed:
+    """Sections by name. Ids of events are "<boot>.<revision>": another server's mean nothing here."""
+
+    def __init__(self) -> None:
+        self._boot = secrets.token_hex(4)
+        self._revision = 0
+        self._sections: dict[str, tuple[int, bytes]] = {}
+        self._news = asyncio.Event()
+        self._closed = False
+        self.followers = 0
+        # Set while anybody follows.
+        self.watched = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        return self.followers >= FOLLOWERS
+
+    def put(self, name: str, value: Any) -> None:
+        """The section is now this; a JSON-like value, NaN and infinity become null."""
+        data = encoded(value)
+        if name in self._sections and self._sections[name][1] == data:
+            return
+        self._revision += 1
+        self._sections[name] = (self._revision, data)
+        self._wake()
+
+    def close(self) -> None:
+        """Every follower's stream ends."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def follow(self, last_id: str) -> AsyncGenerator[bytes, None]:
+        """Events as they are written on the wire, from after `last_id` on ("" or another boot's: all)."""
+        self.followers += 1
+        self.watched.set()
+        try:
+            seen = self._revision_of(last_id)
+            yield b"retry: %d\n\n" % RETRY_MS
+            while not self._closed:
+                news = self._news
+                for name, (revision, data) in sorted(self._sections.items(), key=lambda one: one[1][0]):
+                    if revision > seen:
+                        seen = revision
+                        yield self._event(name, revision, data)
+                try:
+                    async with asyncio.timeout(PULSE_S):
+                        await news.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            self.followers -= 1
+            if not self.followers:
+                self.watched.clear()
+
+    def _event(self, name: str, revision: int, data: bytes) -> bytes:
+        return b"id: %b.%d\nevent: %b\ndata: %b\n\n" % (self._boot.encode(), revision, name.encode(), data)
+
+    def _revision_of(self, last_id: str) -> int:
+        boot, _, revision = last_id.partition(".")
+        if boot != self._boot or not revision.isdecimal() or len(revision) > 18:
+            return 0
+        return min(int(revision), self._revision)
+
+
+def encoded(value: Any) -> bytes:
+    """Strict JSON on one line."""
+    return json.dumps(plain(value), allow_nan=False, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def plain(value: Any) -> Any:
+    """JSON-like, with six significant digits: what a page shows."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value

@@ -1,0 +1,174 @@
+"""One dashboard server: for a run of the local stack, or for a directory that somebody names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from earl.config.run import RunConfig
+from earl.dashboard.app import application
+from earl.dashboard.codec_services import Services
+from earl.dashboard.door import Door, key_of
+from earl.dashboard.feed import Feed
+from earl.dashboard.history import History
+from earl.dashboard.live import Live
+from earl.dashboard.trajectories import Trajectories
+from earl.dashboard.watch import Watch
+from earl.errors import PortInUse
+from earl.rpc import auth
+from earl.rpc.access import Access
+from earl.rpc.peers import advertised, told
+from earl.rpc.token_file import Role
+from earl.rpc.tokens import accepted
+from earl.stack.rundir import DASHBOARD_LINK, replace
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+# Requests at once, streams included.
+REQUESTS = 256
+STOP_S = 3.0
+
+OnLink = Callable[[str], None]
+
+
+async def serve(
+    directory: Path,
+    config: RunConfig,
+    *,
+    bind: str,
+    stop: asyncio.Event,
+    on_link: OnLink,
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serves until `stop`. on_link: told every new link, on_ready: host:port once it listens.
+
+    Raises InsecureBind off loopback without TLS and token, PortInUse, ConfigError.
+    """
+    access = Access.of(Role.OPERATOR)
+    secure = access.tls is not None and access.tls.certificate is not None
+    tls = access.tls if secure else None
+    auth.check_bind(bind, accepted(), tls)
+    scheduler = told("EARL_SCHEDULER") or config.scheduler.bind
+    gateway = told("EARL_GATEWAY") or config.gateway.bind
+    services = Services(scheduler, gateway, access)
+    with listening(bind) as listener:
+        address = shown_address(bind, listener)
+        scheme = "https" if secure else "http"
+        door = Door(
+            key_of(directory), lambda token: on_link(f"{scheme}://{address}/?token={token}"), secure=secure
+        )
+        feed, history, trajectories = Feed(), History(directory, config), Trajectories(directory)
+        watch = Watch(history, trajectories, Live(directory, config, services), feed)
+        app = application(door, hosts_of(bind), feed, watch, trajectories)
+        async with serving(app, listener, tls, feed):
+            watching = asyncio.create_task(watch.run())
+            stopping = asyncio.create_task(stop.wait())
+            try:
+                on_ready(address)
+                await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+                if watching.done():
+                    watching.result()
+            finally:
+                for task in (watching, stopping):
+                    task.cancel()
+                await asyncio.gather(watching, stopping, return_exceptions=True)
+                await services.close()
+
+
+class _Server(uvicorn.Server):
+    """Signals are the process's own affair. listens: set once it does."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: object, listener: socket.socket, tls: auth.TlsFiles | None, feed: Feed
+) -> AsyncIterator[None]:
+    """HTTP/1.1 on the listener; at the end open streams are closed first."""
+    server = _Server(
+        uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            log_config=None,
+            # A link's token stands in a request's line.
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+            limit_concurrency=REQUESTS,
+            h11_max_incomplete_event_size=16 << 10,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=tls and str(tls.certificate),
+            ssl_keyfile=tls and str(tls.key),
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    listens = asyncio.create_task(server.listens.wait())
+    try:
+        await asyncio.wait([task, listens], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        yield
+    finally:
+        listens.cancel()
+        feed.close()
+        server.should_exit = True
+        await asyncio.wait([task], timeout=STOP_S)
+
+
+@contextlib.contextmanager
+def listening(bind: str) -> Iterator[socket.socket]:
+    """A socket that listens there. Raises PortInUse, ConfigError."""
+    host, port = auth.split_address(bind)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise PortInUse(
+            f"the dashboard cannot listen at {bind}: {os.strerror(error.errno or 0).lower()}",
+            "free the port, or set dashboard.bind to another one",
+        ) from None
+    with listener:
+        yield listener
+
+
+def shown_address(bind: str, listener: socket.socket) -> str:
+    """host:port as others reach it."""
+    host, _ = auth.split_address(bind)
+    port = listener.getsockname()[1]
+    bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return bound if auth.is_loopback(host) else advertised(bound, own_port=True)
+
+
+def hosts_of(bind: str) -> frozenset[str]:
+    """Names under which a browser may call a server that is bound there."""
+    host, _ = auth.split_address(bind)
+    if auth.is_loopback(host):
+        return LOOPBACK
+    named = {host, socket.gethostname(), auth.split_address(advertised(bind, own_port=True))[0]}
+    return LOOPBACK | {name.lower() for name in named}
+
+
+def keep_link(directory: Path) -> OnLink:
+    """Writes each new link into the run's directory, where only this user can read it."""
+    return lambda link: replace(directory / DASHBOARD_LINK, link + "\n")
+
+
+def forget_link(directory: Path) -> None:
+    (directory / DASHBOARD_LINK).unlink(missing_ok=True)

@@ -1,0 +1,132 @@
+"""The trajectories that a run kept (samples.jsonl), to choose from and to read token by token.
+
+Text of models and environments leaves here with its control characters made visible; it is never markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from earl.cli.report.conversations import VISIBLE
+from earl.cli.report.data import Record, heard
+from earl.dashboard.tail import Tail
+
+# Rows of one answer.
+ROWS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """None: any. kind: "training", "evaluation", or an evaluation's name; reward: "positive", "zero",
+    "negative"; step: from first to last."""
+
+    kind: str | None = None
+    ending: str | None = None
+    reward: str | None = None
+    first: int | None = None
+    last: int | None = None
+
+    def takes(self, one: Record) -> bool:
+        evaluation = str(one.get("evaluation") or "")
+        kinds = {"training"} if not evaluation else {"evaluation", evaluation}
+        step = one.get("step", 0)
+        return (
+            (self.kind is None or self.kind in kinds)
+            and (self.ending is None or self.ending == one.get("ending"))
+            and (self.reward is None or self.reward == sign(one.get("reward")))
+            and (self.first is None or step >= self.first)
+            and (self.last is None or step <= self.last)
+        )
+
+
+class Trajectories:
+    """Of one run's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tail = Tail(directory / "samples.jsonl")
+        self._lines: list[dict[str, Any]] = []
+        self._kept: dict[int, Record] = {}
+
+    def update(self, newest: int | None) -> dict[str, Any]:
+        """The section that says what there is to choose from. newest: version after the last step."""
+        new = self._tail.read()
+        if self._tail.renewed:
+            self._lines = []
+        self._lines += new
+        self._kept = {
+            one["ticket"]: one for one in heard(self._lines, newest) if isinstance(one.get("ticket"), int)
+        }
+        every = self._kept.values()
+        return {
+            "count": len(self._kept),
+            "newest": max(self._kept, default=0),
+            "endings": sorted({str(one.get("ending")) for one in every}),
+            "evaluations": sorted({str(one["evaluation"]) for one in every if one.get("evaluation")}),
+            "steps": [
+                min((one.get("step", 0) for one in every), default=0),
+                max((one.get("step", 0) for one in every), default=0),
+            ],
+        }
+
+    def listing(self, filters: Filters) -> dict[str, Any]:
+        """The newest that the filters take, the newest first, at most ROWS."""
+        found = [one for one in self._kept.values() if filters.takes(one)]
+        return {"count": len(found), "rows": [row(one) for one in reversed(found[-ROWS:])]}
+
+    def whole(self, ticket: int) -> dict[str, Any] | None:
+        """One of them, with what was said; None if it is not kept (any more)."""
+        one = self._kept.get(ticket)
+        if one is None:
+            return None
+        turns = one.get("turns")
+        found = (
+            [turn_of(turn) for turn in turns if isinstance(turn, Mapping)] if isinstance(turns, list) else []
+        )
+        return {**row(one), "turns": found}
+
+
+def sign(reward: object) -> str:
+    if not isinstance(reward, (int, float)) or reward == 0:
+        return "zero"
+    return "positive" if reward > 0 else "negative"
+
+
+def row(one: Record) -> dict[str, Any]:
+    names = ("ticket", "step", "group", "index", "version", "reward", "tokens")
+    shown = {name: one.get(name) for name in names}
+    return {
+        **shown,
+        "evaluation": visible(one.get("evaluation") or ""),
+        "ending": visible(one.get("ending") or ""),
+    }
+
+
+def turn_of(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """role, text and tokens; sampled: what the engine sampled, token by token, where that was kept."""
+    shown: dict[str, Any] = {
+        "role": visible(turn.get("role")),
+        "text": visible(turn.get("text")),
+        "tokens": turn.get("tokens") if isinstance(turn.get("tokens"), int) else 0,
+    }
+    sampled = turn.get("sampled")
+    if isinstance(sampled, Mapping):
+        columns = [sampled.get(name) for name in ("texts", "ids", "logprobs", "versions")]
+        if all(isinstance(column, list) for column in columns) and len({len(one) for one in columns}) == 1:  # type: ignore[arg-type]
+            texts, *numbers = columns
+            shown["sampled"] = {
+                "texts": [visible(text) for text in texts or ()],
+                **dict(zip(("ids", "logprobs", "versions"), numbers, strict=True)),
+            }
+    return shown
+
+
+def visible(text: object) -> str:
+    """As text without control characters: a terminal's escapes show, and do nothing."""
+    return str(text).translate(VISIBLE)
+
+
+def steps_of(lines: Iterable[Record]) -> set[int]:
+    return {int(one.get("step", 0)) for one in lines}

@@ -1,0 +1,121 @@
+"""A real headless Chromium, and the dashboard in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright
+
+from earl.dashboard.serve import serve
+from tests.support.dashboard import config_of
+
+WIDTHS = {"laptop": (1280, 800), "phone": (390, 844)}
+
+
+@contextlib.asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """The system's, so that nothing is downloaded."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.fail("there is no chromium; install it: apt-get install chromium")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+class Served:
+    """A dashboard of a directory in this process. links: all that it gave."""
+
+    def __init__(self, directory: Path, bind: str = "127.0.0.1:0") -> None:
+        self.links: list[str] = []
+        self._directory = directory
+        self._bind = bind
+        self._stop = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        return urlsplit(self.links[0]).netloc
+
+    async def __aenter__(self) -> Served:
+        ready = asyncio.Event()
+        self._task = asyncio.create_task(
+            serve(
+                self._directory,
+                config_of(self._directory),
+                bind=self._bind,
+                stop=self._stop,
+                on_link=self.links.append,
+                on_ready=lambda address: ready.set(),
+            )
+        )
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait([self._task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._task.done():
+            self._task.result()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        await asyncio.wait_for(self._task, 10.0)
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    browser: Browser,
+    link: str,
+    *,
+    width: str = "laptop",
+    scheme: str = "light",
+    touch: bool = False,
+    expected: str = "",
+) -> AsyncIterator[Page]:
+    """The page behind a link; what it says on the console, and requests to others, fail the test.
+
+    expected: something that it says on purpose.
+    """
+    wide, tall = WIDTHS[width]
+    context = await browser.new_context(
+        viewport={"width": wide, "height": tall},
+        color_scheme="dark" if scheme == "dark" else "light",
+        has_touch=touch,
+        reduced_motion="reduce",
+    )
+    page = await context.new_page()
+    said: list[str] = []
+    origin = f"http://{urlsplit(link).netloc}"
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("request", lambda one: None if one.url.startswith(origin) else said.append(f"asks {one.url}"))
+    page.set_default_timeout(15_000)
+    await page.goto(link)
+    try:
+        yield page
+        passed = (*EXPECTED, expected) if expected else EXPECTED
+        unexpected = [line for line in said if not any(text in line for text in passed)]
+        assert not unexpected, unexpected
+    finally:
+        await context.close()
+
+
+async def until(page: Page, expression: str, argument: object = None, *, within_s: float = 15.0) -> None:
+    """Waits until the expression (of `argument`, if it is a function) holds in the page, whose policy does
+    not let the browser's own polling run."""
+    async with asyncio.timeout(within_s):
+        while True:
+            if await page.evaluate(expression, argument):
+                return
+            await asyncio.sleep(0.05)
+
+
+# The browser's own word for a stream whose server is gone.
+EXPECTED = ("Failed to load resource: net::ERR_",)
