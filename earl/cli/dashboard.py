@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from earl.cli import completion
 from earl.cli.running import RUNS, config_of, newest
 from earl.errors import ConfigError
 from earl.stack.rundir import DASHBOARD_LINK
@@ -20,11 +21,15 @@ app = typer.Typer(add_completion=False)
 PROBE_S = 0.5
 
 
-@app.command()
+@app.command(epilog="Example: earl dashboard runs/demo-seed0 --open")
 def dashboard(
     run_dir: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN_DIR]", help="A directory such as runs/demo; else the newest."),
+        typer.Argument(
+            metavar="[RUN_DIR]",
+            help="A directory such as runs/demo; else the newest.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     bind: Annotated[str, typer.Option(help="Serve it here, even if the run has a page of its own.")] = "",
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,

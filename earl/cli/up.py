@@ -26,7 +26,7 @@ from earl.errors import EarlError, ProcessFailed
 from earl.rpc.errors import catalogue
 from earl.stack.process import readable
 from earl.stack.record import read_record
-from earl.stack.rundir import LOGS, run_path
+from earl.stack.rundir import DASHBOARD_LINK, LOGS, run_path
 
 app = typer.Typer(add_completion=False)
 
@@ -161,7 +161,10 @@ def begun(config: RunConfig, news: News, pid: int) -> Begun:
     directory = run_path(config)
     record = read_record(directory)
     names = [one.name for one in record.processes] if record is not None else []
-    return Begun(directory, pid, news.seconds, names, addresses_of(directory))
+    addresses = addresses_of(directory)
+    with suppress(OSError):
+        addresses["dashboard"] = (directory / DASHBOARD_LINK).read_text(encoding="utf-8").strip()
+    return Begun(directory, pid, news.seconds, names, addresses)
 
 
 def reason(news: News, directory: Path, code: int) -> EarlError:
