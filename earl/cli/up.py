@@ -88,7 +88,7 @@ class Begun:
         return [
             f"{where.name} is up after {self.seconds:.1f} s: {where}, {len(self.processes)} processes",
             *(f"  {name:{width}}  {address}" for name, address in self.addresses.items()),
-            f"look: earl status {where} · earl top {where} · earl logs {where} -f",
+            f"look: earl status {where} · earl top {where} · earl logs {where} -f · earl dashboard {where}",
             f"end:  earl down {where}",
         ]
 
