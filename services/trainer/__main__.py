@@ -23,14 +23,14 @@ def main() -> int:
     await_peers("services.trainer.rank")
     try:
         config, directory = service_run(arguments.run, "trainer")
+        # Threads that wait must not spin: engines and environments share this machine's cores.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if config.trainer.ranks > 1 and "RANK" not in os.environ:
+            from services.trainer.launch import launch  # heavy: torchrun's agent
+
+            return launch(sys.argv[1:], config.trainer.ranks)
     except EarlError as error:
         return ended_by(error)
-    # Threads that wait must not spin: engines and environments share this machine's cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if config.trainer.ranks > 1 and "RANK" not in os.environ:
-        from services.trainer.launch import launch  # heavy: torchrun's agent
-
-        return launch(sys.argv[1:], config.trainer.ranks)
     from services.trainer.group import leave  # heavy: after the configuration was read
     from services.trainer.rank import run_rank
 

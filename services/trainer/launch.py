@@ -3,8 +3,12 @@
     python -m services.trainer ─┬─ one rank: it is the rank itself, nothing to supervise
                                 └─ more: torchrun's agent here, `python -m services.trainer` per rank
 
-A rank that dies ends the group (no restarts): its exit code becomes the group's. SIGTERM goes to
-the ranks, which save and leave; the agent then ends with 0.
+On several nodes the same is started on each, told by its environment how many they are (EARL_NODES), which
+of them it is (EARL_NODE, from 0) and where the first is reached (EARL_MASTER, host:port): each has a part
+of the ranks.
+
+A rank that dies ends the group (no restarts): its exit code becomes the group's. SIGTERM goes to the ranks,
+which save and leave; the agent then ends with 0.
 """
 
 from __future__ import annotations
@@ -14,7 +18,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from earl.errors import ConfigError
+from earl.rpc.auth import split_address
 
 AGENT = "EARL_TRAINER_AGENT"
 # A group that lost a rank cannot save: the others get this long to close their files.
@@ -22,19 +30,56 @@ LOST_S = 5
 _PR_SET_PDEATHSIG = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """count nodes, of which this is the number-th, from 0. master: host:port that the first one opens."""
+
+    count: int = 1
+    number: int = 0
+    master: str = ""
+
+    @classmethod
+    def from_environment(cls) -> Nodes:
+        """Raises ConfigError."""
+        given = {name: os.environ.get(name, "") for name in ("EARL_NODES", "EARL_NODE", "EARL_MASTER")}
+        count, number, master = given.values()
+        if (count or "1") == "1":
+            return cls()
+        if not (count.isdecimal() and number.isdecimal() and int(number) < int(count)):
+            raise ConfigError(
+                f"EARL_NODES={count} EARL_NODE={number} is no node of a trainer", "EARL_NODE counts from 0"
+            )
+        split_address(master)
+        return cls(int(count), int(number), master)
+
+    def share(self, ranks: int) -> int:
+        """Ranks of each node. Raises ConfigError unless all have equally many."""
+        if ranks % self.count:
+            raise ConfigError(
+                f"{ranks} ranks do not divide into EARL_NODES={self.count} nodes",
+                "give every node equally many ranks",
+            )
+        return ranks // self.count
+
+
 def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer") -> int:
-    """Runs `python -m <module> <arguments>` once per rank; returns the group's exit code."""
+    """Runs `python -m <module> <arguments>` once per rank of this node; returns the group's exit code.
+
+    ranks: of all nodes together. Raises ConfigError.
+    """
+    nodes = Nodes.from_environment()
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=f"{module}-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
+        min_nodes=nodes.count,
+        max_nodes=nodes.count,
+        nproc_per_node=nodes.share(ranks),
+        run_id=module if nodes.master else f"{module}-{os.getpid()}",
+        rdzv_backend="static" if nodes.master else "c10d",
+        rdzv_endpoint=nodes.master or "127.0.0.1:0",
+        rdzv_configs={"rank": nodes.number} if nodes.master else {},
+        local_addr=None if nodes.master else "127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
         # SIGTERM and SIGINT are ours: passed on, so that the ranks can save.

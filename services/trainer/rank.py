@@ -1,7 +1,4 @@
-"""One rank as a process: signals become requests, errors become one line and an exit code.
-
-`torchrun -m services.trainer --run FILE` starts ranks too: torchrun's environment says who is who.
-"""
+"""One rank as a process: signals become requests, errors become one line and an exit code."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ def main() -> int:
     await_peers("services.trainer.reference.service")
     try:
         config, directory = service_run(arguments.run, "reference")
+        # Threads that wait must not spin: engines and environments share this machine's cores.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        ranks = config.reference.dp * config.reference.tp
+        if ranks > 1 and "RANK" not in os.environ:
+            from services.trainer.launch import launch  # heavy: torchrun's agent
+
+            return launch(sys.argv[1:], ranks, "services.trainer.reference")
     except EarlError as error:
         return ended_by(error)
-    # Threads that wait must not spin: engines and environments share this machine's cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    ranks = config.reference.dp * config.reference.tp
-    if ranks > 1 and "RANK" not in os.environ:
-        from services.trainer.launch import launch  # heavy: torchrun's agent
-
-        return launch(sys.argv[1:], ranks, "services.trainer.reference")
     from services.trainer.group import leave  # heavy: after the configuration was read
     from services.trainer.rank import run_rank
     from services.trainer.reference.service import serve
