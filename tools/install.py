@@ -1,4 +1,4 @@
-"""Makes the virtual environment: `python tools/install.py .venv`.
+"""Makes the virtual environment: `python tools/install.py .venv`; with `--torch DIRECTORY` torch alone.
 
 Runs on any Python >= 3.11 with nothing installed. torch comes first and by itself, so that a CPU
 build is taken wherever one is offered and no CUDA build (gigabytes) is pulled onto a machine that
@@ -67,13 +67,16 @@ def main() -> int:
         have = platform.python_version()
         print(f"install: Python {have} is too old; use 3.11 or newer: make setup PYTHON=python3.11")
         return 2
-    target = Path(sys.argv[1])
+    only_torch = sys.argv[1] == "--torch"
+    target = Path(sys.argv[-1])
     python = made(target)
     version = torch_pin()
     print(f"install: torch {version} (a minute or two the first time)", flush=True)
     if not pip(python, "install", *torch_arguments(python, version)):
         print(f"install: no build of torch {version} could be installed; see pip's message above")
         return 1
+    if only_torch:
+        return 0
     print("install: EARL and its pins", flush=True)
     if not pip(python, "install", "-e", f"{ROOT}[dev]"):
         print("install: pip could not install EARL; see its message above")

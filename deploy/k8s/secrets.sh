@@ -1,0 +1,29 @@
+#!/bin/sh
+# Makes the secrets of an overlay: deploy/k8s/secrets.sh deploy/k8s/overlays/cpu-demo [HOST ...]
+#
+# HOST: names by which env hosts outside the cluster reach the gateway. What is there is kept; nothing of it
+# belongs into version control (deploy/.gitignore).
+#
+# With `earl` installed, or in the image: docker run --rm --user "$(id -u)" --volume "$PWD/deploy/k8s:/k8s" earl:cpu \
+#     /k8s/secrets.sh /k8s/overlays/cpu-demo
+set -eu
+directory=$1/secrets
+shift
+umask 077
+mkdir -p "$directory"
+if [ ! -e "$directory/tokens.toml" ]; then
+    earl tokens new --file "$directory/tokens.toml"
+    earl tokens show environment --file "$directory/tokens.toml" > "$directory/environment_token"
+fi
+if [ ! -e "$directory/server.pem" ]; then
+    set -- "$@" scheduler.earl.svc gateway.earl.svc '*.rollout.earl.svc' '*.trainer.earl.svc'
+    for host in "$@"; do
+        shift
+        set -- "$@" --host "$host"
+    done
+    earl certs new "$directory" "$@"
+fi
+if [ ! -e "$directory/redis_password" ]; then
+    head -c 32 /dev/urandom | base64 | tr -d '=+/\n' > "$directory/redis_password"
+    printf 'redis://:%s@valkey.earl.svc:6379/0\n' "$(cat "$directory/redis_password")" > "$directory/redis_url"
+fi
