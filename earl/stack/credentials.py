@@ -1,4 +1,4 @@
-"""Which of the launch's tokens each process gets: those of its role, and never more.
+"""Which of the launch's tokens and addresses each process gets: those of its role, and never more.
 
 With a token file (EARL_TOKENS) the services get the file, by which they know their callers and take
 the worker's token themselves, so that a rotation needs no restart. Env hosts run code of others: they
@@ -9,6 +9,7 @@ there is one token for all, which everything that calls or is called gets.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from earl.rpc.token_file import Role
@@ -23,6 +24,13 @@ def check() -> None:
         file = TokenFile(Path(path))
         for role in Role:
             file.send(role)
+
+
+def peers(role: str, addresses: Mapping[str, str]) -> dict[str, str]:
+    """Of the run's addresses those that a process of this role is told: env hosts the gateway's, for the
+    bus's holds its password."""
+    told = ("EARL_GATEWAY",) if role == Role.ENVIRONMENT else addresses
+    return {name: address if name in told else "" for name, address in addresses.items()}
 
 
 def environment(role: str) -> dict[str, str]:

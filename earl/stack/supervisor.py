@@ -133,7 +133,7 @@ class Supervisor:
             await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 return False
-            process.begin(self._peers())
+            process.begin(self._peers(process))
             return True
         finally:
             ready.cancel()
@@ -195,12 +195,12 @@ class Supervisor:
     def _own_mark(self, process: StackProcess) -> str:
         return f"{self.mark}:{process.spec.name}"
 
-    def _peers(self) -> dict[str, str]:
-        """Where everything is, as far as it is known."""
+    def _peers(self, process: StackProcess) -> dict[str, str]:
+        """Where everything is that the process may know of, as far as it is known."""
         addresses = self._addresses.environment()
         if VALKEY in self.processes:
             addresses["EARL_REDIS_URL"] = self.processes[VALKEY].address
-        return addresses
+        return credentials.peers(process.spec.role, addresses)
 
     def _environment(self, process: StackProcess) -> dict[str, str]:
         return {
@@ -208,7 +208,7 @@ class Supervisor:
             # Nothing is fetched from a model hub behind the run file's back.
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            **self._peers(),
+            **self._peers(process),
             **credentials.environment(process.spec.role),
             MARK_VARIABLE: self.mark,
             PROCESS_VARIABLE: self._own_mark(process),

@@ -293,7 +293,7 @@ async def test_an_operator_shows_changes_and_pins(
     stack: Stack, workers: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(stack.directory.parent)
-    monkeypatch.setattr("earl.cli.running.RUNS", Path("."))  # the one that goes on is found
+    monkeypatch.setattr("earl.cli.completion.RUNS", Path("."))  # the one that goes on is found
 
     async def told(*arguments: str) -> Any:
         run = CliRunner().invoke

@@ -48,11 +48,15 @@ def test_a_run_with_tokens_and_tls(launched: Launched, tmp_path: Path, monkeypat
     services = [one for command, one in seen.items() if "-m services." in command]
     assert hosts and len(services) >= 4
     secrets = [one.token for one in tokens.values()]
+    # What services are told on standard input, their engines have in their environments.
+    engines = [one for command, one in seen.items() if "engines.process" in command]
+    assert engines
     for one in hosts:
+        assert not one["EARL_REDIS_URL"]
         assert [one.get(name, "") for name in VARIABLES] == [tokens[Role.ENVIRONMENT].token, "", ""]
     for one in services:
         assert [one.get(name, "") for name in VARIABLES] == ["", str(path), ""]
-    passwords = {one["EARL_REDIS_URL"].partition(":")[2].partition("@")[0].strip("/:") for one in services}
+    passwords = {one["EARL_REDIS_URL"].partition(":")[2].partition("@")[0].strip("/:") for one in engines}
     for command, one in seen.items():
         if "earl.stack.valkey" in command or "valkey-server" in command:
             assert not any(one.get(name) for name in VARIABLES)

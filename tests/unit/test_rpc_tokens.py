@@ -161,6 +161,9 @@ def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch)
     assert host == {"EARL_TOKENS": "", "EARL_TOKEN_FILE": "", "EARL_TOKEN": entries[2].token}
     assert service == {"EARL_TOKENS": str(path), "EARL_TOKEN_FILE": "", "EARL_TOKEN": ""}
     assert set(store.values()) == {""}
+    addresses = {"EARL_GATEWAY": "127.0.0.1:1", "EARL_REDIS_URL": "redis://:password@127.0.0.1:2"}
+    assert credentials.peers("worker", addresses) == addresses
+    assert credentials.peers("environment", addresses) == addresses | {"EARL_REDIS_URL": ""}
     written(path, *entries[:2])
     with pytest.raises(errors.ConfigError, match="no environment token"):
         credentials.check()
