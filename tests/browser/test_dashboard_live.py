@@ -82,6 +82,14 @@ async def test_a_page_outlives_its_server(browser: Browser, tmp_path: Path):
     async with Served(tmp_path, address):
         await tile(page, "reward", "0.5")
         await page.locator("#notice").wait_for(state="hidden")
+        # More tabs of one browser than it has connections for one host.
+        for _ in range(8):
+            tab = await page.context.new_page()
+            await tab.goto(f"http://{address}/")
+            await tile(tab, "reward", "0.5")
+        LineFile(tmp_path / "metrics.jsonl").write(step(5, 0.75))
+        for tab in page.context.pages:
+            await tile(tab, "reward", "0.75")
         await context.__aexit__(None, None, None)
 
 
