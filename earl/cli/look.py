@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from earl.cli.env.codec import Gateway, Listed
-from earl.cli.running import config_of, metrics_of
+from earl.cli.running import chosen, config_of, metrics_of
 from earl.errors import EarlError
 from earl.obs.metrics import plain
 from earl.rpc.access import Access
+from earl.rpc.auth import split_address
 from earl.rpc.token_file import Role
 from earl.stack.codec import SchedulerClient
 from earl.stack.record import LaunchRecord, is_held, read_record
@@ -33,6 +36,8 @@ from earl.stack.rundir import FAILURE
 from earl.stack.status import ProcessState, RunStatus
 
 LOOK_S = 2.0
+# The directory of a run that is another machine's.
+NOWHERE = Path(os.devnull)
 
 
 class State(StrEnum):
@@ -83,18 +88,35 @@ class Looker:
     """Looks at one run again and again over the same connections; `close` when done."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises ConfigError if this is no run's directory."""
+        """Of a run on this machine. Raises ConfigError if this is no run's directory."""
         config = config_of(directory)
-        self.directory = directory
-        self._name = config.name
-        access = Access.of(Role.OPERATOR)
-        self._scheduler = SchedulerClient(config.scheduler.bind, access)
-        self._gateway = Gateway(config.gateway.bind, access)
-        self._last = Look(directory, State.LOST, RunStatus(run=config.name))
+        self._set(directory, config.name, config.scheduler.bind, config.gateway.bind)
 
-    @property
+    @classmethod
+    def at(cls, scheduler: str, gateway: str) -> Looker:
+        """Of the run of a fleet, by the addresses of its services; "" for no gateway. Raises ConfigError."""
+        found = cls.__new__(cls)
+        found._set(NOWHERE, "", scheduler, gateway)
+        return found
+
+    def _set(self, directory: Path, name: str, scheduler: str, gateway: str) -> None:
+        for address in filter(None, (scheduler, gateway)):
+            split_address(address)
+        self.directory = directory
+        self._name = name
+        self._addresses = scheduler, gateway
+        self._access = Access.of(Role.OPERATOR)
+        self._last = Look(directory, State.LOST, RunStatus(run=name or scheduler))
+
+    # Connections belong to the loop that they are made on: at the first look.
+
+    @cached_property
     def scheduler(self) -> SchedulerClient:
-        return self._scheduler
+        return SchedulerClient(self._addresses[0], self._access)
+
+    @cached_property
+    def gateway(self) -> Gateway | None:
+        return Gateway(self._addresses[1], self._access) if self._addresses[1] else None
 
     async def look(self, timeout_s: float = LOOK_S) -> Look:
         """What is known now, within about timeout_s."""
@@ -113,11 +135,11 @@ class Looker:
         self._last = Look(
             self.directory,
             state,
-            status if status.run else replace(status, run=self._name),
+            status if status.run else replace(status, run=self._last.status.run),
             aged(record) if record is not None else (),
             environments,
             metrics_of(self.directory) if state.goes_on else {},
-            silent if state.goes_on else {},
+            silent if state.goes_on or self.directory == NOWHERE else {},
             failure_of(self.directory),
             elapsed_s(record, status),
         )
@@ -125,25 +147,28 @@ class Looker:
 
     async def _status(self, timeout_s: float, silent: dict[str, str]) -> RunStatus | None:
         try:
-            status = await self._scheduler.status(timeout_s)
+            status = await self.scheduler.status(timeout_s)
         except EarlError as error:
             silent["scheduler"] = error.message
             return None
-        if status.run != self._name:
+        if self._name and status.run != self._name:
             silent["scheduler"] = f"{status.run} is at its address now"
             return None
         return status
 
     async def _environments(self, timeout_s: float, silent: dict[str, str]) -> tuple[Listed, ...] | None:
+        if self.gateway is None:
+            return ()
         try:
-            return tuple(await self._gateway.listed(timeout_s))
+            return tuple(await self.gateway.listed(timeout_s))
         except EarlError as error:
             silent["gateway"] = error.message
             return None
 
     async def close(self) -> None:
-        await self._scheduler.close()
-        await self._gateway.close()
+        await self.scheduler.close()
+        if self.gateway is not None:
+            await self.gateway.close()
 
 
 def state_of(record: LaunchRecord | None, held: bool, answers: bool, *, failed: bool) -> State:
@@ -175,3 +200,11 @@ def failure_of(directory: Path) -> Mapping[str, Any]:
         if isinstance(said, dict):
             return said
     return {}
+
+
+def looker_of(run: Path | None, scheduler: str, gateway: str) -> Looker:
+    """Of a fleet where its scheduler is named, otherwise of a run of this machine: the named one, the one
+    that goes on, or the newest. Raises ConfigError."""
+    if scheduler:
+        return Looker.at(scheduler, gateway)
+    return Looker(chosen(run, ended=True))

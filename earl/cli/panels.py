@@ -15,7 +15,7 @@ from earl.cli.live_view import (
     role_figures,
     transfer,
 )
-from earl.cli.look import Look, State
+from earl.cli.look import NOWHERE, Look, State
 from earl.cli.switches import switch_text
 from earl.stack.status import RunStatus, StageState, WorkerState
 
@@ -52,11 +52,11 @@ def headline(look: Look) -> str:
 def remarks(look: Look) -> Iterator[str]:
     """What is not as it should be, a line each."""
     for name, why in look.silent.items():
-        if look.state is State.RUNNING:
+        if look.state is State.RUNNING or look.directory == NOWHERE:
             yield f"{name} does not answer: {why}"
     if look.failure and not look.state.goes_on:
         yield f"{look.failure.get('error')}: {look.failure.get('message')}"
-    if look.state is State.LOST:
+    if look.state is State.LOST and look.directory != NOWHERE:
         yield f"its launcher is gone without a word; clean up with: earl down {look.directory}"
     if look.status.message and not look.failure:
         yield look.status.message

@@ -119,6 +119,11 @@ def addresses_of(directory: Path) -> dict[str, str]:
     return {"scheduler": config.scheduler.bind, "gateway": config.gateway.bind, **metrics_of(directory)}
 
 
+SCHEDULER = "The scheduler of a fleet, instead of a run's directory."
+Scheduler = Annotated[str, typer.Option("--scheduler", metavar="HOST:PORT", help=SCHEDULER)]
+Gateway = Annotated[
+    str, typer.Option("--gateway", metavar="HOST:PORT", help="The fleet's gateway, with --scheduler.")
+]
 WHICH = "The run's directory; else the one in runs/ that goes on."
 RunDir = Annotated[
     Path | None, typer.Argument(metavar="[RUN_DIR]", help=WHICH, autocompletion=completion.runs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from earl.cli import panels
-from earl.cli.look import Look, Looker, State
+from earl.cli.look import NOWHERE, Look, Looker, State, looker_of
 from earl.cli.run import INTERRUPTED
-from earl.cli.running import AsJson, RunDir, chosen
+from earl.cli.running import AsJson, Gateway, RunDir, Scheduler
 
 app = typer.Typer(add_completion=False)
 
@@ -45,6 +44,8 @@ STYLES = {
 @app.command(epilog="Example: earl status runs/tictactoe --json | jq .status.ledger")
 def status(
     run: RunDir = None,
+    scheduler: Scheduler = "",
+    gateway: Gateway = "",
     as_json: AsJson = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Again every 2 seconds until the run has ended.")
@@ -52,11 +53,11 @@ def status(
 ) -> None:
     """Show a run: stages, processes, queues, ledger, staleness, environments, switches and their reasons.
 
-    Of a run that has ended, what its directory holds. Without RUN_DIR the one in runs/ that goes on, else
-    the newest. Ends with code 0 while the run goes on, 20 if it is complete, 21 if it was stopped before,
-    22 if it failed, 23 if its launcher is gone without a word.
+    Of a run that has ended, what its directory holds; of a fleet, what its services say. Without RUN_DIR
+    the one in runs/ that goes on, else the newest. Ends with code 0 while the run goes on, 20 if it is
+    complete, 21 if it was stopped before, 22 if it failed, 23 if its launcher is gone without a word.
     """
-    directory = chosen(run, ended=True)
+    looker = looker_of(run, scheduler, gateway)
     console = Console(highlight=False)
 
     def show(look: Look) -> None:
@@ -69,18 +70,17 @@ def status(
         if watch and console.is_terminal and not as_json:
             with Live(console=console, auto_refresh=False) as live:
                 state = asyncio.run(
-                    follow(directory, lambda look: live.update(rendered(look), refresh=True), watch)
+                    follow(looker, lambda look: live.update(rendered(look), refresh=True), watch)
                 )
         else:
-            state = asyncio.run(follow(directory, show, watch))
+            state = asyncio.run(follow(looker, show, watch))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     raise typer.Exit(EXIT_CODES[state])
 
 
-async def follow(directory: Path, show: Callable[[Look], None], watch: bool) -> State:
+async def follow(looker: Looker, show: Callable[[Look], None], watch: bool) -> State:
     """Shows the run, again and again if `watch`; the state that it was seen in last."""
-    looker = Looker(directory)
     try:
         while True:
             look = await looker.look()
@@ -99,7 +99,8 @@ def rendered(look: Look) -> RenderableType:
 
 def parts(look: Look) -> Iterator[RenderableType]:
     yield Text(panels.headline(look), style=STYLES[look.state])
-    yield Text(str(look.directory), style="grey50")
+    if look.directory != NOWHERE:
+        yield Text(str(look.directory), style="grey50")
     for remark in panels.remarks(look):
         yield Text(remark, style="red")
     for table in panels.tables(look):

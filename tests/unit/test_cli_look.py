@@ -144,3 +144,14 @@ def test_a_record_that_this_version_cannot_read_is_none(tmp_path: Path):
     assert read_record(tmp_path) is None
     LineFile(tmp_path / "launch.json").write({"pid": "x"})
     assert read_record(tmp_path) is None
+
+
+async def test_a_fleet_is_looked_at_by_its_addresses():
+    looker = Looker.at("127.0.0.1:9", "127.0.0.1:9")
+    try:
+        look = await looker.look(0.1)
+    finally:
+        await looker.close()
+    assert look.state is State.LOST and look.status.run == "127.0.0.1:9"
+    assert "127.0.0.1:9  lost" in text_of(look) and "scheduler does not answer" in text_of(look)
+    assert state_of(None, False, True, failed=False) is State.RUNNING

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from textual.widgets import DataTable, Static
@@ -18,20 +20,27 @@ def screen_of(app: Top) -> list[str]:
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
+async def shown_with(app: Top, pilot: Any, word: str) -> str:
+    """The screen once it has the word: widgets come one after the other."""
+    async with asyncio.timeout(10):
+        while word not in (text := "\n".join(screen_of(app))):
+            await pilot.pause(0.02)
+    return text
+
+
 @pytest.mark.parametrize("size", [(80, 24), (180, 60)], ids=["80x24", "180x60"])
 async def test_the_screen_holds_what_decides(size: tuple[int, int]):
     app = Top(Looks([LOOK]), every_s=60.0)
     async with app.run_test(size=size) as pilot:
         await app.workers.wait_for_complete()
         await pilot.pause()
-        text = "\n".join(screen_of(app))
+        text = await shown_with(app, pilot, "Pause")
         for shown in (
             "growing  running, reinforcement learning 30/140, version 31, 1:01",
             "tokens/s 4,310",
             "5,120",
             "9,000",
             "0.50 (max 1)",
-            "Pause",
         ):
             assert shown in text, shown
         if size[1] > 24:
@@ -66,12 +75,12 @@ async def test_a_scheduler_that_does_not_answer_is_a_remark_and_what_was_known_s
     async with app.run_test(size=(120, 40)) as pilot:
         await app.workers.wait_for_complete()
         await pilot.pause()
-        text = "\n".join(screen_of(app))
-        assert "scheduler does not answer: GetStatus gave no answer within 2 s" in text and "5,120" in text
+        text = await shown_with(app, pilot, "5,120")
+        assert "scheduler does not answer: GetStatus gave no answer within 2 s" in text
         await pilot.press("r")
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert "EngineLost: gone" in "\n".join(screen_of(app))
+        await shown_with(app, pilot, "EngineLost: gone")
         hidden = {section.name_of_it for section in app.query(Section) if not section.display}
         assert "environments" in hidden and "workers" not in hidden
     assert looks.closed
@@ -100,5 +109,6 @@ async def test_keys_pause_pin_and_show_a_worker():
         await pilot.pause()
         shown = str(app.screen.query_one("#details", Static).render())
         assert shown.splitlines() == details(ROLLOUT) and "kv_used_fraction" in shown
+        app.show(LOOK)  # what lies below goes on
         await pilot.press("escape")
         assert len(app.screen_stack) == 1

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from earl.cli.look import Looker
-from earl.cli.running import RunDir, chosen
+from earl.cli.look import looker_of
+from earl.cli.running import Gateway, RunDir, Scheduler
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -16,6 +16,8 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog="Example: earl top runs/tictactoe --every 0.5")
 def top(
     run: RunDir = None,
+    scheduler: Scheduler = "",
+    gateway: Gateway = "",
     every_s: Annotated[
         float, typer.Option("--every", min=0.1, max=60.0, metavar="SECONDS", help="Between two looks.")
     ] = 1.0,
@@ -25,9 +27,9 @@ def top(
     Space pauses, Tab goes to the next table, Enter on a worker shows all that it measures, p pins or unpins
     the selected stage, q leaves; the run goes on. What programs read is earl status --json.
     """
-    directory = chosen(run, ended=True)
+    looker = looker_of(run, scheduler, gateway)
     try:
         from earl.cli.top.screen import Top  # of the extra `stack`
     except ImportError as error:
         raise ConfigError(f"earl top cannot be shown: {error}", 'pip install "earl[stack]"') from error
-    Top(Looker(directory), every_s).run()
+    Top(looker, every_s).run()

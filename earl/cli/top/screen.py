@@ -15,7 +15,7 @@ from textual import on, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static
 
 from earl.cli import panels
@@ -199,28 +199,30 @@ class Top(App[None]):
 
     def show(self, look: Look) -> None:
         """Draws what a look has found."""
+        if not self.screen_stack or not (base := self.screen_stack[0]).query("#headline"):
+            return  # it is being left
         if self.last is None and look.status.stages:
-            self.call_after_refresh(self.query_one("#stages", DataTable).focus)
+            self.call_after_refresh(base.query_one("#stages", DataTable).focus)
         self.last = look
         paused = "  (paused)" if self.paused else ""
         headline = Text(panels.headline(look) + paused, style=STYLES[look.state], no_wrap=True)
-        self.query_one("#headline", Static).update(headline)
-        self._trend(look.status)
+        base.query_one("#headline", Static).update(headline)
+        self._trend(base, look.status)
         remarks = [*panels.remarks(look), *([self._said] if self._said else [])]
-        line = self.query_one("#remarks", Static)
+        line = base.query_one("#remarks", Static)
         line.display = bool(remarks)
         line.update("\n".join(remarks))
         found = {table.title: table for table in panels.tables(look)}
-        for section in self.query(Section):
+        for section in base.query(Section):
             section.show(found.get(section.name_of_it))
 
-    def _trend(self, status: RunStatus) -> None:
+    def _trend(self, base: Screen, status: RunStatus) -> None:
         """Tokens/s end to end, a point a step."""
         rate = status.metrics.get("tokens_per_s")
         if rate is not None and (status.step, status.phase) != self._step:
             self._step = (status.step, status.phase)
             self._rates.append(rate)
-        line = self.query_one("#trend", Static)
+        line = base.query_one("#trend", Static)
         line.display = bool(self._rates)
         if self._rates:
             line.update(f"tokens/s {self._rates[-1]:,.0f}  {sparkline(self._rates)}")
@@ -247,7 +249,7 @@ class Top(App[None]):
     async def action_pin(self) -> None:
         """Pins the stage under the cursor, or unpins it; says what came of it."""
         stages = self.last.status.stages if self.last is not None else ()
-        row = self.query_one("#stages", DataTable).cursor_row
+        row = self.screen_stack[0].query_one("#stages", DataTable).cursor_row
         if self.last is None or not self.last.state.goes_on or not 0 <= row < len(stages):
             return
         stage = stages[row]
