@@ -16,6 +16,8 @@ from earl.dispatch.arena_file import arena_directory
 from earl.stack import warden
 from earl.stack.record import LaunchRecord
 
+PREFIX = "earl-"
+
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
@@ -37,7 +39,8 @@ def find(directory: Path, config: RunConfig, record: LaunchRecord | None) -> Lef
     pids: tuple[int, ...] = ()
     places = {str(arena_directory(config.data_plane, directory))}
     if record is not None:
-        places.update(record.leaves)
+        # A record may have come with a directory from elsewhere: nothing but what a launch makes is removed.
+        places.update(place for place in record.leaves if Path(place).name.startswith(PREFIX))
         pids = live(record.mark)
     paths = [place for place in sorted(places) if os.path.lexists(place)]
     return Leftovers(pids, (*paths, *map(str, sockets(directory))))

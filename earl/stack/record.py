@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,9 @@ from earl.stack.rundir import LAUNCH, LOCK
 from earl.stack.status import ProcessState, RunStatus
 
 Outcome = Literal["", "complete", "stopped", "failed"]
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +106,17 @@ class Chronicle:
         self._record = replace(record, written_ns=time.time_ns())
         if changed:
             # The status of a run that goes on is the scheduler's to tell.
-            write_record(self._directory, replace(self._record, status=RunStatus()))
+            self._write(replace(self._record, status=RunStatus()))
 
     def end(self, outcome: Outcome) -> None:
         """The launch is over."""
         now = time.time_ns()
         self._record = replace(self._record, outcome=outcome, written_ns=now, ended_ns=now)
-        write_record(self._directory, self._record)
+        self._write(self._record)
+
+    def _write(self, record: LaunchRecord) -> None:
+        """A disk that is full must not end the run: who looks from outside sees what was written last."""
+        try:
+            write_record(self._directory, record)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._directory / LAUNCH, error.strerror)

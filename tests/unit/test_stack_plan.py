@@ -11,10 +11,13 @@ import pytest
 
 from earl.config.load import load_run
 from earl.config.run import RunConfig
+from earl.dispatch.arena_file import arena_directory
 from earl.errors import BusUnavailable, ConfigError, EngineLost, EnvProtocolError, PortInUse
+from earl.stack import leftovers
 from earl.stack.plan import plan
 from earl.stack.ports import resolve_bind
 from earl.stack.process import error_of_exit_code, readable, ready_address
+from earl.stack.record import LaunchRecord
 from earl.stack.rundir import RunDirectory, free_name, to_toml
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
@@ -185,3 +188,29 @@ def test_a_saved_run_file_can_be_resumed_from_anywhere(tmp_path: Path, monkeypat
     again = load_run(tmp_path / "runs" / asked.name / "run.toml")
     assert again.scheduler.profile == str(tmp_path / "table.csv")
     assert again.runs_dir == str(tmp_path / "runs")
+
+
+# --- what is left of a launch ---------------------------------------------------------------
+
+
+def test_what_a_launch_left_is_found_and_removed_and_nothing_else(tmp_path: Path):
+    arenas = tmp_path / "arenas"
+    arenas.mkdir()
+    given = config(tmp_path, data_plane__arena_dir=str(arenas))
+    own, foreign = tmp_path / "earl-sockets", tmp_path / "precious"
+    for place in (arenas_of(given, tmp_path), own, foreign):
+        place.mkdir(parents=True)
+        (place / "file").touch()
+    directory = tmp_path / given.name
+    (directory / "valkey").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(directory / "valkey" / "v.sock"))
+    record = LaunchRecord(1, "no such mark", (str(own), str(foreign)))
+    assert leftovers.clean(directory, given, record).pids == ()
+    assert not leftovers.find(directory, given, record)
+    assert foreign.exists() and not own.exists() and not list(arenas.iterdir())
+    assert str(leftovers.Leftovers()) == "nothing"
+
+
+def arenas_of(given: RunConfig, tmp_path: Path) -> Path:
+    return arena_directory(given.data_plane, tmp_path / given.name)
