@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +105,23 @@ class Looker:
         self._name = name
         self._addresses = scheduler, gateway
         self._access = Access.of(Role.OPERATOR)
+        self._scheduler: SchedulerClient | None = None
+        self._gateway: Gateway | None = None
         self._last = Look(directory, State.LOST, RunStatus(run=name or scheduler))
 
     # Connections belong to the loop that they are made on: at the first look.
 
-    @cached_property
+    @property
     def scheduler(self) -> SchedulerClient:
-        return SchedulerClient(self._addresses[0], self._access)
+        if self._scheduler is None:
+            self._scheduler = SchedulerClient(self._addresses[0], self._access)
+        return self._scheduler
 
-    @cached_property
+    @property
     def gateway(self) -> Gateway | None:
-        return Gateway(self._addresses[1], self._access) if self._addresses[1] else None
+        if self._gateway is None and self._addresses[1]:
+            self._gateway = Gateway(self._addresses[1], self._access)
+        return self._gateway
 
     async def look(self, timeout_s: float = LOOK_S) -> Look:
         """What is known now, within about timeout_s."""
@@ -157,18 +162,19 @@ class Looker:
         return status
 
     async def _environments(self, timeout_s: float, silent: dict[str, str]) -> tuple[Listed, ...] | None:
-        if self.gateway is None:
+        gateway = self.gateway
+        if gateway is None:
             return ()
         try:
-            return tuple(await self.gateway.listed(timeout_s))
+            return tuple(await gateway.listed(timeout_s))
         except EarlError as error:
             silent["gateway"] = error.message
             return None
 
     async def close(self) -> None:
-        await self.scheduler.close()
-        if self.gateway is not None:
-            await self.gateway.close()
+        for client in (self._scheduler, self._gateway):
+            if client is not None:
+                await client.close()
 
 
 def state_of(record: LaunchRecord | None, held: bool, answers: bool, *, failed: bool) -> State:
