@@ -40,7 +40,8 @@ COMPARES = (
     "from, from the first step's end to the last one's. cost: 1 - on / off, of the medians; pairs: of each."
 )
 SCRAPE_S = 5.0
-SETTINGS = [("evaluation.at_start", "false"), ("evaluation.at_end", "false"), ("warmup.batches", "16")]
+# Of each run little but training steps.
+SETTINGS = [("evaluation.at_start", "false"), ("evaluation.at_end", "false"), ("warmup.batches", "2")]
 
 
 @app.command(cls=OverridableCommand, epilog="Example: earl bench observability --rounds 3 --steps 60 --json")
@@ -68,9 +69,10 @@ def measured(side: str, number: int, overrides: list[Override]) -> dict[str, Any
         config = demo_config(0, [*SETTINGS, ("runs_dir", scratch), *shown, *overrides])
         with scraped(run_path(config)) as scrapes:
             outcome = run_to_end(config, resume=False, plain=True, started_at=time.monotonic())
+        if not outcome.complete:
+            sys.stderr.write("earl: the run was stopped before its last step\n")
+            raise typer.Exit(INTERRUPTED)
         found = tokens_per_s(outcome.directory)
-    if not outcome.complete:
-        raise typer.Exit(INTERRUPTED)
     figures = {"side": side, "pair": number, "tokens_per_s": found}
     sys.stderr.write(f"{side}: {found:.0f} tokens/s\n")
     return {**figures, "scrapes": sum(scrapes), "trace_bytes": sum(received)}
