@@ -28,8 +28,7 @@ POINTS = 480
 STEPS = 40_000
 # The last switches and evaluations that are listed.
 LISTED = 200
-CURVES = ("win_rate", "reward_mean", "staleness_mean", "staleness_max", "tokens_per_s", "entropy", "loss",
-          "grad_norm", "kl_reference", "logprob_mismatch")  # fmt: skip
+CURVES = ("win_rate", "reward_mean", "staleness_mean", "staleness_max", "tokens_per_s", "entropy")
 KEPT = {"step", "phase", "version", "time_s", "length_mean", "length_histogram.first", *CURVES,
         "length_histogram.counts", "length_histogram.per_octave"}  # fmt: skip
 KEPT_GROUPS = ("transfers.", "ledger.")

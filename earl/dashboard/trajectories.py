@@ -5,7 +5,7 @@ Text of models and environments leaves here with its control characters made vis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,3 @@ def turn_of(turn: Mapping[str, Any]) -> dict[str, Any]:
 def visible(text: object) -> str:
     """As text without control characters: a terminal's escapes show, and do nothing."""
     return str(text).translate(VISIBLE)
-
-
-def steps_of(lines: Iterable[Record]) -> set[int]:
-    return {int(one.get("step", 0)) for one in lines}
