@@ -8,7 +8,7 @@ from pathlib import Path
 
 from earl.config.service import service_run
 from earl.obs.log import setup
-from earl.rpc.main import announce, run
+from earl.rpc.main import announce, await_peers, run
 
 
 def main() -> None:
@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--name", default="dashboard", help="of this process, in logs")
     arguments = parser.parse_args()
     setup(arguments.name)
+    await_peers("earl.dashboard.serve")
     config, directory = service_run(arguments.run, "dashboard")
 
     from earl.dashboard.serve import forget_link, keep_link, serve

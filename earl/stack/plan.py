@@ -33,7 +33,7 @@ DASHBOARD = "dashboard"
 class ProcessSpec:
     """One process: `python <arguments>` with these variables added to the launcher's.
 
-    needs: names of the processes that must be ready (a job: done) before it starts.
+    needs: names of the processes that must be ready (a job: done) before it begins; it calls await_peers.
     job: it ends by itself with exit code 0 before the run can go on.
     ends_with_run: exit code 0 is fine once the scheduler says that the run is done.
     restartable: the ledger makes it safe to start it again after a crash.

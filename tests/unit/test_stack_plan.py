@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,22 @@ def test_the_run_goes_on_without_its_dashboard_and_may_have_none(tmp_path: Path)
     assert [spec.name for spec in specs if spec.expendable] == ["dashboard"]
     none = plan(config(tmp_path, dashboard__bind=""), tmp_path / "run.json")
     assert [spec.name for spec in none] == [spec.name for spec in specs if not spec.expendable]
+
+
+def test_whoever_needs_others_waits_for_the_launchers_word(tmp_path: Path):
+    given = config(tmp_path, trainer__kl_coefficient="0.1")
+    for spec in plan(given, tmp_path / "run.json"):
+        module = find_spec(
+            f"{spec.arguments[1]}.__main__" if is_package(spec.arguments[1]) else spec.arguments[1]
+        )
+        assert module is not None and module.origin is not None
+        waits = "await_peers(" in Path(module.origin).read_text()
+        assert waits or not spec.needs, spec.name
+
+
+def is_package(name: str) -> bool:
+    found = find_spec(name)
+    return found is not None and found.submodule_search_locations is not None
 
 
 def test_a_reference_stage_runs_only_where_the_loss_wants_it(tmp_path: Path):
