@@ -71,7 +71,8 @@ class StackProcess:
 
     def begin(self, environment: Mapping[str, str]) -> None:
         """What it needs is ready: with these variables besides those that it was started with."""
-        self.state = "starting"
+        if not self.ready.is_set():  # one that did not wait may serve already
+            self.state = "starting"
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(json.dumps(dict(environment)).encode() + b"\n")
             self._process.stdin.close()
