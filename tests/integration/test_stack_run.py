@@ -6,19 +6,14 @@ Every test ends by looking for what must not be there: a process of the run, or 
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import urllib.request
-import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -31,117 +26,13 @@ from earl.errors import EpisodesFailing
 from earl.obs.catalogue import METRICS
 from earl.parallelism import Parallelism
 from earl.stack.endpoints import endpoints_of
-
-ROOT = Path(__file__).resolve().parents[2]
-TICTACTOE = ROOT / "examples" / "tictactoe.toml"
-MARK = "EARL_TEST_RUN"
-SMALL = {
-    "model.scratch.hidden_size": "32",
-    "model.scratch.layers": "1",
-    "model.scratch.intermediate_size": "64",
-    "model.scratch.heads": "4",
-    "model.scratch.kv_heads": "4",
-    "warmup.minibatches": "1",
-    "warmup.passes": "1",
-    "trainer.minibatches": "1",
-    "trainer.passes": "1",
-    "warmup.batches": "2",
-    "warmup.batch_episodes": "16",
-    "scheduler.group_size": "4",
-    "scheduler.batch_groups": "4",
-    "evaluation.episodes": "16",
-    "rollout.max_sequences": "16",
-    "trainer.checkpoint_every": "2",
-}
-
-
-@dataclass
-class Launched:
-    """One `earl train` and everything that it starts, marked in the environment."""
-
-    directory: Path
-    name: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:10]}")
-    process: subprocess.Popen[str] | None = None
-    said: str = ""
-
-    @property
-    def run_directory(self) -> Path:
-        return self.directory / self.name
-
-    def start(self, *arguments: str, **overrides: str) -> Launched:
-        given = SMALL | {key.replace("__", "."): value for key, value in overrides.items()}
-        dotted = [text for key, value in given.items() for text in (f"--{key}", value)]
-        self._popen(
-            str(TICTACTOE), "--name", self.name, "--runs-dir", str(self.directory), *dotted, *arguments
-        )
-        return self
-
-    def resume(self) -> Launched:
-        self._popen(str(self.run_directory / "run.toml"), "--resume")
-        return self
-
-    def _popen(self, *arguments: str) -> None:
-        self.said = ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "earl.cli.main", "train", *arguments, "--plain", "--json"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self.directory,
-            # What a test put into its directory, and this tree, whichever is installed.
-            env={**os.environ, MARK: self.name, "PYTHONPATH": f"{self.directory}{os.pathsep}{ROOT}"},
-        )
-
-    def until(self, pattern: str) -> None:
-        """Reads the view until a line matches; fails with what was said if the run ends before."""
-        assert self.process is not None and self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said += line
-            if re.search(pattern, line):
-                return
-        pytest.fail(f"{pattern!r} never came; it said:\n{self.said}")
-
-    def finish(self, timeout_s: float = 100.0) -> tuple[int, dict[str, Any]]:
-        """(exit code, the JSON of the last line of standard output, {} if there is none)."""
-        assert self.process is not None
-        out, rest = self.process.communicate(timeout=timeout_s)
-        self.said += rest
-        lines = out.splitlines()
-        return self.process.returncode, json.loads(lines[-1]) if lines else {}
-
-    def processes(self) -> dict[int, str]:
-        """pid → command line of every live process of the run, the launcher included."""
-        found = {}
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.name:
-                    found[process.pid] = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-        return found
-
-    def kill(self, part: str) -> None:
-        """SIGKILL to the first process of this run whose command line has `part`."""
-        pid = next(pid for pid, command in sorted(self.processes().items()) if part in command)
-        os.kill(pid, signal.SIGKILL)
-
-    def assert_nothing_left(self) -> None:
-        assert self.processes() == {}
-        assert [name for name in os.listdir("/dev/shm") if self.name in name] == []
-        assert list(self.run_directory.rglob("*.sock")) == []
+from tests.support.launched import ROOT, Launched, assert_ledger_adds_up, launch_in
 
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Launched]:
-    run = Launched(tmp_path)
-    yield run
-    for pid in run.processes():  # only after a failure
-        os.kill(pid, signal.SIGKILL)
-
-
-def assert_ledger_adds_up(figures: dict[str, Any]) -> None:
-    parts = ("trained", "evaluated", "dropped", "live")
-    assert figures["issued"] == sum(figures[part] for part in parts), figures
+    with launch_in(tmp_path) as run:
+        yield run
 
 
 # --- whole runs -----------------------------------------------------------------------------
@@ -375,7 +266,7 @@ def test_a_killed_launcher_leaves_nothing_and_can_be_resumed(launched: Launched)
 
 @pytest.mark.slow
 def test_a_run_that_fails_keeps_why_until_it_is_resumed(launched: Launched):
-    launched.start(scheduler__steps="6", stack__restarts="0").until(r"train [1-9]\d*/")
+    launched.start(scheduler__steps="60", stack__restarts="0").until(r"train [1-9]\d*/")
     launched.kill("services.rollout ")
     code, _ = launched.finish()
     assert code == 13, launched.said
@@ -386,8 +277,8 @@ def test_a_run_that_fails_keeps_why_until_it_is_resumed(launched: Launched):
     assert code == 0, launched.said
     assert not (launched.run_directory / "failure.json").exists()
     ends = [json.loads(line) for line in (launched.run_directory / "endings.jsonl").open()]
-    # 16 a step, of six; those of a step that was rolled back count again.
-    assert sum(line["ok"] for line in ends) >= 6 * 16
+    # 16 a step, of sixty; those of a step that was rolled back count again.
+    assert sum(line["ok"] for line in ends) >= 60 * 16
     launched.assert_nothing_left()
 
 

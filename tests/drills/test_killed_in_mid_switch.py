@@ -1,0 +1,147 @@
+"""A whole run whose stages are cut anew again and again, and each time something is killed in the middle.
+
+Where in the switch the kill falls follows from when it comes: at several parts of the time that a switch
+takes when it is left alone. Whatever is killed, the stage is cut one way in all of its workers soon after,
+training goes on, and at the end the ledger adds up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from earl.cli.running import with_run
+from earl.errors import DeadlineExceeded, ServiceUnavailable
+from earl.stack.codec import SchedulerClient
+from earl.stack.status import RunStatus, StageState
+from tests.support.launched import Launched, assert_ledger_adds_up, launch_in
+
+ANSWER_S = 20.0
+SETTLE_S = 90.0
+# Parts of the time that a switch takes by itself.
+MOMENTS = (0.05, 0.3, 0.55, 0.8)
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Launched]:
+    with launch_in(tmp_path) as run:
+        yield run
+
+
+class Fleet:
+    """What an operator and a murderer see of the run."""
+
+    def __init__(self, launched: Launched) -> None:
+        self._launched = launched
+        self._directory = launched.run_directory
+
+    def status(self) -> RunStatus:
+        return with_run(self._directory, lambda scheduler: scheduler.status(ANSWER_S))
+
+    def stage(self, name: str) -> StageState:
+        return next(stage for stage in self.status().stages if stage.name == name)
+
+    def ask(self, stage: str, tp: int) -> int:
+        """Asks for a switch without waiting for it; its epoch."""
+
+        async def asked(scheduler: SchedulerClient) -> int:
+            epoch, _ = await scheduler.set_parallelism(
+                stage, {"tp": tp}, pin=True, wait_s=0.0, deadline_s=ANSWER_S
+            )
+            return epoch
+
+        return with_run(self._directory, asked)
+
+    def settled(self, stage: str, epoch: int) -> StageState:
+        """The stage once that switch is over and a step was trained after it; fails if neither comes."""
+        ends, state, since = time.monotonic() + SETTLE_S, None, -1
+        while time.monotonic() < ends:
+            try:
+                status = self.status()
+            except (ServiceUnavailable, DeadlineExceeded):  # it may be what was killed
+                time.sleep(0.1)
+                continue
+            # A stage is listed while it has a worker.
+            state = next((one for one in status.stages if one.name == stage), None)
+            last = state.last if state is not None and state.switching is None else None
+            if state is not None and state.running and last is not None and last.epoch >= epoch:
+                if since >= 0 and status.version > since:
+                    return state
+                since = status.version if since < 0 else min(since, status.version)
+            time.sleep(0.1)
+        pytest.fail(f"{stage} did not settle: {state}; the run said:\n{self._launched.said}")
+
+    def kill(self, part: str, *, child: int | None = None) -> None:
+        """SIGKILL to the process with `part` in its command line, or to that one of its descendants."""
+        processes = self._launched.processes()
+        process = psutil.Process(min(pid for pid, command in processes.items() if part in command))
+        if child is not None:
+            born = sorted(process.children(recursive=True), key=lambda one: one.create_time())
+            process = born[child]
+        os.kill(process.pid, signal.SIGKILL)
+
+
+VICTIMS: dict[str, tuple[str, Callable[[Fleet], None]]] = {
+    "an old engine": ("rollout", lambda fleet: fleet.kill("services.rollout ", child=1)),
+    "the newest process of the worker": ("rollout", lambda fleet: fleet.kill("services.rollout ", child=-1)),
+    "the worker": ("rollout", lambda fleet: fleet.kill("services.rollout ")),
+    "the scheduler": ("rollout", lambda fleet: fleet.kill("services.scheduler ")),
+    "a rank of the trainer": ("trainer", lambda fleet: fleet.kill("services.trainer ", child=-1)),
+    "the env host": ("rollout", lambda fleet: fleet.kill("earl.env.host ")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_the_fleet_stays_of_one_cut_and_trains_on(launched: Launched, victim: str) -> None:
+    stage, kill = VICTIMS[victim]
+    launched.start(
+        scheduler__steps="99999",
+        rollout__engines="2",
+        trainer__ranks="2",
+        evaluation__episodes="0",
+        stack__restarts="99",
+        switch__retry_s="0",
+    )
+    launched.until(r"train [1-9]\d*/")
+    fleet = Fleet(launched)
+    began = time.monotonic()
+    left_alone = fleet.settled(stage, fleet.ask(stage, 2)).last
+    assert left_alone is not None and not left_alone.rolled_back, left_alone
+    assert left_alone.seconds < time.monotonic() - began
+
+    for moment, tp in zip(MOMENTS, itertools.cycle((1, 2))):
+        before = fleet.stage(stage).running
+        epoch = fleet.ask(stage, tp)
+        time.sleep(moment * left_alone.seconds)
+        kill(fleet)
+        state = fleet.settled(stage, epoch)
+        assert state.last is not None
+        wanted = {1: "dp2", 2: "tp2"}[tp]
+        assert state.running == (before if state.last.rolled_back else wanted), state
+    # What was rolled back can still be had, once nothing is killed any more.
+    for tp, wanted in ((1, "dp2"), (2, "tp2")):
+        assert fleet.settled(stage, fleet.ask(stage, tp)).running == wanted
+
+    assert launched.process is not None
+    launched.process.send_signal(signal.SIGINT)
+    code, figures = launched.finish()
+    assert code == 130, launched.said
+    assert_ledger_adds_up(figures)
+    metrics = [json.loads(line) for line in (launched.run_directory / "metrics.jsonl").open()]
+    steps = [line["step"] for line in metrics if line["phase"] == "train"]
+    # A rank that dies takes its group back to a checkpoint: those steps are trained anew, nothing else is.
+    again = len(steps) - len(set(steps))
+    assert again == 0 or stage == "trainer"
+    kept = {(line["phase"], line["step"]): line["sequences"] for line in metrics}
+    assert figures["trained"] == sum(kept.values())
+    launched.assert_nothing_left()

@@ -1,0 +1,135 @@
+"""`earl train` as a process of a test's own, everything that it starts marked in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TICTACTOE = ROOT / "examples" / "tictactoe.toml"
+MARK = "EARL_TEST_RUN"
+SMALL = {
+    "model.scratch.hidden_size": "32",
+    "model.scratch.layers": "1",
+    "model.scratch.intermediate_size": "64",
+    "model.scratch.heads": "4",
+    "model.scratch.kv_heads": "4",
+    "warmup.minibatches": "1",
+    "warmup.passes": "1",
+    "trainer.minibatches": "1",
+    "trainer.passes": "1",
+    "warmup.batches": "2",
+    "warmup.batch_episodes": "16",
+    "scheduler.group_size": "4",
+    "scheduler.batch_groups": "4",
+    "evaluation.episodes": "16",
+    "rollout.max_sequences": "16",
+    "trainer.checkpoint_every": "2",
+    # A process less; tests of its own start it.
+    "dashboard.bind": "",
+}
+
+
+@dataclass
+class Launched:
+    """One `earl train` and everything that it starts, marked in the environment."""
+
+    directory: Path
+    name: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:10]}")
+    process: subprocess.Popen[str] | None = None
+    said: str = ""
+
+    @property
+    def run_directory(self) -> Path:
+        return self.directory / self.name
+
+    def start(self, *arguments: str, **overrides: str) -> Launched:
+        given = SMALL | {key.replace("__", "."): value for key, value in overrides.items()}
+        dotted = [text for key, value in given.items() for text in (f"--{key}", value)]
+        self._popen(
+            str(TICTACTOE), "--name", self.name, "--runs-dir", str(self.directory), *dotted, *arguments
+        )
+        return self
+
+    def resume(self) -> Launched:
+        self._popen(str(self.run_directory / "run.toml"), "--resume")
+        return self
+
+    def _popen(self, *arguments: str) -> None:
+        self.said = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "earl.cli.main", "train", *arguments, "--plain", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.directory,
+            # What a test put into its directory, and this tree, whichever is installed.
+            env={**os.environ, MARK: self.name, "PYTHONPATH": f"{self.directory}{os.pathsep}{ROOT}"},
+        )
+
+    def until(self, pattern: str) -> None:
+        """Reads the view until a line matches; fails with what was said if the run ends before."""
+        assert self.process is not None and self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said += line
+            if re.search(pattern, line):
+                return
+        pytest.fail(f"{pattern!r} never came; it said:\n{self.said}")
+
+    def finish(self, timeout_s: float = 100.0) -> tuple[int, dict[str, Any]]:
+        """(exit code, the JSON of the last line of standard output, {} if there is none)."""
+        assert self.process is not None
+        out, rest = self.process.communicate(timeout=timeout_s)
+        self.said += rest
+        lines = out.splitlines()
+        return self.process.returncode, json.loads(lines[-1]) if lines else {}
+
+    def processes(self) -> dict[int, str]:
+        """pid → command line of every live process of the run, the launcher included."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.name:
+                    found[process.pid] = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+        return found
+
+    def kill(self, part: str) -> None:
+        """SIGKILL to the first process of this run whose command line has `part`."""
+        pid = next(pid for pid, command in sorted(self.processes().items()) if part in command)
+        os.kill(pid, signal.SIGKILL)
+
+    def assert_nothing_left(self) -> None:
+        assert self.processes() == {}
+        assert [name for name in os.listdir("/dev/shm") if self.name in name] == []
+        assert list(self.run_directory.rglob("*.sock")) == []
+
+
+@contextmanager
+def launch_in(directory: Path) -> Iterator[Launched]:
+    """A run to be started below `directory`; ends what a failed test left of it."""
+    run = Launched(directory)
+    try:
+        yield run
+    finally:
+        for pid in run.processes():  # only after a failure
+            os.kill(pid, signal.SIGKILL)
+
+
+def assert_ledger_adds_up(figures: dict[str, Any]) -> None:
+    parts = ("trained", "evaluated", "dropped", "live")
+    assert figures["issued"] == sum(figures[part] for part in parts), figures
