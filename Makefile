@@ -6,6 +6,7 @@
 #   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
 #   make setup-queue                        Ray and TransferQueue, in an environment of their own, for earl bench dispatch
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
+#   make docs    the documentation as a site, into site/
 
 PYTHON ?= python3
 VENV := .venv
@@ -31,7 +32,7 @@ SGLANG := .venv-sglang
 SGLANG_STAMP := $(SGLANG)/.installed
 SEED ?= 0
 
-.PHONY: setup setup-peers setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-peers test-envs test-vllm test-sglang check proto clean
+.PHONY: setup setup-peers setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-peers test-envs test-vllm test-sglang check proto docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -108,9 +109,13 @@ check: $(STAMP)
 	$(BIN)/python tools/check_source.py
 	$(BIN)/python tools/check_keys.py
 	$(BIN)/python tools/check_typescript.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 proto: $(STAMP)
 	@$(BIN)/python tools/check_proto.py --write
 
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) $(TRL) $(QUEUE) $(VERIFIERS) $(OPENENV) $(VLLM) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(TRL) $(QUEUE) $(VERIFIERS) $(OPENENV) $(VLLM) $(SGLANG) examples/env_typescript/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis site

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def tables(model: type[BaseModel], section: str = "") -> list[str]:
             assert isinstance(field.annotation, type)
             inner += tables(field.annotation, key)
             continue
-        cells = [f"`{name}`", expected(key), default_text(field.default), said.get(name, "")]
+        takes = re.sub(r"(?<=matches )\S+", r"`\g<0>`", expected(key))
+        cells = [f"`{name}`", takes, default_text(field.default), said.get(name, "")]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, "", *inner]
 

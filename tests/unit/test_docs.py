@@ -11,6 +11,7 @@ import pytest
 
 from earl.env import Action, Environment, ToolEnvironment
 from earl.env.serve import as_mapping
+from tools import grpc_reference
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -37,3 +38,29 @@ async def test_environments_play_as_written(page: str) -> None:
         result = await result if isinstance(game, ToolEnvironment) else result
         low, high = own.reward_range or (0.0, 0.0)
         assert low <= result.reward <= high
+
+
+def test_the_tests_that_prove_reliability_exist() -> None:
+    root = DOCS.parent
+    named = re.findall(r"`(tests/[a-z_/]+\.py)(?:::(test_\w+))?`", (DOCS / "reliability.md").read_text())
+    assert len(named) > 20
+    for path, test in named:
+        source = (root / path).read_text()
+        assert not test or f"def {test}(" in source, f"{path} has no {test}"
+
+
+def test_the_grpc_reference_has_every_method_with_its_roles() -> None:
+    found = grpc_reference.described()
+    page = grpc_reference.page(found)
+    methods = [method.name for file in found.file for service in file.service for method in service.method]
+    rows = [line for line in page.splitlines() if re.match(r"\| `[A-Z]\w+` \| (stream )?\[", line)]
+    assert len(rows) == len(methods) > 20
+    assert all(re.search(r"\| (operator|worker|environment)\b", row) for row in rows)
+    # What a comment of a contract says, of a method, a field and an enum's value.
+    assert "First message: Hello; first answer: Welcome. Audited. |" in page
+    assert "| `schema_hash` | 3 | string | Hash of the action and observation schema" in page
+    assert "| `ROLE_ENVIRONMENT` | 3 | Env hosts, which run code of others. |" in page
+    headings = {
+        line.removeprefix("### ").replace(".", "").lower() for line in page.splitlines() if "### " in line
+    }
+    assert set(re.findall(r"\]\(#(\w+)\)", page)) <= headings
