@@ -27,7 +27,7 @@ from textual.widgets import DataTable
 from earl.cli.look import Looker
 from earl.cli.top.screen import Top
 from earl.stack.record import is_held, read_record
-from tests.integration.test_stack_run import MARK, ROOT, SMALL, TICTACTOE
+from tests.support.launched import MARK, ROOT, SMALL, TICTACTOE
 from tests.unit.test_cli_top import screen_of
 
 WAIT_S = 30.0
