@@ -11,7 +11,7 @@ import pytest
 
 from earl.env import Action, Environment, ToolEnvironment
 from earl.env.serve import as_mapping
-from tools import grpc_reference
+from tools import grpc_reference, terminal_picture
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -64,3 +64,12 @@ def test_the_grpc_reference_has_every_method_with_its_roles() -> None:
         line.removeprefix("### ").replace(".", "").lower() for line in page.splitlines() if "### " in line
     }
     assert set(re.findall(r"\]\(#(\w+)\)", page)) <= headings
+
+
+def test_a_terminals_picture_is_what_the_command_said_and_asks_nobody_for_anything() -> None:
+    drawn = terminal_picture.picture(["printf 'plain \\033[32mgreen\\033[0m'"])
+    assert ">plain" in drawn and ">green<" in drawn
+    addresses = re.findall(r"https?://[^\s\"]+", drawn)
+    assert addresses == ["http://www.w3.org/2000/svg"]
+    with pytest.raises(SystemExit, match="run it where"):
+        terminal_picture.picture(["pwd"])
