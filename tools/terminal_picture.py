@@ -1,8 +1,8 @@
 """Draws what a terminal shows of commands: `python tools/terminal_picture.py OUT.svg "earl status" ...`.
 
 The output is the commands' own, with its colours. They run in the current directory, so run them from where
-`runs/` lies: a path that stands in the picture is then relative, and one of this machine is refused. The one in
-README.md is `earl explain RUN --stage rollout --step 23` of a run of examples/growing_context.toml.
+`runs/` lies: a path that stands in the picture is then relative, and one of this machine is refused.
+README.md has `earl explain RUN --stage rollout --step 23` of a run of examples/growing_context.toml.
 """
 
 from __future__ import annotations
