@@ -109,16 +109,14 @@ def page(found: descriptor_pb2.FileDescriptorSet) -> str:
 def services(file: File, comments: Comments, options: Options) -> Iterator[str]:
     for i, service in enumerate(file.service):
         yield from (f"### {service.name}", "", comments.at(SERVICES, i), "")
-        yield from ("| method | asks | answers | roles | |", "|---|---|---|---|---|")
+        yield from ("| method, what it asks and answers | | roles |", "|---|---|---|")
         for j, method in enumerate(service.method):
             roles, audited = options.of(method)
             said = [comments.at(SERVICES, i, METHODS, j), "Audited." if audited else ""]
+            asks = ("stream of " if method.client_streaming else "") + link(method.input_type)
+            answers = ("stream of " if method.server_streaming else "") + link(method.output_type)
             yield row(
-                f"`{method.name}`",
-                ("stream " if method.client_streaming else "") + link(method.input_type),
-                ("stream " if method.server_streaming else "") + link(method.output_type),
-                ", ".join(roles),
-                " ".join(filter(None, said)),
+                f"`{method.name}`<br>{asks}<br>→ {answers}", " ".join(filter(None, said)), ", ".join(roles)
             )
         yield ""
 
