@@ -48,17 +48,19 @@ class Bell:
             self._waiting.pop(future, None)
 
     async def first(self, look: Callable[[float], Found | None], wait_s: float) -> Found | None:
-        """What `look` finds; asked at once and whenever it rings, for wait_s at most. None: nothing.
+        """What `look` finds; asked at once and whenever it rings, for wait_s at most. None: nothing, or it is
+        closed.
 
         look: of monotonic time; what it raises ends the wait.
         """
         until = time.monotonic() + wait_s
-        while True:
+        while not self._closed:
             now = time.monotonic()
             found = look(now)
-            if found is not None or now >= until or self._closed:
+            if found is not None or now >= until:
                 return found
             await self.wait(until - now)
+        return None
 
 
 def _wake(future: asyncio.Future[None]) -> bool:

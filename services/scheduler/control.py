@@ -232,6 +232,8 @@ class Scheduler:
         Asked again for a batch that was handed out, what stages made of it is made anew first: that may be
         what the trainer could not read.
         """
+        self.ledger.seen(name, incarnation, time.monotonic())
+        self.ledger.trainer(name, incarnation)
         planned = self.ledger.book.batch
         if planned is not None and planned.id == self._handed_out:
             self.dock.recall(planned.tickets)

@@ -171,20 +171,34 @@ def _shared(
         for rank in range(group.size)
     ]
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    own = os.memfd_create("earl-outbox")
+    own = _made(nonce, sizes[group.rank])
     try:
-        os.write(own, nonce)
-        os.ftruncate(own, _mapped_bytes(sizes[group.rank]))
         said = json.dumps([os.getpid(), own, nonce.hex()]).encode()
         outboxes: list[torch.Tensor | None] = []
         for told, half_bytes in zip(group.gather(said), sizes, strict=True):
             pid, descriptor, theirs = json.loads(told)
-            outboxes.append(_mapped(pid, descriptor, theirs, half_bytes))
+            outboxes.append(None if descriptor is None else _mapped(pid, descriptor, theirs, half_bytes))
         # Nobody closes a descriptor that another is about to open.
         there = group.agree(all(outbox is not None for outbox in outboxes))
     finally:
-        os.close(own)
+        if own is not None:
+            os.close(own)
     return _Shared(ends, group, carrier, [box for box in outboxes if box is not None]) if there else None
+
+
+def _made(nonce: bytes, half_bytes: int) -> int | None:
+    """A descriptor of this rank's outbox; None if there are no more descriptors, or no memory."""
+    try:
+        made = os.memfd_create("earl-outbox")
+    except OSError:
+        return None
+    try:
+        os.write(made, nonce)
+        os.ftruncate(made, _mapped_bytes(half_bytes))
+    except OSError:
+        os.close(made)
+        return None
+    return made
 
 
 def _mapped(pid: int, descriptor: int, nonce: str, half_bytes: int) -> torch.Tensor | None:
@@ -197,6 +211,8 @@ def _mapped(pid: int, descriptor: int, nonce: str, half_bytes: int) -> torch.Ten
         if os.fstat(opened).st_size != _mapped_bytes(half_bytes):
             return None
         mapped = mmap.mmap(opened, _mapped_bytes(half_bytes))
+    except OSError:
+        return None
     finally:
         os.close(opened)
     if mapped[:_NONCE_BYTES].hex() != nonce:

@@ -5,6 +5,7 @@ Each prints one JSON line: what it found wrong, and the figures of its moves.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -137,11 +138,21 @@ class Ranks:
             self.wrong.append(what)
 
 
+def refused(*_: object) -> int:
+    raise OSError(errno.EMFILE, "too many open files")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     ranks = Ranks()
     for cut in ("tp2fsdp2", "tp4", "fsdp4", "copies", "tp2fsdp2"):
         ranks.move(cut)
+    # One that has nothing to share: then nobody does.
+    create = os.memfd_create
+    if ranks.group.rank == 2:
+        os.memfd_create = refused
+    ranks.move("tp4")
+    os.memfd_create = create
     ranks.there_and_back("fsdp4", patience=3)
     ranks.move("fsdp4")
     print(json.dumps({"rank": ranks.group.rank, "wrong": ranks.wrong, "moves": ranks.moves}), flush=True)

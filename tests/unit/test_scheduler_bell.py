@@ -61,8 +61,10 @@ async def test_first_looks_again_at_every_ring_until_it_finds_something() -> Non
 async def test_first_finds_nothing_in_no_time_or_once_closed() -> None:
     bell = Bell()
     assert await bell.first(lambda now: None, 0.0) is None
-    task = asyncio.create_task(bell.first(lambda now: None, LONG_S))
+    there: list[int] = []
+    task = asyncio.create_task(bell.first(lambda now: there or None, LONG_S))
     await _settled()
+    there.append(1)
     bell.close()
     assert await asyncio.wait_for(task, LONG_S) is None
-    assert await asyncio.wait_for(bell.first(lambda now: None, LONG_S), LONG_S) is None
+    assert await asyncio.wait_for(bell.first(lambda now: there, LONG_S), LONG_S) is None
