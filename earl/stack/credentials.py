@@ -27,9 +27,13 @@ def check() -> None:
 
 
 def peers(role: str, addresses: Mapping[str, str]) -> dict[str, str]:
-    """Of the run's addresses those that a process of this role is told: env hosts the gateway's, for the
-    bus's holds its password."""
-    told = ("EARL_GATEWAY",) if role == Role.ENVIRONMENT else addresses
+    """Of the run's addresses those that a process of this role is told: the bus's holds its password, so only
+    workers are told that one; who calls nobody is told none."""
+    told = {
+        "": (),
+        Role.ENVIRONMENT: ("EARL_GATEWAY",),
+        Role.OPERATOR: ("EARL_GATEWAY", "EARL_SCHEDULER"),
+    }.get(role, tuple(addresses))
     return {name: address if name in told else "" for name, address in addresses.items()}
 
 

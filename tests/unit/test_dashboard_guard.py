@@ -88,6 +88,9 @@ async def test_every_route_demands_the_cookie(page: Page):
             assert "set-cookie" not in answer.headers
     for path in paths(page):
         assert (await page.get(path, cookie=cookie)).status in (200, 404), path
+    # Whatever other programs of this machine left with the browser.
+    for others in ('a={"x":1}', "flag", "a=b c", "n=\xe9", "user@x=1", f"{name}=1.2.3", f"a={'b' * 5000}"):
+        assert (await page.get("/", cookie=f"{others}; {cookie}; last")).status == 200, others
 
 
 async def test_a_link_works_once_and_the_next_one_is_there(page: Page):

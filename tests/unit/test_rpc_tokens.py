@@ -163,7 +163,10 @@ def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch)
     assert set(store.values()) == {""}
     addresses = {"EARL_GATEWAY": "127.0.0.1:1", "EARL_REDIS_URL": "redis://:password@127.0.0.1:2"}
     assert credentials.peers("worker", addresses) == addresses
-    assert credentials.peers("environment", addresses) == addresses | {"EARL_REDIS_URL": ""}
+    assert credentials.peers("operator", addresses) == addresses | {"EARL_REDIS_URL": ""}
+    gateway = {"EARL_GATEWAY": addresses["EARL_GATEWAY"]}
+    assert credentials.peers("environment", addresses) == dict.fromkeys(addresses, "") | gateway
+    assert credentials.peers("", addresses) == dict.fromkeys(addresses, "")
     written(path, *entries[:2])
     with pytest.raises(errors.ConfigError, match="no environment token"):
         credentials.check()
