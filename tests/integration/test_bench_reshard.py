@@ -14,6 +14,7 @@ from earl.models.spec import ModelSpec
 TINY = ModelSpec("llama", 18, 1, 4, 4, 5, 22, 31, tied=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

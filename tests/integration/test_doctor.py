@@ -30,6 +30,7 @@ def run_file(directory: Path, **data_plane: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_ways_that_are_installed_move_bytes(tmp_path: Path):
     left = tmp_path / "arenas" / "earl-doctor-killed"
     left.mkdir(parents=True)

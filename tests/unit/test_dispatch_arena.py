@@ -231,9 +231,14 @@ def test_requirements_that_cannot_be_met_are_refused():
     refuse_unmet(DataPlaneConfig(require="shm"))
 
 
-async def test_off_loopback_needs_a_trusted_network(arena: Arena):
-    with pytest.raises(InsecureBind, match="trusted_network"):
-        await ServingProcess.start(arena.ref, DataPlaneConfig(transport="ucx", bind="10.0.0.1"), b"s")
-    with pytest.raises(ConfigError, match=r"0\.0\.0\.0"):
-        config = DataPlaneConfig(transport="ucx", bind="0.0.0.0", trusted_network=True)
-        await ServingProcess.start(arena.ref, config, b"s")
+async def test_off_loopback_needs_a_trusted_network(arena: Arena, monkeypatch: pytest.MonkeyPatch):
+    for bind in ("10.0.0.1", "0.0.0.0"):
+        with pytest.raises(InsecureBind, match="trusted_network"):
+            await ServingProcess.start(arena.ref, DataPlaneConfig(transport="ucx", bind=bind), b"s")
+    monkeypatch.setenv("EARL_ADVERTISE", "10.0.0.7")
+    config = DataPlaneConfig(transport="ucx", bind="0.0.0.0", trusted_network=True)
+    serving = await ServingProcess.start(arena.ref, config, b"s")
+    try:
+        assert serving.address.startswith("10.0.0.7:")
+    finally:
+        await serving.stop()
