@@ -46,7 +46,8 @@ class Order(BaseModel):
 class News(BaseModel):
     """One line of what the launcher says to `earl up`.
 
-    "taken": the run's directory is this launch's. "processes": their states. "ready": all of them are.
+    "taken": the run's directory is this launch's. "processes": their states. "ready": all of them are, but
+    for those that failed and that the run goes on without.
     "failed": nothing is left running; error is the catalogue's name.
     """
 
@@ -101,7 +102,7 @@ async def follow(order: Order, channel: Channel, started_at: float) -> Outcome:
             return
         said.update(states)
         channel.say(News(kind="processes", states=states))
-        if all(one.is_up for one in processes) and not signals.stop.is_set():
+        if all(one.is_settled for one in processes) and not signals.stop.is_set():
             loop.remove_reader(sys.stdin.fileno())
             channel.say(News(kind="ready", seconds=time.monotonic() - started_at))
             channel.close()
@@ -123,8 +124,7 @@ async def follow(order: Order, channel: Channel, started_at: float) -> Outcome:
 def left_alone(signals: Signals) -> None:
     """Standard input has ended: whoever waited for this run is gone."""
     asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-    signals.ask()
-    signals.ask()
+    signals.rush()
 
 
 def keep_words(directory: RunDirectory) -> None:

@@ -45,7 +45,7 @@ def down(
 
     The trainer saves a checkpoint and leaves, the report is written, every process is told to stop.
     Of a run whose launcher was killed, what is left is ended and removed. Ends with code 13 if anything
-    could not be.
+    could not be, and with 2 for services that no launcher started, which it does not touch.
     """
     ended = end(found(run), now=now)
     if as_json:
@@ -65,7 +65,7 @@ def found(run: Path | None) -> Path:
         if run is None and not any(is_held(directory) for directory in newest()):
             for directory in newest():
                 record = read_record(directory)
-                if record is not None and leftovers.find(directory, config_of(directory), record):
+                if record is not None and leftovers.find(directory, record):
                     return directory
         raise
 
@@ -111,7 +111,7 @@ class Ended:
 
 
 def end(directory: Path, *, now: bool) -> Ended:
-    """Ends a run and cleans up after it; raises ConfigError for what is none."""
+    """Ends a run and cleans up after it; raises ConfigError for what is none, or was not launched here."""
     config = config_of(directory)
     began = time.monotonic()
     was_running = is_held(directory)
@@ -119,8 +119,13 @@ def end(directory: Path, *, now: bool) -> Ended:
         stop(directory, config, now=now)
         until_ended(directory)
     record = read_record(directory)
-    left = leftovers.clean(directory, config, record)
-    remains = leftovers.find(directory, config, record)
+    if record is None and not was_running:
+        raise ConfigError(
+            f"{directory} has no launch of `earl` that could be ended: nothing was touched",
+            "if it is of a fleet, end its services where they were started",
+        )
+    left = leftovers.clean(directory, record)
+    remains = leftovers.find(directory, record)
     outcome = record.outcome if record is not None else ""
     return Ended(directory, was_running, outcome, time.monotonic() - began, left, remains)
 
@@ -130,9 +135,8 @@ def stop(directory: Path, config: RunConfig, *, now: bool) -> None:
     launcher = opened(directory)
     if launcher is None:
         return
-    bounds = [(signal.SIGTERM, 2 * config.stack.stop_s + SLACK_S), (signal.SIGTERM, HURRIED_S)]
+    bounds = [(signal.SIGTERM, 2 * config.stack.stop_s + SLACK_S), (signal.SIGUSR1, HURRIED_S)]
     if now:
-        send(launcher, signal.SIGTERM)
         bounds = bounds[1:]
     try:
         for number, bound_s in bounds:

@@ -65,10 +65,12 @@ def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: floa
 
 
 def handled() -> Signals:
-    """What this process is told by Ctrl-C and its like, on the running loop."""
+    """What this process is told by Ctrl-C and its like, and by `earl down --now`, on the running loop."""
     signals = Signals()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, signals.ask)
+        loop.add_signal_handler(number, signals.ask)
+    loop.add_signal_handler(signal.SIGUSR1, signals.rush)
     return signals
 
 

@@ -32,6 +32,8 @@ app = typer.Typer(add_completion=False)
 
 # A launch that was given up ends what it had started, hurriedly.
 GIVEN_UP_S = 20.0
+# Beyond what bounds every step of a launch: imports, and the end of what is left.
+SLACK_S = 60.0
 TAIL_LINES = 12
 
 
@@ -116,7 +118,7 @@ async def start(config: RunConfig, *, resume: bool, started_at: float, show: Sho
         loop.add_signal_handler(number, interrupted.set)
     order = Order(config=config, resume=resume, waited_s=time.monotonic() - started_at)
     process.stdin.write(order.model_dump_json().encode() + b"\n")
-    heard = asyncio.create_task(hear(process.stdout, show))
+    heard = asyncio.create_task(hear(process.stdout, show, silence_s(config)))
     stopped = asyncio.create_task(interrupted.wait())
     ready = False
     try:
@@ -136,16 +138,35 @@ async def start(config: RunConfig, *, resume: bool, started_at: float, show: Sho
             await ended(process)
 
 
-async def hear(stream: asyncio.StreamReader, show: Show) -> News:
-    """The last news: ready, failed, or what came before the launcher ended without a word."""
+def silence_s(config: RunConfig) -> float:
+    """For how long a launcher may say nothing: a process is ready within start_s, stopped within stop_s."""
+    return config.stack.start_s + 2 * config.stack.stop_s + SLACK_S
+
+
+async def hear(stream: asyncio.StreamReader, show: Show, silence_s: float) -> News:
+    """The last news: ready, failed, or what came before the launcher ended without a word.
+
+    Raises ProcessFailed if it says nothing new for silence_s.
+    """
     last = News(kind="processes")
-    while line := await stream.readline():
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                line = await stream.readline()
+        except TimeoutError:
+            waits = [name for name, state in last.states.items() if state not in ("ready", "done")]
+            raise ProcessFailed(
+                f"the launcher has said nothing new for {silence_s:g} s"
+                + (f", waiting for {', '.join(waits)}" if waits else ""),
+                "see logs/ in the run's directory",
+            ) from None
+        if not line:
+            return last
         last = News.model_validate_json(line)
         if last.kind in ("ready", "failed"):
             return last
         if last.states:
             show(last.states)
-    return last
 
 
 async def ended(process: asyncio.subprocess.Process) -> int:

@@ -1,31 +1,66 @@
-"""Append-only JSON-lines files of a run: one object a line, flushed, strictly JSON."""
+"""Append-only JSON-lines files of a run: one object a line, written at once, strictly JSON."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
+
+
+class Dispensable:
+    """Of a file that a run can do without: a disk that is full does not end the run, and is said once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._said = False
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Around a write. An OSError is logged, unless the write before this one failed, too."""
+        try:
+            yield
+        except OSError as error:
+            if not self._said:
+                log.warning("%s cannot be written, the run goes on without: %s", self._path, error.strerror)
+            self._said = True
+        else:
+            self._said = False
+
 
 class LineFile:
-    """Appends to `path`; a line that a crash cut short is ended before the first new one."""
+    """Appends to `path`; a line that a crash or a full disk cut short is ended before the next one."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._dispensable = Dispensable(path)
+        self._file = path.open("ab", buffering=0)
+        self._cut = False
         if self._file.tell():
             with path.open("rb") as written:
                 written.seek(-1, 2)
-                if written.read(1) != b"\n":
-                    self._file.write("\n")
+                self._cut = written.read(1) != b"\n"
 
-    def write(self, *records: Mapping[str, Any]) -> None:
-        """One line a record; numbers that JSON cannot hold (NaN, infinity) become null."""
-        for record in records:
-            self._file.write(json.dumps(plain(record), allow_nan=False, ensure_ascii=False) + "\n")
-        self._file.flush()
+    def write(self, *records: Mapping[str, Any]) -> bool:
+        """Whether the file has them: see `append`. For what a run can do without: OSError is logged."""
+        with self._dispensable.written():
+            self.append(*records)
+            return True
+        return False
+
+    def append(self, *records: Mapping[str, Any]) -> None:
+        """One line a record; numbers that JSON cannot hold (NaN, infinity) become null. Raises OSError."""
+        lines = [json.dumps(plain(record), allow_nan=False, ensure_ascii=False) + "\n" for record in records]
+        rest = memoryview(("\n" * self._cut + "".join(lines)).encode())
+        while rest:
+            count = self._file.write(rest) or 0
+            self._cut = rest[count - 1] != ord("\n") if count else self._cut
+            rest = rest[count:]
 
     def close(self) -> None:
         self._file.close()

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from earl.obs.metrics import Dispensable
 from earl.stack.rundir import replace
 
 NAME = "endpoints.json"
@@ -23,12 +24,13 @@ class Endpoints:
         self._path = directory / NAME
         self._run = run
         self._written: dict[str, str] = {}
+        self._dispensable = Dispensable(self._path)
 
     def show(self, addresses: Mapping[str, str]) -> None:
-        """host:port by process; those without one are left out. Writes only what changed."""
+        """host:port by process; those without one are left out. Writes only what changed; what
+        cannot be written is tried again with the next call."""
         found = {process: address for process, address in addresses.items() if address}
         if found != self._written:
-            self._written = found
             groups = [
                 {
                     "targets": [address],
@@ -36,11 +38,14 @@ class Endpoints:
                 }
                 for process, address in found.items()
             ]
-            replace(self._path, json.dumps(groups, indent=1) + "\n")
+            with self._dispensable.written():
+                replace(self._path, json.dumps(groups, indent=1) + "\n")
+                self._written = found
 
     def close(self) -> None:
         """Nothing is served any more."""
-        self._path.unlink(missing_ok=True)
+        with self._dispensable.written():
+            self._path.unlink(missing_ok=True)
 
 
 def service(process: str) -> str:

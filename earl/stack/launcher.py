@@ -69,6 +69,11 @@ class Signals:
             self.hurry.set()
         self.stop.set()
 
+    def rush(self) -> None:
+        """Called for SIGUSR1: both at once. Two SIGTERMs may arrive as one, so a program sends this."""
+        self.stop.set()
+        self.hurry.set()
+
 
 async def launch(
     config: RunConfig,

@@ -11,8 +11,6 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from earl.config.run import RunConfig
-from earl.dispatch.arena_file import arena_directory
 from earl.stack import warden
 from earl.stack.record import LaunchRecord
 
@@ -34,16 +32,14 @@ class Leftovers:
         return ", ".join(part for part in (processes, *self.paths) if part) or "nothing"
 
 
-def find(directory: Path, config: RunConfig, record: LaunchRecord | None) -> Leftovers:
-    """What is there now of a run."""
-    pids: tuple[int, ...] = ()
-    places = {str(arena_directory(config.data_plane, directory))}
-    if record is not None:
-        # A record may have come with a directory from elsewhere: nothing but what a launch makes is removed.
-        places.update(place for place in record.leaves if Path(place).name.startswith(PREFIX))
-        pids = live(record.mark)
+def find(directory: Path, record: LaunchRecord | None) -> Leftovers:
+    """What is there now of a launch; of services that nobody launched, nothing: they may well be alive."""
+    if record is None:
+        return Leftovers()
+    # A record may have come with a directory from elsewhere: nothing but what a launch makes is removed.
+    places = {place for place in record.leaves if Path(place).name.startswith(PREFIX)}
     paths = [place for place in sorted(places) if os.path.lexists(place)]
-    return Leftovers(pids, (*paths, *map(str, sockets(directory))))
+    return Leftovers(live(record.mark), (*paths, *map(str, sockets(directory))))
 
 
 def live(mark: str) -> tuple[int, ...]:
@@ -64,9 +60,9 @@ def sockets(directory: Path) -> list[Path]:
     ]
 
 
-def clean(directory: Path, config: RunConfig, record: LaunchRecord | None) -> Leftovers:
+def clean(directory: Path, record: LaunchRecord | None) -> Leftovers:
     """Ends and removes all of it; what there was."""
-    before = find(directory, config, record)
+    before = find(directory, record)
     if record is not None and before.pids:
         warden.sweep(record.mark)
     for name in before.paths:

@@ -35,7 +35,7 @@ class LaunchRecord:
     """One launch. Times are Unix nanoseconds, 0 for what has not happened.
 
     pid: the launcher's. mark: in the environment of every process of the launch. leaves: directories outside
-    of the run's that go when it ends. ready_s: from the launcher's start until all processes were ready.
+    of the run's that go when it ends. ready_s: from the launcher's start until all processes were settled.
     outcome: "" while it goes on. processes: as they were at written_ns. status: the last, once it has ended.
     """
 
@@ -100,7 +100,7 @@ class Chronicle:
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
         """Writes if a process has changed its state."""
         record = replace(self._record, processes=tuple(processes), status=status)
-        if not record.ready_s and processes and all(one.is_up for one in processes):
+        if not record.ready_s and processes and all(one.is_settled for one in processes):
             record = replace(record, ready_s=time.monotonic() - self._started_at)
         changed = [one.identity for one in processes] != [one.identity for one in self._record.processes]
         self._record = replace(record, written_ns=time.time_ns())

@@ -191,7 +191,8 @@ class RunStatus:
 class ProcessState:
     """One process of the stack. state: waiting, starting, ready, restarting, done, failed, stopped.
 
-    seconds: since it came into that state. pid: 0 before it was started.
+    seconds: since it came into that state. pid: 0 before it was started. expendable: the run goes on
+    without it should it fail.
     """
 
     name: str
@@ -199,11 +200,12 @@ class ProcessState:
     seconds: float
     restarts: int
     pid: int = 0
+    expendable: bool = False
 
     @property
-    def is_up(self) -> bool:
-        """It serves, or is a job that is done."""
-        return self.state in ("ready", "done")
+    def is_settled(self) -> bool:
+        """Nobody waits for it any more: it serves, is a job that is done, or the run goes on without it."""
+        return self.state in ("ready", "done") or (self.expendable and self.state == "failed")
 
     @property
     def identity(self) -> tuple[str, str, int]:

@@ -78,7 +78,10 @@ class Supervisor:
                 self._states[name] = process.state
                 self._since[name] = now
             seconds = now - self._since[name]
-            shown.append(ProcessState(name, process.state, seconds, process.restarts, process.pid))
+            expendable = process.spec.expendable
+            shown.append(
+                ProcessState(name, process.state, seconds, process.restarts, process.pid, expendable)
+            )
         return shown
 
     # --- keeping ----------------------------------------------------------------------------

@@ -54,6 +54,6 @@ class Endings:
         if not self._counts:
             return
         counts = {name: self._counts[name] for name in (*(one.value for one in Ending), OUT_OF_MEMORY)}
-        self._file.write({"time_s": round(time_s, 3), **counts})
-        self._counts.clear()
+        if self._file.write({"time_s": round(time_s, 3), **counts}):
+            self._counts.clear()
         self._written_s = time_s

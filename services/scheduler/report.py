@@ -129,13 +129,15 @@ class RunReport:
         self.spans(f"{stage} switches", spans)
 
     def evaluations(self, evaluations: Collection[Evaluation], time_s: float) -> None:
-        """Writes those that are finished and not yet written with these results."""
+        """Writes those that are finished and not yet written with these results; they are too dear to be lost
+        to a disk that was full for a while."""
         if all(self._written.get(one.name) == _mark(one) for one in evaluations if one.finished):
             return
         for one, judgement in judged(evaluations):
-            if one.finished and self._written.get(one.name) != _mark(one):
+            if not one.finished or self._written.get(one.name) == _mark(one):
+                continue
+            if self._evaluations.write({"time_s": round(time_s, 3), **evaluation_line(one, judgement)}):
                 self._written[one.name] = _mark(one)
-                self._evaluations.write({"time_s": round(time_s, 3), **evaluation_line(one, judgement)})
 
     def close(self) -> None:
         for file in (self._metrics, self._timeline, self._switches, self._evaluations):

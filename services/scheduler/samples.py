@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from earl.obs.metrics import LineFile, read_lines
+from earl.obs.metrics import Dispensable, LineFile, read_lines
 from services.scheduler.records import Purpose, Result, Ticket
 from services.scheduler.transcripts import Turn
 
@@ -34,6 +34,7 @@ class Samples:
         self._limit_bytes = limit_bytes
         self._waiting: dict[int, tuple[Turn, ...]] = {}
         self._file = LineFile(path)
+        self._thinning = Dispensable(path)
 
     def heard(self, step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> None:
         """An accepted episode. An evaluation's is written at once, training's once it is trained.
@@ -65,10 +66,11 @@ class Samples:
         if not lines:
             return
         self._file.write(*lines)
-        if self._path.stat().st_size > self._limit_bytes:
-            self._file.close()
-            rewrite(self._path, thinned(list(read_lines(self._path)), self._limit_bytes // 2))
-            self._file = LineFile(self._path)
+        with self._thinning.written():
+            if self._path.stat().st_size > self._limit_bytes:
+                rewrite(self._path, thinned(list(read_lines(self._path)), self._limit_bytes // 2))
+                former, self._file = self._file, LineFile(self._path)
+                former.close()
 
 
 def line(step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> dict[str, Any]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,10 @@ import pytest
 from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.endings import PERIOD_S, Endings
 from services.scheduler.fleet import Fleet, Moved, Report
-from services.scheduler.records import Ending, Evaluation, Result
+from services.scheduler.records import Ending, Evaluation, Purpose, Result, Ticket
 from services.scheduler.report import RunReport
+from services.scheduler.samples import Samples
+from services.scheduler.transcripts import Turn
 
 
 def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> None:
@@ -27,6 +32,58 @@ def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> 
         {"step": 3, "loss": None, "nested": {"worst": None, "list": [1, None]}},
     ]
     assert list(read_lines(tmp_path / "none")) == []
+
+
+@contextmanager
+def full_at(size_bytes: int) -> Iterator[None]:
+    """While open, no file of this process grows beyond that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_said_once_and_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = LineFile(tmp_path / "m.jsonl")
+    with full_at(16):
+        assert file.write({"step": 1})
+        assert not file.write({"step": 2}, {"step": 3})
+        assert not file.write({"step": 4})
+        with pytest.raises(OSError, match="File too large"):
+            file.append({"step": 5})
+    assert len(caplog.records) == 1 and "m.jsonl cannot be written" in caplog.text
+    assert file.write({"step": 6})
+    file.close()
+    assert list(read_lines(tmp_path / "m.jsonl")) == [{"step": 1}, {"step": 6}]
+
+
+def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
+    report, endings = RunReport(tmp_path), Endings(tmp_path)
+    ticket = Ticket(
+        id=1, group=1, purpose=Purpose.EVALUATE, env_seed=0, sample_seed=0, min_version=0, temperature=1.0
+    )
+    path = tmp_path / "samples.jsonl"
+    for step in range(3):
+        Samples(path).heard(step, ticket, Result(), [Turn("user", "hello", 1)])
+    samples = Samples(path, limit_bytes=path.stat().st_size - 1)
+    done = evaluated("start", 3, [1.0, -1.0])
+    with full_at(1):  # too small for samples to be thinned, too
+        report.spans("w", [("step", 1, 2)])
+        report.evaluations([done], 1.0)
+        endings.count(Result())
+        endings.write(PERIOD_S)
+        samples.heard(3, ticket, Result(), [Turn("user", "hello", 1)])
+    report.evaluations([done], 2.0)
+    assert len(list(read_lines(path))) == 3
+    samples.heard(4, ticket, Result(), [Turn("user", "hello", 1)])
+    assert 0 < len(list(read_lines(path))) < 3
+    endings.close(2 * PERIOD_S)
+    report.close()
+    samples.close()
+    assert [line["name"] for line in read_lines(tmp_path / "evaluations.jsonl")] == ["start"]
+    assert [line["ok"] for line in read_lines(tmp_path / "endings.jsonl")] == [1]
 
 
 def evaluated(name: str, version: int, rewards: list[float], episodes: int = 0) -> Evaluation:

@@ -222,9 +222,10 @@ def test_what_a_launch_left_is_found_and_removed_and_nothing_else(tmp_path: Path
     (directory / "valkey").mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(directory / "valkey" / "v.sock"))
-    record = LaunchRecord(1, "no such mark", (str(own), str(foreign)))
-    assert leftovers.clean(directory, given, record).pids == ()
-    assert not leftovers.find(directory, given, record)
+    assert not leftovers.clean(directory, None) and own.exists()
+    record = LaunchRecord(1, "no such mark", (str(arenas_of(given, tmp_path)), str(own), str(foreign)))
+    assert leftovers.clean(directory, record).pids == ()
+    assert not leftovers.find(directory, record)
     assert foreign.exists() and not own.exists() and not list(arenas.iterdir())
     assert str(leftovers.Leftovers()) == "nothing"
 

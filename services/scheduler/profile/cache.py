@@ -80,7 +80,7 @@ class Cache:
             self._file = LineFile(self.path)
             try:
                 if not begun:
-                    self._file.write({"of": self._facts})
+                    self._file.append({"of": self._facts})
                 yield
             finally:
                 self._file.close()
@@ -90,11 +90,11 @@ class Cache:
     ) -> None:
         """One window. Only while held."""
         found = {"tokens_per_device_s": rate, "visit_s": visit_s, "peak_memory_fraction": fraction}
-        self._file.write({**cut.as_dict(), **point._asdict(), **found})
+        self._file.append({**cut.as_dict(), **point._asdict(), **found})
 
     def note_oom(self, cut: Parallelism, point: Point) -> None:
         """It does not fit. Only while held."""
-        self._file.write({**cut.as_dict(), **point._asdict(), "oom": True})
+        self._file.append({**cut.as_dict(), **point._asdict(), "oom": True})
 
 
 def _cut(line: Mapping[str, Any]) -> Parallelism:
