@@ -25,7 +25,7 @@ The contracts between services, from `proto/earl/v1/`: whatever speaks gRPC can 
 environments, look at a run or change its parallelism. Every method names the roles that may call it; what
 roles and tokens are stands in [security.md](../security.md), the environment stream in words in
 [environments.md](../environments.md#other-languages). Servers answer gRPC reflection and
-`grpc.health.v1.Health`, which is open.
+`grpc.health.v1.Health` to every role; its `Check` is open.
 """
 
 # Field numbers in descriptor.proto: by them a comment's place is told.

@@ -120,6 +120,7 @@ class MetricsEndpoint:
             return _plain(HTTPStatus.NOT_FOUND)
         if method != "GET":
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
+        self._tokens.refresh()  # nobody else does for a process that serves no gRPC with them
         try:
             bearer = self._tokens.identify(token_of(headers.items()))
         except Unauthenticated:

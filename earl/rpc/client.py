@@ -16,7 +16,7 @@ import grpc
 from earl.errors import DeadlineExceeded
 from earl.obs import tracing
 from earl.rpc import auth, options
-from earl.rpc.errors import from_call
+from earl.rpc.errors import code_of, from_call
 from earl.rpc.tokens import Token, current
 
 # What a stream's read() returns once the peer has ended it.
@@ -67,7 +67,7 @@ class Client:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and last is not None:
                     break  # the last attempt was cut short by our own retries: the earlier cause tells more
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if code_of(error) is not grpc.StatusCode.UNAVAILABLE:
                     raise self._typed(error, method, deadline_s) from error
                 last = error
             pause_s = backoff_s * random.uniform(0.5, 1.0)

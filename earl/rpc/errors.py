@@ -17,8 +17,10 @@ from earl.errors import EarlError
 
 DOMAIN = "earl"
 DETAILS_KEY = "grpc-status-details-bin"
-# What grpc.aio says, on this side, of a write into a stream whose connection just broke.
-_BROKEN_WRITE = "Internal error from Core"
+# What grpc.aio says, on this side, of a write into a stream whose connection just broke; and on the other
+# of a call for which the server had no place.
+_BROKEN_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+_NO_PLACE = (grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
 # Trailing metadata is bounded by the peer (8 KiB by default); a message is never that long.
 MAX_TEXT_BYTES = 1024
 
@@ -95,14 +97,18 @@ def sent_by_service(error: grpc.aio.AioRpcError) -> EarlError | None:
     return None
 
 
+def code_of(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
+    """The code of a failed call: UNAVAILABLE also for what gRPC calls otherwise and another try may mend."""
+    passing = (error.code(), error.details()) in (_BROKEN_WRITE, _NO_PLACE)
+    return grpc.StatusCode.UNAVAILABLE if passing else error.code()
+
+
 def from_call(error: grpc.aio.AioRpcError, called: str) -> EarlError:
     """The typed error for a failed call; `called` names method and address for the message."""
     sent = sent_by_service(error)
     if sent is not None:
         return sent
-    code = error.code()
-    if code is grpc.StatusCode.INTERNAL and error.details() == _BROKEN_WRITE:
-        code = grpc.StatusCode.UNAVAILABLE
+    code = code_of(error)
     cls = _BY_CODE.get(code, errors.RpcError)
     text = bounded(f"{called} failed with {code.name}: {error.details() or 'no details'}")
     return cls(text, _REMEDIES.get(cls, ""))

@@ -1,7 +1,8 @@
 """The server's one interceptor: refuses callers without a right, turns errors into statuses.
 
-It wraps a handler in one of the same shape (unary or stream on each side), so that a refused stream
-ends at once instead of waiting for a first message.
+It wraps a handler in one of the same shape (unary or stream on each side). A refused call is answered
+before anything of it is read, whatever its shape: its caller cannot hold a place among the server's
+calls by never sending a message.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from earl.rpc import auth
 from earl.rpc.audit import Audit
 from earl.rpc.calls import Calls
 from earl.rpc.errors import DETAILS_KEY, bounded, status_code, to_status
+from earl.rpc.open_checks import METHOD as CHECK
+from earl.rpc.open_checks import OpenChecks
 from earl.rpc.roles import Rule, rules
 from earl.rpc.streams import OpenStreams
 from earl.rpc.tokens import Bearer, Tokens
 
 log = logging.getLogger(__name__)
 
-OPEN_PREFIX = "/grpc.health.v1.Health/"
-REFLECTION_PREFIX = "/grpc.reflection."
+# Health's Watch and reflection: for every role.
+COMMON_PREFIXES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 # Around a call before its message is decoded, and around the call itself with its message.
 Gate = Callable[[grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
@@ -65,9 +68,9 @@ def _unexpected(error: Exception, method: str) -> str:
 class Guard(grpc.aio.ServerInterceptor):
     """Authenticates, audits, counts and translates for every RPC of a server.
 
-    Health is open to all, reflection to whoever has any token that is accepted; every other method to the
-    roles that its contract names (roles.py). audit: where calls are written down whose contract says so, and
-    those that were refused.
+    Health's Check is open to all (open_checks.py), its Watch and reflection to whoever has any token that is
+    accepted; every other method to the roles that its contract names (roles.py). audit: where calls are
+    written down whose contract says so, and those that were refused.
     """
 
     def __init__(self, tokens: Tokens, calls: Calls, audit: Audit | None = None) -> None:
@@ -75,6 +78,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._calls = calls
         self._audit = audit
         self._rules: dict[str, Rule] = {}
+        self._checks = OpenChecks(calls)
         self.streams = OpenStreams(tokens)
 
     def add(self, service: str) -> None:
@@ -88,14 +92,14 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Any:
         handler: Any = await continuation(handler_call_details)
         method: str = handler_call_details.method  # type: ignore[attr-defined]
-        if handler is None or method.startswith(OPEN_PREFIX):
+        if handler is None:
             return handler
+        if method == CHECK:
+            return self._checks.handler(handler)
         try:
             bearer = self._admit(method, handler_call_details.invocation_metadata or ())  # type: ignore[attr-defined]
         except EarlError as error:
-            return _wrapped(handler, method, partial(self._refused, method, error), _unnoted, self._calls)
-        if method.startswith(REFLECTION_PREFIX):
-            return handler
+            return grpc.stream_unary_rpc_method_handler(partial(self._refuse, method, error))
         gate: Gate = _open
         if handler.request_streaming or handler.response_streaming:
             gate = partial(self._held, bearer)
@@ -107,7 +111,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _admit(self, method: str, sent: Any) -> Bearer:
         """Whose call it is. Raises Unauthenticated, PermissionDenied."""
         bearer = self._tokens.identify(auth.token_of(sent))
-        if bearer.role is None or method.startswith(REFLECTION_PREFIX):
+        if bearer.role is None or method.startswith(COMMON_PREFIXES):
             return bearer
         rule = self._rules.get(method)
         if rule is None or bearer.role not in rule.roles:
@@ -118,14 +122,14 @@ class Guard(grpc.aio.ServerInterceptor):
             )
         return bearer
 
-    @asynccontextmanager
-    async def _refused(
-        self, method: str, error: EarlError, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[None]:
-        if self._audit is not None:
-            self._audit.refused(method, context.peer(), error)
-        raise error
-        yield
+    async def _refuse(
+        self, method: str, error: EarlError, _messages: Any, context: grpc.aio.ServicerContext
+    ) -> None:
+        with self._calls.counted(method, context):
+            if self._audit is not None:
+                self._audit.refused(method, context.peer(), error)
+            async with translated(method, context):
+                raise error
 
     @asynccontextmanager
     async def _held(self, bearer: Bearer, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:

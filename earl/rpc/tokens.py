@@ -1,9 +1,9 @@
 """Whose call it is, by the token that it carries; and the token that this process sends.
 
 A server accepts what the file that EARL_TOKENS names lists, by role, and reads it again when it
-changes. Without one, the single token that EARL_TOKEN (or the file that EARL_TOKEN_FILE names) holds
-is accepted for every role; with none of them nothing is demanded, which `auth.check_bind` allows on
-loopback only. What was sent is compared as SHA-256 in constant time with every token that there is.
+changes. Without one, the single token of EARL_TOKEN, or of the file that EARL_TOKEN_FILE names and as
+it changes, is accepted for every role; with none of them nothing is demanded, which `auth.check_bind`
+allows on loopback only. What was sent is compared as SHA-256 in constant time with every token that there is.
 """
 
 from __future__ import annotations
@@ -184,33 +184,66 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 class SecretFile:
-    """A file that holds one token, read again when it changes: what EARL_TOKEN_FILE names."""
+    """A file that holds one token, read again when it changes: what EARL_TOKEN_FILE names. Where it then
+    cannot be read, or is empty, that is logged, and the token of before stays."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError if it cannot be read."""
+        """Raises ConfigError if it cannot be read or is empty."""
         self._path = path
-        self._seen: tuple[int, ...] = ()
-        self._token = ""
-        self()
+        self._seen = _stamp(path)
+        self._token = self._read()
+
+    def _read(self) -> str:
+        try:
+            token = self._path.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"token file {self._path} cannot be read", "check EARL_TOKEN_FILE") from error
+        if not token:
+            raise ConfigError(f"token file {self._path} is empty", "check EARL_TOKEN_FILE")
+        return token
 
     def __call__(self) -> str:
         stamp = _stamp(self._path)
         if stamp != self._seen:
-            try:
-                self._token = self._path.read_text(encoding="utf-8").strip()
-            except (OSError, ValueError) as error:
-                if not self._token:
-                    text = f"token file {self._path} cannot be read"
-                    raise ConfigError(text, "check EARL_TOKEN_FILE") from error
             self._seen = stamp
+            try:
+                self._token = self._read()
+            except ConfigError as error:
+                log.error("the token file changed and is not taken: %s", error)
         return self._token
+
+
+class SecretTokens(Tokens):
+    """What a `SecretFile` holds, for every role. A weak token does not take the place of a strong one: the
+    server may be bound where only a strong one does."""
+
+    def __init__(self, secret: SecretFile) -> None:
+        self._secret = secret
+        self._token = secret()
+        super().__init__(self._token)
+
+    def refresh(self) -> bool:
+        token = self._secret()
+        if token == self._token:
+            return False
+        self._token = token
+        weakness = token_file.weakness(token)
+        if weakness and not self.weakness:
+            log.error("the token file changed and is not taken: its token %s", weakness)
+            self.on_change(f"not taken: it {weakness}")
+            return False
+        self.weakness = weakness
+        self._accept([(None, token, None)])
+        self.on_change(f"changed: {token_id(token)}")
+        return True
 
 
 def accepted() -> Tokens:
     """What a server of this process accepts, by its environment. Raises ConfigError."""
     if path := os.environ.get("EARL_TOKENS"):
         return TokenFile(Path(path))
-    return Tokens(current(_own()))
+    own = _own()
+    return SecretTokens(own) if isinstance(own, SecretFile) else Tokens(own)
 
 
 def sent(role: Role) -> Token:
@@ -222,7 +255,7 @@ def sent(role: Role) -> Token:
     return ""
 
 
-def _own() -> Token:
+def _own() -> str | SecretFile:
     if token := os.environ.get("EARL_TOKEN"):
         return token
     if path := os.environ.get("EARL_TOKEN_FILE"):

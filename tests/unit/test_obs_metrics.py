@@ -164,6 +164,9 @@ async def test_roles_but_the_operator_may_not_look(serve, tmp_path):
     for role, entry in entries.items():
         status, _ = await ask(address, get("/metrics", f"Authorization: Bearer {entry.token}"))
         assert status == (200 if role is Role.OPERATOR else 403)
+    token_file.write(tmp_path / "tokens.toml", [make(Role.OPERATOR)])
+    revoked = get("/metrics", f"Authorization: Bearer {entries[Role.OPERATOR].token}")
+    assert (await ask(address, revoked))[0] == 401
 
 
 async def test_tls_where_there_are_files(serve, tmp_path):

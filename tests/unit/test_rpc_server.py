@@ -10,7 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from earl import errors
-from earl.rpc import Client, Server, TlsFiles, options
+from earl.rpc import Client, Server, TlsFiles, open_checks, options
+from earl.rpc.auth import metadata
 from earl.rpc.errors import from_call
 from earl.rpc.options import METADATA_BYTES
 from earl.rpc.token_file import Role, make
@@ -244,17 +245,62 @@ async def test_calls_at_once_are_bounded(scripted, monkeypatch):
         calls.append(asyncio.create_task(client.call("ListEnvironments", REQUEST, deadline_s=10)))
         await scripted.entered.wait()
         scripted.entered.clear()
-    with pytest.raises(errors.RpcError, match="RESOURCE_EXHAUSTED"):
-        await clients[2].call("ListEnvironments", REQUEST, deadline_s=5)
+    with pytest.raises(errors.ServiceUnavailable, match="RPC limit exceeded"):
+        await clients[2].call("ListEnvironments", REQUEST, deadline_s=0.2)
+    waits = asyncio.create_task(clients[2].call("ListEnvironments", REQUEST, deadline_s=20))
     # Of one connection a second call is not even begun: it waits until the first has ended.
     calls.append(asyncio.create_task(clients[0].call("ListEnvironments", REQUEST, deadline_s=10)))
     await asyncio.wait(calls[2:], timeout=0.1)
     assert scripted.calls == 2 and not calls[2].done()
     scripted.release.set()
-    await asyncio.gather(*calls)
-    assert scripted.calls == 3
+    await asyncio.gather(*calls, waits)
+    assert scripted.calls == 4
     for client in clients:
         await client.close()
+    await server.stop()
+
+
+async def failure(call):
+    """The code that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+@pytest.mark.parametrize(
+    "method", [f"{SERVICE}/ListEnvironments", f"{SERVICE}/Play", "grpc.health.v1.Health/Watch"]
+)
+async def test_who_is_refused_holds_no_place(scripted, monkeypatch, method):
+    monkeypatch.setattr(options, "SERVER_CALLS", 2)
+    server = make_server(scripted, tokens=STRONG)
+    address = await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        silent = channel.stream_unary(f"/{method}")  # and so never sends its message
+        for _ in range(4):
+            assert await failure(silent(timeout=20)) is grpc.StatusCode.UNAUTHENTICATED
+        await channel.unary_unary(f"/{SERVICE}/ListEnvironments")(b"", metadata=metadata(STRONG), timeout=20)
+        assert await health(channel, SERVICE) == SERVING
+        watch = health_pb2_grpc.HealthStub(channel).Watch(  # type: ignore[arg-type]
+            health_pb2.HealthCheckRequest(service=SERVICE), metadata=metadata(STRONG), timeout=20
+        )
+        assert (await watch.read()).status == SERVING
+        watch.cancel()
+    await server.stop()
+
+
+async def test_what_is_open_to_all_is_bounded(scripted, monkeypatch):
+    monkeypatch.setattr(open_checks, "MESSAGE_S", 0.5)
+    monkeypatch.setattr(open_checks, "AT_ONCE", 2)
+    server = make_server(scripted, tokens=STRONG)
+    async with grpc.aio.insecure_channel(await server.start()) as channel:
+        silent = channel.stream_unary(open_checks.METHOD)
+        codes = await asyncio.gather(*(failure(silent(timeout=20)) for _ in range(3)))
+        expired = grpc.StatusCode.DEADLINE_EXCEEDED
+        assert sorted(codes, key=str) == [expired, expired, grpc.StatusCode.UNAVAILABLE]
+        malformed = channel.unary_unary(open_checks.METHOD)(b"\xff\xff", timeout=20)
+        assert await failure(malformed) is grpc.StatusCode.INVALID_ARGUMENT
+        assert await failure(silent(iter([]), timeout=20)) is grpc.StatusCode.INVALID_ARGUMENT
+        assert await health(channel, SERVICE) == SERVING
     await server.stop()
 
 

@@ -15,7 +15,7 @@ from earl.rpc import Client, Server, server, token_file, tokens
 from earl.rpc.access import Access
 from earl.rpc.errors import from_call
 from earl.rpc.token_file import Entry, Role, make
-from earl.rpc.tokens import SecretFile, TokenFile, Tokens, token_id
+from earl.rpc.tokens import SecretFile, SecretTokens, TokenFile, Tokens, token_id
 from earl.stack import credentials
 from earl.v1 import env_pb2, env_pb2_grpc
 
@@ -143,10 +143,36 @@ def test_where_a_process_has_its_token_from(path, tmp_path, monkeypatch):
     assert isinstance(sent, SecretFile) and sent() == "mounted"
     one.write_text("another one\n")
     assert sent() == "another one"
+    monkeypatch.delenv("EARL_TOKENS")
+    accepts = tokens.accepted()
+    one.write_text("a third\n")
+    assert accepts.identify(b"a third").role is None
+    monkeypatch.setenv("EARL_TOKENS", str(path))
     monkeypatch.setenv("EARL_TOKEN", "given")
     assert Access.of(Role.WORKER).token == "given" and isinstance(tokens.accepted(), TokenFile)
     monkeypatch.delenv("EARL_TOKENS")
     assert tokens.accepted().identify(b"given").role is None
+
+
+def test_a_file_of_one_token_changes_what_is_accepted(tmp_path, caplog):
+    path, first, second = tmp_path / "token", make(Role.WORKER).token, make(Role.WORKER).token
+    path.write_text(first)
+    accepts = SecretTokens(SecretFile(path))
+    changes = []
+    accepts.on_change = changes.append
+    bearer = accepts.identify(first.encode())
+    assert not accepts.refresh() and not accepts.weakness
+    for text, words in (("", "is empty"), ("weak", "has 4 characters")):
+        path.write_text(text)
+        assert not accepts.refresh() and words in caplog.text
+        assert accepts.refusal(bearer) is None and accepts.demanded
+    path.write_text(second)
+    assert accepts.refresh() and "revoked" in str(accepts.refusal(bearer))
+    assert accepts.identify(second.encode()).id == token_id(second)
+    assert changes == ["not taken: it has 4 characters instead of 43 to 512", f"changed: {token_id(second)}"]
+    path.write_text("\n")
+    with pytest.raises(errors.ConfigError, match="is empty"):
+        SecretFile(path)
 
 
 def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch):

@@ -1,0 +1,49 @@
+"""Health's `Check`, the one method that everybody may call: bounded, so that it takes no other call's place.
+
+gRPC gives a unary call its place among a server's calls before the message has come, for as long as the
+caller likes. So this one is served as a stream of which one message is read, within MESSAGE_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from earl.rpc.calls import Calls
+
+METHOD = "/grpc.health.v1.Health/Check"
+MESSAGE_S = 1.0
+AT_ONCE = 256
+
+
+class OpenChecks:
+    """The checks of one server that go on."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._open = 0
+
+    def handler(self, served: Any) -> grpc.RpcMethodHandler:
+        """Of the same answers as `served`, the health service's own handler of `Check`."""
+
+        async def answer(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
+            with self._calls.counted(METHOD, context):
+                if self._open >= AT_ONCE:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, f"{AT_ONCE} checks go on: ask again")
+                self._open += 1
+                try:
+                    async with asyncio.timeout(MESSAGE_S):
+                        request = served.request_deserializer(await anext(messages))
+                except TimeoutError:
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message in {MESSAGE_S:g} s")
+                except (StopAsyncIteration, DecodeError):
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "it takes one HealthCheckRequest")
+                finally:
+                    self._open -= 1
+                return await served.unary_unary(request, context)
+
+        return grpc.stream_unary_rpc_method_handler(answer, None, served.response_serializer)
