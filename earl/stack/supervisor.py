@@ -9,8 +9,8 @@
 A process that has needs loads what it imports meanwhile (earl.rpc.main.await_peers).
 
 A process that ends before it was ever ready is not tried again: that is a mistake in the run file or
-the machine, and its own words are the error. What a crashed process started itself is ended before
-its successor starts.
+the machine, and its own words are the error. One that ends while it is started again has crashed once
+more. What a crashed process started itself is ended before its successor starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from earl.stack.warden import MARK_VARIABLE, PROCESS_VARIABLE, SOCKETS_VARIABLE,
 
 # A worker that ends with 0 has seen the end of the run; the launcher sees it within this time.
 END_SEEN_S = 10.0
+# Before a restart: doubled with each one.
 FIRST_PAUSE_S = 0.5
+LAST_PAUSE_S = 30.0
 LAST_WORD_S = 1.0
 
 
@@ -111,15 +113,20 @@ class Supervisor:
         while not self._stopping:
             held = not self._has_needs(process)
             await process.start(self._environment(process), held=held)
-            if held and not await self._until_needs(process):
-                raise process.failure(await process.wait(), "before it was ready")
-            if not await self._until_ready(process):
-                return
+            begun = not held or await self._until_needs(process)
+            served = begun and await self._until_ready(process)
             code = await process.wait()
-            if self._stopping or await self._ended_with_the_run(process, code):
+            if not served:
+                if begun and process.spec.job and code == 0:
+                    process.state = "done"
+                    process.ready.set()
+                    return
+                if self._stopping or not process.restarts:
+                    raise process.failure(code, "before it was ready")
+            elif self._stopping or await self._ended_with_the_run(process, code):
                 process.state = "done" if code == 0 else "stopped"
                 return
-            await self._before_restart(process, code)
+            await self._before_restart(process, code, served=served)
 
     def _has_needs(self, process: StackProcess) -> bool:
         return all(self.processes[need].ready.is_set() for need in process.spec.needs)
@@ -143,7 +150,7 @@ class Supervisor:
             ended.cancel()
 
     async def _until_ready(self, process: StackProcess) -> bool:
-        """True once it serves; False if it was a job and is done. Raises why it is neither."""
+        """True once it serves; False if it ended before. Raises ProcessFailed if neither comes in time."""
         ready = asyncio.create_task(process.ready.wait())
         ended = asyncio.create_task(process.wait())
         try:
@@ -158,11 +165,7 @@ class Supervisor:
                     f"{process.spec.name} was not ready within stack.start_s = {self._limits.start_s:g} s",
                     f"see {process.log}, or raise stack.start_s",
                 )
-            if process.spec.job and ended.result() == 0:
-                process.state = "done"
-                process.ready.set()
-                return False
-            raise process.failure(ended.result(), "before it was ready")
+            return False
         finally:
             ready.cancel()
             ended.cancel()
@@ -178,9 +181,10 @@ class Supervisor:
             return False
         return True
 
-    async def _before_restart(self, process: StackProcess, code: int) -> None:
+    async def _before_restart(self, process: StackProcess, code: int, *, served: bool) -> None:
         """Counts the crash, ends what the process left behind, and pauses; raises if it was one too many."""
         doing = "although the run was not over" if code == 0 else "in mid-run"
+        doing = doing if served else "before it was ready again"
         error = process.failure(code, doing)
         final = code in process.spec.verdicts
         if final or not process.spec.restartable or process.restarts >= self._limits.restarts:
@@ -193,7 +197,7 @@ class Supervisor:
         own = self._own_mark(process)
         await asyncio.to_thread(sweep, own, variable=PROCESS_VARIABLE, grace_s=0.0)
         process.note(f"restart {process.restarts} of {self._limits.restarts}: {error.message}")
-        await asyncio.sleep(FIRST_PAUSE_S * 2 ** (process.restarts - 1))
+        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (process.restarts - 1), LAST_PAUSE_S))
 
     def _own_mark(self, process: StackProcess) -> str:
         return f"{self.mark}:{process.spec.name}"

@@ -167,6 +167,33 @@ async def test_a_crashed_worker_is_started_again_until_it_was_too_often(director
     await supervisor.stop(5.0)
 
 
+async def test_a_worker_that_crashes_while_it_is_started_again_has_crashed_once_more(directory: RunDirectory):
+    lives = directory.path / "lives"
+    lives.touch()
+    code = f"""
+    import os, signal, sys
+    life = os.path.getsize({str(lives)!r})
+    open({str(lives)!r}, 'a').write('x')
+    if life == 1:
+        sys.exit(5)
+    print('{{"ready": "x", "address": ""}}', flush=True)
+    if life == 0:
+        sys.exit(7)
+    signal.sigwait([signal.SIGTERM])
+    """
+    supervisor = supervise(directory, script("rollout-0", code, restartable=True), restarts=2)
+    async with asyncio.timeout(20):
+        while lives.read_text() != "xxx":
+            assert not supervisor.failure.done()
+            await asyncio.sleep(0.02)
+    await ready(supervisor, "rollout-0")
+    said = directory.log("rollout-0").read_text()
+    assert "restart 2 of 2: rollout-0 ended with exit code 5 before it was ready again" in said
+    os.kill(supervisor.processes["rollout-0"].pid, signal.SIGKILL)
+    assert "it was started again 2 times" in str((await failure(supervisor)).__notes__)
+    await supervisor.stop(5.0)
+
+
 async def test_a_verdict_on_the_run_is_no_crash(directory: RunDirectory):
     said = "earl: error: 64 tickets failed; mend the environment\\n"
     code = READY + f"import sys; sys.stderr.write('{said}'); sys.exit(15)"
