@@ -7,16 +7,19 @@ On several nodes the same is started on each, told by its environment how many t
 of them it is (EARL_NODE, from 0) and where the first is reached (EARL_MASTER, host:port): each has a part
 of the ranks.
 
-A rank that dies ends the group (no restarts): its exit code becomes the group's. SIGTERM goes to the ranks,
-which save and leave; the agent then ends with 0.
+A rank that dies ends the group (no restarts): its exit code becomes the group's. SIGTERM goes to every rank,
+those that torchrun starts later too; they save and leave, and the agent then ends with 0. While there is no
+rank, the agent just ends: nothing is lost.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,9 @@ from earl.rpc.auth import split_address
 AGENT = "EARL_TRAINER_AGENT"
 # A group that lost a rank cannot save: the others get this long to close their files.
 LOST_S = 5
+# How soon a rank that was started after a signal is sent it.
+LATE_S = 0.1
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -68,6 +74,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
     ranks: of all nodes together. Raises ConfigError.
     """
     nodes = Nodes.from_environment()
+    ending = Ending()
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -82,12 +89,10 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
         local_addr=None if nodes.master else "127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
-        # SIGTERM and SIGINT are ours: passed on, so that the ranks can save.
+        # SIGTERM and SIGINT are Ending's: passed on, so that the ranks can save.
         signals_to_handle="SIGHUP,SIGQUIT",
         shutdown_timeout=LOST_S,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _pass_on)
     os.environ[AGENT] = str(os.getpid())
     try:
         elastic_launch(config, sys.executable)("-m", module, *arguments)
@@ -95,27 +100,69 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
         codes = [failure.exitcode for failure in error.failures.values()]
         # A rank killed by a signal has a negative code; the first to fail is the cause.
         first = min(error.failures.values(), key=lambda failure: failure.timestamp).exitcode
+        if ending.told and -first in SIGNALS:
+            return 0  # told before it listened, when it had nothing to save
         return first if first > 0 else next((code for code in codes if code > 0), 1)
+    finally:
+        ending.over = True
     return 0
 
 
+class Ending(threading.Thread):
+    """Passes SIGTERM and SIGINT on to the ranks, each of which torchrun starts in a session of its own.
+
+    It hears them in a thread: the main one may be waiting inside of torch, for another node. told: there was
+    one. over: set when the group has ended, after which there is nothing to pass on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="ending", daemon=True)
+        self.told = False
+        self.over = False
+        self._heard, hears = os.pipe()
+        os.set_blocking(hears, False)
+        signal.set_wakeup_fd(hears)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)  # the interpreter writes its number into the pipe
+        self.start()
+
+    def run(self) -> None:
+        latest, sent = 0, set[int]()
+        while True:
+            readable, _, _ = select.select([self._heard], [], [], LATE_S if self.told else None)
+            heard = [number for number in os.read(self._heard, 64) if number in SIGNALS] if readable else []
+            if self.over:
+                return
+            if heard:
+                latest, sent = heard[-1], set[int]()
+                if not self.told and not _children():
+                    # A rank that is being started now ends by itself: see follow_agent.
+                    os._exit(0)
+                self.told = True
+            if self.told:
+                sent |= _send(latest, set(_children()) - sent)
+
+
+def _send(number: int, pids: set[int]) -> set[int]:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass  # it left in between
+    return pids
+
+
 def follow_agent() -> None:
-    """In a rank: be sent SIGTERM when the agent that started it dies, so that no rank is left behind."""
+    """In a rank: be sent SIGTERM when the agent that started it dies, so that no rank is left behind.
+
+    Raises SystemExit if it has died already.
+    """
     agent = os.environ.get(AGENT, "")
     if not agent:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(agent):
-        os.kill(os.getpid(), signal.SIGTERM)  # it died before the call above
-
-
-def _pass_on(number: int, frame: object) -> None:
-    """Send the signal to the ranks: torchrun starts each in a session of its own."""
-    for pid in _children():
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            pass  # it left in between
+        raise SystemExit(0)  # before the call above; nothing has begun
 
 
 def _children() -> list[int]:

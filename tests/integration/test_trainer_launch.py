@@ -1,0 +1,57 @@
+"""The agent of a trainer's ranks is told to end while torchrun has started none of them, or some."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = "tests.support.told_rank"
+# An agent that lets `at(number)` happen just before its number-th rank is started, from 1.
+AGENT = """
+import os, signal, subprocess, sys, time
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+from services.trainer.launch import launch
+
+directory, started = sys.argv[1], []
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        at(len(started) + 1)
+        super().__init__(*arguments, **options)
+        started.append(self)
+
+subprocess_handler.Popen = Popen
+{at}
+sys.exit(launch([directory], 2, "{rank}"))
+"""
+
+
+def told(at: str, directory: Path) -> int:
+    """The agent's exit code. Raises TimeoutExpired if its ranks stay."""
+    code = AGENT.format(at=at, rank=RANK)
+    with subprocess.Popen([sys.executable, "-c", code, str(directory)], cwd=ROOT) as agent:
+        try:
+            return agent.wait(60)
+        finally:
+            agent.kill()  # its ranks are sent SIGTERM
+
+
+def test_told_before_there_is_a_rank_none_stays(tmp_path: Path) -> None:
+    # The signal comes while the main thread waits in torch, as for another node.
+    at = "def at(number):\n    os.kill(os.getpid(), signal.SIGTERM)\n    signal.pause()\n"
+    assert told(at, tmp_path) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_told_between_two_ranks_the_second_is_told_too(tmp_path: Path) -> None:
+    at = """
+def at(number):
+    while number == 2 and not os.path.exists(directory + "/rank-0"):
+        time.sleep(0.01)
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+        started[0].wait()
+"""
+    assert told(at, tmp_path) == 0
