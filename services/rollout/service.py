@@ -27,6 +27,7 @@ from earl.models.tokenizer import Tokenizer
 from earl.obs.endpoint import MetricsEndpoint
 from earl.obs.tracing import exporting
 from earl.rpc.access import Access
+from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.peers import advertised, peer
@@ -145,7 +146,13 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         parts = Parts(scheduler, bus, store, pool, agent, gauges)
         worker = RolloutWorker(config, parts, capacity)
         server = Server(
-            name, rollout.bind, tokens=accepted(), tls=access.tls, drain_s=1.0, request_bytes=COMMAND_BYTES
+            name,
+            rollout.bind,
+            tokens=accepted(),
+            tls=access.tls,
+            drain_s=1.0,
+            request_bytes=COMMAND_BYTES,
+            audit=Audit(run_dir / AUDIT_FILE, name),
         )
         server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, parts), SERVICE)
         address = await server.start()

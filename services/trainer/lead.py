@@ -8,6 +8,7 @@ import logging
 
 from earl.config.run import RunConfig
 from earl.errors import EarlError
+from earl.rpc.audit import Audit
 from earl.rpc.auth import TlsFiles
 from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.peers import advertised
@@ -56,7 +57,7 @@ class Lead:
         self.best = 0
         self.held: frozenset[int] = frozenset()
 
-    async def start(self, tls: TlsFiles | None) -> tuple[Server, str]:
+    async def start(self, tls: TlsFiles | None, audit: Audit) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(
             self._link.worker.name,
@@ -65,6 +66,7 @@ class Lead:
             tls=tls,
             drain_s=1.0,
             request_bytes=COMMAND_BYTES,
+            audit=audit,
         )
         serve(server, TrainerServicer(self._activity, self._requests, self._link, self._epochs))
         address = await server.start()

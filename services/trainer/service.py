@@ -22,6 +22,7 @@ from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.models.spec import load_spec
 from earl.rpc.access import Access
+from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.peers import peer
 from earl.rpc.token_file import Role
@@ -96,7 +97,10 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         address = metrics = ""
         if group.leads:
             epochs = Epochs(cut.parallelism, lambda wanted: check(wanted, group.size, spec))
-            lead, address, metrics = _lead(config, name, scheduler, epochs, side, activity, requests, stack)
+            audit = Audit(run_dir / AUDIT_FILE, name)
+            lead, address, metrics = _lead(
+                config, name, scheduler, epochs, side, activity, requests, audit, stack
+            )
         trainer = Trainer(
             config,
             run_dir,
@@ -124,6 +128,7 @@ def _lead(
     side: Side,
     activity: Activity,
     requests: Requests,
+    audit: Audit,
     stack: ExitStack,
 ) -> tuple[Lead, str, str]:
     """It, and where it and its metrics are served."""
@@ -142,7 +147,7 @@ def _lead(
     link = side.run(connect(), PATIENCE_S)
     stack.callback(lambda: side.run(link.close(), CLOSE_S))
     lead = Lead(config, side, link, activity, requests, epochs)
-    server, address = side.run(lead.start(access.tls), PATIENCE_S + SLACK_S)
+    server, address = side.run(lead.start(access.tls, audit), PATIENCE_S + SLACK_S)
     stack.callback(lambda: side.run(server.stop(), CLOSE_S))
     metrics = serve_figures(config.obs.metrics, "trainer", side, server, activity, access.tls, stack)
     stack.callback(lambda: epochs.close("the trainer left"))

@@ -13,7 +13,7 @@ from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
 from tests.integration.test_reference_stage import configuration, direct, referenced
 from tests.support.rollout import PlayedRollout
-from tests.support.stack import Stack
+from tests.support.stack import Stack, audited
 from tests.support.trainer import PlayedTrainer
 
 CALL_S = 60.0
@@ -73,5 +73,6 @@ async def test_log_probs_are_the_decoders_in_every_cut(tmp_path: Path) -> None:
                 await tell(command(2, 1, 2))
             with pytest.raises(IllegalParallelism, match="product is 2"):
                 await tell(command(9, 2, 2))
+            assert ("ReparallelizeTrainer", "ok") in audited(stack.directory, "reference")
         await client.close()
         assert await stack.terminate("reference") == 0, stack.log("reference")

@@ -21,7 +21,7 @@ from earl.v1 import common_pb2, rollout_pb2, scheduler_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceStub
 from services.rollout.service import Addresses
 from tests.support.runs import tictactoe
-from tests.support.stack import Stack, until
+from tests.support.stack import Stack, audited, until
 from tests.support.trainer import PlayedTrainer, Sequence
 
 SERVICES = ("valkey", "model", "scheduler", "gateway", "env-0")
@@ -238,6 +238,12 @@ async def test_engines_are_cut_anew_on_command_and_drain_stops_leasing(tmp_path)
                 assert status.worker.name == "rollout-0" and status.episodes == 0
                 assert [engine.tp for engine in status.engines] == [2]
                 assert (status.epoch, status.parallelism.dp, status.parallelism.tp) == (1, 1, 2)
+                assert audited(stack.directory, "rollout-0") >= {
+                    ("ReparallelizeRollout", "ok"),
+                    ("ReparallelizeRollout", "StaleEpoch"),
+                    ("ReparallelizeRollout", "IllegalParallelism"),
+                    ("DrainRollout", "ok"),
+                }
             finally:
                 await client.close()
 

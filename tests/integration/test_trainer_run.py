@@ -23,7 +23,7 @@ from earl.v1.trainer_pb2_grpc import TrainerServiceStub
 from services.trainer.export import write
 from services.trainer.manifest import FILE, Manifest
 from tests.support.rollout import PlayedRollout
-from tests.support.stack import Stack
+from tests.support.stack import Stack, audited
 
 WARMUP, STEPS, EPISODES = 2, 4, 6
 
@@ -232,6 +232,7 @@ async def test_sigterm_saves_at_a_boundary_and_exits_with_0(tmp_path: Path) -> N
         answer = await client.call("SaveCheckpoint", trainer_pb2.SaveCheckpointRequest(), deadline_s=30)
         await client.close()
         assert answer.version >= status.version
+        assert ("SaveCheckpoint", "ok") in audited(stack.directory, "trainer")
         assert Manifest.decode((Path(answer.path) / FILE).read_bytes()).progress.version == answer.version
         assert await stack.terminate("trainer") == 0, stack.log("trainer")
         assert list((stack.directory / "checkpoints").glob("step-*"))

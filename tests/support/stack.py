@@ -14,6 +14,7 @@ test with the end of its log.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from typing import Any
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.dispatch.arena_file import arena_directory
+from earl.rpc.audit import AUDIT_FILE
 from earl.stack import plan
 from earl.stack.ports import resolve_bind
 from earl.stack.process import StackProcess
@@ -150,6 +152,12 @@ class Stack:
             **addresses.environment(),
             **self.environment,
         }
+
+
+def audited(directory: Path, service: str) -> set[tuple[str, str]]:
+    """(method, outcome) of every call that this service of a run wrote down."""
+    lines = [json.loads(line) for line in (directory / AUDIT_FILE).read_text().splitlines()]
+    return {(one["what"].rpartition("/")[2], one["outcome"]) for one in lines if one["service"] == service}
 
 
 async def until(events: AsyncIterator[tuple[str, Event]], fact: str, timeout_s: float = 30.0) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from earl.config.run import RunConfig
 from earl.errors import EarlError, TrainerError
+from earl.rpc.audit import Audit
 from earl.rpc.auth import TlsFiles
 from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.peers import advertised
@@ -69,7 +70,7 @@ class Lead:
         self._voided = False
         self._failures = 0
 
-    async def start(self, tls: TlsFiles | None) -> tuple[Server, str]:
+    async def start(self, tls: TlsFiles | None, audit: Audit) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(
             self._link.worker.name,
@@ -78,6 +79,7 @@ class Lead:
             tls=tls,
             drain_s=1.0,
             request_bytes=COMMAND_BYTES,
+            audit=audit,
         )
         serve(server, StageServicer(self._activity, self._link, self._epochs))
         address = await server.start()

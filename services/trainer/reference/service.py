@@ -23,6 +23,7 @@ from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
 from earl.models.spec import load_spec
 from earl.rpc.access import Access
+from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.peers import peer
 from earl.rpc.token_file import Role
@@ -92,7 +93,8 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             access = Access.of(Role.WORKER)
             link = _link(config, name, scheduler, access, side, stack)
             lead = Lead(config, side, link, activity, requests, origin, epochs)
-            server, address = side.run(lead.start(access.tls), PATIENCE_S + SLACK_S)
+            audit = Audit(run_dir / AUDIT_FILE, name)
+            server, address = side.run(lead.start(access.tls, audit), PATIENCE_S + SLACK_S)
             stack.callback(lambda: side.run(server.stop(), CLOSE_S))
             metrics = serve_figures(
                 config.obs.metrics, "reference", side, server, activity, access.tls, stack
