@@ -31,7 +31,7 @@ File = Annotated[
     typer.Option("--file", metavar="F", help=FILE),
 ]
 Which = Annotated[
-    str, typer.Option("--role", metavar="R", help="operator, worker or environment; else all three.")
+    str, typer.Option("--role", metavar="R", help="operator, worker, environment or viewer; else all four.")
 ]
 Expires = Annotated[
     str, typer.Option("--expires", metavar="TIME", help="Until when they are good, like 30d or 12h.")
@@ -93,7 +93,7 @@ def list_(
 
 @app.command(epilog="Example: earl tokens show operator")
 def show(
-    role: Annotated[str, typer.Argument(metavar="ROLE", help="operator, worker or environment.")],
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="operator, worker, environment or viewer.")],
     file: File = None,
 ) -> None:
     """Print the token of a role that is to be sent now, for EARL_TOKEN of whoever has that role."""

@@ -37,8 +37,8 @@ class MetricsEndpoint:
     """Serves what the sources say.
 
     bind: "host:port", port 0 for any free one; "": nothing is served, and the address is "". tokens: one of
-    an operator, or that is good for every role, is demanded; "" demands none. Raises InsecureBind off
-    loopback without TLS and a strong token, ConfigError for a bind that is none.
+    a viewer or operator, or that is good for every role, is demanded; "" demands none. Raises InsecureBind
+    off loopback without TLS and a strong token, ConfigError for a bind that is none.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class MetricsEndpoint:
             bearer = self._tokens.identify(token_of(headers.items()))
         except Unauthenticated:
             return _plain(HTTPStatus.UNAUTHORIZED)
-        if bearer.role not in (None, Role.OPERATOR):
+        if bearer.role not in (None, Role.OPERATOR, Role.VIEWER):
             return _plain(HTTPStatus.FORBIDDEN)
         try:
             await asyncio.to_thread(importlib.import_module, "prometheus_client.exposition")

@@ -41,6 +41,7 @@ class Role(StrEnum):
     WORKER = "worker"
     ENVIRONMENT = "environment"
 
+    VIEWER = "viewer"
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -16,13 +16,15 @@ from earl.rpc.token_file import Role
 from earl.rpc.tokens import TokenFile
 
 VARIABLES = ("EARL_TOKEN", "EARL_TOKEN_FILE", "EARL_TOKENS")
+# What the processes of a launch send; a viewer's token is for who looks from outside.
+SENT = (Role.OPERATOR, Role.WORKER, Role.ENVIRONMENT)
 
 
 def check() -> None:
-    """Raises ConfigError if the launch has a token file that lacks a role, before anything is started."""
+    """Raises ConfigError if the launch has a token file that lacks a role of its own, before it starts."""
     if path := os.environ.get("EARL_TOKENS"):
         file = TokenFile(Path(path))
-        for role in Role:
+        for role in SENT:
             file.send(role)
 
 
@@ -33,6 +35,7 @@ def peers(role: str, addresses: Mapping[str, str]) -> dict[str, str]:
         "": (),
         Role.ENVIRONMENT: ("EARL_GATEWAY",),
         Role.OPERATOR: ("EARL_GATEWAY", "EARL_SCHEDULER"),
+        Role.VIEWER: ("EARL_GATEWAY", "EARL_SCHEDULER"),
     }.get(role, tuple(addresses))
     return {name: address if name in told else "" for name, address in addresses.items()}
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65\x61rl/v1/common.proto\x12\x07\x65\x61rl.v1\x1a google/protobuf/descriptor.proto\"=\n\x0bParallelism\x12\n\n\x02\x64p\x18\x01 \x01(\r\x12\n\n\x02tp\x18\x02 \x01(\r\x12\n\n\x02\x63p\x18\x03 \x01(\r\x12\n\n\x02pp\x18\x04 \x01(\r\"[\n\x06Worker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x1d\n\x05stage\x18\x03 \x01(\x0e\x32\x0e.earl.v1.Stage\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t*V\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x11\n\rROLE_OPERATOR\x10\x01\x12\x0f\n\x0bROLE_WORKER\x10\x02\x12\x14\n\x10ROLE_ENVIRONMENT\x10\x03*Y\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x11\n\rSTAGE_ROLLOUT\x10\x01\x12\x13\n\x0fSTAGE_REFERENCE\x10\x02\x12\x11\n\rSTAGE_TRAINER\x10\x03*\x87\x01\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\r\n\tENDING_OK\x10\x01\x12\x14\n\x10\x45NDING_TRUNCATED\x10\x02\x12\x14\n\x10\x45NDING_ENV_ERROR\x10\x03\x12\x16\n\x12\x45NDING_INFRA_ERROR\x10\x04\x12\x12\n\x0e\x45NDING_TIMEOUT\x10\x05*_\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_EVALUATE\x10\x02\x12\x12\n\x0ePURPOSE_WARMUP\x10\x03*H\n\x05\x41\x63tor\x12\x15\n\x11\x41\x43TOR_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TOR_POLICY\x10\x01\x12\x16\n\x12\x41\x43TOR_RANDOM_LEGAL\x10\x02:>\n\x05roles\x12\x1e.google.protobuf.MethodOptions\x18\xd1\x86\x03 \x03(\x0e\x32\r.earl.v1.Role:1\n\x07\x61udited\x12\x1e.google.protobuf.MethodOptions\x18\xd2\x86\x03 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65\x61rl/v1/common.proto\x12\x07\x65\x61rl.v1\x1a google/protobuf/descriptor.proto\"=\n\x0bParallelism\x12\n\n\x02\x64p\x18\x01 \x01(\r\x12\n\n\x02tp\x18\x02 \x01(\r\x12\n\n\x02\x63p\x18\x03 \x01(\r\x12\n\n\x02pp\x18\x04 \x01(\r\"[\n\x06Worker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x1d\n\x05stage\x18\x03 \x01(\x0e\x32\x0e.earl.v1.Stage\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t*g\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x11\n\rROLE_OPERATOR\x10\x01\x12\x0f\n\x0bROLE_WORKER\x10\x02\x12\x14\n\x10ROLE_ENVIRONMENT\x10\x03\x12\x0f\n\x0bROLE_VIEWER\x10\x04*Y\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x11\n\rSTAGE_ROLLOUT\x10\x01\x12\x13\n\x0fSTAGE_REFERENCE\x10\x02\x12\x11\n\rSTAGE_TRAINER\x10\x03*\x87\x01\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\r\n\tENDING_OK\x10\x01\x12\x14\n\x10\x45NDING_TRUNCATED\x10\x02\x12\x14\n\x10\x45NDING_ENV_ERROR\x10\x03\x12\x16\n\x12\x45NDING_INFRA_ERROR\x10\x04\x12\x12\n\x0e\x45NDING_TIMEOUT\x10\x05*_\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x14\n\x10PURPOSE_EVALUATE\x10\x02\x12\x12\n\x0ePURPOSE_WARMUP\x10\x03*H\n\x05\x41\x63tor\x12\x15\n\x11\x41\x43TOR_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41\x43TOR_POLICY\x10\x01\x12\x16\n\x12\x41\x43TOR_RANDOM_LEGAL\x10\x02:>\n\x05roles\x12\x1e.google.protobuf.MethodOptions\x18\xd1\x86\x03 \x03(\x0e\x32\r.earl.v1.Role:1\n\x07\x61udited\x12\x1e.google.protobuf.MethodOptions\x18\xd2\x86\x03 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,15 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'earl.v1.common_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROLE']._serialized_start=223
-  _globals['_ROLE']._serialized_end=309
-  _globals['_STAGE']._serialized_start=311
-  _globals['_STAGE']._serialized_end=400
-  _globals['_ENDING']._serialized_start=403
-  _globals['_ENDING']._serialized_end=538
-  _globals['_PURPOSE']._serialized_start=540
-  _globals['_PURPOSE']._serialized_end=635
-  _globals['_ACTOR']._serialized_start=637
-  _globals['_ACTOR']._serialized_end=709
+  _globals['_ROLE']._serialized_end=326
+  _globals['_STAGE']._serialized_start=328
+  _globals['_STAGE']._serialized_end=417
+  _globals['_ENDING']._serialized_start=420
+  _globals['_ENDING']._serialized_end=555
+  _globals['_PURPOSE']._serialized_start=557
+  _globals['_PURPOSE']._serialized_end=652
+  _globals['_ACTOR']._serialized_start=654
+  _globals['_ACTOR']._serialized_end=726
   _globals['_PARALLELISM']._serialized_start=67
   _globals['_PARALLELISM']._serialized_end=128
   _globals['_WORKER']._serialized_start=130

@@ -12,6 +12,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_OPERATOR: _ClassVar[Role]
     ROLE_WORKER: _ClassVar[Role]
     ROLE_ENVIRONMENT: _ClassVar[Role]
+    ROLE_VIEWER: _ClassVar[Role]
 
 class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -45,6 +46,7 @@ ROLE_UNSPECIFIED: Role
 ROLE_OPERATOR: Role
 ROLE_WORKER: Role
 ROLE_ENVIRONMENT: Role
+ROLE_VIEWER: Role
 STAGE_UNSPECIFIED: Stage
 STAGE_ROLLOUT: Stage
 STAGE_REFERENCE: Stage

@@ -129,6 +129,19 @@ async def walked(channel, method, entries, expired):
             assert answer.remedy and role in str(answer)
 
 
+def test_a_viewer_only_looks():
+    seen = []
+    for service in services_of_contracts():
+        for path, rule in rules(service.full_name).items():
+            if Role.VIEWER in rule.roles:
+                name = path.rpartition("/")[2]
+                assert name.startswith(("Get", "List")) and not rule.audited, path
+                assert Role.OPERATOR in rule.roles, path
+                seen.append(name)
+    # What `earl status`, `earl top` and the dashboard ask for is among it.
+    assert {"GetStatus", "ListTickets", "ListEnvironments", "ListHosts"} <= set(seen)
+
+
 def services_of_contracts() -> list[ServiceDescriptor]:
     """All services of EARL's contracts."""
     pool = descriptor_pool.Default()

@@ -59,6 +59,7 @@ def test_the_grpc_reference_has_every_method_with_its_roles() -> None:
     # What a comment of a contract says, of a method, a field and an enum's value.
     assert "First message: Hello; first answer: Welcome. Audited. | environment |" in page
     assert "| `schema_hash` | 3 | string | Hash of the action and observation schema" in page
+    assert "| `GetStatus`<br>" in page and "| operator, viewer |" in page
     assert "| `ROLE_ENVIRONMENT` | 3 | Env hosts, which run code of others. |" in page
     headings = {
         line.removeprefix("### ").replace(".", "").lower() for line in page.splitlines() if "### " in line

@@ -157,13 +157,13 @@ async def test_a_token_is_asked_for(serve):
     assert (await ask(address, get("/metrics", "authorization: Bearer right")))[0] == 200
 
 
-async def test_roles_but_the_operator_may_not_look(serve, tmp_path):
+async def test_viewers_and_operators_may_look_and_no_other_role(serve, tmp_path):
     entries = {role: make(role) for role in Role}
     token_file.write(tmp_path / "tokens.toml", entries.values())
     address = await serve(gauge, tokens=TokenFile(tmp_path / "tokens.toml"))
     for role, entry in entries.items():
         status, _ = await ask(address, get("/metrics", f"Authorization: Bearer {entry.token}"))
-        assert status == (200 if role is Role.OPERATOR else 403)
+        assert status == (200 if role in (Role.OPERATOR, Role.VIEWER) else 403)
     token_file.write(tmp_path / "tokens.toml", [make(Role.OPERATOR)])
     revoked = get("/metrics", f"Authorization: Bearer {entries[Role.OPERATOR].token}")
     assert (await ask(address, revoked))[0] == 401
