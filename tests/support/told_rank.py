@@ -1,6 +1,6 @@
 """A rank for tests of what starts ranks: it says that it is there, and leaves when it is told to.
 
-    python -m tests.support.told_rank DIRECTORY
+python -m tests.support.told_rank DIRECTORY
 """
 
 from __future__ import annotations
