@@ -4,9 +4,12 @@
 #   deploy/compose/secrets.sh [DIRECTORY] [HOST ...]         with `earl` installed; or in the image:
 #   docker run --rm --user 0:0 --volume "$PWD/deploy/compose:/out" earl:cpu /out/secrets.sh /out/secrets
 #
-# tokens.toml of every role, the tokens of env hosts and of operators alone, a certificate authority with one certificate for all
-# services (HOST: more names by which this machine is reached), Valkey's password. Containers run as user and
-# group 10001, which must be able to read them and nobody else may: run it as root. What is there is kept.
+# tokens/tokens.toml of every role, for the services; the token of env hosts and of viewers alone, each in a directory
+# of its own; a certificate authority with one certificate for all services (HOST: more names by which this machine is
+# reached); Valkey's password. Containers run as user and group 10001, which must be able to read them and nobody else
+# may: run it as root.
+#
+# What is there is kept, but for the tokens that are taken from tokens.toml: run it again after `earl tokens rotate`.
 set -eu
 directory=${1:-$(dirname "$0")/secrets}
 [ $# -gt 0 ] && shift
@@ -16,13 +19,32 @@ if [ "$(id -u)" != 0 ]; then
     exit 2
 fi
 umask 077
+
+# shared FILE: the containers' group may read it.
+shared() {
+    chgrp "$group" "$1"
+    chmod 0640 "$1"
+}
+
+# taken ROLE: its token is written beside its place and moved there, so that nobody reads half of it.
+taken() {
+    earl tokens show "$1" --file "$directory/tokens/tokens.toml" > "$directory/$1/.new"
+    shared "$directory/$1/.new"
+    mv "$directory/$1/.new" "$directory/$1/$1_token"
+}
+
 mkdir -p "$directory"
-if [ ! -e "$directory/tokens.toml" ]; then
-    earl tokens new --file "$directory/tokens.toml"
-    for role in environment operator; do
-        earl tokens show "$role" --file "$directory/tokens.toml" > "$directory/${role}_token"
-    done
+for name in tokens environment viewer; do
+    mkdir -p "$directory/$name"
+    chgrp "$group" "$directory/$name"
+    chmod 0750 "$directory/$name"
+done
+if [ ! -e "$directory/tokens/tokens.toml" ]; then
+    earl tokens new --file "$directory/tokens/tokens.toml"
 fi
+shared "$directory/tokens/tokens.toml"
+taken environment
+taken viewer
 if [ ! -e "$directory/server.pem" ]; then
     set -- "$@" scheduler gateway rollout trainer rollout-gpu trainer-gpu otel-collector
     for host in "$@"; do
@@ -35,6 +57,6 @@ if [ ! -e "$directory/redis_password" ]; then
     head -c 32 /dev/urandom | base64 | tr -d '=+/\n' > "$directory/redis_password"
     printf 'redis://:%s@valkey:6379/0\n' "$(cat "$directory/redis_password")" > "$directory/redis_url"
 fi
-cd "$directory"
-chgrp "$group" tokens.toml environment_token operator_token server.pem server.key ca.pem redis_password redis_url
-chmod 0640 tokens.toml environment_token operator_token server.pem server.key ca.pem redis_password redis_url
+for name in server.pem server.key ca.pem redis_password redis_url; do
+    shared "$directory/$name"
+done

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Makes the secrets of an overlay: deploy/k8s/secrets.sh deploy/k8s/overlays/cpu-demo [HOST ...]
 #
-# HOST: names by which env hosts outside the cluster reach the gateway. What is there is kept; nothing of it
-# belongs into version control (deploy/.gitignore).
+# HOST: names by which env hosts outside the cluster reach the gateway. What is there is kept, but for the tokens that
+# are taken from tokens.toml: run it again after `earl tokens rotate`. Nothing of it belongs into version control
+# (deploy/.gitignore).
 #
 # With `earl` installed, or in the image: docker run --rm --user "$(id -u)" --volume "$PWD/deploy/k8s:/k8s" earl:cpu \
 #     /k8s/secrets.sh /k8s/overlays/cpu-demo
@@ -13,8 +14,11 @@ umask 077
 mkdir -p "$directory"
 if [ ! -e "$directory/tokens.toml" ]; then
     earl tokens new --file "$directory/tokens.toml"
-    earl tokens show environment --file "$directory/tokens.toml" > "$directory/environment_token"
 fi
+for role in environment viewer; do
+    earl tokens show "$role" --file "$directory/tokens.toml" > "$directory/.new"
+    mv "$directory/.new" "$directory/${role}_token"
+done
 if [ ! -e "$directory/server.pem" ]; then
     set -- "$@" scheduler.earl.svc gateway.earl.svc '*.rollout.earl.svc' '*.trainer.earl.svc'
     for host in "$@"; do

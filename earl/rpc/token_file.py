@@ -6,7 +6,8 @@
 
 The order counts: of a role's tokens the first that is good is what is sent, all that are good are
 accepted. So a new one is known everywhere before it is used. Nobody but the owner and, for secrets
-that are mounted, a group may read the file.
+that are mounted, a group may read the file. It is replaced, never changed in place: who mounts it
+elsewhere mounts its directory, for a mount of the file alone keeps showing what was replaced.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Role(StrEnum):
     OPERATOR = "operator"
     WORKER = "worker"
     ENVIRONMENT = "environment"
-
     VIEWER = "viewer"
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -123,24 +124,48 @@ def _entry(role: Role, value: object, what: str) -> Entry:
 
 
 def write(path: Path, entries: Iterable[Entry]) -> None:
-    """The file, whole or not at all, readable by this user alone. Raises ConfigError."""
+    """The file, whole or not at all, at the end of links; readable by this user alone, or, where it replaces
+    one, by those who could read that. Raises ConfigError."""
     lines = ["# Tokens of EARL's services (docs/security.md). Keep this file to yourself."]
     for entry in sorted(entries, key=lambda one: list(Role).index(one.role)):  # stable: a role's order stays
         lines += ["", f"[[{entry.role}]]", f'token = "{entry.token}"']
         if entry.expires:
             moment = entry.expires.astimezone(datetime.UTC).replace(microsecond=0)
             lines.append(f"expires = {moment:%Y-%m-%dT%H:%M:%SZ}")
-    scratch = path.with_name(f".{path.name}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        end = Path(os.path.realpath(path))
+        end.parent.mkdir(parents=True, exist_ok=True)
+        scratch = end.with_name(f".{end.name}.new")
         scratch.unlink(missing_ok=True)
         descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")
+                file.flush()
+                _open_as(end, file.fileno())
+                os.fsync(file.fileno())
+            scratch.replace(end)
+        finally:
+            scratch.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
             f"token file {path} cannot be written ({error.strerror})", "name another with --file"
         ) from error
+
+
+def _open_as(former: Path, descriptor: int) -> None:
+    """Gives a file the owner, group and mode of the one that it replaces, if there is one; but lets in nobody
+    for whom `read` would refuse it. Raises ConfigError."""
+    if not former.exists():
+        return
+    was, now = former.stat(), os.fstat(descriptor)
+    if (was.st_uid, was.st_gid) != (now.st_uid, now.st_gid):
+        try:
+            os.fchown(descriptor, was.st_uid, was.st_gid)
+        except OSError as error:
+            raise ConfigError(
+                f"token file {former} cannot be replaced by this user: its owner {was.st_uid} and its group "
+                f"{was.st_gid} could not read it any more ({error.strerror})",
+                "do it as its owner, or as root",
+            ) from error
+    os.fchmod(descriptor, stat.S_IMODE(was.st_mode) & ~(stat.S_IRWXO | stat.S_IWGRP))

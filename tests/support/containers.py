@@ -65,12 +65,19 @@ def make_secrets(directory: Path, script: str = "compose/secrets.sh", *hosts: st
     return directory
 
 
+def place(secrets: Path, name: str) -> Path:
+    """Where a file of the secrets lies: compose has directories for some, Kubernetes makes its own."""
+    (found,) = secrets.rglob(name)
+    return found
+
+
 @asynccontextmanager
 async def operator(address: str, secrets: Path) -> AsyncIterator[SchedulerClient]:
     """Asks the scheduler at a published port, with the operator's token."""
+    file = Path("/out") / place(secrets, "tokens.toml").relative_to(secrets)
     shown = podman(
         "run", "--rm", "--network", "none", "--user", "0:0", "--volume", f"{secrets}:/out:ro", IMAGE,
-        "earl", "tokens", "show", "operator", "--file", "/out/tokens.toml",
+        "earl", "tokens", "show", "operator", "--file", str(file),
     )  # fmt: skip
     client = SchedulerClient(address, Access(shown.strip(), TlsFiles(authority=secrets / "ca.pem")))
     try:
@@ -83,7 +90,8 @@ async def operator(address: str, secrets: Path) -> AsyncIterator[SchedulerClient
 async def env_host(gateway: str, secrets: Path, log: Path) -> AsyncIterator[None]:
     """`earl env serve` on this machine, outside of all containers, with the environment's token alone."""
     told = {name: value for name, value in os.environ.items() if not name.startswith("EARL_")}
-    told |= {"EARL_TOKEN_FILE": str(secrets / "environment_token"), "EARL_TLS_CA": str(secrets / "ca.pem")}
+    token = place(secrets, "environment_token")
+    told |= {"EARL_TOKEN_FILE": str(token), "EARL_TLS_CA": str(secrets / "ca.pem")}
     command = ("-m", "earl.cli.main", "env", "serve", HOSTED, "--gateway", gateway)
     with log.open("wb") as said:
         process = await asyncio.create_subprocess_exec(

@@ -16,6 +16,7 @@ from tests.support.kustomize import pod_spec, render
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
+SECRETS = (COMPOSE.parent / "secrets.sh").read_text()
 # Together they hold every object: rdma is gpu and more, and both overlays begin with the base.
 OVERLAYS = ["overlays/cpu-demo", "overlays/rdma"]
 # What a drain needs beside what the run file allows: goodbyes, engines that end.
@@ -60,6 +61,56 @@ def test_containers_of_compose_may_do_nothing_that_they_need_not() -> None:
     assert told["networks"]["services"] == {"internal": True}
 
 
+def paths(service: dict[str, Any]) -> set[str]:
+    """What a container of compose is told to read, by its variables."""
+    return {value for value in service["environment"].values() if value.startswith("/run/")}
+
+
+def test_containers_of_compose_have_the_files_that_they_are_told_of() -> None:
+    told = compose()
+    for name, service in told["services"].items():
+        if "obs" in service["profiles"]:
+            continue
+        directories = [one["target"] for one in service["volumes"] if isinstance(one, dict)]
+        for path in map(Path, paths(service)):
+            mounted = path.parts[:3] == ("/", "run", "secrets") and path.name in service["secrets"]
+            assert mounted or str(path.parent) in directories, (name, path)
+    # Files that are replaced while containers run: a mount of one alone would go on showing what it was.
+    assert not any("token" in name for name in told["secrets"])
+    working = [one for one in told["services"].values() if working_module(one)]
+    assert all(one["environment"]["OTEL_EXPORTER_OTLP_CERTIFICATE"] in paths(one) for one in working)
+
+
+def working_module(service: dict[str, Any]) -> bool:
+    """Whether it is one of EARL's services."""
+    command = service.get("command", [])
+    return any(str(word).startswith("services.") for word in command)
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_prometheus_of_compose_asks_every_service_of_either_profile(profile: str) -> None:
+    (job,) = yaml.safe_load((COMPOSE.parent / "prometheus.yml").read_text())["scrape_configs"]
+    (targets,) = [one["targets"] for one in job["static_configs"]]
+    asked = {target.removesuffix(":9464") for target in targets}
+    told = compose()["services"]
+    names = set()
+    for name, service in told.items():
+        if not working_module(service) or profile not in service["profiles"]:
+            continue
+        networks = service["networks"]
+        aliases = networks["services"]["aliases"] if isinstance(networks, dict) else []
+        known = asked & {name, *aliases}
+        assert len(known) == 1 and not names & known, name
+        names |= known
+    assert names == asked
+    # They show the certificate that secrets.sh makes.
+    (certified,) = [line.split() for line in SECRETS.splitlines() if "otel-collector" in line]
+    assert asked <= set(certified)
+    (viewer,) = [one for one in told["prometheus"]["volumes"] if isinstance(one, dict)]
+    assert job["authorization"]["credentials_file"] == f"{viewer['target']}/viewer_token"
+    assert viewer["source"].endswith("/viewer") and told["prometheus"]["secrets"] == ["tls_ca"]
+
+
 def test_a_stop_waits_for_the_longest_drain() -> None:
     # The arenas' directory is the container's.
     config = load_run(DEPLOY / "k8s/overlays/cpu-demo/run.toml", [("data_plane.arena_dir", "/dev/shm")])
@@ -98,6 +149,31 @@ def test_kubernetes_objects_are_valid_and_restricted(overlay: str) -> None:
             )
             assert container["resources"]["requests"] and "memory" in container["resources"]["limits"], who
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes, who
+
+
+def test_a_rotation_starts_no_pod_again() -> None:
+    """A name with a hash of what a secret holds is another name after a rotation, and so another pod."""
+    for overlay in ("cpu-demo", "gpu"):
+        told = yaml.safe_load((DEPLOY / "k8s/overlays" / overlay / "kustomization.yaml").read_text())
+        for made in told["secretGenerator"]:
+            if any("token" in file for file in made["files"]):
+                assert made["options"] == {"disableNameSuffixHash": True}, (overlay, made["name"])
+
+
+def test_hosts_outside_of_the_cluster_are_let_in_where_an_overlay_says_so() -> None:
+    def sources(of: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        policies = [one["spec"] for one in of if one["kind"] == "NetworkPolicy"]
+        return [peer for one in policies for rule in one.get("ingress", []) for peer in rule["from"]]
+
+    assert not any("ipBlock" in one for overlay in OVERLAYS for one in sources(objects(overlay)))
+    found = objects("outside-hosts")
+    for one in found:
+        kubernetes_validate.validate(one, "1.37", strict=True)
+    service, policy = found
+    (gateway,) = [one for one in objects("base") if one["metadata"]["name"] == "gateway" and pod_spec(one)]
+    labels = gateway["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == labels
+    assert [list(one) for one in sources(found)] == [["ipBlock"]]
 
 
 def test_overlays_patch_what_they_name() -> None:

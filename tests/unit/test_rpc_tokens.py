@@ -2,8 +2,11 @@
 
 import asyncio
 import datetime
+import os
+import tempfile
 import tomllib
 from functools import partial
+from pathlib import Path
 
 import grpc
 import pytest
@@ -71,6 +74,44 @@ def test_a_file_that_is_none_is_refused_without_its_tokens(path, text, words):
     with pytest.raises(errors.ConfigError, match=words) as caught:
         token_file.read(path)
     assert TOKEN not in str(caught.value) and caught.value.remedy
+
+
+def test_a_file_that_is_replaced_stays_as_open_as_it_was(path, tmp_path):
+    worker, latter = make(Role.WORKER), make(Role.WORKER)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    written(shared / "tokens.toml", worker).chmod(0o640)
+    group = next((one for one in os.getgroups() if one != os.getegid()), 10001 if os.geteuid() == 0 else -1)
+    os.chown(shared / "tokens.toml", -1, group)
+    path.symlink_to(shared / "tokens.toml")
+    before = path.stat()
+    written(path, worker, latter)
+    after = path.stat()
+    assert path.is_symlink() and token_file.read(shared / "tokens.toml") == [worker, latter]
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert after.st_ino != before.st_ino and os.listdir(shared) == ["tokens.toml"]
+    path.chmod(0o666)
+    written(path, worker)
+    assert path.stat().st_mode & 0o777 == 0o640  # never what would be refused when it is read
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another group")
+def test_a_group_that_cannot_be_kept_is_refused():
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:  # others may enter it
+        Path(directory).chmod(0o777)
+        path = written(Path(directory) / "tokens.toml", make(Role.WORKER))
+        path.chmod(0o640)
+        os.chown(path, -1, 10001)
+        before, groups = path.read_bytes(), os.getgroups()
+        os.setgroups([])
+        os.seteuid(65534)
+        try:
+            with pytest.raises(errors.ConfigError, match="its group 10001 could not read it"):
+                written(path, make(Role.WORKER))
+        finally:
+            os.seteuid(0)
+            os.setgroups(groups)
+        assert path.read_bytes() == before and os.listdir(directory) == [path.name]
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o620])
@@ -194,6 +235,8 @@ def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch)
     gateway = {"EARL_GATEWAY": addresses["EARL_GATEWAY"]}
     assert credentials.peers("environment", addresses) == dict.fromkeys(addresses, "") | gateway
     assert credentials.peers("", addresses) == dict.fromkeys(addresses, "")
+    written(path, *entries[:3])  # a launch has no viewer of its own
+    credentials.check()
     written(path, *entries[:2])
     with pytest.raises(errors.ConfigError, match="no environment token"):
         credentials.check()
@@ -237,8 +280,6 @@ def test_spans_that_are_none(span):
 def test_roles_that_are_none():
     words = "no role 'boss'; name one of operator, worker, environment, viewer"
     with pytest.raises(errors.ConfigError, match=words):
-    written(path, *entries[:3])  # a launch has no viewer of its own
-    credentials.check()
         told("new", "--role", "boss")
 
 
