@@ -128,9 +128,11 @@ def test_the_fleet_stays_of_one_cut_and_trains_on(launched: Launched, victim: st
         assert state.last is not None
         wanted = {1: "dp2", 2: "tp2"}[tp]
         assert state.running == (before if state.last.rolled_back else wanted), state
-    # What was rolled back can still be had, once nothing is killed any more.
+    # What was rolled back can still be had, once nothing is killed any more and what was is back.
     for tp, wanted in ((1, "dp2"), (2, "tp2")):
-        assert fleet.settled(stage, fleet.ask(stage, tp)).running == wanted
+        ends = time.monotonic() + SETTLE_S
+        while (state := fleet.settled(stage, fleet.ask(stage, tp))).running != wanted:
+            assert state.last is not None and state.last.rolled_back and time.monotonic() < ends, state
 
     assert launched.process is not None
     launched.process.send_signal(signal.SIGINT)
