@@ -27,7 +27,7 @@ def dashboard(
         Path | None,
         typer.Argument(
             metavar="[RUN_DIR]",
-            help="A directory such as runs/demo; else the newest.",
+            help="A directory such as runs/demo-seed0; else the newest.",
             autocompletion=completion.runs,
         ),
     ] = None,

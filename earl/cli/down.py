@@ -107,6 +107,8 @@ class Ended:
             said = [f"{name} did not run{'' if self.left else ', and nothing of it was left'}"]
         if self.left:
             said.append(f"cleaned up: {self.left}")
+        if (report := self.directory / "report.html").is_file():
+            said.append(f"report: {report}")
         return [*said, *([f"resume with: {self.resume}"] if self.resume else [])]
 
 

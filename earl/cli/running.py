@@ -130,7 +130,9 @@ RunDir = Annotated[
 ]
 NamedRun = Annotated[
     Path,
-    typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo.", autocompletion=completion.runs),
+    typer.Argument(
+        metavar="RUN_DIR", help="A directory such as runs/demo-seed0.", autocompletion=completion.runs
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

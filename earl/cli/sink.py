@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command(epilog="Example: earl sink runs/tictactoe --to tensorboard")
 def sink(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo-seed0.")],
     to: Annotated[str, typer.Option(help="tensorboard or wandb.")],
     follow: Annotated[bool, typer.Option(help="Go on until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was given as a JSON object.")] = False,

@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command(epilog="Example: earl trace runs/tictactoe --out trace.json.gz")
 def trace(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo-seed0.")],
     out: Annotated[Path, typer.Option(help="The trace's file; .gz at its end compresses it.")] = Path(
         "trace.json"
     ),

@@ -99,6 +99,13 @@ def test_services_that_no_launcher_started_are_left_alone(tmp_path: Path):
     assert arenas.is_dir()
 
 
+def test_down_says_where_the_report_is_if_there_is_one(tmp_path: Path):
+    ended = down.Ended(tmp_path, was_running=True, outcome="complete", seconds=2.0)
+    assert ended.lines() == [f"{tmp_path} is down after 2.0 s: complete"]
+    (tmp_path / "report.html").touch()
+    assert ended.lines()[1:] == [f"report: {tmp_path / 'report.html'}"]
+
+
 def test_endpoints_that_cannot_be_written_are_written_later(tmp_path: Path, caplog):
     directory = tmp_path / "later"
     endpoints = Endpoints(directory, "growing")

@@ -35,7 +35,7 @@ def compare(
     run_dirs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN_DIR...", help="Two or more such as runs/demo.", autocompletion=completion.runs
+            metavar="RUN_DIR...", help="Two or more such as runs/demo-seed0.", autocompletion=completion.runs
         ),
     ],
     html: Annotated[
