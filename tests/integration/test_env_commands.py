@@ -121,25 +121,6 @@ async def test_a_new_projects_own_tests_pass(tmp_path: Path):
     assert code == 0, out
 
 
-@pytest.mark.slow
-async def test_the_first_ten_minutes_are_as_documented(tmp_path: Path):
-    """All of docs/environments.md's first commands but the training run."""
-    page = (ROOT / "docs" / "environments.md").read_text().partition("## Ten minutes")[2]
-    here, ran = tmp_path, []
-    for line in page.split("```")[1].strip().splitlines():
-        words = line.partition("#")[0].split()
-        if words[0] == "cd":
-            here = here / words[1]
-        elif words[:2] == ["earl", "env"]:
-            process = await started(*words[2:], cwd=here, stdin=asyncio.subprocess.PIPE)
-            code, out, err = await finished(process, "[4]\n/quit\n" if words[2] == "play" else "")
-            assert code == 0, out + err
-            ran.append(words[2])
-        else:
-            assert words[:3] == ["earl", "train", "run.toml"]
-    assert ran == ["new", "play", "test"]
-
-
 async def test_mistakes_are_one_line_and_an_exit_code(tmp_path: Path):
     root = project(tmp_path)
     serve = await started("serve", "word_guess:Word", "--gateway", "127.0.0.1:1", cwd=root)

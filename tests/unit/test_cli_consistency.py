@@ -61,30 +61,6 @@ def test_the_documentation_names_every_command(name: str):
     assert f"`earl {first}" in CLI and all(word in CLI for word in rest)
 
 
-def written() -> Iterator[tuple[str, str]]:
-    """(page, command) of each line of a code block that calls `earl`; a synopsis, with brackets, is none."""
-    for page in sorted(
-        [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
-    ):
-        for block in re.findall(r"^```(?:bash|sh|)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                call = re.match(r"(?:\.venv/bin/)?earl ([^#|>]+)", line.partition("   # ")[0])
-                if call and not re.search(r"\[|\.\.\.", line):
-                    yield page.name, call[1].strip()
-
-
-@pytest.mark.parametrize(("page", "call"), sorted(written()))
-def test_a_command_of_the_documentation_parses(page: str, call: str):
-    words = shlex.split(call)
-    if words[0].startswith("-") or words[0] == "bench":
-        return
-    name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
-    assert name in COMMANDS, f"{page} has `earl {call}`"
-    with COMMANDS[name].make_context(name, words[1 + name.count(" ") :]) as context:
-        strange = [word for word in context.args if word.startswith("--") and "." not in word]
-        assert not strange, f"{page} has `earl {call}`"
-
-
 def test_every_command_of_the_panels_is_in_one_of_them():
     named = [name for names in Commands.panels.values() for name in names]
     assert len(named) == len(set(named))

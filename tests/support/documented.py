@@ -1,0 +1,149 @@
+"""The commands of the documentation, and which of them no test executes as they are written.
+
+A block of a page without a language holds commands and nothing else; a drawing, a listing or a file has
+one (```text, ```toml). Every command is executed by tests/integration/test_documented_commands.py, in the
+order of its page, or stands in NOT_EXECUTED with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# What a line of such a block may begin with; another program is added here, or the block gets a language.
+PROGRAMS = {
+    ".", "cd", "curl", "deploy/k8s/secrets.sh", "docker", "earl", "export", "kubectl", "ln", "make", "node",
+    "npm", "pip", "prometheus", "python", "tensorboard",
+}  # fmt: skip
+
+SUITE = "is the suite, or a check, itself: .ci/run calls it in a fresh clone"
+MINUTES = "trains for many minutes: {} does"
+CONTAINERS = "takes images, a Docker daemon or a cluster: tests/containers does it with podman"
+OWN_ENVIRONMENT = "takes an environment of gigabytes: .ci/run calls `make setup-vllm` and `make test-vllm`"
+NODE = "takes npm's registry: tests/integration/test_env_typescript.py"
+GROWING = MINUTES.format("`earl bench growing-context`")
+TOOLS = MINUTES.format("tests/integration/test_examples_tools.py trains a few steps, `earl bench learning`")
+
+# Why a command is not executed as it stands, by page and command.
+NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
+    "README.md": {
+        "make demo": MINUTES.format("`earl bench demo`"),
+        "make test": SUITE,
+        "earl train examples/smollm2_arithmetic.toml": MINUTES.format("`earl bench learning`"),
+        "earl train examples/smollm2_tool.toml": MINUTES.format("`earl bench learning`"),
+        "earl train examples/smollm2_python.toml": TOOLS,
+        "earl train examples/smollm2_search.toml": TOOLS,
+    },
+    "CONTRIBUTING.md": dict.fromkeys(("make check", "make test", "make docs", "make proto"), SUITE),
+    "docs/quickstart.md": {"make demo": MINUTES.format("`earl bench demo`")},
+    "docs/engines.md": {
+        "make setup-vllm": OWN_ENVIRONMENT,
+        "earl train RUN.toml --rollout.engine vllm --stack.start_s 180": OWN_ENVIRONMENT,
+        "make test-vllm": OWN_ENVIRONMENT,
+    },
+    "docs/observability.md": {
+        "prometheus --config.file deploy/prometheus/prometheus.yml": (
+            "is not EARL's: tests/integration/test_deploy_prometheus.py asks its promtool"
+        ),
+    },
+    "docs/reparallelize.md": {
+        "earl profile examples/growing_context.toml": GROWING,
+        "earl train examples/growing_context.toml": GROWING,
+        "earl train examples/growing_context.toml --name growing-static --scheduler.selector static": GROWING,
+    },
+    "docs/deploy.md": {
+        "python -m services.scheduler | services.env_gateway | services.rollout | services.trainer |"
+        " services.trainer.reference --run FILE [--name NAME]": "tests/drills/test_own_start.py starts them",
+        **dict.fromkeys(
+            (
+                "docker build -f deploy/docker/Dockerfile -t earl:cpu .",
+                'docker run --rm --user 0:0 -v "$PWD/deploy/compose:/out" earl:cpu'
+                " /out/secrets.sh /out/secrets",
+                "docker compose -f deploy/compose/compose.yaml --profile cpu up --wait",
+                "EARL_TOKEN_FILE=deploy/compose/secrets/environment/environment_token"
+                " EARL_TLS_CA=deploy/compose/secrets/ca.pem"
+                " earl env serve earl.env.adapters.open_spiel:environments --gateway 127.0.0.1:7001",
+                "docker compose -f deploy/compose/compose.yaml --profile cpu --profile env up --wait",
+                'docker run --rm --user 0:0 -v "$PWD/deploy/compose:/out" earl:cpu'
+                " earl tokens rotate --file /out/secrets/tokens/tokens.toml",
+                "docker build -f deploy/docker/Dockerfile -t registry.example.com/earl:cpu ."
+                " && docker push registry.example.com/earl:cpu",
+                "deploy/k8s/secrets.sh deploy/k8s/overlays/cpu-demo",
+                "kubectl apply -k deploy/k8s/overlays/cpu-demo",
+                "kubectl -n earl rollout status statefulset/trainer",
+                "kubectl -n earl scale statefulset/rollout --replicas 4",
+                "kubectl -n earl scale statefulset/rollout statefulset/trainer --replicas 0",
+                "kubectl delete -k deploy/k8s/overlays/cpu-demo",
+            ),
+            CONTAINERS,
+        ),
+    },
+    "examples/env_typescript/README.md": dict.fromkeys(
+        (
+            "npm ci",
+            "EARL_GATEWAY=127.0.0.1:7000 node main.ts",
+            "EARL_GATEWAY=127.0.0.1:7000 node play.ts example/battleship --episodes 8",
+            "npm run check",
+            "earl env test --listen 127.0.0.1:7001 &",
+            "EARL_GATEWAY=127.0.0.1:7001 node main.ts",
+        ),
+        NODE,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One of a page: its line in the file, and what a shell would be given, wrapped lines joined."""
+
+    page: str
+    line: int
+    text: str
+
+    @property
+    def program(self) -> str:
+        """The first word that sets no variable."""
+        return next((word for word in self.text.split() if not re.match(r"[A-Z_]+=", word)), "")
+
+
+def pages() -> list[Path]:
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    return sorted([*found, ROOT / "deploy" / "README.md", ROOT / "examples" / "env_typescript" / "README.md"])
+
+
+def commands(page: str = "") -> list[Command]:
+    """All of the documentation, or those of one page, in their order."""
+    found = [command for path in pages() for command in commands_of(path)]
+    return [command for command in found if page in ("", command.page)]
+
+
+def commands_of(path: Path) -> Iterator[Command]:
+    """Of the page's blocks without a language. A line that is indented, or after a backslash, goes on."""
+    page = path.relative_to(ROOT).as_posix()
+    inside, bare, begun, joined = False, False, 0, ""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            if joined:
+                yield Command(page, begun, joined)
+            inside, bare, joined = not inside, line == "```", ""
+        elif inside and bare:
+            text = re.sub(r"(^|\s+)#\s.*", "", line).rstrip()
+            goes_on = text.startswith(" ") or joined.endswith("\\")
+            if text and not goes_on:
+                if joined:
+                    yield Command(page, begun, joined)
+                begun, joined = number, text
+            elif text:
+                joined = f"{joined.removesuffix(chr(92)).rstrip()} {text.strip()}"
+
+
+def inline(path: Path) -> Iterator[Command]:
+    """What stands in the page's sentences and tables as `earl ...`, also after variables or a container."""
+    page = path.relative_to(ROOT).as_posix()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for quoted in re.findall(r"`([^`]+)`", line):
+            if call := re.search(r"(?:^|/bin/|exec \w+ |^[A-Z_]+=\S+ )(earl [a-z].*)", quoted):
+                yield Command(page, number, call[1])
