@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import parse_qs, urlsplit
 
 from earl.errors import ConfigError
-from earl.rpc.auth import is_loopback
+from earl.loopback import is_loopback
 
 
 def exposed(url: str) -> str:

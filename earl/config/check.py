@@ -14,6 +14,7 @@ from earl.config.model import ModelConfig
 from earl.config.reference import check_reference
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, TransportUnavailable
+from earl.loopback import is_loopback
 from earl.models.source import gguf_file, packaged
 from earl.models.tp import divisors
 
@@ -229,8 +230,7 @@ def check_data_plane(config: RunConfig) -> None:
             f'data_plane.require = "rdma" contradicts transport = "{plane.transport}"',
             'set transport = "auto" or "nixl"',
         )
-    loopback = plane.bind.startswith("127.") or plane.bind in ("localhost", "::1")
-    if not loopback and not plane.trusted_network:
+    if not plane.loopback and not plane.trusted_network:
         raise ConfigError(
             f"data_plane.bind = {plane.bind!r} is off loopback, and the data plane's wires carry no TLS",
             "set data_plane.trusted_network = true if the network is yours alone, or bind 127.0.0.1",
@@ -240,9 +240,7 @@ def check_data_plane(config: RunConfig) -> None:
 def check_traces(config: RunConfig) -> None:
     """Traces leave this machine over TLS alone."""
     url = urlsplit(config.obs.traces)
-    host = url.hostname or ""
-    loopback = host.startswith("127.") or host in ("localhost", "::1")
-    if url.scheme == "http" and not loopback:
+    if url.scheme == "http" and not is_loopback(url.hostname or ""):
         raise ConfigError(
             f"obs.traces = {config.obs.traces!r} would send traces off this machine without TLS",
             "give an https:// address, or a collector on this machine that passes them on",

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from earl.config.base import Section
+from earl.loopback import is_loopback
 
 
 class DataPlaneConfig(Section):
@@ -31,7 +32,7 @@ class DataPlaneConfig(Section):
     @property
     def loopback(self) -> bool:
         """True while no other machine can reach what `bind` names."""
-        return self.bind == "localhost" or self.bind == "::1" or self.bind.startswith("127.")
+        return is_loopback(self.bind)
 
     @property
     def wire(self) -> Literal["ucx", "nixl"]:

@@ -21,6 +21,7 @@ from earl.dashboard.live import Live
 from earl.dashboard.trajectories import Trajectories
 from earl.dashboard.watch import Watch
 from earl.errors import PortInUse
+from earl.loopback import is_loopback
 from earl.rpc import auth
 from earl.rpc.access import Access
 from earl.rpc.peers import advertised, told
@@ -153,13 +154,13 @@ def shown_address(bind: str, listener: socket.socket) -> str:
     host, _ = auth.split_address(bind)
     port = listener.getsockname()[1]
     bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return bound if auth.is_loopback(host) else advertised(bound, own_port=True)
+    return bound if is_loopback(host) else advertised(bound, own_port=True)
 
 
 def hosts_of(bind: str) -> frozenset[str]:
     """Names under which a browser may call a server that is bound there."""
     host, _ = auth.split_address(bind)
-    if auth.is_loopback(host):
+    if is_loopback(host):
         return LOOPBACK
     named = {host, socket.gethostname(), auth.split_address(advertised(bind, own_port=True))[0]}
     return LOOPBACK | {name.lower() for name in named}

@@ -21,6 +21,7 @@ from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.nixl_agent import Agent, wire_here
 from earl.dispatch.transport.nixl_link import Offer
 from earl.errors import PortInUse
+from earl.loopback import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,7 @@ class NixlServer:
         if wire_used == "rdma":
             self._memory = _writable(self._arena.path)
         name = f"arena-{self._arena.nonce:016x}-{secrets.token_hex(8)}"
-        loopback = handshake.is_loopback(f"{host}:{port}")
-        self._agent = Agent(name, wire_used, loopback=loopback, progress=True)
+        self._agent = Agent(name, wire_used, loopback=is_loopback(host), progress=True)
         self._agent.register(self._memory)
         offer = Offer(
             wire_used,

@@ -24,11 +24,12 @@ from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.copying import gather
-from earl.dispatch.transport.handshake import hear, is_loopback, welcome
+from earl.dispatch.transport.handshake import hear, welcome
 from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of, spread
 from earl.dispatch.transport.ucp import through_buffer
 from earl.dispatch.transport.ucx_node import Endpoint, Node
 from earl.errors import PeerLost, PortInUse, RegionGone
+from earl.loopback import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class ArenaServer:
 
     async def start(self, host: str, port: int) -> str:
         """Listen; returns host:port. Raises PortInUse, TransportUnavailable."""
-        self._node = Node("lo" if is_loopback(f"{host}:{port}") else "all")
+        self._node = Node("lo" if is_loopback(host) else "all")
         try:
             self._server = await asyncio.start_server(self._accept, host, port)
         except OSError as error:

@@ -5,7 +5,6 @@ No bind off loopback without TLS and a token that cannot be guessed. Whose token
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import grpc
 
 from earl.errors import ConfigError, InsecureBind
+from earl.loopback import is_loopback
 from earl.rpc.tokens import Tokens
 
 AUTHORIZATION = "authorization"
@@ -60,16 +60,6 @@ def split_address(address: str) -> tuple[str, int]:
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"address {address!r} is not host:port", 'give, for example, "127.0.0.1:0"')
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nothing outside this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_bind(address: str, tokens: Tokens, tls: TlsFiles | None) -> None:

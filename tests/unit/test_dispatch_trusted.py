@@ -38,8 +38,10 @@ async def test_a_reader_dials_nobody_off_loopback(transport, kind):
         await reader.close()
 
 
-def test_a_run_file_that_binds_elsewhere_says_so(tmp_path):
+# The last two are names, which anybody may own.
+@pytest.mark.parametrize("bind", ["10.0.0.1", "127.example.org", "127.0.0.1.example.org"])
+def test_a_run_file_that_binds_elsewhere_says_so(tmp_path, bind):
     file = tmp_path / "run.toml"
-    file.write_text('name = "x"\n[environment]\nname = "e"\n[data_plane]\nbind = "10.0.0.1"\n')
+    file.write_text(f'name = "x"\n[environment]\nname = "e"\n[data_plane]\nbind = "{bind}"\n')
     with pytest.raises(ConfigError, match="trusted_network = true"):
         load_run(file, [])

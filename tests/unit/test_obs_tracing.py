@@ -98,7 +98,8 @@ def test_traces_leave_the_machine_over_tls_alone():
     run = Path(__file__).resolve().parents[2] / path
     assert load_run(run, [("obs.traces", "https://traces.example:4317")]).obs.traced_fraction == 0.01
     assert load_run(run, [("obs.trace_fraction", "1.0")]).obs.traced_fraction == 0.0
-    with pytest.raises(ConfigError, match="without TLS"):
-        load_run(run, [("obs.traces", "http://traces.example:4317")])
+    for host in ("traces.example", "127.traces.example"):
+        with pytest.raises(ConfigError, match="without TLS"):
+            load_run(run, [("obs.traces", f"http://{host}:4317")])
     with pytest.raises(ConfigError, match=r"obs\.traces"):
         load_run(run, [("obs.traces", "traces.example")])

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import secrets
 from typing import Any
 
 from earl.dispatch.transport import wire
 from earl.errors import PeerLost, TransportUnavailable
+from earl.loopback import is_loopback
 
 
 async def greet(
@@ -88,10 +88,10 @@ async def read_message(reader: asyncio.StreamReader, kind: type) -> Any:
     return wire.decode(await reader.readexactly(length), kind)
 
 
-def is_loopback(address: str) -> bool:
-    """True for host:port on this machine's loopback."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def check_dialled(owner: str, address: str, *, trusted: bool) -> None:
+    """Raises TransportUnavailable for host:port off loopback, unless the network is trusted."""
+    if not trusted and not is_loopback(address.rpartition(":")[0].strip("[]")):
+        raise TransportUnavailable(
+            f"{owner} at {address} is off loopback and the wire carries no TLS",
+            "set data_plane.trusted_network = true",
+        )

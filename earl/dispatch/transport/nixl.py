@@ -32,12 +32,12 @@ from earl.dispatch.descriptor import ArenaRef
 from earl.dispatch.pieces import Pieces
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.copying import copy
-from earl.dispatch.transport.handshake import is_loopback
+from earl.dispatch.transport.handshake import check_dialled
 from earl.dispatch.transport.nixl_agent import Wire, wire_here
 from earl.dispatch.transport.nixl_link import CONCURRENCY, NixlLink
 from earl.dispatch.transport.nixl_node import NixlNode
 from earl.dispatch.transport.nixl_spans import Fetch, fetches, near
-from earl.errors import ChecksumMismatch, PeerLost, RegionGone, TransportUnavailable
+from earl.errors import ChecksumMismatch, PeerLost, RegionGone
 
 # Two sizes of buffers: for payloads, and for what is small, slots above all. How many of each are kept idle.
 BUFFER_BYTES, _KEPT = 8 << 20, 8
@@ -173,11 +173,7 @@ class Nixl(Transport):
         if task is None:
             if self._closed:
                 raise PeerLost(f"{arena.owner}: the reader is closed", "make another")
-            if not is_loopback(address) and not self._trusted:
-                raise TransportUnavailable(
-                    f"{arena.owner} at {address} is off loopback and the wire carries no TLS",
-                    "set data_plane.trusted_network = true",
-                )
+            check_dialled(arena.owner, address, trusted=self._trusted)
             task = asyncio.create_task(self._connect(address, f"{arena.owner} at {address}"))
             task.add_done_callback(failure_of)
             self._links[address] = task

@@ -26,11 +26,11 @@ from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch,
 from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.connection import Connection
 from earl.dispatch.transport.copying import Views, scatter
-from earl.dispatch.transport.handshake import is_loopback
+from earl.dispatch.transport.handshake import check_dialled
 from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of
 from earl.dispatch.transport.ucp import through_buffer
 from earl.dispatch.transport.ucx_node import Node
-from earl.errors import ChecksumMismatch, PeerLost, TransportUnavailable
+from earl.errors import ChecksumMismatch, PeerLost
 
 # Below this, what goes to one place in one buffer travels with others in one request.
 _DIRECT_BYTES = 64 << 10
@@ -196,11 +196,7 @@ class UcxTcp(Transport):
         if task is None:
             if self._closed:
                 raise PeerLost(f"{arena.owner}: the reader is closed", "make another")
-            if not is_loopback(address) and not self._trusted:
-                raise TransportUnavailable(
-                    f"{arena.owner} at {address} is off loopback and the wire carries no TLS",
-                    "set data_plane.trusted_network = true",
-                )
+            check_dialled(arena.owner, address, trusted=self._trusted)
             task = asyncio.create_task(self._connect(address, f"{arena.owner} at {address}"))
             task.add_done_callback(failure_of)
             self._connections[address] = task
