@@ -24,11 +24,12 @@ from earl.env.base import Ending, Limits, Observation
 from earl.env.session import ending_of
 from earl.errors import ContextTooLong, EarlError, EngineError, EnvironmentFailure
 from earl.obs import tracing
+from earl.transcript import Turn
 from services.rollout.columns import TokenColumns
 from services.rollout.engines.base import GenerateRequest, Generation
 from services.rollout.telemetry import BusySpans
 from services.rollout.texts import Codec, Remembering
-from services.rollout.transcript import Turn, conversation
+from services.rollout.transcript import conversation
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,44 +1,15 @@
-"""A finished episode as a conversation, for a person to read.
-
-Promise: at most TURNS turns and TEXT_BYTES of UTF-8 each; of what is longer, head and tail are kept and
-the cut is marked. Of the sampled tokens the first TOKENS are kept one by one.
-"""
+"""A finished episode as a conversation, within the bounds of earl.transcript."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
 from services.rollout.columns import TokenColumns
 
-TURNS = 32
-TEXT_BYTES = 4096
-TOKENS = 1024
-TOKEN_BYTES = 64
 # Tokens that are decoded with one before it, so that its part of the text is what it adds.
 CONTEXT_TOKENS = 6
-_CUT = " […] "
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """One token that the engine sampled. text: what it adds to the tokens before it."""
-
-    id: int
-    text: str
-    logprob: float
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one side said. role: "system", "user", "tool" or "assistant". tokens: how many it took; those
-    of the system message count with the first observation. sampled: the first of them, of an assistant."""
-
-    role: str
-    text: str
-    tokens: int
-    sampled: Sequence[Sampled] = ()
 
 
 def conversation(
@@ -73,7 +44,7 @@ def conversation(
 
 def sampled(
     columns: TokenColumns, start: int, count: int, decode: Callable[[list[int]], str]
-) -> list[Sampled]:
+) -> tuple[Sampled, ...]:
     """The `count` tokens of the columns from `start` on, which the agent said."""
     found = []
     for at in range(start, start + count):
@@ -84,13 +55,4 @@ def sampled(
         text = whole[len(before.rstrip("\ufffd")) :]
         token = columns.tokens[at]
         found.append(Sampled(token, shortened(text, TOKEN_BYTES), columns.logprobs[at], columns.versions[at]))
-    return found
-
-
-def shortened(text: str, most_bytes: int = TEXT_BYTES) -> str:
-    """The text, or its head and tail around a mark, in at most most_bytes of UTF-8."""
-    encoded = text.encode("utf-8", "replace")
-    if len(encoded) <= most_bytes:
-        return encoded.decode("utf-8")
-    half = (most_bytes - len(_CUT.encode())) // 2
-    return encoded[:half].decode("utf-8", "ignore") + _CUT + encoded[-half:].decode("utf-8", "ignore")
+    return tuple(found)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from earl.config.run import RunConfig
+from earl.transcript import Turn
 from services.scheduler import plans, program
 from services.scheduler.dock import Dock
 from services.scheduler.endings import Endings
@@ -18,7 +19,6 @@ from services.scheduler.monitor import Monitor, Step
 from services.scheduler.records import Batch, Result, Ticket
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
-from services.scheduler.transcripts import Turn
 
 
 class Chronicle:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
 from earl.v1 import events_pb2, scheduler_pb2
 from services.scheduler.evaluation import Judgement, judge, judged
 from services.scheduler.records import Evaluation
-from services.scheduler.transcripts import TOKEN_CHARACTERS, TOKENS, TURNS, Sampled, Turn, cut
 
 ROLE_CHARACTERS = 32
 
@@ -64,7 +64,7 @@ def decode_transcript(result: scheduler_pb2.AttemptResult) -> tuple[Turn, ...]:
     if not result.transcript:
         return ()
     return tuple(
-        Turn(turn.role[:ROLE_CHARACTERS], cut(turn.text), turn.tokens, decode_sampled(turn))
+        Turn(turn.role[:ROLE_CHARACTERS], shortened(turn.text), turn.tokens, decode_sampled(turn))
         for turn in result.transcript[:TURNS]
     )
 
@@ -72,7 +72,7 @@ def decode_transcript(result: scheduler_pb2.AttemptResult) -> tuple[Turn, ...]:
 def decode_sampled(turn: scheduler_pb2.TranscriptTurn) -> tuple[Sampled, ...]:
     """The first TOKENS that are numbers throughout."""
     return tuple(
-        Sampled(one.id, one.text[:TOKEN_CHARACTERS], one.logprob, one.version)
+        Sampled(one.id, shortened(one.text, TOKEN_BYTES), one.logprob, one.version)
         for one in turn.sampled[:TOKENS]
         if math.isfinite(one.logprob)
     )

@@ -20,6 +20,7 @@ from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing
 from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN, Access
+from earl.transcript import Turn
 from services.scheduler import evaluation, plans, program, roles
 from services.scheduler.bell import Bell
 from services.scheduler.chronicle import Chronicle
@@ -34,7 +35,6 @@ from services.scheduler.records import Attempt, Batch, Member, Result, State, Ti
 from services.scheduler.steering import Steering
 from services.scheduler.store import LedgerStore
 from services.scheduler.traces import TicketTraces, tickets_of
-from services.scheduler.transcripts import Turn
 
 TICK_S = 0.1
 # Longest wait within one call.

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from earl.obs.metrics import Dispensable, LineFile, read_lines
+from earl.transcript import Turn
 from services.scheduler.records import Purpose, Result, Ticket
-from services.scheduler.transcripts import Turn
 
 LIMIT_BYTES = 4 << 20
 # Conversations that wait for their batch; the oldest are forgotten first.

@@ -1,4 +1,4 @@
-"""Which episodes are asked for their conversation, and what one looks like. Pure.
+"""Which episodes are asked for their conversation. Pure.
 
 Asked are `scheduler.transcripts` trajectories of each training batch and episodes of each evaluation:
 the first, the last, and the rest evenly between. The choice follows from the place of an episode
@@ -7,36 +7,7 @@ alone, so every evaluation shows the same instances. Conversations never go to R
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from services.scheduler.records import Purpose
-
-TURNS = 32
-TEXT_BYTES = 4096
-# Sampled tokens of one turn, and characters of each.
-TOKENS = 1024
-TOKEN_CHARACTERS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """One token that an engine sampled: its id, its part of the text, and the version that sampled it."""
-
-    id: int
-    text: str
-    logprob: float
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one side said. role: "system", "user", "tool" or "assistant". sampled: the first of its tokens,
-    if an engine sampled them."""
-
-    role: str
-    text: str
-    tokens: int
-    sampled: tuple[Sampled, ...] = ()
 
 
 def chosen(position: int, total: int, wanted: int) -> bool:
@@ -67,14 +38,3 @@ def asked(
     if purpose is Purpose.TRAIN:
         return chosen((index % batch_groups) * group_size + member, batch_groups * group_size, wanted)
     return False
-
-
-def cut(text: str) -> str:
-    """The text within TEXT_BYTES of UTF-8: head and tail, and how much is missing between them."""
-    data = text.encode("utf-8", errors="replace")
-    if len(data) <= TEXT_BYTES:
-        return data.decode()
-    half = TEXT_BYTES // 2 - 32
-    head = data[:half].decode(errors="ignore")
-    tail = data[-half:].decode(errors="ignore")
-    return f"{head} […{len(data) - 2 * half} bytes…] {tail}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from earl.config.load import load_run
+from earl.transcript import Sampled, Turn
 from services.scheduler.dock import Progress
 from services.scheduler.endings import Endings
 from services.scheduler.fleet import Moved
@@ -15,7 +16,6 @@ from services.scheduler.monitor import Monitor
 from services.scheduler.records import Ending, Evaluation, Member, Purpose, Result, Ticket
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
-from services.scheduler.transcripts import Sampled, Turn
 from tests.support.selection import selecting
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"

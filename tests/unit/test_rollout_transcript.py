@@ -1,14 +1,13 @@
 """Conversations for the report: bounded, and made of what was sampled."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from earl.env.base import Ending
+from earl.transcript import TOKENS, TURNS
 from earl.v1 import scheduler_pb2
 from services.rollout.agent import Outcome
 from services.rollout.codec import decode_ticket, encode_result
 from services.rollout.columns import TokenColumns
-from services.rollout.transcript import TEXT_BYTES, TOKENS, TURNS, conversation, shortened
+from services.rollout.transcript import conversation
+from services.scheduler.codec_evaluation import decode_transcript
 
 
 def decode(ids):
@@ -73,7 +72,9 @@ def test_a_result_carries_its_transcript():
     asked = scheduler_pb2.Ticket(ticket_id=1, attempt=1, environment="e", transcript=True)
     ticket = decode_ticket(asked)
     assert ticket.transcript and not decode_ticket(scheduler_pb2.Ticket()).transcript
-    sent = encode_result(ticket, outcome, "").transcript
+    result = encode_result(ticket, outcome, "")
+    assert decode_transcript(result) == tuple(outcome.transcript)
+    sent = result.transcript
     assert [(turn.role, turn.text, turn.tokens) for turn in sent] == [
         ("user", "ab", 2),
         ("assistant", "x", 1),
@@ -86,19 +87,3 @@ def test_long_episodes_keep_both_ends():
     shown = conversation("s", observed, columns, decode)
     assert len(shown) == TURNS
     assert (shown[0].text, shown[1].text, shown[-2].text) == ("s", "0", "39")
-
-
-@given(st.text(max_size=60), st.integers(12, 60))
-def test_texts_are_bounded_and_keep_head_and_tail(text, most):
-    short = shortened(text, most)
-    assert len(short.encode()) <= most
-    if len(text.encode()) <= most:
-        assert short == text
-    else:
-        head, _, tail = short.partition(" […] ")
-        assert text.startswith(head) and text.endswith(tail)
-
-
-def test_what_is_no_text_becomes_one():
-    assert shortened("a\ud800b") == "a?b"
-    assert len(shortened("é" * TEXT_BYTES).encode()) <= TEXT_BYTES

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from earl.obs.metrics import LineFile, read_lines
+from earl.transcript import Turn
 from services.scheduler.endings import PERIOD_S, Endings
 from services.scheduler.fleet import Fleet, Moved, Report
 from services.scheduler.records import Ending, Evaluation, Purpose, Result, Ticket
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
-from services.scheduler.transcripts import Turn
 
 
 def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> None:

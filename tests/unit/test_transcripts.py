@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.obs.metrics import read_lines
+from earl.transcript import TEXT_BYTES, TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
 from earl.v1 import scheduler_pb2
 from services.scheduler.codec_evaluation import decode_transcript
 from services.scheduler.records import Purpose, Result, Ticket, decode, encode
 from services.scheduler.samples import Samples, thinned
-from services.scheduler.transcripts import TEXT_BYTES, TOKENS, TURNS, Sampled, Turn, asked, chosen, cut
+from services.scheduler.transcripts import asked, chosen
 
 
 @given(st.integers(1, 200), st.integers(0, 20))
@@ -41,14 +42,20 @@ def test_every_batch_and_every_evaluation_is_asked_in_the_same_places() -> None:
     assert places(Purpose.WARMUP, range(10)) == []
 
 
-@given(st.text(max_size=3 * TEXT_BYTES))
-def test_a_text_keeps_head_and_tail_within_its_bound(text: str) -> None:
-    short = cut(text)
-    assert len(short.encode()) <= TEXT_BYTES
-    if len(text.encode()) <= TEXT_BYTES:
+@given(st.text(max_size=60), st.integers(12, 60))
+def test_texts_are_bounded_and_keep_head_and_tail(text: str, most: int) -> None:
+    short = shortened(text, most)
+    assert len(short.encode()) <= most
+    if len(text.encode()) <= most:
         assert short == text
     else:
-        assert short[:100] == text[:100] and short[-100:] == text[-100:] and "bytes" in short
+        head, _, tail = short.partition(" […] ")
+        assert text.startswith(head) and text.endswith(tail)
+
+
+def test_what_is_no_text_becomes_one() -> None:
+    assert shortened("a\ud800b") == "a?b"
+    assert len(shortened("é" * TEXT_BYTES).encode()) <= TEXT_BYTES
 
 
 def test_what_a_worker_sends_is_bounded() -> None:
@@ -56,7 +63,9 @@ def test_what_a_worker_sends_is_bounded() -> None:
     token = scheduler_pb2.SampledToken(id=5, text="y" * 99, logprob=-0.25, version=3)
     turn.sampled.extend([scheduler_pb2.SampledToken(logprob=float("nan")), *[token] * 1999])
     turns = decode_transcript(scheduler_pb2.AttemptResult(transcript=[turn] * 99))
-    assert len(turns[0].sampled) == TOKENS - 1 and turns[0].sampled[0] == Sampled(5, "y" * 64, -0.25, 3)
+    first = turns[0].sampled[0]
+    assert len(turns[0].sampled) == TOKENS - 1 and (first.id, first.version) == (5, 3)
+    assert len(first.text.encode()) <= TOKEN_BYTES
     assert len(turns) == TURNS and len(turns[0].role) == 32 and len(turns[0].text.encode()) <= TEXT_BYTES
     assert decode_transcript(scheduler_pb2.AttemptResult()) == ()
 
