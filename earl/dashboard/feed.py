@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any
+
+from earl.obs.metrics import plain
 
 # A line is said that often, so that both ends notice when the other is gone.
 PULSE_S = 15.0
 # Followers at once.
 FOLLOWERS = 64
 RETRY_MS = 2000
+DIGITS = 6
 
 
 class Feed:
@@ -90,18 +92,7 @@ class Feed:
 
 
 def encoded(value: Any) -> bytes:
-    """Strict JSON on one line."""
-    return json.dumps(plain(value), allow_nan=False, separators=(",", ":"), ensure_ascii=True).encode()
-
-
-def plain(value: Any) -> Any:
-    """JSON-like, with six significant digits: what a page shows."""
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
+    """Strict JSON on one line, numbers as exact as a page can show them."""
+    return json.dumps(
+        plain(value, DIGITS), allow_nan=False, separators=(",", ":"), ensure_ascii=True
+    ).encode()

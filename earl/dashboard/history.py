@@ -19,8 +19,8 @@ from earl.cli.switches import Record as Switched
 from earl.cli.switches import record_of
 from earl.config.run import RunConfig
 from earl.dashboard.chosen import Chosen
-from earl.dashboard.tail import Tail
 from earl.errors import IllegalParallelism
+from earl.obs.tail import Tail
 from earl.parallelism import Parallelism
 
 # Points of a curve that are sent; steps that are kept.

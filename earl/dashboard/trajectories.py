@@ -12,7 +12,7 @@ from typing import Any
 
 from earl.cli.report.conversations import VISIBLE
 from earl.cli.report.data import Record, heard
-from earl.dashboard.tail import Tail
+from earl.obs.tail import Tail
 
 # Rows of one answer.
 ROWS = 200

@@ -72,30 +72,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open(encoding="utf-8") as file:
         for line in file:
-            if (record := _record(line)) is not None:
+            if (record := parsed(line)) is not None:
                 yield record
-
-
-class LineFollower:
-    """What is added to a file of JSON lines. offset: bytes of it that were read before."""
-
-    def __init__(self, path: Path, offset: int = 0) -> None:
-        self.path = path
-        self.offset = offset
-
-    def new(self) -> list[dict[str, Any]]:
-        """Records of the lines that were ended since the last call; a file that is shorter than what was read
-        of it is another one, and begins anew."""
-        if not self.path.is_file():
-            return []
-        with self.path.open("rb") as file:
-            if file.seek(0, 2) < self.offset:
-                self.offset = 0
-            file.seek(self.offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        return [record for line in whole.splitlines() if (record := _record(line)) is not None]
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -109,8 +87,8 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _record(line: str | bytes) -> dict[str, Any] | None:
-    """None for a line that a crash cut short."""
+def parsed(line: str | bytes) -> dict[str, Any] | None:
+    """A line's record; None for what is none, such as a line that a crash cut short."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -118,12 +96,15 @@ def _record(line: str | bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def plain(value: Any) -> Any:
-    """Nested values that strict JSON holds: what is no number becomes null."""
+def plain(value: Any, digits: int = 0) -> Any:
+    """Nested values that strict JSON holds: what is no number becomes null. digits: of floats, how many
+    significant ones are kept; 0 for all."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return float(f"{value:.{digits}g}") if digits else value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return [plain(item, digits) for item in value]
     return value

@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from earl.errors import ConfigError
-from earl.obs.metrics import LineFollower, flat
+from earl.obs.metrics import flat
+from earl.obs.tail import Tail
 
 NAMES = ("tensorboard", "wandb")
 # Of a record: what says when it was, and what is no number of its own.
 _WHEN = ("step", "phase", "version", "time_s", "name")
 _LEFT_OUT = ("length_histogram.", "rewards", "wins")
+# In the state, beside how far each file was read.
+_MARKS = "marks"
 # Never sent anywhere: a bus's URL may hold a password.
 _SECRET_SECTIONS = ("bus",)
 
@@ -67,8 +70,15 @@ class Following:
     def __init__(self, directory: Path, name: str) -> None:
         self._state_path = directory / "sinks" / f"{name}.json"
         self._state: dict[str, Any] = _read(self._state_path)
+        marks = self._state.get(_MARKS, {})
+        # All at once: when the run began is told by the last line.
         self._files = {
-            group: LineFollower(directory / f"{stem}.jsonl", int(self._state.get(stem, 0)))
+            group: Tail(
+                directory / f"{stem}.jsonl",
+                int(self._state.get(stem, 0)),
+                str(marks.get(stem, "")),
+                look_bytes=-1,
+            )
             for stem, group in (("metrics", ""), ("evaluations", "evaluation"))
         }
 
@@ -76,7 +86,7 @@ class Following:
         """Points since the last call, or since the place that was kept."""
         found: list[Point] = []
         for group, file in self._files.items():
-            records = file.new()
+            records = file.read()
             if records:
                 # Lines have the run's own seconds; the last one was written when the file last changed.
                 began_s = file.path.stat().st_mtime - float(records[-1].get("time_s", 0.0))
@@ -86,6 +96,7 @@ class Following:
     def keep(self) -> None:
         """What `new` gave is where it should be."""
         self._state |= {file.path.stem: file.offset for file in self._files.values()}
+        self._state[_MARKS] = {file.path.stem: file.mark for file in self._files.values()}
         self._state_path.parent.mkdir(exist_ok=True)
         scratch = self._state_path.with_suffix(".new")
         scratch.write_text(json.dumps(self._state), encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from earl.dashboard.door import Door
 from earl.dashboard.feed import FOLLOWERS, Feed, encoded
 from earl.dashboard.history import POINTS, History, bands, thinned
 from earl.dashboard.live import Live
-from earl.dashboard.tail import Tail
 from earl.dashboard.trajectories import Filters, Trajectories
 from earl.obs.metrics import LineFile
 from earl.stack.rundir import LOCK
@@ -70,23 +68,6 @@ def test_nothing_recorded_yet_is_an_empty_run(tmp_path: Path):
     sections = History(tmp_path, config).update()
     assert sections["learning"]["curves"]["win_rate"] == [] and sections["lengths"]["columns"] == []
     assert Trajectories(tmp_path).update(None)["count"] == 0
-
-
-def test_a_line_counts_once_it_is_whole_and_a_replaced_file_is_read_anew(tmp_path: Path):
-    path = tmp_path / "lines.jsonl"
-    tail = Tail(path)
-    assert tail.read() == []
-    path.write_text('{"a": 1}\n{"a": ')
-    assert tail.read() == [{"a": 1}] and tail.read() == []
-    with path.open("a") as file:
-        file.write('2}\nno json\n[1]\n{"a": 3}\n')
-    assert tail.read() == [{"a": 2}, {"a": 3}] and not tail.renewed
-    beside = tmp_path / "new"
-    beside.write_text('{"a": 9}\n' * 9)
-    os.replace(beside, path)
-    assert tail.read() == [{"a": 9}] * 9 and tail.renewed
-    path.unlink()
-    assert tail.read() == [] and tail.renewed and tail.read() == [] and not tail.renewed
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=5 * POINTS))

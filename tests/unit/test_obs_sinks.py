@@ -6,7 +6,6 @@ import pytest
 
 from earl.config.load import load_run
 from earl.errors import ConfigError
-from earl.obs.metrics import LineFile, LineFollower
 from earl.obs.sinks import Following, open_sink, pour
 from earl.stack.plan import plan
 from tests.support.recorded import TICTACTOE, recorded
@@ -24,24 +23,6 @@ class Kept:
 
     def close(self):
         pass
-
-
-def test_lines_are_followed_as_they_are_ended(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    follower = LineFollower(path)
-    assert follower.new() == []
-    file = LineFile(path)
-    file.write({"a": 1}, {"a": 2})
-    assert follower.new() == [{"a": 1}, {"a": 2}]
-    with path.open("a") as raw:
-        raw.write('{"a": ')
-        raw.flush()
-        assert follower.new() == []
-        raw.write('3}\nno json\n{"a": 4}\n')
-    assert follower.new() == [{"a": 3}, {"a": 4}] and follower.new() == []
-    assert LineFollower(path, follower.offset).new() == []
-    path.write_text('{"a": 5}\n')
-    assert follower.new() == [{"a": 5}]
 
 
 def test_every_number_is_given_once(tmp_path):
@@ -64,6 +45,16 @@ def test_every_number_is_given_once(tmp_path):
     # It goes on where it was, in this process or the next.
     assert pour(Following(tmp_path, "kept"), sink) == 0
     assert pour(Following(tmp_path, "another"), sink) == 5
+
+
+def test_another_file_under_the_same_name_is_given_from_its_beginning(tmp_path):
+    recorded(tmp_path, steps=2)
+    assert pour(Following(tmp_path, "kept"), Kept()) == 2 + 2
+    path = tmp_path / "metrics.jsonl"
+    text = path.read_text()
+    with path.open("w") as again:  # the same inode, and no shorter than what was read of it
+        again.write(text.replace('"step"', '"stage": 1, "step"'))
+    assert pour(Following(tmp_path, "kept"), Kept()) == 2
 
 
 def test_a_sink_that_fails_is_given_the_same_again(tmp_path):
