@@ -17,10 +17,10 @@ from typing import Any
 from earl.config.run import RunConfig
 from earl.dashboard.codec_services import Services
 from earl.errors import EarlError
-from earl.stack.rundir import FAILURE, LOCK
+from earl.stack.record import is_held
+from earl.stack.rundir import FAILURE
 from earl.stack.status import RunStatus, WorkerState
 
-LOCKS = Path("/proc/locks")
 # A page that shows what is old should say so soon; one of a run that ended asks only in passing.
 CALL_S = 2.0
 PROBE_S = 0.2
@@ -41,7 +41,7 @@ class Live:
 
     async def look(self, last_step: Mapping[str, Any]) -> dict[str, Any]:
         """The sections as they are now. last_step: what the last line of the metrics says."""
-        goes_on = launched(self._directory) or "EARL_SCHEDULER" in os.environ
+        goes_on = is_held(self._directory) or "EARL_SCHEDULER" in os.environ
         bound_s = CALL_S if goes_on else PROBE_S
         status = await self._asked("scheduler", self._services.status(bound_s))
         if status is not None and status.run != self._config.name:
@@ -66,7 +66,7 @@ class Live:
     @property
     def _over(self) -> bool:
         """The scheduler said so, and its launcher is gone."""
-        return self._status.done and not launched(self._directory)
+        return self._status.done and not is_held(self._directory)
 
     async def _asked(self, service: str, call: Any) -> Any:
         """The answer, or None and the reason kept."""
@@ -170,23 +170,6 @@ def evaluating(status: RunStatus) -> dict[str, Any] | None:
 def model_text(config: RunConfig) -> str:
     scratch = config.model.scratch
     return config.model.path or f"{scratch.family} from scratch, {scratch.layers} × {scratch.hidden_size}"
-
-
-def launched(directory: Path) -> bool:
-    """Whether a launcher holds the run's directory.
-
-    Only looks: taking the lock could stop one that starts.
-    """
-    try:
-        inode = (directory / LOCK).stat().st_ino
-        held = LOCKS.read_text(encoding="ascii")
-    except OSError:
-        return False
-    return any(
-        fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode)
-        for line in held.splitlines()
-        if len(fields := line.split()) >= 6 and fields[1] != "->"
-    )
 
 
 def read_object(path: Path) -> dict[str, Any]:
