@@ -14,6 +14,7 @@ import uvicorn
 from earl.config.run import RunConfig
 from earl.dashboard.app import application
 from earl.dashboard.codec_services import Services
+from earl.dashboard.connection import Connection
 from earl.dashboard.door import Door, key_of
 from earl.dashboard.feed import Feed
 from earl.dashboard.history import History
@@ -30,7 +31,7 @@ from earl.rpc.tokens import accepted
 from earl.stack.rundir import DASHBOARD_LINK, replace
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-# Requests at once, streams included.
+# Requests at once, streams included; connections too, of which those that ask nothing give way.
 REQUESTS = 256
 STOP_S = 3.0
 
@@ -111,7 +112,7 @@ async def serving(
             server_header=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=Connection,
             limit_concurrency=REQUESTS,
             h11_max_incomplete_event_size=16 << 10,
             timeout_graceful_shutdown=1,

@@ -15,7 +15,8 @@ from playwright.async_api import Browser, Page
 
 from earl.obs.metrics import LineFile
 from earl.stack.rundir import DASHBOARD_LINK
-from tests.support.browser import Served, chromium, opened, until
+from tests.support.browser import chromium, opened, until
+from tests.support.dashboard import Served
 from tests.support.recorded import recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

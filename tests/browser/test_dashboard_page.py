@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page
 
-from tests.support.browser import Served, chromium, opened, until
+from tests.support.browser import chromium, opened, until
+from tests.support.dashboard import Served
 from tests.support.recorded import recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

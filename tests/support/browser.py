@@ -6,14 +6,10 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
-
-from earl.dashboard.serve import serve
-from tests.support.dashboard import config_of
 
 WIDTHS = {"laptop": (1280, 800), "phone": (390, 844)}
 
@@ -30,43 +26,6 @@ async def chromium() -> AsyncIterator[Browser]:
             yield browser
         finally:
             await browser.close()
-
-
-class Served:
-    """A dashboard of a directory in this process. links: all that it gave."""
-
-    def __init__(self, directory: Path, bind: str = "127.0.0.1:0") -> None:
-        self.links: list[str] = []
-        self._directory = directory
-        self._bind = bind
-        self._stop = asyncio.Event()
-
-    @property
-    def address(self) -> str:
-        return urlsplit(self.links[0]).netloc
-
-    async def __aenter__(self) -> Served:
-        ready = asyncio.Event()
-        self._task = asyncio.create_task(
-            serve(
-                self._directory,
-                config_of(self._directory),
-                bind=self._bind,
-                stop=self._stop,
-                on_link=self.links.append,
-                on_ready=lambda address: ready.set(),
-            )
-        )
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait([self._task, waiting], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if self._task.done():
-            self._task.result()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._stop.set()
-        await asyncio.wait_for(self._task, 10.0)
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,30 @@
+"""How the page's connections share the little room that there is: those that ask nothing give way."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+class Connection(H11Protocol):
+    """HTTP/1.1. From `limit_concurrency` connections on, the oldest on which nothing is being answered is
+    closed for a new one; uvicorn, which closes none that has not asked yet, would refuse the new one.
+
+    Such a one may have asked nothing, or not have asked to the end, or wait for more to ask.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.made_s = self.loop.time()
+        # What was closed is among them until the loop comes to it.
+        others = [one for one in self.connections if not one.transport.is_closing()]
+        if self.limit_concurrency is None or len(others) < self.limit_concurrency:
+            return
+        idle = [one for one in others if isinstance(one, Connection) and one is not self and one.is_idle]
+        if idle:
+            min(idle, key=lambda one: one.made_s).transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
