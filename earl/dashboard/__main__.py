@@ -18,11 +18,11 @@ def main() -> None:
     arguments = parser.parse_args()
     setup(arguments.name)
     await_peers("earl.dashboard.serve")
-    config, directory = service_run(arguments.run, "dashboard")
-
-    from earl.dashboard.serve import forget_link, keep_link, serve
 
     async def serving(stop: asyncio.Event) -> None:
+        config, directory = service_run(arguments.run, "dashboard")
+        from earl.dashboard.serve import forget_link, keep_link, serve  # heavy: after the configuration
+
         try:
             await serve(
                 directory,

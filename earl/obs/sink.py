@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from earl.config.run import RunConfig
+from earl.config.service import service_run
 from earl.obs import log
 from earl.obs.sinks import NAMES, Following, Sink, open_sink, pour
 from earl.rpc.main import announce, run
@@ -20,8 +22,14 @@ LOOK_S = 2.0
 logger = logging.getLogger(__name__)
 
 
-async def follow(directory: Path, name: str, config: RunConfig, stop: asyncio.Event) -> int:
-    """Until `stop`, and then what is left; the number of points.
+async def follow(
+    directory: Path,
+    name: str,
+    config: RunConfig,
+    stop: asyncio.Event,
+    on_open: Callable[[], None] = lambda: None,
+) -> int:
+    """Until `stop`, and then what is left; the number of points. on_open: called once the sink takes them.
 
     Raises ConfigError, and whatever the sink raises.
     """
@@ -31,6 +39,7 @@ async def follow(directory: Path, name: str, config: RunConfig, stop: asyncio.Ev
     )
     count = 0
     try:
+        on_open()
         while not stop.is_set():
             count += await asyncio.to_thread(pour, following, sink)
             try:
@@ -45,16 +54,15 @@ async def follow(directory: Path, name: str, config: RunConfig, stop: asyncio.Ev
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m earl.obs.sink", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="resolved run file (JSON)")
+    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
     parser.add_argument("--to", choices=NAMES, required=True)
     arguments = parser.parse_args()
     name = f"sink-{arguments.to}"
     log.setup(name)
-    config = RunConfig.model_validate_json(arguments.run.read_bytes())
-    announce(name, "")
 
     async def serve(stop: asyncio.Event) -> None:
-        count = await follow(arguments.run.parent, arguments.to, config, stop)
+        config, directory = service_run(arguments.run)
+        count = await follow(directory, arguments.to, config, stop, lambda: announce(name, ""))
         logger.info("%d points in all", count)
 
     run(serve)
