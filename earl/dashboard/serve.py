@@ -23,6 +23,7 @@ from earl.dashboard.trajectories import Trajectories
 from earl.dashboard.watch import Watch
 from earl.errors import PortInUse
 from earl.loopback import is_loopback
+from earl.obs.metrics import Dispensable
 from earl.rpc import auth
 from earl.rpc.access import Access
 from earl.rpc.peers import advertised, told
@@ -168,8 +169,16 @@ def hosts_of(bind: str) -> frozenset[str]:
 
 
 def keep_link(directory: Path) -> OnLink:
-    """Writes each new link into the run's directory, where only this user can read it."""
-    return lambda link: replace(directory / DASHBOARD_LINK, link + "\n")
+    """Writes each new link into the run's directory, where only this user can read it. Where the disk is
+    full, the page goes on for those who are in."""
+    path = directory / DASHBOARD_LINK
+    dispensable = Dispensable(path)
+
+    def keep(link: str) -> None:
+        with dispensable.written():
+            replace(path, link + "\n")
+
+    return keep
 
 
 def forget_link(directory: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,16 @@ class Dispensable:
 
 
 class LineFile:
-    """Appends to `path`; a line that a crash or a full disk cut short is ended before the next one."""
+    """Appends to `path`; a line that a crash or a full disk cut short is ended before the next one. A file
+    that cannot be opened is opened with the first line for which it can."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._dispensable = Dispensable(path)
-        self._file = path.open("ab", buffering=0)
+        self._file: FileIO | None = None
         self._cut = False
-        if self._file.tell():
-            with path.open("rb") as written:
-                written.seek(-1, 2)
-                self._cut = written.read(1) != b"\n"
+        with self._dispensable.written():
+            self._file = self._open()
 
     def write(self, *records: Mapping[str, Any]) -> bool:
         """Whether the file has them: see `append`. For what a run can do without: OSError is logged."""
@@ -56,6 +56,8 @@ class LineFile:
     def append(self, *records: Mapping[str, Any]) -> None:
         """One line a record; numbers that JSON cannot hold (NaN, infinity) become null. Raises OSError."""
         lines = [json.dumps(plain(record), allow_nan=False, ensure_ascii=False) + "\n" for record in records]
+        if self._file is None:
+            self._file = self._open()
         rest = memoryview(("\n" * self._cut + "".join(lines)).encode())
         while rest:
             count = self._file.write(rest) or 0
@@ -63,7 +65,17 @@ class LineFile:
             rest = rest[count:]
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> FileIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._path.open("ab", buffering=0)
+        if file.tell():
+            with self._path.open("rb") as written:
+                written.seek(-1, 2)
+                self._cut = written.read(1) != b"\n"
+        return file
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -20,14 +19,12 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from earl.obs.metrics import Dispensable
 from earl.stack import rundir
 from earl.stack.rundir import LAUNCH, LOCK
 from earl.stack.status import ProcessState, RunStatus
 
 Outcome = Literal["", "complete", "stopped", "failed"]
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +86,7 @@ class Chronicle:
 
     def __init__(self, directory: Path, mark: str, leaves: Iterable[Path], started_at: float) -> None:
         self._directory = directory
+        self._dispensable = Dispensable(directory / LAUNCH)
         self._started_at = started_at
         now = time.time_ns()
         began_ns = now - int((time.monotonic() - started_at) * 1e9)
@@ -115,8 +113,6 @@ class Chronicle:
         self._write(self._record)
 
     def _write(self, record: LaunchRecord) -> None:
-        """A disk that is full must not end the run: who looks from outside sees what was written last."""
-        try:
+        """Where the disk is full, who looks from outside sees what was written last."""
+        with self._dispensable.written():
             write_record(self._directory, record)
-        except OSError as error:
-            log.warning("%s cannot be written: %s", self._directory / LAUNCH, error.strerror)

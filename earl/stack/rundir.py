@@ -28,6 +28,7 @@ from typing import Any
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
+from earl.obs.metrics import Dispensable
 
 LOCK = "launcher.lock"
 LOGS = "logs"
@@ -105,9 +106,10 @@ class RunDirectory:
             (self.path / earlier).unlink(missing_ok=True)
 
     def failed(self, error: EarlError) -> None:
-        """Keeps why this launch failed, after the run had begun."""
+        """Keeps why this launch failed, after the run had begun; where the disk is full, it is only said."""
         said = {"error": type(error).__name__, "message": error.message, "exit_code": error.exit_code}
-        replace(self.path / FAILURE, json.dumps(said) + "\n")
+        with Dispensable(self.path / FAILURE).written():
+            replace(self.path / FAILURE, json.dumps(said) + "\n")
 
     def clear(self) -> None:
         """After a start that failed: only the logs stay, so that the same name can be tried again."""

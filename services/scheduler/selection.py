@@ -27,7 +27,7 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import host_bytes
-from earl.obs.metrics import LineFile, read_lines
+from earl.obs.metrics import Dispensable, LineFile, read_lines
 from earl.parallelism import Parallelism
 from services.scheduler import decisions
 from services.scheduler.helm import Action, Helm
@@ -116,7 +116,10 @@ class Selection:
     def begin(self, text: str, name: str) -> None:
         """Decides by this profile from now on. Raises ConfigError."""
         self.decide_by(partial(stages_of, text, name, self._switch_cost_s, self._memory, self._layouts))
-        (self._directory / PROFILE).write_text(text, encoding="utf-8")
+        with Dispensable(self._directory / PROFILE).written():
+            beside = self._directory / f".{PROFILE}.new"
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(self._directory / PROFILE)
         log.info("parallelism of %s is decided by %s", ", ".join(sorted(self._stages.names)), name)
 
     def decide_by(self, make: Callable[[], Stages]) -> None:

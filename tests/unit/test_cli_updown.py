@@ -14,13 +14,14 @@ import pytest
 
 from earl.cli import down, run, up
 from earl.dispatch.arena_file import arena_directory
-from earl.errors import ConfigError, ProcessFailed
+from earl.errors import ConfigError, EngineLost, ProcessFailed
 from earl.stack import plan
 from earl.stack.endpoints import Endpoints, endpoints_of
 from earl.stack.record import Chronicle, LaunchRecord, read_record, write_record
-from earl.stack.rundir import RunDirectory
+from earl.stack.rundir import FAILURE, RunDirectory
 from earl.stack.status import RunStatus
 from earl.stack.supervisor import Supervisor
+from tests.support.disk import full_at
 from tests.support.runs import tictactoe
 
 # Holds the lock of a run's directory, and ends with the number of the signal that it gets first.
@@ -104,6 +105,20 @@ def test_down_says_where_the_report_is_if_there_is_one(tmp_path: Path):
     assert ended.lines() == [f"{tmp_path} is down after 2.0 s: complete"]
     (tmp_path / "report.html").touch()
     assert ended.lines()[1:] == [f"report: {tmp_path / 'report.html'}"]
+
+
+def test_why_a_launch_failed_is_not_hidden_by_a_full_disk(tmp_path: Path, caplog):
+    config = tictactoe(tmp_path)
+    with RunDirectory(config, resume=False) as directory:
+        chronicle = Chronicle(directory.path, "no such mark", (), time.monotonic())
+        with full_at(1):
+            directory.failed(EngineLost("engine 0 is gone", "see its log"))
+            for _ in range(2):
+                chronicle.end("failed")
+        assert not (directory.path / FAILURE).exists()
+        assert len(caplog.records) == 2 and "failure.json cannot be written" in caplog.text
+        directory.failed(EngineLost("engine 0 is gone", "see its log"))
+        assert "engine 0 is gone" in (directory.path / FAILURE).read_text()
 
 
 def test_endpoints_that_cannot_be_written_are_written_later(tmp_path: Path, caplog):

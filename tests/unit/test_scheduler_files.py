@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from services.scheduler.fleet import Fleet, Moved, Report
 from services.scheduler.records import Ending, Evaluation, Purpose, Result, Ticket
 from services.scheduler.report import RunReport
 from services.scheduler.samples import Samples
+from tests.support.disk import full_at
 
 
 def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> None:
@@ -34,17 +32,6 @@ def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> 
     assert list(read_lines(tmp_path / "none")) == []
 
 
-@contextmanager
-def full_at(size_bytes: int) -> Iterator[None]:
-    """While open, no file of this process grows beyond that."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_is_said_once_and_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = LineFile(tmp_path / "m.jsonl")
     with full_at(16):
@@ -57,6 +44,19 @@ def test_a_full_disk_is_said_once_and_ends_no_run(tmp_path: Path, caplog: pytest
     assert file.write({"step": 6})
     file.close()
     assert list(read_lines(tmp_path / "m.jsonl")) == [{"step": 1}, {"step": 6}]
+
+
+def test_a_file_that_cannot_be_opened_is_opened_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run" / "m.jsonl"
+    path.parent.write_text("in its way")
+    file = LineFile(path)
+    assert not file.write({"step": 1}) and len(caplog.records) == 1
+    path.parent.unlink()
+    assert file.write({"step": 2})
+    file.close()
+    assert list(read_lines(path)) == [{"step": 2}]
 
 
 def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from services.scheduler.profile.stages import cache_of
 from services.scheduler.selection import Selection, kept_profile
 from services.scheduler.selector.decision import Decision
 from services.scheduler.selector.stages import Observed, Verdict
+from tests.support.disk import full_at
 from tests.support.runs import tictactoe
 from tests.support.selection import DP2, TP2, LongIsCut, selecting, step_of
 
@@ -227,6 +228,19 @@ def test_what_runs_need_not_be_in_the_profile(tmp_path: Path) -> None:
     decision = one.last["rollout"].decision
     assert decision.after == DP2 and decision.switched and decision.urgent
     one.close()
+
+
+def test_a_full_disk_ends_no_run_for_its_profile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(TABLE)
+    with full_at(1):
+        one = Selection.open(tictactoe(tmp_path, scheduler={"profile": str(path)}), tmp_path, Monitor())
+        one.step(1, step_of(64.0))
+    assert "rollout" in one.last and "profile.csv cannot be written" in caplog.text
+    assert not (tmp_path / "profile.csv").exists()  # whole or not at all
+    one.step(2, step_of(64.0))
+    one.close()
+    assert [line["step"] for line in read_lines(tmp_path / "decisions.jsonl")] == [3]
 
 
 def test_what_earl_profile_kept_is_decided_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
