@@ -7,15 +7,17 @@ from collections.abc import Iterable
 
 from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
 from earl.v1 import events_pb2, scheduler_pb2
-from services.scheduler.evaluation import Judgement, judge, judged
+from services.scheduler.evaluation import Judgement, judge
 from services.scheduler.records import Evaluation
 
 ROLE_CHARACTERS = 32
 
 
-def encode_evaluations(evaluations: Iterable[Evaluation]) -> list[scheduler_pb2.EvaluationResult]:
-    """In the order of the run, each with its gain over the first one."""
-    return [encode_evaluation(evaluation, judgement) for evaluation, judgement in judged(evaluations)]
+def encode_evaluations(
+    judged: Iterable[tuple[Evaluation, Judgement]],
+) -> list[scheduler_pb2.EvaluationResult]:
+    """In the same order."""
+    return [encode_evaluation(evaluation, judgement) for evaluation, judgement in judged]
 
 
 def encode_evaluation(evaluation: Evaluation, judgement: Judgement) -> scheduler_pb2.EvaluationResult:

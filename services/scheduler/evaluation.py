@@ -42,16 +42,43 @@ def judge(evaluation: Evaluation, baseline: Evaluation | None) -> Judgement:
     return Judgement(reward, wins, gain if pairs else None, pairs)
 
 
-def judged(evaluations: Iterable[Evaluation]) -> list[tuple[Evaluation, Judgement]]:
-    """Every evaluation with its figures, in the order of the run."""
-    order = in_order(evaluations)
-    return [(one, judge(one, baseline(one, order))) for one in order]
+class Judgements:
+    """Of one run's evaluations: each is judged once for as long as neither it nor its baseline changes.
+
+    Everybody who looks at the run asks for all of them, and they may be of hundreds of thousands of episodes.
+    """
+
+    def __init__(self) -> None:
+        # By name: what a judgement was made of, and what it is.
+        self._kept: dict[str, tuple[tuple[bytes, bytes, bytes], Judgement]] = {}
+
+    def judged(self, evaluations: Iterable[Evaluation]) -> list[tuple[Evaluation, Judgement]]:
+        """Every evaluation with its figures, in the order of the run."""
+        order = in_order(evaluations)
+        firsts: dict[str, Evaluation] = {}
+        for one in order:
+            firsts.setdefault(one.setting, one)
+        kept, self._kept = self._kept, {}
+        for one in order:
+            before = _against(one, firsts[one.setting])
+            data = (one.reward_data, one.win_data, before.reward_data if before is not None else b"")
+            known = kept.get(one.name)
+            if known is None or known[0] != data:
+                known = (data, judge(one, before))
+            self._kept[one.name] = known
+        return [(one, self._kept[one.name][1]) for one in order]
 
 
 def baseline(evaluation: Evaluation, evaluations: Iterable[Evaluation]) -> Evaluation | None:
     """What an evaluation is compared with: the run's first of its setting; None if it is that, or while
     that is not finished."""
-    first = next(one for one in in_order(evaluations) if one.setting == evaluation.setting)
+    return _against(
+        evaluation, next(one for one in in_order(evaluations) if one.setting == evaluation.setting)
+    )
+
+
+def _against(evaluation: Evaluation, first: Evaluation) -> Evaluation | None:
+    """`first` of its setting, if it is one to compare with."""
     return first if first.finished and first.name != evaluation.name else None
 
 
@@ -94,12 +121,13 @@ def wins(evaluation: Evaluation) -> list[float]:
     return _numbers(evaluation.win_data, "f")
 
 
-# --- within: by the packed numbers, so that what does not change is counted once -----------------
+# --- within: of packed numbers --------------------------------------------------------------
 
 
 @lru_cache(maxsize=16)
 def _best(finished: tuple[tuple[int, bytes], ...]) -> int:
-    """The version with the best mean over the instances that all of them have done."""
+    """The version with the best mean over the instances that all of them have done; asked for at every batch,
+    and counted when an evaluation ends."""
     rewards = [_numbers(data, "d") for _, data in finished]
     met = [index for index, row in enumerate(zip(*rewards, strict=False)) if not any(map(math.isnan, row))]
     best, best_mean = 0, -math.inf
@@ -110,18 +138,15 @@ def _best(finished: tuple[tuple[int, bytes], ...]) -> int:
     return best
 
 
-@lru_cache(maxsize=64)
 def _reward(data: bytes) -> Interval:
     return mean_interval(_done(_numbers(data, "d")))
 
 
-@lru_cache(maxsize=64)
 def _win_rate(data: bytes) -> Interval:
     won = _done(_numbers(data, "f"))
     return wilson_interval(math.fsum(won), len(won))
 
 
-@lru_cache(maxsize=64)
 def _gain(before: bytes, after: bytes) -> tuple[Interval, int]:
     """Of the differences of those instances that both have done, and their number."""
     pairs = zip(_numbers(before, "d"), _numbers(after, "d"), strict=False)

@@ -10,7 +10,6 @@ from earl.obs.catalogue import Sample
 from services.scheduler import program, roles
 from services.scheduler.control import Scheduler
 from services.scheduler.endings import OUT_OF_MEMORY
-from services.scheduler.evaluation import in_order, judge
 from services.scheduler.fleet import STAGES
 from services.scheduler.records import Ending, State
 from services.scheduler.report import OUTCOMES
@@ -81,10 +80,10 @@ def _batch(scheduler: Scheduler) -> Iterator[Sample]:
     for statistic in ("mean", "p50", "p95", "max"):
         value = getattr(lengths, statistic)
         yield Sample("earl_scheduler_episode_tokens", value, {"statistic": statistic})
-    done = [one for one in scheduler.ledger.book.evaluations.values() if one.finished and one.done]
+    evaluations = scheduler.report.judgements.judged(scheduler.ledger.book.evaluations.values())
+    done = [(one, judgement) for one, judgement in evaluations if one.finished and one.done]
     if done:
-        last = in_order(done)[-1]
-        judgement = judge(last, None)
+        last, judgement = done[-1]
         yield Sample("earl_scheduler_evaluation_version", float(last.version))
         yield Sample("earl_scheduler_evaluation_reward", judgement.reward.value)
         yield Sample("earl_scheduler_evaluation_win_ratio", judgement.win_rate.value)

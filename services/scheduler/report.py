@@ -16,7 +16,7 @@ from typing import Any
 from earl.obs.histogram import Histogram
 from earl.obs.metrics import LineFile, read_lines
 from services.scheduler.dock import Progress
-from services.scheduler.evaluation import Judgement, judged, rewards, wins
+from services.scheduler.evaluation import Judgement, Judgements, rewards, wins
 from services.scheduler.fleet import Moved
 from services.scheduler.monitor import Seen, Step
 from services.scheduler.records import Evaluation
@@ -29,7 +29,8 @@ OUTCOMES = ("done", "rolled_back")
 
 class RunReport:
     """Writes below `directory`. latest: numbers of the last committed batch, by name; last_step_s: when it
-    was, since the run began. switches, stalls: that this process saw end, by stage and outcome, by stage."""
+    was, since the run began. switches, stalls: that this process saw end, by stage and outcome, by stage.
+    judgements: of its evaluations."""
 
     def __init__(self, directory: Path) -> None:
         self._metrics = LineFile(directory / "metrics.jsonl")
@@ -38,6 +39,7 @@ class RunReport:
         evaluations = directory / "evaluations.jsonl"
         self._written = {str(line.get("name")): _mark_of(line) for line in read_lines(evaluations)}
         self._evaluations = LineFile(evaluations)
+        self.judgements = Judgements()
         self.latest: dict[str, float] = {}
         self.last_step_s: float | None = None
         self.switches: Counter[tuple[str, str]] = Counter()
@@ -133,7 +135,7 @@ class RunReport:
         to a disk that was full for a while."""
         if all(self._written.get(one.name) == _mark(one) for one in evaluations if one.finished):
             return
-        for one, judgement in judged(evaluations):
+        for one, judgement in self.judgements.judged(evaluations):
             if not one.finished or self._written.get(one.name) == _mark(one):
                 continue
             if self._evaluations.write({"time_s": round(time_s, 3), **evaluation_line(one, judgement)}):

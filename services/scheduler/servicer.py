@@ -149,7 +149,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             version=book.run.version,
             ledger=codec.encode_counts(book.counts(), book.run.next_ticket - 1),
             workers=self._workers(),
-            evaluations=codec_evaluation.encode_evaluations(book.evaluations.values()),
+            evaluations=codec_evaluation.encode_evaluations(
+                scheduler.report.judgements.judged(book.evaluations.values())
+            ),
             best_version=evaluation.best_version(book.evaluations.values()),
             episode_tokens=codec.encode_quantiles(scheduler.monitor.lengths.episodes.summary()),
             turn_tokens=codec.encode_quantiles(scheduler.monitor.lengths.turns.summary()),

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from services.scheduler import program
 from services.scheduler.codec_evaluation import encode_done, encode_evaluations
-from services.scheduler.evaluation import best_version, judge, judged, kept_versions, rewards, wins
+from services.scheduler.evaluation import (
+    Judgement,
+    Judgements,
+    best_version,
+    judge,
+    kept_versions,
+    rewards,
+    wins,
+)
 from services.scheduler.intervals import mean_interval, t_quantile, wilson_interval
 from services.scheduler.ledger import Ledger
 from services.scheduler.ranges import RangeSet
@@ -177,8 +185,9 @@ def test_a_gain_turns_its_sign_with_its_sides(left: list[float], right: list[flo
 def test_the_first_evaluation_is_the_baseline_in_whatever_order_they_are_stored() -> None:
     final, start = evaluated("final", 9, [1.0, 1.0]), evaluated("start", 1, [0.0, 1.0])
     between = evaluated("step-8", 9, [1.0, 0.0])
-    assert [one.name for one, _ in judged([final, between, start])] == ["start", "step-8", "final"]
-    messages = encode_evaluations([final, between, start])
+    judged = Judgements().judged([final, between, start])
+    assert [one.name for one, _ in judged] == ["start", "step-8", "final"]
+    messages = encode_evaluations(judged)
     assert [message.HasField("gain") for message in messages] == [False, True, True]
     assert [message.gain for message in messages] == [0.0, 0.0, 0.5]
     done = encode_done(final, start)
@@ -186,8 +195,29 @@ def test_the_first_evaluation_is_the_baseline_in_whatever_order_they_are_stored(
     assert "gain" not in encode_done(start, None).metrics
 
 
+def test_an_evaluation_is_judged_once_until_it_or_its_baseline_changes() -> None:
+    """Status, metrics and page ask for all of them, every second."""
+    start = Evaluation(name="start", version=1, episodes=2)
+    start.record(0, Result(reward=0.0))
+    many = [start, *(evaluated(f"step-{step}", step + 1, [1.0, step / 99]) for step in range(1, 100))]
+    kept = Judgements()
+
+    def look() -> dict[str, Judgement]:
+        return {one.name: judgement for one, judgement in kept.judged(many)}
+
+    before = look()
+    many[-1].record(1, Result(reward=5.0))
+    after = look()
+    assert [name for name in after if after[name] is not before[name]] == ["step-99"]
+    start.record(1, Result(reward=1.0))
+    last = look()
+    assert all(last[name] is not after[name] for name in last) and last["step-99"].pairs == 2
+    assert all(last[one.name] == judgement for one, judgement in Judgements().judged(many))
+
+
 def test_figures_of_an_evaluation_that_has_none_yet_are_not_nan() -> None:
-    [message] = encode_evaluations([Evaluation(name="start", version=1, episodes=4)])
+    judged = Judgements().judged([Evaluation(name="start", version=1, episodes=4)])
+    [message] = encode_evaluations(judged)
     assert (message.mean_reward, message.win_rate, message.win_high) == (0.0, 0.0, 0.0)
     assert not message.HasField("gain")
 
@@ -231,7 +261,7 @@ def test_only_evaluations_of_one_setting_are_compared() -> None:
     start, middle = evaluated("start", 1, [1.0, 1.0]), evaluated("step-2", 3, [0.0, 0.5])
     final = evaluated("final", 9, [0.5, 0.5])
     middle.setting = final.setting = "harder"
-    assert [(one.name, verdict.pairs) for one, verdict in judged([start, middle, final])] == [
+    assert [(one.name, verdict.pairs) for one, verdict in Judgements().judged([start, middle, final])] == [
         ("start", 0), ("step-2", 0), ("final", 2),
     ]  # fmt: skip
     assert best_version([start, middle, final]) == 9
