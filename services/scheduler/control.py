@@ -1,151 +1,37 @@
-"""The scheduler's loop: operations change the ledger, the program follows, the journal stores.
+"""What workers and operators ask of the scheduler: operations on the ledger, answered once they are stored.
 
-    call ─► operation on the ledger ─► program.advance ─► journal.durable ─► answer
-    tick ─► leases and memberships that end ─┘
-    bus ──► WeightsPublished ────────────────┘   (acknowledged once stored)
-
-Promise: nothing is answered that is not stored; a restarted scheduler goes on where the stored
-ledger stands. Every wait is bounded by what the caller asked, at most WAIT_S.
+Every wait is bounded by what the caller asked, at most WAIT_S.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from earl.bus import Bus
-from earl.config.run import RunConfig
-from earl.errors import EpisodesFailing
 from earl.parallelism import Parallelism
-from earl.rpc.access import OPEN, Access
 from earl.transcript import Turn
 from services.scheduler import evaluation, plans, program, roles
-from services.scheduler.bell import Bell
-from services.scheduler.chronicle import Chronicle
-from services.scheduler.codec import rules_of
 from services.scheduler.dock import Lease, Location
 from services.scheduler.fleet import STAGES, Report
-from services.scheduler.journal import Journal
-from services.scheduler.ledger import Ledger
+from services.scheduler.loop import Loop
 from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
 from services.scheduler.records import Attempt, Batch, Member, Result, State, Ticket, Verdict
-from services.scheduler.steering import Steering
-from services.scheduler.store import LedgerStore
-from services.scheduler.traces import TicketTraces, tickets_of
 
-TICK_S = 0.1
 # Longest wait within one call.
 WAIT_S = 20.0
-# How often the elapsed time is stored while nothing else is.
-CLOCK_S = 5.0
 
 
-class Scheduler:
+class Scheduler(Loop):
     """One run's scheduler; see the methods for what each call does."""
 
-    def __init__(
-        self, config: RunConfig, run_dir: Path, bus: Bus, store: LedgerStore, ledger: Ledger, access: Access
-    ) -> None:
-        self.config = config
-        self.ledger = ledger
-        self._chronicle = told = Chronicle(config, run_dir)
-        self.monitor, self.fleet = told.monitor, told.fleet
-        self.report, self.endings = told.report, told.endings
-        self.stop_reason: str | None = None
-        self._bus = bus
-        self._journal = Journal(ledger.book, store)
-        self.traces = TicketTraces(ledger.book, tickets_of(config))
-        self.steering = Steering(
-            config, run_dir, self.monitor, ledger.book, self.report, self._journal.durable, access
-        )
-        self.dock = roles.dock_of([roles.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
-        ledger.held_back = self.dock.held_back
-        # The batch that this process handed out last.
-        self._handed_out = 0
-        self._bells = self._tickets, self._batches, self._columns = Bell(), Bell(), Bell()
-        # Seconds that the run had worked when this process took it over.
-        self.opened_s = ledger.book.run.elapsed_s
-        self._began_s = time.monotonic() - self.opened_s
-        self._clock_s = 0.0
-
-    @classmethod
-    async def open(cls, config: RunConfig, run_dir: Path, bus: Bus, access: Access = OPEN) -> Scheduler:
-        """Takes the stored ledger over, or begins one. access: to workers. Raises BusUnavailable."""
-        store = LedgerStore(bus)
-        records = await store.open()
-        ledger = Ledger.restored(rules_of(config), records, time.monotonic())
-        return cls(config, run_dir, bus, store, ledger, access)
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
-        self.ledger.book.now = time.monotonic()
-        program.resume(self.ledger, self.elapsed_s)
-        self._settle()
-        works = (self._journal.run(), self._tick(), self._follow(), self.steering.driver.run(), stop.wait())
-        tasks: list[asyncio.Task] = [asyncio.create_task(work) for work in works]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            self._store_clock()
-            await self._journal.durable()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._chronicle.close(self.elapsed_s)
-            self.steering.close()
-
-    # --- state of the run -------------------------------------------------------------------
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds that schedulers of this run have worked."""
-        return time.monotonic() - self._began_s
-
-    @property
-    def done(self) -> bool:
-        return program.phase(self.ledger) == program.DONE
-
-    @property
-    def over(self) -> bool:
-        """No more tickets, no more batches."""
-        return self.done or self.stop_reason is not None
-
-    @property
-    def may_leave(self) -> bool:
-        """Nobody needs the workers' memory any more."""
-        book = self.ledger.book
-        return self.over and (book.batch is None or book.run.trainer not in book.members)
-
-    @property
-    def message(self) -> str:
-        if self.stop_reason is not None and not self.done:
-            return self.stop_reason
-        return f"done: version {self.ledger.book.run.version}" if self.done else ""
-
-    def stop(self, reason: str) -> None:
-        """Ends the run at the next boundary; a scheduler started later goes on."""
-        if self.stop_reason is None:
-            self.stop_reason = reason or "stopped"
-        for bell in self._bells:
-            bell.ring()
-
-    def drain(self) -> None:
-        """This process is about to end: whoever waits is answered now, with nothing."""
-        for bell in self._bells:
-            bell.close()
-
-    # --- operations -------------------------------------------------------------------------
+    # The batch that this process handed out last.
+    _handed_out = 0
 
     async def join(self, member: Member) -> tuple[int, list[str]]:
         """A worker takes part: (newest published version, where its shards are described)."""
         self.ledger.join(member, time.monotonic())
-        self._settle()
-        await self._journal.durable()
+        await self._settled()
         run = self.ledger.book.run
         return run.published, list(run.weight_keys)
 
@@ -153,8 +39,7 @@ class Scheduler:
         """A worker goes: others play what it held. Raises UnknownWorker."""
         self.ledger.member(name, incarnation)
         self.ledger.leave(name, reason or "left", drained=True)
-        self._settle()
-        await self._journal.durable()
+        await self._settled()
 
     def heartbeat(
         self, name: str, incarnation: int, report: Report, spans: Sequence[tuple[str, int, int]],
@@ -212,8 +97,7 @@ class Scheduler:
                 self._chronicle.accepted(self.ledger, ticket if first else None, result, said)
             verdicts.append((verdict, reason))
         self.traces.moved(attempt.ticket_id for attempt, _ in results)
-        self._settle()
-        await self._journal.durable()
+        await self._settled()
         self.report.evaluations(self.ledger.book.evaluations.values(), self.elapsed_s)
         return verdicts
 
@@ -232,8 +116,7 @@ class Scheduler:
         Asked again for a batch that was handed out, what stages made of it is made anew first: that may be
         what the trainer could not read.
         """
-        self.ledger.seen(name, incarnation, time.monotonic())
-        self.ledger.trainer(name, incarnation)
+        self.ledger.trainer(name, incarnation, time.monotonic())
         planned = self.ledger.book.batch
         if planned is not None and planned.id == self._handed_out:
             self.dock.recall(planned.tickets)
@@ -241,8 +124,7 @@ class Scheduler:
             self._columns.ring()
 
         def look(now: float) -> tuple[Batch | None, bool] | None:
-            self.ledger.seen(name, incarnation, now)
-            self.ledger.trainer(name, incarnation)
+            self.ledger.trainer(name, incarnation, now)
             if self.over:
                 return None, True
             batch = self._next_batch()
@@ -273,8 +155,7 @@ class Scheduler:
         Its line in the metrics is written first: a scheduler that dies in between is told again and
         writes it twice, and the last one counts.
         """
-        self.ledger.seen(name, incarnation, time.monotonic())
-        self.ledger.trainer(name, incarnation)
+        self.ledger.trainer(name, incarnation, time.monotonic())
         phase = program.phase(self.ledger)
         step = program.step(self.ledger)[0] + 1
         committed = self.ledger.commit(batch_id, version)
@@ -322,14 +203,12 @@ class Scheduler:
         roles.follow(self.dock, self.ledger)
         refused, gone = self.dock.complete(role, (name, incarnation), fence, results, lost)
         roles.lose(self.ledger, gone)
-        self._settle()
-        await self._journal.durable()
+        await self._settled()
         return refused
 
     async def record_checkpoint(self, name: str, incarnation: int, consumed: RangeSet) -> None:
         """A manifest with these tickets stands."""
-        self.ledger.seen(name, incarnation, time.monotonic())
-        self.ledger.trainer(name, incarnation)
+        self.ledger.trainer(name, incarnation, time.monotonic())
         self.ledger.record_checkpoint(consumed)
         await self._journal.durable()
 
@@ -339,25 +218,8 @@ class Scheduler:
         """Brings the ledger to a manifest; the number of tickets rolled back."""
         self.ledger.seen(name, incarnation, time.monotonic())
         rolled_back = reconcile(self.ledger, name, incarnation, version, next_batch, consumed)
-        self._settle()
-        await self._journal.durable()
+        await self._settled()
         return rolled_back
-
-    # --- within -----------------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """The program follows what changed, and whoever waits looks again."""
-        if not self.over and program.advance(self.ledger, self.elapsed_s):
-            asyncio.get_running_loop().call_soon(self._settle)
-        roles.follow(self.dock, self.ledger)
-        self.traces.moved()
-        self.monitor.playing(self.ledger.book.buckets[State.LEASED], time.monotonic())
-        if self.over:
-            self._tickets.ring()
-        elif self.ledger.book.pending:
-            self._tickets.ring_one()
-        self._batches.ring()
-        self._columns.ring()
 
     def _next_batch(self) -> Batch | None:
         """The batch to hand out now; None while it must be waited for."""
@@ -365,41 +227,3 @@ class Scheduler:
         if roles.must_wait(self.dock, self.ledger):
             return None
         return program.next_batch(self.ledger, self.elapsed_s)
-
-    def _store_clock(self) -> None:
-        self._clock_s = self.elapsed_s
-        self.ledger.book.run.elapsed_s = self._clock_s
-        self.ledger.book.write("state", "run")
-
-    async def _tick(self) -> None:
-        while True:
-            self.ledger.book.now = time.monotonic()
-            self.ledger.expire(self.ledger.book.now)
-            self._give_up()
-            if self.elapsed_s - self._clock_s > CLOCK_S:
-                self._store_clock()
-            self._settle()
-            if self.ledger.book.pending:
-                self._tickets.ring()  # whoever was woken may have been unable to take them
-            await self._journal.durable()
-            self._chronicle.write(self.ledger, self.elapsed_s)
-            await asyncio.sleep(TICK_S)
-
-    def _give_up(self) -> None:
-        """Raises EpisodesFailing once nothing but failures came for long enough."""
-        tickets = self.ledger.given_up
-        if tickets >= self.config.scheduler.give_up_after:
-            fault = self.ledger.last_fault or "its lease ended"
-            raise EpisodesFailing(
-                f"{tickets} tickets of environment {self.config.environment.name!r} in a row failed "
-                f"{self.config.scheduler.attempts} times each; the last: {fault}",
-                "mend the environment or environment.task, then go on with --resume",
-            )
-
-    async def _follow(self) -> None:
-        async for delivery in self._bus.subscribe("scheduler", "scheduler", kinds={"weights_published"}):
-            published = delivery.event.weights_published
-            self.ledger.published(published.version, published.descriptor_keys)
-            self._settle()
-            await self._journal.durable()
-            await delivery.ack()

@@ -47,10 +47,10 @@ class Ledger(Tickets):
         ledger.book.restore(records, now, rules.lease_s, rules.membership_s)
         return ledger
 
-    def trainer(self, name: str, incarnation: int) -> None:
-        """Raises LedgerError unless this is the trainer group that reconciled last."""
+    def trainer(self, name: str, incarnation: int, now: float) -> None:
+        """A sign of life of the trainer group. Raises LedgerError unless that one reconciled last."""
         run = self.book.run
-        self.member(name, incarnation)
+        self.seen(name, incarnation, now)
         if (run.trainer, run.trainer_incarnation) != (name, incarnation):
             raise LedgerError(
                 f"trainer {name} ({incarnation:x}) has not reconciled; "

@@ -271,7 +271,7 @@ class World:
 
     def next_batch(self) -> Batch | None:
         def ask() -> Batch | None:
-            self.ledger.trainer("trainer", self.trainer)
+            self.ledger.trainer("trainer", self.trainer, self.now)
             return program.next_batch(self.ledger, self.now)
 
         return self.act(ask)

@@ -294,7 +294,7 @@ def test_a_checkpoint_compacts_and_an_older_manifest_takes_it_back() -> None:
     assert ledger.book.ids("trained") == held and ledger.book.counts()["dropped:rolled_back"] == 8
     assert program.step(ledger) == (1, 4)
     with pytest.raises(LedgerError, match="Reconcile"):
-        ledger.trainer("w", 1)
+        ledger.trainer("w", 1, 0.0)
 
 
 def test_a_manifest_that_was_renamed_before_the_commit_counts() -> None:
