@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,29 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from earl.cli.sink import app
+from tests.support.launched import launch_in
 from tests.support.recorded import recorded
-
-ROOT = Path(__file__).resolve().parents[2]
-WRITTEN_S = 20.0
-SMALL = {
-    "model.scratch.hidden_size": "32",
-    "model.scratch.layers": "1",
-    "model.scratch.intermediate_size": "64",
-    "model.scratch.heads": "4",
-    "model.scratch.kv_heads": "4",
-    "warmup.minibatches": "1",
-    "warmup.passes": "1",
-    "trainer.minibatches": "1",
-    "trainer.passes": "1",
-    "warmup.batches": "2",
-    "warmup.batch_episodes": "16",
-    "scheduler.group_size": "4",
-    "scheduler.batch_groups": "4",
-    "scheduler.steps": "3",
-    "evaluation.episodes": "4",
-    "rollout.max_sequences": "16",
-    "obs.sinks": '["tensorboard", "wandb"]',
-}
 
 
 def tensorboard_of(directory: Path, tag: str) -> list[tuple[int, float]]:
@@ -67,7 +42,8 @@ def records_of(data: bytes) -> Iterator[bytes]:
 
 
 def wandb_of(directory: Path) -> list[dict[str, float]]:
-    """What an offline run's file holds for each logged point."""
+    """What an offline run's file holds for each logged point, once W&B's own process has ended: it writes
+    them for as long as it runs."""
     from wandb.proto import wandb_internal_pb2
 
     found = []
@@ -85,16 +61,6 @@ def wandb_of(directory: Path) -> list[dict[str, float]]:
     return found
 
 
-def logged_of(directory: Path, steps: int) -> list[dict[str, float]]:
-    """The training steps of an offline run; W&B's own process may still be writing the last ones."""
-    ends_s = time.monotonic() + WRITTEN_S
-    while True:
-        found = [one for one in wandb_of(directory) if "train/loss" in one]
-        if len(found) >= steps or time.monotonic() > ends_s:
-            return found
-        time.sleep(0.2)
-
-
 @pytest.mark.slow
 def test_tensorboard_reads_what_it_is_given(tmp_path: Path):
     recorded(tmp_path, steps=4)
@@ -110,13 +76,16 @@ def test_tensorboard_reads_what_it_is_given(tmp_path: Path):
 
 @pytest.mark.slow
 def test_wandb_offline_holds_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import wandb
+
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     recorded(tmp_path, steps=4, overrides=[("bus.redis_url", "redis://:secret@127.0.0.1:1/0")])
     said = CliRunner().invoke(app, [str(tmp_path), "--to", "wandb", "--json"])
     assert said.exit_code == 0, said.exception
+    wandb.teardown()  # as at the end of a process of the command's own
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    logged = logged_of(tmp_path / "wandb", len(lines))
+    logged = [one for one in wandb_of(tmp_path / "wandb") if "train/loss" in one]
     assert [one["version"] for one in logged] == [line["version"] for line in lines]
     assert [one["train/reward_mean"] for one in logged] == [line["reward_mean"] for line in lines]
     written = b"".join(file.read_bytes() for file in (tmp_path / "wandb").rglob("*") if file.is_file())
@@ -124,23 +93,18 @@ def test_wandb_offline_holds_what_it_is_given(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_a_sink_that_fails(tmp_path: Path):
+def test_a_run_goes_on_without_a_sink_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "tensorboard.py").write_text("raise RuntimeError('broken')\n")
-    dotted = [text for key, value in SMALL.items() for text in (f"--{key}", value)]
-    command = [sys.executable, "-m", "earl.cli.main", "train", str(ROOT / "examples" / "tictactoe.toml")]
-    done = subprocess.run(
-        [*command, "--name", "sunk", "--runs-dir", str(tmp_path), *dotted, "--plain", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "WANDB_MODE": "offline"},
-    )
-    assert done.returncode == 0, done.stderr
-    log = (tmp_path / "sunk" / "logs" / "sink-tensorboard.log").read_text()
+    with launch_in(tmp_path) as run:
+        run.start(scheduler__steps="3", evaluation__episodes="4", obs__sinks='["tensorboard", "wandb"]')
+        code, _ = run.finish()
+        assert code == 0, run.said
+        run.assert_nothing_left()
+    log = (run.run_directory / "logs" / "sink-tensorboard.log").read_text()
     assert "broken" in log and "the run goes on without it" in log
-    versions = [one["version"] for one in logged_of(tmp_path / "sunk" / "wandb", 3)]
-    lines = (tmp_path / "sunk" / "metrics.jsonl").read_text().splitlines()
+    logged = wandb_of(run.run_directory / "wandb")
+    versions = [one["version"] for one in logged if "train/loss" in one]
+    lines = (run.run_directory / "metrics.jsonl").read_text().splitlines()
     assert versions == [json.loads(line)["version"] for line in lines if '"phase": "train"' in line]
     assert len(versions) == 3

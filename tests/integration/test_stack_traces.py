@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from tests.support.collector import Collector
+from tests.support.launched import launch_in
 
-ROOT = Path(__file__).resolve().parents[2]
-SMALL = {
-    "model.scratch.hidden_size": "32",
-    "model.scratch.layers": "1",
-    "model.scratch.intermediate_size": "64",
-    "model.scratch.heads": "4",
-    "model.scratch.kv_heads": "4",
-    "warmup.minibatches": "1",
-    "warmup.passes": "1",
-    "trainer.minibatches": "1",
-    "trainer.passes": "1",
-    "warmup.batches": "2",
-    "warmup.batch_episodes": "16",
-    "scheduler.group_size": "4",
-    "scheduler.batch_groups": "4",
-    "scheduler.steps": "4",
-    "evaluation.episodes": "4",
-    "rollout.max_sequences": "16",
-    "trainer.kl_coefficient": "0.01",
-    "obs.trace_fraction": "0.5",
-}
 SERVICES = {"scheduler", "rollout", "env_gateway", "env", "reference", "trainer"}
 
 
@@ -53,20 +30,13 @@ def trained_traces(collector: Collector) -> dict[bytes, list]:
 
 @pytest.mark.slow
 def test_a_trained_ticket_is_one_connected_trace_of_all_services(tmp_path: Path):
-    with Collector() as collector:
-        overrides = SMALL | {"obs.traces": collector.address}
-        dotted = [text for key, value in overrides.items() for text in (f"--{key}", value)]
-        command = [sys.executable, "-m", "earl.cli.main", "train", str(ROOT / "examples" / "tictactoe.toml")]
-        done = subprocess.run(
-            [*command, "--name", "traced", "--runs-dir", str(tmp_path), *dotted, "--plain", "--json"],
-            capture_output=True,
-            text=True,
-            timeout=110,
-            check=False,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert done.returncode == 0, done.stderr
+    with Collector() as collector, launch_in(tmp_path) as run:
+        run.start(
+            scheduler__steps="4", evaluation__episodes="4", trainer__kl_coefficient="0.01",
+            obs__trace_fraction="0.5", obs__traces=collector.address,
+        )  # fmt: skip
+        code, _ = run.finish()
+        assert code == 0, run.said
     traces = trained_traces(collector)
     assert 10 < len(traces) < 4 * 16, f"{len(traces)} of {4 * 16} tickets at a fraction of 0.5"
     for spans in traces.values():
