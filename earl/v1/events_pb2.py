@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from earl.v1 import common_pb2 as earl_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65\x61rl/v1/events.proto\x12\x07\x65\x61rl.v1\x1a\x14\x65\x61rl/v1/common.proto\"\xa7\x04\n\x05\x45vent\x12\x0f\n\x07time_ns\x18\x01 \x01(\x04\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x34\n\x10trajectory_ready\x18\n \x01(\x0b\x32\x18.earl.v1.TrajectoryReadyH\x00\x12.\n\rbatch_planned\x18\x0b \x01(\x0b\x32\x15.earl.v1.BatchPlannedH\x00\x12\x32\n\x0f\x62\x61tch_committed\x18\x0c \x01(\x0b\x32\x17.earl.v1.BatchCommittedH\x00\x12\x36\n\x11weights_published\x18\r \x01(\x0b\x32\x19.earl.v1.WeightsPublishedH\x00\x12:\n\x13parallelism_changed\x18\x0e \x01(\x0b\x32\x1b.earl.v1.ParallelismChangedH\x00\x12.\n\rworker_joined\x18\x0f \x01(\x0b\x32\x15.earl.v1.WorkerJoinedH\x00\x12*\n\x0bworker_left\x18\x10 \x01(\x0b\x32\x13.earl.v1.WorkerLeftH\x00\x12\x42\n\x17\x65nvironment_quarantined\x18\x11 \x01(\x0b\x32\x1f.earl.v1.EnvironmentQuarantinedH\x00\x12\x32\n\x0f\x65valuation_done\x18\x12 \x01(\x0b\x32\x17.earl.v1.EvaluationDoneH\x00\x42\x06\n\x04\x66\x61\x63t\"\x9d\x02\n\x0fTrajectoryReady\x12\x11\n\tticket_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x16\n\x0e\x64\x65scriptor_key\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x05 \x01(\r\x12\r\n\x05turns\x18\x06 \x01(\r\x12\x0e\n\x06reward\x18\x07 \x01(\x01\x12\x16\n\x0eoldest_version\x18\x08 \x01(\x04\x12\x16\n\x0enewest_version\x18\t \x01(\x04\x12\x1f\n\x06\x65nding\x18\n \x01(\x0e\x32\x0f.earl.v1.Ending\x12\x0e\n\x06worker\x18\x0b \x01(\t\x12!\n\x07purpose\x18\x0c \x01(\x0e\x32\x10.earl.v1.Purpose\"T\n\x0c\x42\x61tchPlanned\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\"L\n\x0e\x42\x61tchCommitted\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x17\n\x0f\x64\x65scriptor_keys\x18\x03 \x03(\t\"P\n\x10WeightsPublished\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x17\n\x0f\x64\x65scriptor_keys\x18\x02 \x03(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\x86\x02\n\x12ParallelismChanged\x12\x1d\n\x05stage\x18\x01 \x01(\x0e\x32\x0e.earl.v1.Stage\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12$\n\x06\x62\x65\x66ore\x18\x03 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12#\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07stall_s\x18\x06 \x01(\x01\x12\x13\n\x0brolled_back\x18\x07 \x01(\x08\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\x1b\n\x13sequences_continued\x18\t \x01(\r\x12\x13\n\x0bmoved_bytes\x18\n \x01(\x04\"/\n\x0cWorkerJoined\x12\x1f\n\x06worker\x18\x01 \x01(\x0b\x32\x0f.earl.v1.Worker\"=\n\nWorkerLeft\x12\x1f\n\x06worker\x18\x01 \x01(\x0b\x32\x0f.earl.v1.Worker\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x16\x45nvironmentQuarantined\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xcf\x01\n\x0e\x45valuationDone\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08\x65pisodes\x18\x03 \x01(\r\x12\x13\n\x0bmean_reward\x18\x04 \x01(\x01\x12\x10\n\x08win_rate\x18\x05 \x01(\x01\x12\x35\n\x07metrics\x18\x06 \x03(\x0b\x32$.earl.v1.EvaluationDone.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65\x61rl/v1/events.proto\x12\x07\x65\x61rl.v1\x1a\x14\x65\x61rl/v1/common.proto\"\xa5\x04\n\x05\x45vent\x12\x0f\n\x07time_ns\x18\x01 \x01(\x04\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x34\n\x10trajectory_ready\x18\n \x01(\x0b\x32\x18.earl.v1.TrajectoryReadyH\x00\x12.\n\rbatch_planned\x18\x0b \x01(\x0b\x32\x15.earl.v1.BatchPlannedH\x00\x12\x32\n\x0f\x62\x61tch_committed\x18\x0c \x01(\x0b\x32\x17.earl.v1.BatchCommittedH\x00\x12\x36\n\x11weights_published\x18\r \x01(\x0b\x32\x19.earl.v1.WeightsPublishedH\x00\x12:\n\x13parallelism_changed\x18\x0e \x01(\x0b\x32\x1b.earl.v1.ParallelismChangedH\x00\x12.\n\rworker_joined\x18\x0f \x01(\x0b\x32\x15.earl.v1.WorkerJoinedH\x00\x12*\n\x0bworker_left\x18\x10 \x01(\x0b\x32\x13.earl.v1.WorkerLeftH\x00\x12\x42\n\x17\x65nvironment_quarantined\x18\x11 \x01(\x0b\x32\x1f.earl.v1.EnvironmentQuarantinedH\x00\x12\x32\n\x0f\x65valuation_done\x18\x12 \x01(\x0b\x32\x17.earl.v1.EvaluationDoneH\x00\x42\x06\n\x04\x66\x61\x63tJ\x04\x08\x03\x10\x04R\x0btraceparent\"\x9d\x02\n\x0fTrajectoryReady\x12\x11\n\tticket_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x16\n\x0e\x64\x65scriptor_key\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x05 \x01(\r\x12\r\n\x05turns\x18\x06 \x01(\r\x12\x0e\n\x06reward\x18\x07 \x01(\x01\x12\x16\n\x0eoldest_version\x18\x08 \x01(\x04\x12\x16\n\x0enewest_version\x18\t \x01(\x04\x12\x1f\n\x06\x65nding\x18\n \x01(\x0e\x32\x0f.earl.v1.Ending\x12\x0e\n\x06worker\x18\x0b \x01(\t\x12!\n\x07purpose\x18\x0c \x01(\x0e\x32\x10.earl.v1.Purpose\"T\n\x0c\x42\x61tchPlanned\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x11\n\tsequences\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\"L\n\x0e\x42\x61tchCommitted\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x17\n\x0f\x64\x65scriptor_keys\x18\x03 \x03(\t\"P\n\x10WeightsPublished\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x17\n\x0f\x64\x65scriptor_keys\x18\x02 \x03(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"\x86\x02\n\x12ParallelismChanged\x12\x1d\n\x05stage\x18\x01 \x01(\x0e\x32\x0e.earl.v1.Stage\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12$\n\x06\x62\x65\x66ore\x18\x03 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12#\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07stall_s\x18\x06 \x01(\x01\x12\x13\n\x0brolled_back\x18\x07 \x01(\x08\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\x1b\n\x13sequences_continued\x18\t \x01(\r\x12\x13\n\x0bmoved_bytes\x18\n \x01(\x04\"/\n\x0cWorkerJoined\x12\x1f\n\x06worker\x18\x01 \x01(\x0b\x32\x0f.earl.v1.Worker\"=\n\nWorkerLeft\x12\x1f\n\x06worker\x18\x01 \x01(\x0b\x32\x0f.earl.v1.Worker\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x16\x45nvironmentQuarantined\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xcf\x01\n\x0e\x45valuationDone\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x10\n\x08\x65pisodes\x18\x03 \x01(\r\x12\x13\n\x0bmean_reward\x18\x04 \x01(\x01\x12\x10\n\x08win_rate\x18\x05 \x01(\x01\x12\x35\n\x07metrics\x18\x06 \x03(\x0b\x32$.earl.v1.EvaluationDone.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,25 +35,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVALUATIONDONE_METRICSENTRY']._loaded_options = None
   _globals['_EVALUATIONDONE_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_EVENT']._serialized_start=56
-  _globals['_EVENT']._serialized_end=607
-  _globals['_TRAJECTORYREADY']._serialized_start=610
-  _globals['_TRAJECTORYREADY']._serialized_end=895
-  _globals['_BATCHPLANNED']._serialized_start=897
-  _globals['_BATCHPLANNED']._serialized_end=981
-  _globals['_BATCHCOMMITTED']._serialized_start=983
-  _globals['_BATCHCOMMITTED']._serialized_end=1059
-  _globals['_WEIGHTSPUBLISHED']._serialized_start=1061
-  _globals['_WEIGHTSPUBLISHED']._serialized_end=1141
-  _globals['_PARALLELISMCHANGED']._serialized_start=1144
-  _globals['_PARALLELISMCHANGED']._serialized_end=1406
-  _globals['_WORKERJOINED']._serialized_start=1408
-  _globals['_WORKERJOINED']._serialized_end=1455
-  _globals['_WORKERLEFT']._serialized_start=1457
-  _globals['_WORKERLEFT']._serialized_end=1518
-  _globals['_ENVIRONMENTQUARANTINED']._serialized_start=1520
-  _globals['_ENVIRONMENTQUARANTINED']._serialized_end=1595
-  _globals['_EVALUATIONDONE']._serialized_start=1598
-  _globals['_EVALUATIONDONE']._serialized_end=1805
-  _globals['_EVALUATIONDONE_METRICSENTRY']._serialized_start=1759
-  _globals['_EVALUATIONDONE_METRICSENTRY']._serialized_end=1805
+  _globals['_EVENT']._serialized_end=605
+  _globals['_TRAJECTORYREADY']._serialized_start=608
+  _globals['_TRAJECTORYREADY']._serialized_end=893
+  _globals['_BATCHPLANNED']._serialized_start=895
+  _globals['_BATCHPLANNED']._serialized_end=979
+  _globals['_BATCHCOMMITTED']._serialized_start=981
+  _globals['_BATCHCOMMITTED']._serialized_end=1057
+  _globals['_WEIGHTSPUBLISHED']._serialized_start=1059
+  _globals['_WEIGHTSPUBLISHED']._serialized_end=1139
+  _globals['_PARALLELISMCHANGED']._serialized_start=1142
+  _globals['_PARALLELISMCHANGED']._serialized_end=1404
+  _globals['_WORKERJOINED']._serialized_start=1406
+  _globals['_WORKERJOINED']._serialized_end=1453
+  _globals['_WORKERLEFT']._serialized_start=1455
+  _globals['_WORKERLEFT']._serialized_end=1516
+  _globals['_ENVIRONMENTQUARANTINED']._serialized_start=1518
+  _globals['_ENVIRONMENTQUARANTINED']._serialized_end=1593
+  _globals['_EVALUATIONDONE']._serialized_start=1596
+  _globals['_EVALUATIONDONE']._serialized_end=1803
+  _globals['_EVALUATIONDONE_METRICSENTRY']._serialized_start=1757
+  _globals['_EVALUATIONDONE_METRICSENTRY']._serialized_end=1803
 # @@protoc_insertion_point(module_scope)

@@ -8,10 +8,9 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Event(_message.Message):
-    __slots__ = ("time_ns", "source", "traceparent", "trajectory_ready", "batch_planned", "batch_committed", "weights_published", "parallelism_changed", "worker_joined", "worker_left", "environment_quarantined", "evaluation_done")
+    __slots__ = ("time_ns", "source", "trajectory_ready", "batch_planned", "batch_committed", "weights_published", "parallelism_changed", "worker_joined", "worker_left", "environment_quarantined", "evaluation_done")
     TIME_NS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORY_READY_FIELD_NUMBER: _ClassVar[int]
     BATCH_PLANNED_FIELD_NUMBER: _ClassVar[int]
     BATCH_COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -23,7 +22,6 @@ class Event(_message.Message):
     EVALUATION_DONE_FIELD_NUMBER: _ClassVar[int]
     time_ns: int
     source: str
-    traceparent: str
     trajectory_ready: TrajectoryReady
     batch_planned: BatchPlanned
     batch_committed: BatchCommitted
@@ -33,7 +31,7 @@ class Event(_message.Message):
     worker_left: WorkerLeft
     environment_quarantined: EnvironmentQuarantined
     evaluation_done: EvaluationDone
-    def __init__(self, time_ns: _Optional[int] = ..., source: _Optional[str] = ..., traceparent: _Optional[str] = ..., trajectory_ready: _Optional[_Union[TrajectoryReady, _Mapping]] = ..., batch_planned: _Optional[_Union[BatchPlanned, _Mapping]] = ..., batch_committed: _Optional[_Union[BatchCommitted, _Mapping]] = ..., weights_published: _Optional[_Union[WeightsPublished, _Mapping]] = ..., parallelism_changed: _Optional[_Union[ParallelismChanged, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., environment_quarantined: _Optional[_Union[EnvironmentQuarantined, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ...) -> None: ...
+    def __init__(self, time_ns: _Optional[int] = ..., source: _Optional[str] = ..., trajectory_ready: _Optional[_Union[TrajectoryReady, _Mapping]] = ..., batch_planned: _Optional[_Union[BatchPlanned, _Mapping]] = ..., batch_committed: _Optional[_Union[BatchCommitted, _Mapping]] = ..., weights_published: _Optional[_Union[WeightsPublished, _Mapping]] = ..., parallelism_changed: _Optional[_Union[ParallelismChanged, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoined, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., environment_quarantined: _Optional[_Union[EnvironmentQuarantined, _Mapping]] = ..., evaluation_done: _Optional[_Union[EvaluationDone, _Mapping]] = ...) -> None: ...
 
 class TrajectoryReady(_message.Message):
     __slots__ = ("ticket_id", "attempt", "descriptor_key", "prompt_tokens", "total_tokens", "turns", "reward", "oldest_version", "newest_version", "ending", "worker", "purpose")

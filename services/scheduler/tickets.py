@@ -335,7 +335,11 @@ class Tickets:
             ticket.result = None
 
     def free(self, limit: int, batch_id: int = 0, version: int = 0) -> None:
-        """States that the arenas may forget what was trained or dropped, if it is more than `limit`."""
+        """States that the arenas may forget what was trained or dropped, if it is more than `limit`.
+
+        One fact for all workers, though each holds a part: an event a worker would be as many in every step's
+        write, and the ranks of a reference stage need to hear of all.
+        """
         book = self.book
         if batch_id or len(book.freed) > limit:
             book.state(BatchCommitted(batch_id, version or book.run.version, tuple(book.freed)))
