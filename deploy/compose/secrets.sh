@@ -26,9 +26,13 @@ shared() {
     chmod 0640 "$1"
 }
 
-# taken ROLE: its token is written beside its place and moved there, so that nobody reads half of it.
+# taken ROLE: its tokens are written beside their place and moved there, so that nobody reads half of it.
 taken() {
-    earl tokens show "$1" --file "$directory/tokens/tokens.toml" > "$directory/$1/.new"
+    earl tokens show "$1" --file "$directory/tokens/tokens.toml" > /dev/null 2>&1 ||
+        earl tokens new --role "$1" --file "$directory/tokens/tokens.toml"
+    all=
+    [ "$1" != environment ] || all=--all # a host that listens is dialled with any of them
+    earl tokens show "$1" $all --file "$directory/tokens/tokens.toml" > "$directory/$1/.new"
     shared "$directory/$1/.new"
     mv "$directory/$1/.new" "$directory/$1/$1_token"
 }

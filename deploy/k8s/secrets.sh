@@ -16,7 +16,11 @@ if [ ! -e "$directory/tokens.toml" ]; then
     earl tokens new --file "$directory/tokens.toml"
 fi
 for role in environment viewer; do
-    earl tokens show "$role" --file "$directory/tokens.toml" > "$directory/.new"
+    earl tokens show "$role" --file "$directory/tokens.toml" > /dev/null 2>&1 ||
+        earl tokens new --role "$role" --file "$directory/tokens.toml"
+    all=
+    [ "$role" != environment ] || all=--all # a host that listens is dialled with any of them
+    earl tokens show "$role" $all --file "$directory/tokens.toml" > "$directory/.new"
     mv "$directory/.new" "$directory/${role}_token"
 done
 if [ ! -e "$directory/server.pem" ]; then

@@ -95,17 +95,22 @@ def list_(
 def show(
     role: Annotated[str, typer.Argument(metavar="ROLE", help="operator, worker, environment or viewer.")],
     file: File = None,
+    every: Annotated[bool, typer.Option("--all", help="Each that is good, one a line.")] = False,
 ) -> None:
-    """Print the token of a role that is to be sent now, for EARL_TOKEN of whoever has that role."""
+    """Print the token of a role that is good for longest, for EARL_TOKEN of whoever has that role.
+
+    With --all it is the last one: what EARL_TOKEN_FILE of an env host needs while tokens are rotated.
+    """
     (wanted,) = roles(role)
     path, now = place(file), datetime.datetime.now(datetime.UTC)
-    # The last: it is good for longest.
     good = [one for one in token_file.read(path) if one.role == wanted and one.good_for_s(now) > 0]
     if not good:
         raise ConfigError(
-            f"{path} has no {wanted} token that has not expired", f"earl tokens new --role {wanted}"
+            f"{path} has no {wanted} token that has not expired",
+            f"earl tokens new --role {wanted} --file {path}",
         )
-    print(good[-1].token)
+    for one in good if every else good[-1:]:
+        print(one.token)
 
 
 def place(file: Path | None) -> Path:

@@ -27,4 +27,5 @@ class Connection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and self.transport.get_write_buffer_size() == 0

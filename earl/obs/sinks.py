@@ -24,6 +24,8 @@ from earl.obs.metrics import flat
 from earl.obs.tail import Tail
 
 NAMES = ("tensorboard", "wandb")
+# A server of W&B's that does not answer: well within stack.start_s.
+INIT_S = 30.0
 # Of a record: what says when it was, and what is no number of its own.
 _WHEN = ("step", "phase", "version", "time_s", "name")
 _LEFT_OUT = ("length_histogram.", "rewards", "wins")
@@ -165,6 +167,7 @@ def _wandb(directory: Path, config: Mapping[str, Any], following: Following) -> 
         config=shown,
         settings=wandb.Settings(
             silent=True,
+            init_timeout=INIT_S,
             console="off",
             disable_git=True,
             save_code=False,

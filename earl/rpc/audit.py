@@ -30,6 +30,9 @@ AUDIT_FILE = "audit.jsonl"
 LIMIT_BYTES = 16 << 20
 REFUSALS = 30
 MINUTE_S = 60.0
+# Others hold the lock while they write a line.
+LOCK_TRIES = 10
+LOCK_PAUSE_S = 0.002
 # Of one value of a request, and of an error's words.
 VALUE_BYTES = 200
 
@@ -77,7 +80,7 @@ class Audit:
         while True:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                _lock(descriptor)
                 if os.fstat(descriptor).st_size + len(line) <= self._limit_bytes:
                     os.write(descriptor, line)
                     return
@@ -85,6 +88,16 @@ class Audit:
                     self._path.replace(self._path.with_name(f"{self._path.stem}.1{self._path.suffix}"))
             finally:
                 os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Raises BlockingIOError where another process keeps it: a stopped one must not stop this one's loop."""
+    for _ in range(LOCK_TRIES - 1):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def summary(request: Message) -> dict[str, Any]:

@@ -99,7 +99,8 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             bearer = self._admit(method, handler_call_details.invocation_metadata or ())  # type: ignore[attr-defined]
         except EarlError as error:
-            return grpc.stream_unary_rpc_method_handler(partial(self._refuse, method, error))
+            stream = handler.request_streaming or handler.response_streaming
+            return grpc.stream_unary_rpc_method_handler(partial(self._refuse, method, error, stream))
         gate: Gate = _open
         if handler.request_streaming or handler.response_streaming:
             gate = partial(self._held, bearer)
@@ -123,9 +124,9 @@ class Guard(grpc.aio.ServerInterceptor):
         return bearer
 
     async def _refuse(
-        self, method: str, error: EarlError, _messages: Any, context: grpc.aio.ServicerContext
+        self, method: str, error: EarlError, stream: bool, _messages: Any, context: grpc.aio.ServicerContext
     ) -> None:
-        with self._calls.counted(method, context):
+        with self._calls.counted(method, context, stream=stream):
             if self._audit is not None:
                 self._audit.refused(method, context.peer(), error)
             async with translated(method, context):

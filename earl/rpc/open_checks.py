@@ -1,7 +1,9 @@
 """Health's `Check`, the one method that everybody may call: bounded, so that it takes no other call's place.
 
 gRPC gives a unary call its place among a server's calls before the message has come, for as long as the
-caller likes. So this one is served as a stream of which one message is read, within MESSAGE_S.
+caller likes. So this one is served as a stream of which one message is read, within MESSAGE_S. Where
+AT_ONCE wait for theirs, the one that has waited longest gives way: a caller that means it sends its message
+with the call.
 """
 
 from __future__ import annotations
@@ -25,25 +27,32 @@ class OpenChecks:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._open = 0
+        # The longest-waiting first.
+        self._waiting: dict[asyncio.Timeout, None] = {}
 
     def handler(self, served: Any) -> grpc.RpcMethodHandler:
         """Of the same answers as `served`, the health service's own handler of `Check`."""
 
         async def answer(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
             with self._calls.counted(METHOD, context):
-                if self._open >= AT_ONCE:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, f"{AT_ONCE} checks go on: ask again")
-                self._open += 1
+                scope = asyncio.timeout(MESSAGE_S)
                 try:
-                    async with asyncio.timeout(MESSAGE_S):
+                    async with scope:
+                        self._wait(scope)
                         request = served.request_deserializer(await anext(messages))
                 except TimeoutError:
-                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message in {MESSAGE_S:g} s")
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "its message did not come in time")
                 except (StopAsyncIteration, DecodeError):
                     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "it takes one HealthCheckRequest")
                 finally:
-                    self._open -= 1
+                    self._waiting.pop(scope, None)
                 return await served.unary_unary(request, context)
 
         return grpc.stream_unary_rpc_method_handler(answer, None, served.response_serializer)
+
+    def _wait(self, scope: asyncio.Timeout) -> None:
+        if len(self._waiting) >= AT_ONCE:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
+        self._waiting[scope] = None

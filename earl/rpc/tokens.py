@@ -1,8 +1,8 @@
 """Whose call it is, by the token that it carries; and the token that this process sends.
 
 A server accepts what the file that EARL_TOKENS names lists, by role, and reads it again when it
-changes. Without one, the single token of EARL_TOKEN, or of the file that EARL_TOKEN_FILE names and as
-it changes, is accepted for every role; with none of them nothing is demanded, which `auth.check_bind`
+changes. Without one, the single token of EARL_TOKEN, or what the file that EARL_TOKEN_FILE names holds
+at the time, is accepted for every role; with none of them nothing is demanded, which `auth.check_bind`
 allows on loopback only. What was sent is compared as SHA-256 in constant time with every token that there is.
 """
 
@@ -184,58 +184,71 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 class SecretFile:
-    """A file that holds one token, read again when it changes: what EARL_TOKEN_FILE names. Where it then
-    cannot be read, or is empty, that is logged, and the token of before stays."""
+    """What EARL_TOKEN_FILE names: a token, or during a rotation several, one a line, of which the last is
+    sent. It is read again when it changes; where it then cannot be read, or is empty, that is logged, and
+    what it held before stays."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if it cannot be read or is empty."""
         self._path = path
         self._seen = _stamp(path)
-        self._token = self._read()
+        self._tokens = self._read()
 
-    def _read(self) -> str:
+    def _read(self) -> tuple[str, ...]:
         try:
-            token = self._path.read_text(encoding="utf-8").strip()
+            lines = self._path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise ConfigError(f"token file {self._path} cannot be read", "check EARL_TOKEN_FILE") from error
-        if not token:
+        tokens = tuple(line.strip() for line in lines if line.strip())
+        if not tokens:
             raise ConfigError(f"token file {self._path} is empty", "check EARL_TOKEN_FILE")
-        return token
+        return tokens
 
     def __call__(self) -> str:
+        return self.all()[-1]
+
+    def all(self) -> tuple[str, ...]:
+        """What it holds now."""
         stamp = _stamp(self._path)
         if stamp != self._seen:
             self._seen = stamp
             try:
-                self._token = self._read()
+                self._tokens = self._read()
             except ConfigError as error:
                 log.error("the token file changed and is not taken: %s", error)
-        return self._token
+        return self._tokens
 
 
 class SecretTokens(Tokens):
-    """What a `SecretFile` holds, for every role. A weak token does not take the place of a strong one: the
+    """What a `SecretFile` holds, for every role. Weak tokens do not take the place of strong ones: the
     server may be bound where only a strong one does."""
 
     def __init__(self, secret: SecretFile) -> None:
+        super().__init__()
         self._secret = secret
-        self._token = secret()
-        super().__init__(self._token)
+        self._tokens = secret.all()
+        self.weakness = _weakness(self._tokens)
+        self._accept((None, token, None) for token in self._tokens)
 
     def refresh(self) -> bool:
-        token = self._secret()
-        if token == self._token:
+        tokens = self._secret.all()
+        if tokens == self._tokens:
             return False
-        self._token = token
-        weakness = token_file.weakness(token)
+        self._tokens = tokens
+        weakness = _weakness(tokens)
         if weakness and not self.weakness:
-            log.error("the token file changed and is not taken: its token %s", weakness)
-            self.on_change(f"not taken: it {weakness}")
+            log.error("the token file changed and is not taken: a token of it %s", weakness)
+            self.on_change(f"not taken: a token of it {weakness}")
             return False
         self.weakness = weakness
-        self._accept([(None, token, None)])
-        self.on_change(f"changed: {token_id(token)}")
+        self._accept((None, token, None) for token in tokens)
+        self.on_change(f"changed: {', '.join(token_id(token) for token in tokens)}")
         return True
+
+
+def _weakness(tokens: Iterable[str]) -> str:
+    """Of the first that has one; "" if none has."""
+    return next(filter(None, map(token_file.weakness, tokens)), "")
 
 
 def accepted() -> Tokens:

@@ -9,8 +9,8 @@
 A process that has needs loads what it imports meanwhile (earl.rpc.main.await_peers).
 
 A process that ends before it was ever ready is not tried again: that is a mistake in the run file or
-the machine, and its own words are the error. One that ends while it is started again has crashed once
-more. What a crashed process started itself is ended before its successor starts.
+the machine, and its own words are the error. One that ends while it is started again, or that the run
+can do without, has crashed. What a crashed process started itself is ended before its successor starts.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Supervisor:
                     process.state = "done"
                     process.ready.set()
                     return
-                if self._stopping or not process.restarts:
+                first = not process.restarts and not process.spec.expendable
+                if self._stopping or first:
                     raise process.failure(code, "before it was ready")
             elif self._stopping or await self._ended_with_the_run(process, code):
                 process.state = "done" if code == 0 else "stopped"
@@ -197,7 +198,7 @@ class Supervisor:
         own = self._own_mark(process)
         await asyncio.to_thread(sweep, own, variable=PROCESS_VARIABLE, grace_s=0.0)
         process.note(f"restart {process.restarts} of {self._limits.restarts}: {error.message}")
-        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (process.restarts - 1), LAST_PAUSE_S))
+        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** min(process.restarts - 1, 16), LAST_PAUSE_S))
 
     def _own_mark(self, process: StackProcess) -> str:
         return f"{self.mark}:{process.spec.name}"

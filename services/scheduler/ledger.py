@@ -50,13 +50,14 @@ class Ledger(Tickets):
     def trainer(self, name: str, incarnation: int, now: float) -> None:
         """A sign of life of the trainer group. Raises LedgerError unless that one reconciled last."""
         run = self.book.run
-        self.seen(name, incarnation, now)
+        self.member(name, incarnation)
         if (run.trainer, run.trainer_incarnation) != (name, incarnation):
             raise LedgerError(
                 f"trainer {name} ({incarnation:x}) has not reconciled; "
                 f"the ledger follows {run.trainer or 'nobody'} ({run.trainer_incarnation:x})",
                 "call Reconcile with the manifest's contents first",
             )
+        self.seen(name, incarnation, now)
 
     def planned(self) -> Batch | None:
         """The batch in the trainer's hands, once more; None if there is none or it cannot be read."""

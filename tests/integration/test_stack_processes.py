@@ -194,6 +194,21 @@ async def test_a_worker_that_crashes_while_it_is_started_again_has_crashed_once_
     await supervisor.stop(5.0)
 
 
+async def test_what_the_run_can_do_without_may_crash_before_it_was_ever_ready(directory: RunDirectory):
+    lives = directory.path / "lives"
+    code = f"open({str(lives)!r}, 'a').write('x'); raise RuntimeError('the server does not answer')"
+    sink = script("sink-x", code, restartable=True, expendable=True)
+    supervisor = supervise(directory, sink, script("scheduler", SERVE), restarts=1)
+    async with asyncio.timeout(20):
+        while supervisor.processes["sink-x"].state != "failed":
+            assert not supervisor.failure.done()
+            await asyncio.sleep(0.02)
+    assert lives.read_text() == "xx" and not supervisor.failure.done()
+    assert "the run goes on without it" in directory.log("sink-x").read_text()
+    await ready(supervisor, "scheduler")
+    await supervisor.stop(5.0)
+
+
 async def test_a_verdict_on_the_run_is_no_crash(directory: RunDirectory):
     said = "earl: error: 64 tickets failed; mend the environment\\n"
     code = READY + f"import sys; sys.stderr.write('{said}'); sys.exit(15)"

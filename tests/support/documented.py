@@ -21,7 +21,9 @@ PROGRAMS = {
 
 SUITE = "is the suite, or a check, itself: .ci/run calls it in a fresh clone"
 MINUTES = "trains for many minutes: {} does"
-CONTAINERS = "takes images, a Docker daemon or a cluster: tests/containers does it with podman"
+CONTAINERS = "takes images and a Docker daemon: tests/containers does it with podman"
+CLUSTER = "takes a cluster or a registry, never done here: tests/unit/test_deploy.py checks what it is given"
+ROTATION = "takes the image: tests/integration/test_deploy_secrets.py does it without"
 OWN_ENVIRONMENT = "takes an environment of gigabytes: .ci/run calls `make setup-vllm` and `make test-vllm`"
 NODE = "takes npm's registry: tests/integration/test_env_typescript.py"
 GROWING = MINUTES.format("`earl bench growing-context`")
@@ -67,18 +69,23 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
                 " EARL_TLS_CA=deploy/compose/secrets/ca.pem"
                 " earl env serve earl.env.adapters.open_spiel:environments --gateway 127.0.0.1:7001",
                 "docker compose -f deploy/compose/compose.yaml --profile cpu --profile env up --wait",
-                'docker run --rm --user 0:0 -v "$PWD/deploy/compose:/out" earl:cpu'
-                " earl tokens rotate --file /out/secrets/tokens/tokens.toml",
+            ),
+            CONTAINERS,
+        ),
+        'docker run --rm --user 0:0 -v "$PWD/deploy/compose:/out" earl:cpu'
+        " earl tokens rotate --file /out/secrets/tokens/tokens.toml": ROTATION,
+        "deploy/k8s/secrets.sh deploy/k8s/overlays/cpu-demo": ROTATION,
+        **dict.fromkeys(
+            (
                 "docker build -f deploy/docker/Dockerfile -t registry.example.com/earl:cpu ."
                 " && docker push registry.example.com/earl:cpu",
-                "deploy/k8s/secrets.sh deploy/k8s/overlays/cpu-demo",
                 "kubectl apply -k deploy/k8s/overlays/cpu-demo",
                 "kubectl -n earl rollout status statefulset/trainer",
                 "kubectl -n earl scale statefulset/rollout --replicas 4",
                 "kubectl -n earl scale statefulset/rollout statefulset/trainer --replicas 0",
                 "kubectl delete -k deploy/k8s/overlays/cpu-demo",
             ),
-            CONTAINERS,
+            CLUSTER,
         ),
     },
     "examples/env_typescript/README.md": dict.fromkeys(

@@ -199,7 +199,7 @@ def test_a_file_of_one_token_changes_what_is_accepted(tmp_path, caplog):
     path, first, second = tmp_path / "token", make(Role.WORKER).token, make(Role.WORKER).token
     path.write_text(first)
     accepts = SecretTokens(SecretFile(path))
-    changes = []
+    changes: list[str] = []
     accepts.on_change = changes.append
     bearer = accepts.identify(first.encode())
     assert not accepts.refresh() and not accepts.weakness
@@ -207,10 +207,17 @@ def test_a_file_of_one_token_changes_what_is_accepted(tmp_path, caplog):
         path.write_text(text)
         assert not accepts.refresh() and words in caplog.text
         assert accepts.refusal(bearer) is None and accepts.demanded
+    path.write_text(f"{first}\n{second}\n")  # while they are rotated
+    assert accepts.refresh() and accepts.refusal(bearer) is None and SecretFile(path)() == second
+    assert accepts.identify(second.encode()).role is None
     path.write_text(second)
     assert accepts.refresh() and "revoked" in str(accepts.refusal(bearer))
     assert accepts.identify(second.encode()).id == token_id(second)
-    assert changes == ["not taken: it has 4 characters instead of 43 to 512", f"changed: {token_id(second)}"]
+    assert changes == [
+        "not taken: a token of it has 4 characters instead of 43 to 512",
+        f"changed: {token_id(first)}, {token_id(second)}",
+        f"changed: {token_id(second)}",
+    ]
     path.write_text("\n")
     with pytest.raises(errors.ConfigError, match="is empty"):
         SecretFile(path)
