@@ -16,6 +16,7 @@ class Bell:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+        self._by_name: dict[str, asyncio.Future[None]] = {}
         self._closed = False
 
     def ring(self) -> None:
@@ -30,28 +31,40 @@ class Bell:
             if _wake(future):
                 return
 
+    def ring_for(self, name: str) -> None:
+        """Wakes the one who waits under this name; of several the last."""
+        if (future := self._by_name.get(name)) is not None:
+            self._waiting.pop(future, None)
+            _wake(future)
+
     def close(self) -> None:
         """Nobody waits any more, now or later."""
         self._closed = True
         self.ring()
 
-    async def wait(self, timeout_s: float) -> None:
+    async def wait(self, timeout_s: float, name: str = "") -> None:
         """Until it rings, at most timeout_s."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting[future] = None
+        if name:
+            self._by_name[name] = future
         limit = loop.call_later(timeout_s, _wake, future)
         try:
             await future
         finally:
             limit.cancel()
             self._waiting.pop(future, None)
+            if self._by_name.get(name) is future:
+                del self._by_name[name]
 
-    async def first(self, look: Callable[[float], Found | None], wait_s: float) -> Found | None:
+    async def first(
+        self, look: Callable[[float], Found | None], wait_s: float, name: str = ""
+    ) -> Found | None:
         """What `look` finds; asked at once and whenever it rings, for wait_s at most. None: nothing, or it is
         closed.
 
-        look: of monotonic time; what it raises ends the wait.
+        look: of monotonic time; what it raises ends the wait. name: of who waits, for `ring_for`.
         """
         until = time.monotonic() + wait_s
         while not self._closed:
@@ -59,7 +72,7 @@ class Bell:
             found = look(now)
             if found is not None or now >= until:
                 return found
-            await self.wait(until - now)
+            await self.wait(until - now, name)
         return None
 
 

@@ -55,7 +55,7 @@ class Scheduler(Loop):
         self.steering.heard(member, cut, epoch, report.gauges)
         self.report.spans(name, spans)
         if report.version != before:
-            self._tickets.ring()
+            self._tickets.ring_for(name)  # it may take tickets that want those weights
         return self.may_leave
 
     async def lease(
@@ -67,8 +67,9 @@ class Scheduler(Loop):
             self.ledger.seen(name, incarnation, now)
             return [] if self.over else self.ledger.lease(name, incarnation, credit, now) or None
 
-        if not (tickets := await self._tickets.first(look, min(wait_s, WAIT_S))):
+        if not (tickets := await self._tickets.first(look, min(wait_s, WAIT_S), name)):
             return [], tickets is not None
+        self._taken = True
         if self.ledger.book.pending:
             self._tickets.ring_one()
         self.monitor.playing(self.ledger.book.buckets[State.LEASED], time.monotonic())

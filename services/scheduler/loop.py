@@ -55,6 +55,8 @@ class Loop:
         )
         self.dock = roles.dock_of([roles.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
         ledger.held_back = self.dock.held_back
+        # Whether tickets were leased since the last tick.
+        self._taken = False
         self._bells = self._tickets, self._batches, self._columns = Bell(), Bell(), Bell()
         # Seconds that the run had worked when this process took it over.
         self.opened_s = ledger.book.run.elapsed_s
@@ -163,8 +165,9 @@ class Loop:
             if self.elapsed_s - self._clock_s > CLOCK_S:
                 self._store_clock()
             self._settle()
-            if self.ledger.book.pending:
+            if self.ledger.book.pending and not self._taken:
                 self._tickets.ring()  # whoever was woken may have been unable to take them
+            self._taken = False
             await self._journal.durable()
             self._chronicle.write(self.ledger, self.elapsed_s)
             await asyncio.sleep(TICK_S)

@@ -68,3 +68,16 @@ async def test_first_finds_nothing_in_no_time_or_once_closed() -> None:
     bell.close()
     assert await asyncio.wait_for(task, LONG_S) is None
     assert await asyncio.wait_for(bell.first(lambda now: there, LONG_S), LONG_S) is None
+
+
+async def test_a_ring_for_one_wakes_that_one_alone() -> None:
+    bell = Bell()
+    a, b = (asyncio.create_task(bell.wait(LONG_S, name)) for name in ("a", "b"))
+    await _settled()
+    bell.ring_for("b")
+    bell.ring_for("nobody")
+    await asyncio.wait_for(b, LONG_S)
+    assert not a.done()
+    bell.ring_for("b")  # waits no more
+    bell.ring_one()
+    await asyncio.wait_for(a, LONG_S)
