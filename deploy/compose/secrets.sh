@@ -6,7 +6,7 @@
 #
 # tokens/tokens.toml of every role, for the services; the token of env hosts and of viewers alone, each in a directory
 # of its own; a certificate authority with one certificate for all services (HOST: more names by which this machine is
-# reached); Valkey's password. Containers run as user and group 10001, which must be able to read them and nobody else
+# reached); passwords of Valkey and of Grafana's user admin. Containers run as user and group 10001, which must be able to read them and nobody else
 # may: run it as root.
 #
 # What is there is kept, but for the tokens that are taken from tokens.toml: run it again after `earl tokens rotate`.
@@ -50,17 +50,26 @@ shared "$directory/tokens/tokens.toml"
 taken environment
 taken viewer
 if [ ! -e "$directory/server.pem" ]; then
-    set -- "$@" scheduler gateway rollout trainer rollout-gpu trainer-gpu otel-collector
+    set -- "$@" scheduler gateway rollout trainer reference rollout-gpu trainer-gpu reference-gpu otel-collector
     for host in "$@"; do
         shift
         set -- "$@" --host "$host"
     done
     earl certs new "$directory" "$@"
 fi
+# password FILE: 32 random bytes, but for the signs that a URL would not take.
+password() {
+    head -c 32 /dev/urandom | base64 | tr -d '=+/\n' > "$1"
+}
+
 if [ ! -e "$directory/redis_password" ]; then
-    head -c 32 /dev/urandom | base64 | tr -d '=+/\n' > "$directory/redis_password"
+    password "$directory/redis_password"
+    # Without TLS: nobody but the services is on their network (docs/security.md).
     printf 'redis://:%s@valkey:6379/0\n' "$(cat "$directory/redis_password")" > "$directory/redis_url"
 fi
-for name in server.pem server.key ca.pem redis_password redis_url; do
+if [ ! -e "$directory/grafana_password" ]; then
+    password "$directory/grafana_password"
+fi
+for name in server.pem server.key ca.pem redis_password redis_url grafana_password; do
     shared "$directory/$name"
 done

@@ -24,7 +24,8 @@ for role in environment viewer; do
     mv "$directory/.new" "$directory/${role}_token"
 done
 if [ ! -e "$directory/server.pem" ]; then
-    set -- "$@" scheduler.earl.svc gateway.earl.svc '*.rollout.earl.svc' '*.trainer.earl.svc'
+    set -- "$@" scheduler.earl.svc gateway.earl.svc \
+        '*.rollout.earl.svc' '*.trainer.earl.svc' '*.reference.earl.svc'
     for host in "$@"; do
         shift
         set -- "$@" --host "$host"
@@ -33,5 +34,6 @@ if [ ! -e "$directory/server.pem" ]; then
 fi
 if [ ! -e "$directory/redis_password" ]; then
     head -c 32 /dev/urandom | base64 | tr -d '=+/\n' > "$directory/redis_password"
+    # Without TLS: who reaches Valkey says deploy/k8s/base/network-policy.yaml (docs/security.md).
     printf 'redis://:%s@valkey.earl.svc:6379/0\n' "$(cat "$directory/redis_password")" > "$directory/redis_url"
 fi

@@ -19,6 +19,11 @@ from earl.rpc.main import ended_by
 from earl.rpc.peers import peer
 from earl.stack.rundir import check_same_policy, replace, to_toml
 
+REFERENCE_WANTED = (
+    "prepare: trainer.kl_coefficient > 0: start the reference stage, too, or the run waits for it "
+    "(docs/deploy.md)\n"
+)
+
 
 def prepare(config: RunConfig, directory: Path) -> None:
     """Raises ConfigError (another run is there, or a peer has no address), and what `create_model` does."""
@@ -43,6 +48,8 @@ def main() -> int:
         prepare(config, directory.resolve())
     except EarlError as error:
         return ended_by(error)
+    if config.trainer.kl_coefficient > 0:
+        sys.stderr.write(REFERENCE_WANTED)
     return 0
 
 

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 PROMETHEUS = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
 REMEDY = "promtool is not installed: apt-get install --no-install-recommends prometheus"
@@ -29,3 +30,16 @@ def test_promtool_takes_configuration_and_rules():
 @pytest.mark.slow
 def test_every_alert_fires_when_it_should_and_only_then():
     assert "SUCCESS" in promtool("test", "rules", "rules_test.yml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fleet", ["compose", "k8s"])
+def test_promtool_takes_the_scrape_jobs_of_fleets(fleet: str, tmp_path: Path):
+    told = yaml.safe_load((PROMETHEUS.parent / fleet / "prometheus.yml").read_text())
+    for job in told["scrape_configs"]:
+        # Debian builds it without what asks Kubernetes.
+        found = job.pop("kubernetes_sd_configs", None)
+        assert found in (None, [{"role": "pod", "namespaces": {"names": ["earl"]}}])
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(told))
+    # Certificates and tokens that they name are elsewhere.
+    promtool("check", "config", "--syntax-only", str(tmp_path / "prometheus.yml"))

@@ -69,16 +69,32 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
                 " EARL_TLS_CA=deploy/compose/secrets/ca.pem"
                 " earl env serve earl.env.adapters.open_spiel:environments --gateway 127.0.0.1:7001",
                 "docker compose -f deploy/compose/compose.yaml --profile cpu --profile env up --wait",
+                "docker compose -f deploy/compose/compose.yaml logs --no-log-prefix --tail 1 dashboard",
             ),
             CONTAINERS,
         ),
         'docker run --rm --user 0:0 -v "$PWD/deploy/compose:/out" earl:cpu'
         " earl tokens rotate --file /out/secrets/tokens/tokens.toml": ROTATION,
         "deploy/k8s/secrets.sh deploy/k8s/overlays/cpu-demo": ROTATION,
+        "deploy/k8s/secrets.sh deploy/k8s/overlays/gpu": ROTATION,
         **dict.fromkeys(
             (
                 "docker build -f deploy/docker/Dockerfile -t registry.example.com/earl:cpu ."
                 " && docker push registry.example.com/earl:cpu",
+                "docker build -f deploy/docker/Dockerfile.cuda -t registry.example.com/earl:cuda ."
+                " && docker push registry.example.com/earl:cuda",
+                "kubectl apply -k deploy/k8s/overlays/gpu --selector app.kubernetes.io/component=storage",
+                "kubectl apply -f deploy/k8s/model-loader.yaml",
+                "kubectl -n earl wait --for condition=Ready pod/model-loader",
+                "kubectl -n earl cp Qwen3-4B model-loader:/var/lib/earl/models/Qwen3-4B",
+                "kubectl -n earl delete pod model-loader",
+                "kubectl apply -k deploy/k8s/overlays/gpu",
+                "kubectl -n earl logs deployment/dashboard --tail 1",
+                "kubectl -n earl port-forward service/dashboard 8080",
+                "kubectl -n earl exec -it deployment/dashboard --"
+                " earl top --scheduler scheduler.earl.svc:7000 --gateway gateway.earl.svc:7000",
+                "kubectl -n earl exec deployment/dashboard --"
+                " earl status --scheduler scheduler.earl.svc:7000 --gateway gateway.earl.svc:7000",
                 "kubectl apply -k deploy/k8s/overlays/cpu-demo",
                 "kubectl -n earl rollout status statefulset/trainer",
                 "kubectl -n earl scale statefulset/rollout --replicas 4",

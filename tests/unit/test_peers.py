@@ -10,7 +10,7 @@ import pytest
 from earl.config.service import read_run, service_run
 from earl.errors import ConfigError
 from earl.rpc.peers import advertised, peer, told
-from earl.stack.prepare import prepare
+from earl.stack.prepare import main, prepare
 
 RUN = 'name = "one"\n[environment]\nname = "a/b"\n'
 
@@ -112,3 +112,16 @@ def test_the_directory_of_a_run_without_a_launcher(monkeypatch: pytest.MonkeyPat
         assert (written.scheduler.bind, written.gateway.bind) == ("scheduler:7000", "gateway:7000")
     with pytest.raises(ConfigError, match="seed differs"):
         prepare(config.model_copy(update={"seed": 1}), directory)
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_who_prepares_a_run_is_told_of_the_stage_that_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], coefficient: float
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"{RUN}[trainer]\nkl_coefficient = {coefficient}\n")
+    monkeypatch.setenv("EARL_SCHEDULER", "scheduler:7000")
+    monkeypatch.setenv("EARL_GATEWAY", "gateway:7000")
+    monkeypatch.setattr("sys.argv", ["prepare", "--run", str(file)])
+    assert main() == 0
+    assert ("reference stage" in capsys.readouterr().err) == (coefficient > 0)
