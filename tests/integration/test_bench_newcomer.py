@@ -1,0 +1,109 @@
+"""`earl bench newcomer` with another checkout: a real clone and a real make, whose targets are short."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.newcomer import MARK, environment, measured, risen
+from earl.errors import ProcessFailed
+from earl.stack import warden
+
+RISING = (("warmup", 0.2), ("train", 0.5), ("train", 0.6), ("train", 0.55), ("train", 0.61), ("train", 0.9))
+
+
+def step(number: int, phase: str, win_rate: float) -> dict[str, object]:
+    return {"step": number, "phase": phase, "win_rate": win_rate}
+
+
+LINES = [step(number, *one) for number, one in enumerate(RISING)]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary directories are made."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
+
+
+def checkout(directory: Path, *, setup: str, demo: str) -> Path:
+    """A repository whose make does this for setup and demo."""
+    made = directory / "checkout"
+    made.mkdir()
+    (made / "Makefile").write_text(f"setup:\n\t@{setup}\ndemo: ready\n\t@{demo}\n")
+    (made / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
+    (made / "uncommitted.txt").write_text("no part of HEAD")
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
+    for arguments in (("init", "-q"), ("add", "Makefile", "metrics.jsonl"), (*who, "commit", "-qm", "it")):
+        subprocess.run(["git", "-C", str(made), *arguments], check=True)
+    return made
+
+
+def of_mark() -> list[int]:
+    """Processes that carry any mark of the benchmark."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            held = f"{MARK}=".encode() in (directory / "environ").read_bytes()
+        except OSError:
+            continue
+        if held:
+            found.append(int(directory.name))
+    return found
+
+
+def test_every_phase_is_timed_in_a_clone_and_nothing_is_left(tmp_path: Path, elsewhere: Path) -> None:
+    made = checkout(
+        tmp_path,
+        setup="test ! -e uncommitted.txt && touch ready",
+        # A process that outlives its command, in a session of its own.
+        demo="mkdir -p runs/demo && (setsid sleep 600 &) && cp metrics.jsonl runs/demo/",
+    )
+    found = measured(made)
+    phases = [found[f"{name}_s"] for name in ("clone", "setup", "demo")]
+    assert all(seconds >= 0 for seconds in phases)
+    assert found["total_s"] == pytest.approx(sum(phases), abs=0.2) and found["goal_s"] == 600
+    # It rose while the demo went on.
+    assert phases[0] + phases[1] - 0.2 <= found["curve_s"] <= found["total_s"] + 0.2
+    assert found["curve"] == {"step": 4, "win_rate": 0.61, "win_rate_first": 0.5}
+    assert found["left"] == 1
+    assert of_mark() == [] and list(elsewhere.iterdir()) == []
+
+
+def test_a_phase_that_fails_says_so_and_leaves_nothing(tmp_path: Path, elsewhere: Path) -> None:
+    made = checkout(tmp_path, setup="(setsid sleep 600 &); echo no such wheel; exit 3", demo="true")
+    with pytest.raises(ProcessFailed, match=r"setup: `make setup` ended with 2: make: .*Error 3") as failed:
+        measured(made)
+    assert "no such wheel" in "".join(failed.value.__notes__)
+    assert of_mark() == [] and list(elsewhere.iterdir()) == []
+    with pytest.raises(ProcessFailed, match="clone: `git clone` ended with 128"):
+        measured(tmp_path / "nothing")
+
+
+def test_a_curve_that_does_not_rise_has_no_time(tmp_path: Path, elsewhere: Path) -> None:
+    found = measured(checkout(tmp_path, setup="touch ready", demo="true"))
+    assert found["curve_s"] is None and found["curve"] is None and found["left"] == 0
+
+
+def test_the_curve_rises_once_a_step_wins_more_often_than_the_first_one_of_training() -> None:
+    assert risen(LINES[:4]) is None and risen([]) is None
+    # A tenth more, and not just a tenth; what the warm-up won does not count.
+    assert risen([step(1, "train", 0.25), step(2, "train", 0.35), step(3, "train", 0.3501)]) == {
+        "step": 3, "win_rate": 0.3501, "win_rate_first": 0.25,
+    }  # fmt: skip
+
+
+def test_a_newcomers_shell_knows_nothing_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EARL_TOKEN_FILE", "PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL"):
+        monkeypatch.setenv(name, "1")
+    found = environment("m")
+    assert found[MARK] == "m" and found["HOME"] == os.environ["HOME"]
+    assert not {"EARL_TOKEN_FILE", "PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL"} & found.keys()
+    assert warden.marked("m", MARK) == {}
