@@ -9,20 +9,23 @@ from __future__ import annotations
 import errno
 from typing import ClassVar
 
+from earl.visible import visible
+
 
 class EarlError(Exception):
     """Base of all errors that EARL raises on purpose.
 
-    message: what was wrong, with the value. remedy: what to do; may be empty.
+    message: what was wrong, with the value. remedy: what to do; may be empty. Either may quote somebody
+    else: what a terminal would obey is made visible.
     """
 
     status: ClassVar[str] = "INTERNAL"
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        self.message = visible(message)
+        self.remedy = visible(remedy)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
@@ -69,6 +72,12 @@ class InsecureBind(ConfigError):
     """A bind off loopback without TLS and token."""
 
     exit_code = 6
+
+
+class InsecureCall(ConfigError):
+    """A token that would be sent off loopback without TLS; nothing was sent."""
+
+    exit_code = InsecureBind.exit_code
 
 
 # --- the bus and the ledger -----------------------------------------------------------------

@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from earl.visible import visible
+
 # Keys of a record that are not its fields.
 OWN = ("time", "level", "process", "logger", "message", "traceback")
 # A line without an end that is longer than this is cut there.
@@ -51,13 +53,14 @@ class Line:
         return {"time": time.replace("+00:00", "Z"), "process": self.process, "message": self.text}
 
     def words(self) -> list[str]:
-        """Message and fields, and below them the traceback's lines."""
+        """Message and fields, and below them the traceback's lines; what a terminal would obey is visible."""
         if self.record is None:
-            return [self.text]
+            return [visible(self.text)]
         fields = " ".join(f"{key}={shown(value)}" for key, value in self.record.items() if key not in OWN)
         message = str(self.record.get("message", ""))
         traceback = str(self.record.get("traceback", "")).splitlines()
-        return [f"{message}  {fields}" if fields else message, *(f"    {line}" for line in traceback)]
+        words = [f"{message}  {fields}" if fields else message, *(f"    {line}" for line in traceback)]
+        return [visible(line) for line in words]
 
 
 def shown(value: Any) -> str:

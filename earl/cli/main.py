@@ -8,6 +8,7 @@ import typer
 
 from earl.cli.lazy import Commands
 from earl.errors import EarlError
+from earl.visible import visible
 
 app = typer.Typer(
     cls=Commands,
@@ -34,7 +35,7 @@ def report_error(error: EarlError) -> int:
     """Writes an error as `earl: error: message; remedy`, after the notes it carries; its exit code."""
     for note in getattr(error, "__notes__", []):
         for line in note.splitlines():
-            sys.stderr.write(f"  | {line}\n")
+            sys.stderr.write(f"  | {visible(line)}\n")
     sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
     return error.exit_code
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from earl.cli.report.conversations import VISIBLE
 from earl.cli.report.data import Record, heard
 from earl.obs.tail import Tail
+from earl.visible import visible
 
 # Rows of one answer.
 ROWS = 200
@@ -99,16 +99,16 @@ def row(one: Record) -> dict[str, Any]:
     shown = {name: one.get(name) for name in names}
     return {
         **shown,
-        "evaluation": visible(one.get("evaluation") or ""),
-        "ending": visible(one.get("ending") or ""),
+        "evaluation": visible(str(one.get("evaluation") or "")),
+        "ending": visible(str(one.get("ending") or "")),
     }
 
 
 def turn_of(turn: Mapping[str, Any]) -> dict[str, Any]:
     """role, text and tokens; sampled: what the engine sampled, token by token, where that was kept."""
     shown: dict[str, Any] = {
-        "role": visible(turn.get("role")),
-        "text": visible(turn.get("text")),
+        "role": visible(str(turn.get("role"))),
+        "text": visible(str(turn.get("text"))),
         "tokens": turn.get("tokens") if isinstance(turn.get("tokens"), int) else 0,
     }
     sampled = turn.get("sampled")
@@ -117,12 +117,7 @@ def turn_of(turn: Mapping[str, Any]) -> dict[str, Any]:
         if all(isinstance(column, list) for column in columns) and len({len(one) for one in columns}) == 1:  # type: ignore[arg-type]
             texts, *numbers = columns
             shown["sampled"] = {
-                "texts": [visible(text) for text in texts or ()],
+                "texts": [visible(str(text)) for text in texts or ()],
                 **dict(zip(("ids", "logprobs", "versions"), numbers, strict=True)),
             }
     return shown
-
-
-def visible(text: object) -> str:
-    """As text without control characters: a terminal's escapes show, and do nothing."""
-    return str(text).translate(VISIBLE)

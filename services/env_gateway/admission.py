@@ -22,6 +22,8 @@ def check_hello(hello: Any) -> None:
         raise EnvProtocolError(text, f"use version {codec.PROTOCOL}")
     if not hello.host or len(hello.host) > MAX_NAME or hello.instance == 0:
         raise EnvProtocolError(f"Hello of host {hello.host[:MAX_NAME]!r} lacks a name or an instance")
+    if not hello.host.isprintable():
+        raise EnvProtocolError(f"the name of host {hello.host!r} is not printable", "use letters and digits")
     if len(hello.environments) > MAX_ENVIRONMENTS:
         count = len(hello.environments)
         raise EnvProtocolError(f"host {hello.host!r} names {count} environments, at most {MAX_ENVIRONMENTS}")

@@ -1,18 +1,21 @@
 """`earl env`: what its commands refuse before anything is started, and how what they find is shown."""
 
 import importlib
+import io
 import json
 import tomllib
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from earl.cli.env import app, project
-from earl.cli.env.codec import signature
+from earl.cli.env.codec import Listed, signature
 from earl.cli.env.examination import closing, lines
 from earl.cli.env.games import Shown, chosen
+from earl.cli.env.listing import table
 from earl.cli.env.play import action_of
 from earl.cli.env.serving import places
 from earl.cli.env.templates import FILES
@@ -121,6 +124,14 @@ def test_tools_as_a_person_reads_them():
     tool = {"name": "add", "parameters": {"properties": properties, "required": ["a"]}}
     assert signature(tool) == 'add(a: integer, how?: "up" | 2, c?: string | null)'
     assert signature({"name": "now"}) == "now()"
+
+
+def test_what_hosts_name_is_shown_as_it_is():
+    name, tool = "[/red]game[bold]", {"name": "t\x1b[2J", "parameters": {"properties": {"a": {"type": "list[int]"}}}}
+    console = Console(file=io.StringIO(), width=200, record=True)
+    console.print(table([Listed(name, "", "", None, [tool], 1, 1, 0, 0, 0)]))
+    text = console.export_text()
+    assert name in text and "t␛[2J(a?: list[int])" in text
 
 
 def test_a_check_has_its_remedy_below_it_if_there_is_something_to_do():

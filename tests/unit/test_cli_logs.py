@@ -66,6 +66,14 @@ def test_lines_are_merged_by_time_and_readable(run: Path):
     ]
 
 
+def test_what_a_terminal_would_obey_is_shown(run: Path):
+    (run / "logs" / "gateway.log").write_text(
+        said(6, "warning", "\x1b[2Jgone", reason="\x1b]0;x\x07") + "\x1b[31m\x9b1mloud\n"
+    )
+    lines = [line.split(" ", 1)[1] for line in told(run, "gateway")]
+    assert lines == ["gateway   warning: ␛[2Jgone  reason=␛]0;x␇", "gateway   ␛[31m\ufffd1mloud"]
+
+
 def test_they_are_filtered_by_process_level_and_number(run: Path):
     assert len(told(run, "scheduler")) == 2
     # What is no record goes with the one before it; before the first, nobody knows how bad it is.

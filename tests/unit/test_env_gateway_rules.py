@@ -256,6 +256,14 @@ def test_faults_in_a_row_put_a_host_in_quarantine():
     assert len(bad.outbox.take("reset")) == 1
 
 
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "x" * 257, ""])
+def test_names_of_hosts_that_are_refused(world, name):
+    with pytest.raises(EarlError) as caught:
+        world.host(name=name)
+    assert str(caught.value).isprintable()
+    assert not world.gateway.pool.hosts
+
+
 def test_draining(world):
     host = world.host()
     session = world.started(host)

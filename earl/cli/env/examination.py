@@ -17,6 +17,7 @@ from earl.cli.env.arguments import AsJson, Task, access, task_of
 from earl.env.conformance.card import Card, Check, Verdict
 from earl.env.conformance.plan import Plan, chosen, recorded
 from earl.errors import ConfigError
+from earl.visible import visible
 
 STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
 HOST_WAIT_S = 300.0
@@ -120,7 +121,7 @@ async def _examined(
         nonlocal subject
         if check.subject != subject:
             subject = check.subject
-            console.print(Text(subject, style="bold"))
+            console.print(Text(visible(subject), style="bold"))
         for line in lines(check):
             console.print(line)
 
@@ -145,7 +146,7 @@ async def _examined(
 def lines(check: Check) -> list[Text]:
     """A check as a person reads it: a line, and its remedy below."""
     mark = Text(f"{check.verdict.value:4}  ", style=STYLES[check.verdict])
-    found = [mark + Text(f"{check.name:13} {check.seen}", style="")]
+    found = [mark + Text(visible(f"{check.name:13} {check.seen}"), style="")]
     if check.remedy and check.verdict in (Verdict.WARN, Verdict.FAIL):
         found.append(Text(f"{'':20}-> {check.remedy}", style="dim"))
     return found

@@ -8,9 +8,11 @@ from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from earl.cli.env.arguments import AsJson, Gateway, access, gateway_of
 from earl.cli.env.codec import CALL_S, Listed, listed, signature
+from earl.visible import visible
 
 
 def list_(gateway: Gateway = "", as_json: AsJson = False) -> None:
@@ -33,5 +35,6 @@ def table(found: list[Listed]) -> Table:
     shown.add_column("tools")
     for one in found:
         counts = (one.hosts, one.capacity, one.open, one.queued, one.quarantined)
-        shown.add_row(one.name, *map(str, counts), ", ".join(signature(tool) for tool in one.tools))
+        tools = ", ".join(signature(tool) for tool in one.tools)
+        shown.add_row(*(Text(visible(cell)) for cell in (one.name, *map(str, counts), tools)))
     return shown

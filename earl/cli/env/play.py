@@ -21,6 +21,7 @@ from earl.cli.env.games import Game, Shown, at_gateway, at_host
 from earl.env.base import Action, ToolCall
 from earl.env.tool_calls import render
 from earl.errors import ConfigError
+from earl.visible import visible
 
 HELP = "A line is an action, as it stands. /3: the third legal action · /call TOOL {JSON} · /quit"
 
@@ -69,7 +70,7 @@ async def _play(
     async with at_gateway(gateway, name) if gateway else at_host(target, name) as game:
         console.print(Text(f"{game.name}, seed {seed}", style="bold"))
         for tool in game.tools:
-            console.print(Text(f"  {signature(tool)}  {tool.get('description', '')}"))
+            console.print(Text(visible(f"  {signature(tool)}  {tool.get('description', '')}")))
         console.print(Text(HELP, style="dim"))
         played, return_ = await _episode(game, console, seed, task)
     if record is not None and played:
@@ -87,7 +88,7 @@ async def _episode(game: Game, console: Console, seed: int, task: dict[str, Any]
     while True:
         show(shown, console)
         if shown.done:
-            console.print(Text(ending(shown, return_), style="bold"))
+            console.print(Text(visible(ending(shown, return_)), style="bold"))
             return actions, return_
         action = None
         while action is None:
@@ -136,10 +137,10 @@ def show(shown: Shown, console: Console) -> None:
     seen = shown.observation
     said = shown.message if shown.message and not seen.text else seen.text
     title = "tool" if seen.role == "tool" else None
-    console.print(Panel(Text(said), title=title, title_align="left"))
+    console.print(Panel(Text(visible(said)), title=title, title_align="left"))
     if seen.legal_actions and not shown.done:
         legal = "  ".join(f"/{number} {action}" for number, action in enumerate(seen.legal_actions, 1))
-        console.print(Text(legal, style="cyan"))
+        console.print(Text(visible(legal), style="cyan"))
     if shown.reward:
         console.print(f"reward {shown.reward:g}")
 

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from earl.visible import visible
+
 Record = Mapping[str, object]
 
 # Choices offered; more steps than that are spread evenly. Characters of all conversations together.
 CHOICES = 24
 TEXT_CHARACTERS = 1_000_000
 ROLES = ("system", "user", "tool", "assistant")
-VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,5 +151,5 @@ def bubble(role: str, text: str, tokens: int) -> str:
     """What one side said."""
     kind = role if role in ROLES else "user"
     counted = f" · {tokens} token{'s' if tokens != 1 else ''}" if tokens else ""
-    said = escape(text.translate(VISIBLE)) or "<i>(nothing)</i>"
+    said = escape(visible(text)) or "<i>(nothing)</i>"
     return f'<div class="turn {kind}"><small>{escape(role)}{counted}</small><div>{said}</div></div>'
