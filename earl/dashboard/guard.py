@@ -100,7 +100,10 @@ class Guard:
     def _redeemed(self, scope: Scope) -> str | None:
         if scope["path"] != "/" or scope["method"] != "GET":
             return None
-        query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=8)
+        try:
+            query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=8)
+        except ValueError:  # more fields than any link has
+            return None
         return self._door.redeem(query.get("token", [""])[0])
 
 

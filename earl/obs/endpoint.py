@@ -6,7 +6,7 @@ by the first scrape. A few lines of HTTP/1.1 are enough for that, where an HTTP 
 process 0.2 s of its start.
 
 Promise: nothing that a caller does, or a source raises, disturbs the service: requests are small, few at
-once, and answered within REQUEST_S or cut off.
+once, and answered within REQUEST_S or cut off; who asks nothing gives way to who does.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class MetricsEndpoint:
         self._sources = (_build, *sources)
         self._tls = tls
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        # The oldest first, and whether it has asked.
+        self._open: dict[asyncio.StreamWriter, bool] = {}
 
     async def start(self) -> str:
         """Listens; returns "host:port". Raises PortInUse, ConfigError for unreadable TLS files."""
@@ -82,10 +83,10 @@ class MetricsEndpoint:
         await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= MAX_CONNECTIONS:
+        if len(self._open) >= MAX_CONNECTIONS and not self._made_room():
             writer.transport.abort()
             return
-        self._open.add(writer)
+        self._open[writer] = False
         try:
             async with asyncio.timeout(REQUEST_S):
                 await self._answer(reader, writer)
@@ -93,10 +94,20 @@ class MetricsEndpoint:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             writer.transport.abort()  # a caller that is slow, gone or no HTTP client
         finally:
-            self._open.discard(writer)
+            self._open.pop(writer, None)
+
+    def _made_room(self) -> bool:
+        """Whether a connection on which nothing was asked yet gave way, the oldest of them."""
+        idle = next((writer for writer, asked in self._open.items() if not asked), None)
+        if idle is not None:
+            del self._open[idle]
+            idle.transport.abort()
+        return idle is not None
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        if writer in self._open:
+            self._open[writer] = True
         status, body, kind = await self._response(head)
         lines = [
             f"HTTP/1.1 {status.value} {status.phrase}",

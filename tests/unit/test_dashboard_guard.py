@@ -79,6 +79,8 @@ async def test_every_route_demands_the_cookie(page: Page):
         "/nothing",
         "/static/../app.py",
         f"/?token={page.links[0]}",
+        f"/?{'a=b&' * 9}token={page.links[-1]}",
+        "/?token=%ff&token=\xff",
         "/api/stream?token=x",
     ]:
         for sent in wrong:

@@ -1,6 +1,7 @@
 """GET /metrics: what is shown is in the catalogue, parses, and nobody who may not look does."""
 
 import asyncio
+import contextlib
 import re
 import ssl
 
@@ -206,12 +207,18 @@ async def test_what_goes_wrong_stays_with_who_asked(serve, monkeypatch):
     assert (await ask(address, b"\x16\x03\x01\r\n\r\n"))[0] == 404
 
 
-async def test_too_many_callers_are_cut_off(serve):
+async def test_who_asks_nothing_gives_way_to_who_does(serve, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "REQUEST_S", 600.0)
     address = await serve(gauge)
     host, port = address.rsplit(":", 1)
-    idle = [await asyncio.open_connection(host, int(port)) for _ in range(MAX_CONNECTIONS)]
-    assert (await ask(address, get()))[0] == 0
+    idle = [await asyncio.open_connection(host, int(port)) for _ in range(2 * MAX_CONNECTIONS)]
+    for _, writer in idle:
+        writer.write(b"GET /metrics HTTP/1.1\r\n")  # and never the rest
+    assert (await ask(address, get()))[0] == 200
+    # The oldest were cut off, and no more of them than had to be.
+    for reader, _ in idle[:MAX_CONNECTIONS]:
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+    assert not idle[-1][0].at_eof()
     for _, writer in idle:
         writer.close()
-    while not (await ask(address, get()))[0]:
-        pass  # until it has seen them go
