@@ -165,7 +165,8 @@ def check_same_policy(now: RunConfig, before: RunConfig) -> None:
 def replace(path: Path, text: str) -> None:
     """Writes a file whole or not at all; only this user can read it (a redis_url may hold a password)."""
     scratch = path.with_name(f".{path.name}.new")
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    scratch.unlink(missing_ok=True)  # whatever lies there: a link, or a file that others have open
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
     scratch.replace(path)
 

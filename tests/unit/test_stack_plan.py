@@ -19,7 +19,7 @@ from earl.stack.plan import plan
 from earl.stack.ports import resolve_bind
 from earl.stack.process import error_of_exit_code, readable, ready_address
 from earl.stack.record import LaunchRecord
-from earl.stack.rundir import RunDirectory, free_name, to_toml
+from earl.stack.rundir import RunDirectory, free_name, replace, to_toml
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
 
@@ -116,6 +116,17 @@ def test_a_start_that_failed_leaves_its_logs_and_frees_the_name(tmp_path: Path):
     assert directory.log("scheduler").read_text() == "it went wrong\n"
     with RunDirectory(given, resume=False):
         pass
+
+
+def test_what_lies_where_a_file_is_made_is_not_written_into(tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    (tmp_path / ".run.json.new").symlink_to(elsewhere)
+    replace(tmp_path / "run.json", "secret")
+    assert elsewhere.read_text() == "mine" and (tmp_path / "run.json").read_text() == "secret"
+    (tmp_path / ".run.json.new").write_text("left by a process that was killed")  # readable by others
+    replace(tmp_path / "run.json", "secret")
+    assert (tmp_path / "run.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_another_model_does_not_continue_a_run(tmp_path: Path):
