@@ -6,15 +6,20 @@ contracts is served nowhere is asserted too.
 
 import asyncio
 import datetime
+import importlib
+import pkgutil
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+import earl.v1
 from earl import errors
 from earl.rpc import auth, token_file
 from earl.rpc.errors import from_call
@@ -23,6 +28,7 @@ from earl.rpc.token_file import Role, make
 from earl.rpc.tokens import TokenFile
 from tests.support.services import all_services
 
+ROOT = Path(__file__).resolve().parents[2]
 OPEN = "/grpc.health.v1.Health/Check"
 # What gRPC itself serves, for every role.
 COMMON = ("grpc.reflection.", "grpc.health.")
@@ -143,8 +149,19 @@ def test_a_viewer_only_looks():
 
 
 def services_of_contracts() -> list[ServiceDescriptor]:
-    """All services of EARL's contracts."""
-    pool = descriptor_pool.Default()
-    names = ("env", "rollout", "scheduler", "trainer")
-    files = [pool.FindFileByName(f"earl/v1/{name}.proto") for name in names]
-    return [service for file in files for service in file.services_by_name.values()]
+    """All services of EARL's contracts: of every generated module, so of every file that there is."""
+    found = []
+    for module in pkgutil.iter_modules(earl.v1.__path__, "earl.v1."):
+        if module.name.endswith("_pb2"):
+            file = importlib.import_module(module.name).DESCRIPTOR
+            found += file.services_by_name.values()
+    return found
+
+
+def test_no_service_of_a_contract_is_forgotten():
+    written = [
+        f"earl.v1.{name}"
+        for path in (ROOT / "proto/earl/v1").glob("*.proto")
+        for name in re.findall(r"^service (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert written and sorted(written) == sorted(one.full_name for one in services_of_contracts())
