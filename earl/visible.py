@@ -1,4 +1,4 @@
-"""Text of others, models' and environments', as it may be shown: a terminal's escapes show, and do nothing."""
+"""Text of models and environments as it may be shown: a terminal's escapes show, and do nothing."""
 
 from __future__ import annotations
 

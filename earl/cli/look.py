@@ -27,7 +27,7 @@ from earl.cli.running import chosen, config_of, metrics_of
 from earl.errors import EarlError
 from earl.obs.metrics import plain
 from earl.rpc.access import Access
-from earl.rpc.auth import split_address
+from earl.rpc.auth import check_call, split_address
 from earl.rpc.token_file import Role
 from earl.stack.codec import SchedulerClient
 from earl.stack.record import LaunchRecord, is_held, read_record
@@ -93,9 +93,13 @@ class Looker:
 
     @classmethod
     def at(cls, scheduler: str, gateway: str) -> Looker:
-        """Of the run of a fleet, by the addresses of its services; "" for no gateway. Raises ConfigError."""
+        """Of the run of a fleet, by the addresses of its services; "" for no gateway. Raises ConfigError,
+        InsecureCall."""
         found = cls.__new__(cls)
         found._set(NOWHERE, "", scheduler, gateway)
+        if found._access.token:
+            for address in filter(None, (scheduler, gateway)):
+                check_call(address, found._access.tls)
         return found
 
     def _set(self, directory: Path, name: str, scheduler: str, gateway: str) -> None:

@@ -1,6 +1,7 @@
 """Where a server may listen and how a call is carried: addresses, TLS, and the token in its metadata.
 
-No bind off loopback without TLS and a token that cannot be guessed. Whose token it is: tokens.py.
+No bind off loopback without TLS and a token that cannot be guessed, and no token sent there without TLS:
+whoever answered would have it. Whose token it is: tokens.py.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from pathlib import Path
 
 import grpc
 
-from earl.errors import ConfigError, InsecureBind
+from earl.errors import ConfigError, InsecureBind, InsecureCall
 from earl.loopback import is_loopback
+from earl.rpc.authorities import of_this_machine
 from earl.rpc.tokens import Tokens
 
 AUTHORIZATION = "authorization"
 SCHEME = "Bearer "
+# What EARL_TLS_CA is instead of a file; a file of that name is ./system.
+SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. A server needs certificate and key; a client needs authority (or the system's)."""
+    """PEM files. A server needs certificate and key. authority: whom a client trusts; None: whom this
+    machine trusts."""
 
     certificate: Path | None = None
     key: Path | None = None
@@ -30,10 +35,14 @@ class TlsFiles:
 
     @classmethod
     def from_environment(cls) -> TlsFiles | None:
-        """EARL_TLS_CERT, EARL_TLS_KEY, EARL_TLS_CA; None if none of them is set."""
+        """EARL_TLS_CERT, EARL_TLS_KEY, EARL_TLS_CA; None if none of them is set. EARL_TLS_CA=system is whom
+        this machine trusts."""
         names = ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA")
-        paths = [Path(os.environ[name]) if os.environ.get(name) else None for name in names]
-        return cls(*paths) if any(paths) else None
+        certificate, key, authority = given = [os.environ.get(name, "") for name in names]
+        if not any(given):
+            return None
+        files = (certificate, key, "" if authority == SYSTEM else authority)
+        return cls(*(Path(file) if file else None for file in files))
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """Raises ConfigError if a file is missing."""
@@ -43,8 +52,8 @@ class TlsFiles:
         return grpc.ssl_server_credentials([pair])
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Raises ConfigError if a file is missing."""
-        return grpc.ssl_channel_credentials(_read(self.authority) if self.authority else None)
+        """Raises ConfigError if a file is missing, or this machine trusts nobody."""
+        return grpc.ssl_channel_credentials(_read(self.authority) if self.authority else of_this_machine())
 
 
 def _read(path: Path) -> bytes:
@@ -78,6 +87,16 @@ def check_bind(address: str, tokens: Tokens, tls: TlsFiles | None) -> None:
         raise InsecureBind(
             f"bind {address} is off loopback with a token that {tokens.weakness}",
             "make one with: earl tokens new",
+        )
+
+
+def check_call(address: str, tls: TlsFiles | None) -> None:
+    """Of a call that carries a token. Raises InsecureCall for an address off loopback without TLS."""
+    host, _ = split_address(address)
+    if tls is None and not is_loopback(host):
+        raise InsecureCall(
+            f"a token would be sent to {address} in plain text",
+            "set EARL_TLS_CA=ca.pem, or EARL_TLS_CA=system for whom this machine trusts",
         )
 
 

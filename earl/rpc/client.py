@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from earl.errors import DeadlineExceeded
+from earl.loopback import is_loopback
 from earl.obs import tracing
 from earl.rpc import auth, options
 from earl.rpc.errors import code_of, from_call
@@ -30,19 +31,23 @@ class Client:
 
     address: "host:port". stub: generated stub class, for example SchedulerServiceStub. With `tls`, the
     connection is encrypted; the token is sent with every call: one that is asked for each time may change.
+    Raises ConfigError for an address that is none, InsecureCall for a token without TLS off loopback.
     """
 
     def __init__(
         self, address: str, stub: type, *, token: Token = "", tls: auth.TlsFiles | None = None
     ) -> None:
-        auth.split_address(address)
+        host, _ = auth.split_address(address)
+        if token:
+            auth.check_call(address, tls)
         self.address = address
         self._token = token
+        set_so = options.client(loopback=is_loopback(host))
         if tls is None:
-            self._channel = grpc.aio.insecure_channel(address, options=options.CLIENT)
+            self._channel = grpc.aio.insecure_channel(address, options=set_so)
         else:
             credentials = tls.channel_credentials()
-            self._channel = grpc.aio.secure_channel(address, credentials, options=options.CLIENT)
+            self._channel = grpc.aio.secure_channel(address, credentials, options=set_so)
         self._stub = stub(self._channel)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:

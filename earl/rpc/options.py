@@ -17,6 +17,8 @@ COMMAND_BYTES = 1 << 20
 # Most of them wait for something; a thousand workers may share a connection.
 CONNECTION_CALLS = 4096
 SERVER_CALLS = 16_384
+# Until a connection speaks TLS and HTTP/2; gRPC alone gives it two minutes.
+HANDSHAKE_MS = 10_000
 # Of one call: a token, a trace and little else.
 METADATA_BYTES = 16 << 10
 
@@ -36,6 +38,7 @@ def server(request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         *_KEEPALIVE,
         ("grpc.max_concurrent_streams", CONNECTION_CALLS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.max_metadata_size", METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES),
         # A taken port is an error, not a second listener that gets half of the connections.
@@ -43,6 +46,12 @@ def server(request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
     ]
+
+
+def client(*, loopback: bool) -> list[tuple[str, Any]]:
+    """Of a client. loopback: it calls this machine, which no proxy that the environment names (http_proxy)
+    comes between: it would be shown tokens that go in plain text."""
+    return [*CLIENT, ("grpc.enable_http_proxy", int(not loopback))]
 
 
 CLIENT = [

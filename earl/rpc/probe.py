@@ -15,6 +15,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from earl.errors import EarlError
+from earl.loopback import is_loopback
+from earl.rpc import options
 from earl.rpc.auth import TlsFiles, split_address
 from earl.rpc.main import ended_by
 
@@ -23,10 +25,12 @@ DEADLINE_S = 3.0
 
 def verdict(address: str, service: str, deadline_s: float) -> str:
     """ "" if it serves, else why not. Raises ConfigError for an address or TLS files that are wrong."""
-    split_address(address)
-    tls = TlsFiles.from_environment()
+    host, _ = split_address(address)
+    tls, set_so = TlsFiles.from_environment(), options.client(loopback=is_loopback(host))
     channel = (
-        grpc.secure_channel(address, tls.channel_credentials()) if tls else grpc.insecure_channel(address)
+        grpc.secure_channel(address, tls.channel_credentials(), options=set_so)
+        if tls
+        else grpc.insecure_channel(address, options=set_so)
     )
     with channel:
         try:

@@ -272,6 +272,31 @@ async def test_tls_and_a_token(node, tmp_path):
             assert await ended(host) == 0
 
 
+async def test_whom_this_machine_trusts(node, tmp_path):
+    tls = certified(tmp_path)
+    access = {"EARL_TOKEN": "secret", "EARL_TLS_CA": "system", "SSL_CERT_FILE": str(tls.authority)}
+    async with (
+        serving(token="secret", tls=tls) as (gateway, address),
+        typescript(node, address, access=access) as host,
+    ):
+        assert gateway.pool.hosts
+        host.terminate()
+        assert await ended(host) == 0
+
+
+async def test_no_token_goes_off_this_machine_in_plain_text(node):
+    for address in ("192.0.2.1:7000", "127.evil:7000", "[::2]:7000"):
+        process = await asyncio.create_subprocess_exec(
+            node,
+            str(FOLDER / "main.ts"),
+            stderr=asyncio.subprocess.PIPE,
+            env=os.environ | {"EARL_GATEWAY": address, "EARL_TOKEN": "secret", "EARL_TLS_CA": ""},
+        )
+        _, said = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 1
+        assert f"a token would be sent to {address} in plain text" in said.decode()
+
+
 async def test_a_client_in_typescript(node):
     async with serving(lease_s=20) as (gateway, address), typescript(node, address):
 

@@ -70,6 +70,47 @@ class Empty(env_pb2_grpc.EnvGatewayServiceServicer):
         return env_pb2.ListEnvironmentsResponse()
 
 
+async def test_whom_this_machine_trusts(tmp_path, monkeypatch):
+    made = make(tmp_path / "tls", [], days=2, authority_days=2)
+    token = make_token(Role.OPERATOR).token
+    server = Server(
+        "test", "127.0.0.1:0", tokens=token, tls=TlsFiles(made.path("server.pem"), made.path("server.key"))
+    )
+    add = env_pb2_grpc.add_EnvGatewayServiceServicer_to_server
+    server.add(add, Empty(), "earl.v1.EnvGatewayService")
+    address = await server.start()
+    for name in ("EARL_TLS_CERT", "EARL_TLS_KEY", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EARL_TLS_CA", "system")
+
+    async def call(deadline_s):
+        files = TlsFiles.from_environment()
+        assert files == TlsFiles()
+        client = Client(address, env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=files)
+        try:
+            await client.call("ListEnvironments", env_pb2.ListEnvironmentsRequest(), deadline_s=deadline_s)
+        finally:
+            await client.close()
+
+    monkeypatch.setenv(
+        "SSL_CERT_FILE", str(make(tmp_path / "others", [], days=2, authority_days=2).path("ca.pem"))
+    )
+    with pytest.raises(errors.ServiceUnavailable):
+        await call(0.5)
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.path("ca.pem")))
+    await call(20)
+    # As OpenSSL has them in a directory; and nowhere.
+    hashed = tmp_path / "hashed"
+    hashed.mkdir()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(hashed))
+    with pytest.raises(errors.ConfigError, match=r"no certificate authorities in .*EARL_TLS_CA"):
+        await call(0.5)
+    (hashed / "0123abcd.0").write_bytes(made.path("ca.pem").read_bytes())
+    await call(20)
+    await server.stop()
+
+
 async def test_off_loopback_with_them_and_not_without(tmp_path):
     right, wrong = (make(tmp_path / name, [], days=2, authority_days=2) for name in ("right", "wrong"))
     token = make_token(Role.OPERATOR).token

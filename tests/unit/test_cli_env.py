@@ -127,7 +127,10 @@ def test_tools_as_a_person_reads_them():
 
 
 def test_what_hosts_name_is_shown_as_it_is():
-    name, tool = "[/red]game[bold]", {"name": "t\x1b[2J", "parameters": {"properties": {"a": {"type": "list[int]"}}}}
+    name, tool = (
+        "[/red]game[bold]",
+        {"name": "t\x1b[2J", "parameters": {"properties": {"a": {"type": "list[int]"}}}},
+    )
     console = Console(file=io.StringIO(), width=200, record=True)
     console.print(table([Listed(name, "", "", None, [tool], 1, 1, 0, 0, 0)]))
     text = console.export_text()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from earl.cli import panels
 from earl.cli.look import Looker, State, state_of
 from earl.cli.status import EXIT_CODES, app, rendered
-from earl.errors import EarlError
+from earl.errors import EarlError, InsecureCall
 from earl.obs.metrics import LineFile
 from earl.stack.record import LaunchRecord, is_held, read_record, write_record
 from earl.stack.rundir import RunDirectory
@@ -144,6 +144,17 @@ def test_a_record_that_this_version_cannot_read_is_none(tmp_path: Path):
     assert read_record(tmp_path) is None
     LineFile(tmp_path / "launch.json").write({"pid": "x"})
     assert read_record(tmp_path) is None
+
+
+def test_a_fleet_is_shown_no_token_in_plain_text(monkeypatch: pytest.MonkeyPatch):
+    for name in ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EARL_TOKEN", "secret")
+    for addresses in (("192.0.2.1:7000", ""), ("127.0.0.1:9", "gateway.example.org:7000")):
+        with pytest.raises(InsecureCall, match="in plain text"):
+            Looker.at(*addresses)
+    monkeypatch.setenv("EARL_TLS_CA", "system")
+    Looker.at("192.0.2.1:7000", "")
 
 
 async def test_a_fleet_is_looked_at_by_its_addresses():

@@ -77,6 +77,27 @@ def test_off_loopback_needs_tls_and_token(bind: str):
     auth.check_bind(bind, Tokens(STRONG), auth.TlsFiles())
 
 
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:5", "0.0.0.0:5", "gateway:7000", "[2001:db8::1]:5", "127.evil:5"]
+)
+def test_no_token_goes_off_loopback_in_plain_text(address: str):
+    with pytest.raises(errors.InsecureCall, match="EARL_TLS_CA") as caught:
+        auth.check_call(address, None)
+    assert address in caught.value.message and caught.value.exit_code == 6
+    auth.check_call(address, auth.TlsFiles())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:5", "localhost:5", "[::1]:5"])
+def test_on_loopback_it_may(address: str):
+    auth.check_call(address, None)
+
+
+def test_an_error_quotes_others_so_that_no_terminal_obeys_it():
+    error = errors.EnvProtocolError("host \x1b]0;x\x07 says \x9b2J\r", "call it\tanother\x7f")
+    assert error.message == "host ␛]0;x␇ says \ufffd2J␍" and error.remedy == "call it\tanother␡"
+    assert str(error) == f"{error.message}; {error.remedy}"
+
+
 def test_log_lines_are_json():
     record = logging.LogRecord("a.b", logging.WARNING, __file__, 1, "lost %s", ("host-1",), None)
     record.fields = {"sessions": 3}

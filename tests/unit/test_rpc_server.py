@@ -1,6 +1,7 @@
 """Server and client over real gRPC: typed errors, retries, health, reflection, tokens, drain."""
 
 import asyncio
+import contextlib
 import socket
 from typing import Any
 
@@ -179,6 +180,47 @@ async def test_tls_with_token(scripted, tmp_path):
     with pytest.raises(errors.EarlError):
         await plain.call("ListEnvironments", REQUEST, deadline_s=0.3)
     await plain.close()
+    await server.stop()
+
+
+async def test_no_token_is_sent_off_loopback_without_tls():
+    for token in (STRONG, lambda: STRONG):
+        with pytest.raises(errors.InsecureCall, match=r"192\.0\.2\.1:7000 in plain text"):
+            Client("192.0.2.1:7000", env_pb2_grpc.EnvGatewayServiceStub, token=token)
+    await Client("192.0.2.1:7000", env_pb2_grpc.EnvGatewayServiceStub).close()
+    tls = TlsFiles()
+    await Client("192.0.2.1:7000", env_pb2_grpc.EnvGatewayServiceStub, token=STRONG, tls=tls).close()
+
+
+async def test_no_proxy_comes_between_this_machine_and_itself(server, monkeypatch):
+    asked = asyncio.Event()
+    proxy = await asyncio.start_server(lambda reader, writer: asked.set(), "127.0.0.1", 0)
+    host, port = proxy.sockets[0].getsockname()
+    monkeypatch.setenv("http_proxy", f"http://{host}:{port}")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    client = Client(server.address, env_pb2_grpc.EnvGatewayServiceStub, token=STRONG)
+    await client.call("ListEnvironments", REQUEST, deadline_s=20)
+    await client.close()
+    assert not asked.is_set()
+    # That a client would otherwise go there.
+    async with grpc.aio.insecure_channel(server.address, options=options.client(loopback=False)) as channel:
+        asking = asyncio.create_task(health(channel, ""))
+        await asyncio.wait_for(asked.wait(), 20)
+        asking.cancel()
+    proxy.close()
+
+
+async def test_a_connection_that_never_speaks_tls_is_closed(scripted, tmp_path, monkeypatch):
+    monkeypatch.setattr(options, "HANDSHAKE_MS", 200)
+    server = make_server(scripted, tls=certified(tmp_path))
+    host, _, port = (await server.start()).rpartition(":")
+    for said in (b"", b"\x16\x03\x01"):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(said)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 60)
+        writer.close()
     await server.stop()
 
 

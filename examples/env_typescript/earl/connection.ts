@@ -1,6 +1,8 @@
 /** A stream to the gateway: token, TLS, keepalive; writes that never block and are bounded. */
 
 import { readFileSync } from "node:fs";
+import { BlockList, isIP } from "node:net";
+import { getCACertificates } from "node:tls";
 import * as grpc from "@grpc/grpc-js";
 
 import type { Frame } from "./wire.ts";
@@ -10,20 +12,34 @@ export interface Access {
   /** "host:port". */
   gateway: string;
   token?: string;
-  /** Encrypt. authority: PEM of the certificate authority, or null for the system's. */
-  tls?: { authority: Buffer | null };
+  /** Encrypt. authority: PEM of whom to trust. Without it no token is sent off this machine. */
+  tls?: { authority: Buffer };
 }
 
-/** EARL_GATEWAY, EARL_TOKEN, and TLS if any of EARL_TLS_CA, EARL_TLS_CERT and EARL_TLS_KEY is set. */
+/** EARL_GATEWAY, EARL_TOKEN, and TLS if EARL_TLS_CA is set: to a PEM file, or "system" for whom this machine trusts. */
 export function accessFromEnvironment(): Access {
-  const { EARL_GATEWAY, EARL_TOKEN, EARL_TLS_CA, EARL_TLS_CERT, EARL_TLS_KEY } = process.env;
+  const { EARL_GATEWAY, EARL_TOKEN, EARL_TLS_CA } = process.env;
   if (!EARL_GATEWAY) throw new Error("EARL_GATEWAY is not set; set it to the gateway's host:port");
-  const encrypted = EARL_TLS_CA || EARL_TLS_CERT || EARL_TLS_KEY;
   return {
     gateway: EARL_GATEWAY,
     ...(EARL_TOKEN && { token: EARL_TOKEN }),
-    ...(encrypted && { tls: { authority: EARL_TLS_CA ? readFileSync(EARL_TLS_CA) : null } }),
+    ...(EARL_TLS_CA && { tls: { authority: authority(EARL_TLS_CA) } }),
   };
+}
+
+function authority(named: string): Buffer {
+  return named === "system" ? Buffer.from(getCACertificates("system").join("\n")) : readFileSync(named);
+}
+
+const LOOPBACK = new BlockList();
+LOOPBACK.addSubnet("127.0.0.0", 8, "ipv4");
+LOOPBACK.addAddress("::1", "ipv6");
+
+/** Whether nothing outside this machine can answer there. Any other name may resolve to anything. */
+function isLoopback(address: string): boolean {
+  const host = address.slice(0, address.lastIndexOf(":")).replace(/^\[|\]$/g, "");
+  const version = isIP(host);
+  return host === "localhost" || (version !== 0 && LOOPBACK.check(host, version === 6 ? "ipv6" : "ipv4"));
 }
 
 const CHANNEL: grpc.ChannelOptions = {
@@ -37,11 +53,20 @@ const CHANNEL: grpc.ChannelOptions = {
   "grpc.enable_retries": 0,
 };
 
+/** Throws if the token would be sent off this machine in plain text: whoever answered there would have it. */
 export function connect(access: Access): grpc.Client {
+  const loopback = isLoopback(access.gateway);
+  if (access.token && !access.tls && !loopback) {
+    throw new Error(
+      `a token would be sent to ${access.gateway} in plain text; ` +
+        "set EARL_TLS_CA=ca.pem, or EARL_TLS_CA=system for whom this machine trusts",
+    );
+  }
   const credentials = access.tls
     ? grpc.credentials.createSsl(access.tls.authority)
     : grpc.credentials.createInsecure();
-  return new grpc.Client(access.gateway, credentials, CHANNEL);
+  // A proxy that the environment names does not come between this machine and itself.
+  return new grpc.Client(access.gateway, credentials, { ...CHANNEL, "grpc.enable_http_proxy": loopback ? 0 : 1 });
 }
 
 /** Bounds of one frame (a single message may be larger), and of what a peer leaves unread. */
