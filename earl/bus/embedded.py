@@ -1,7 +1,8 @@
 """A real Valkey server for one run, keeping its data in the run's directory.
 
 Promises: what was answered is on disk (append-only file, fsync before the answer); nobody but this
-user can reach it (unix socket of mode 0600 in a private directory, random password, no TCP port);
+user can reach it (unix socket of mode 0600 in a private directory, random password, no TCP port), or
+read its data (a directory of mode 0700);
 the password is in no argv and no environment; one server a directory; it ends with the process that
 started it, even if that is killed.
 
@@ -180,7 +181,14 @@ class EmbeddedValkey:
 
 
 def _own_directory(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
+    """For this user alone: the data has the run's secret, and the server makes files that all may read."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise BusUnavailable(
+            f"{directory} cannot be the embedded Valkey's: {error.strerror}", "let it belong to this user"
+        ) from error
     return directory.resolve()
 
 

@@ -183,6 +183,15 @@ async def test_events_survive_a_killed_server(tmp_path: Path) -> None:
     await valkey.stop()
 
 
+async def test_what_it_keeps_is_for_this_user_alone(tmp_path: Path) -> None:
+    data = tmp_path / "valkey"
+    data.mkdir(mode=0o755)  # of an earlier version
+    server = EmbeddedValkey()
+    await server.start(data)
+    await server.stop()
+    assert data.stat().st_mode & 0o777 == 0o700 and (data / "appendonlydir").is_dir()
+
+
 async def test_a_server_left_by_a_crash_is_replaced(tmp_path: Path) -> None:
     first = EmbeddedValkey()
     await first.start(tmp_path)
