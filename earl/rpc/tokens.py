@@ -269,7 +269,7 @@ def sent(role: Role) -> Token:
 
 
 def _own() -> str | SecretFile:
-    if token := os.environ.get("EARL_TOKEN"):
+    if token := os.environ.get("EARL_TOKEN", "").strip():  # a secret often ends with a line
         return token
     if path := os.environ.get("EARL_TOKEN_FILE"):
         return SecretFile(Path(path))

@@ -189,7 +189,7 @@ def test_where_a_process_has_its_token_from(path, tmp_path, monkeypatch):
     one.write_text("a third\n")
     assert accepts.identify(b"a third").role is None
     monkeypatch.setenv("EARL_TOKENS", str(path))
-    monkeypatch.setenv("EARL_TOKEN", "given")
+    monkeypatch.setenv("EARL_TOKEN", " given\n")
     assert Access.of(Role.WORKER).token == "given" and isinstance(tokens.accepted(), TokenFile)
     monkeypatch.delenv("EARL_TOKENS")
     assert tokens.accepted().identify(b"given").role is None

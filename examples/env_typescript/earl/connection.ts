@@ -18,11 +18,12 @@ export interface Access {
 
 /** EARL_GATEWAY, EARL_TOKEN, and TLS if EARL_TLS_CA is set: to a PEM file, or "system" for whom this machine trusts. */
 export function accessFromEnvironment(): Access {
-  const { EARL_GATEWAY, EARL_TOKEN, EARL_TLS_CA } = process.env;
+  const { EARL_GATEWAY, EARL_TLS_CA } = process.env;
+  const token = process.env.EARL_TOKEN?.trim();
   if (!EARL_GATEWAY) throw new Error("EARL_GATEWAY is not set; set it to the gateway's host:port");
   return {
     gateway: EARL_GATEWAY,
-    ...(EARL_TOKEN && { token: EARL_TOKEN }),
+    ...(token && { token }),
     ...(EARL_TLS_CA && { tls: { authority: authority(EARL_TLS_CA) } }),
   };
 }
