@@ -25,6 +25,7 @@ import typer
 
 from benchmarks.learning import published
 from benchmarks.output import RESULTS, AsJson, Results
+from benchmarks.usage import watched
 from earl.cli.demo import demo_config
 from earl.cli.run import INTERRUPTED, OverridableCommand, overrides_of, run_to_end
 from earl.config.load import Override
@@ -37,7 +38,10 @@ app = typer.Typer(add_completion=False)
 COMPARES = (
     "The demo's training steps with metrics (every endpoint scraped every 5 s) and traces (a collector that "
     "takes them) and without, whole runs in turns. tokens_per_s: tokens of the episodes that steps learned "
-    "from, from the first step's end to the last one's. cost: 1 - on / off, of the medians; pairs: of each."
+    "from, from the first step's end to the last one's. cost: 1 - on / off, of the medians; pairs: of each. "
+    "cpu_us_per_token: processor time of all processes of the run, collector and scraper among them, for "
+    "these tokens; cpu_cost: on / off - 1, of the medians; cpu_pairs: of each. What else the machine does "
+    "moves the first more than the second."
 )
 SCRAPE_S = 5.0
 # Of each run little but training steps.
@@ -67,32 +71,47 @@ def measured(side: str, number: int, overrides: list[Override]) -> dict[str, Any
         off = [("obs.metrics", ""), ("obs.traces", "")]
         shown = off if side == "off" else [("obs.traces", address)]
         config = demo_config(0, [*SETTINGS, ("runs_dir", scratch), *shown, *overrides])
-        with scraped(run_path(config)) as scrapes:
+        with scraped(run_path(config)) as scrapes, watched(run_path(config)) as usage:
             outcome = run_to_end(config, resume=False, plain=True, started_at=time.monotonic())
         if not outcome.complete:
             sys.stderr.write("earl: the run was stopped before its last step\n")
             raise typer.Exit(INTERRUPTED)
-        found = tokens_per_s(outcome.directory)
-    figures = {"side": side, "pair": number, "tokens_per_s": found}
-    sys.stderr.write(f"{side}: {found:.0f} tokens/s\n")
+        found, steps = tokens_per_s(outcome.directory), training_steps(outcome.directory)
+    cpu_us = usage.per_token([one["tokens"] for one in steps])
+    figures = {"side": side, "pair": number, "tokens_per_s": found, "cpu_us_per_token": cpu_us}
+    sys.stderr.write(f"{side}: {found:.0f} tokens/s, {cpu_us:.1f} us of processor time each\n")
     return {**figures, "scrapes": sum(scrapes), "trace_bytes": sum(received)}
 
 
 def tokens_per_s(directory: Path) -> float:
     """Of the training steps, the first one left out."""
-    lines = [one for one in read_lines(directory / "metrics.jsonl") if one.get("phase") == "train"]
+    lines = training_steps(directory)
     seconds = lines[-1]["time_s"] - lines[0]["time_s"]
     return sum(one["tokens"] for one in lines[1:]) / seconds
 
 
+def training_steps(directory: Path) -> list[dict[str, Any]]:
+    return [one for one in read_lines(directory / "metrics.jsonl") if one.get("phase") == "train"]
+
+
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians of both sides and what they differ by."""
-    sides = {side: [run["tokens_per_s"] for run in runs if run["side"] == side] for side in ("off", "on")}
-    if not all(sides.values()):
+    rates, cpu_us = (
+        [[run[figure] for run in runs if run["side"] == side] for side in ("off", "on")]
+        for figure in ("tokens_per_s", "cpu_us_per_token")
+    )
+    if not all(rates):
         return {}
-    pairs = [1 - on / off for off, on in zip(sides["off"], sides["on"], strict=False)]
-    off, on = (statistics.median(sides[side]) for side in ("off", "on"))
-    return {"off_tokens_per_s": off, "on_tokens_per_s": on, "cost": 1 - on / off, "pairs": pairs}
+    off, on = map(statistics.median, rates)
+    cpu_off, cpu_on = map(statistics.median, cpu_us)
+    return {
+        "off_tokens_per_s": off,
+        "on_tokens_per_s": on,
+        "cost": 1 - on / off,
+        "pairs": [1 - b / a for a, b in zip(*rates, strict=False)],
+        "cpu_cost": cpu_on / cpu_off - 1,
+        "cpu_pairs": [b / a - 1 for a, b in zip(*cpu_us, strict=False)],
+    }
 
 
 @contextmanager
