@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.control import measure
-from benchmarks.control.stand import HEARTBEAT_S, Load
+from benchmarks.control.stand import Load
 from benchmarks.output import RESULTS, AsJson, Results, publish
 
 app = typer.Typer(add_completion=False)
@@ -20,7 +20,7 @@ PARTS = ("steady", "most", "drill", "script")
 MEASURES = (
     "A real scheduler process with its real Valkey (appendfsync always), simulated rollout workers in a few "
     "processes and a simulated trainer, over real gRPC. Each worker leases `credit` tickets in one call, "
-    "holds them for hold_s, reports them in one call, and heartbeats and renews as a rollout worker does; "
+    "holds them for hold_s, reports them in one call, heartbeats when the scheduler wants it, and renews; "
     "the trainer commits each batch at once, publishes a version and records a checkpoint every few batches. "
     "A ticket counts when it is trained (issued, leased, completed, planned, committed, each stored before "
     "it was answered) or evaluated. steady: the workers' cycles ask for `rate` tickets a second; "
@@ -81,7 +81,7 @@ def control(
     cores = len(os.sched_getaffinity(0))
     publish(
         "control",
-        {"measures": MEASURES, "cores": cores, "heartbeat_s": HEARTBEAT_S, **setting, **found},
+        {"measures": MEASURES, "cores": cores, **setting, **found},
         results,
         as_json=as_json,
     )

@@ -146,15 +146,16 @@ class Players:
 
     async def _heartbeats(self, at: int) -> None:
         await asyncio.sleep(self._heartbeat_s * at / self._count)
-        due_s = time.monotonic()
+        due_s, next_s = time.monotonic(), self._heartbeat_s
         lives, said = self._alive[at], wire.heartbeat(self._worker(at))
         while True:
             if self._alive[at] != lives:
                 lives, said = self._alive[at], wire.heartbeat(self._worker(at))
             request = said + wire.state(len(self._held.get(at, ())), self._version)
             if self._alive[at] == lives:
-                await self._call(at, "Heartbeat", request)
-            due_s = max(due_s + self._heartbeat_s, time.monotonic())
+                answered = await self._call(at, "Heartbeat", request)
+                next_s = scheduler_pb2.HeartbeatResponse.FromString(answered).next_s or self._heartbeat_s
+            due_s = max(due_s + next_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
     async def _renewals(self) -> None:

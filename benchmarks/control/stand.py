@@ -20,8 +20,6 @@ from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
 NAME = "bench-control"
 RANKS = 8
 STEPS = 1_000_000
-# What a fleet of a thousand would have; a membership lasts 10 s.
-HEARTBEAT_S = 3.0
 RPC_S = 60.0
 
 
@@ -49,7 +47,7 @@ class Load:
                 "environment": {"name": "bench/none", "task": {"level": 1}},
                 "scheduler": {
                     "group_size": self.group_size, "batch_groups": self.batch_groups,
-                    "staleness": self.staleness, "steps": STEPS, "heartbeat_s": HEARTBEAT_S,
+                    "staleness": self.staleness, "steps": STEPS,
                 },
                 "evaluation": {"episodes": self.evaluation, "at_end": False},
                 "trainer": {"checkpoint_every": self.checkpoint_every},
@@ -113,7 +111,9 @@ async def stand(directory: Path, load: Load, profile: Path | None = None) -> Asy
         client = Client(scheduler.address, SchedulerServiceStub)
         stack.push_async_callback(client.close)
         made = Stand(valkey, scheduler, client, bus)
-        heartbeat_s, lease_s = config.scheduler.heartbeat_s, config.scheduler.lease_s
+        # What the scheduler will ask of so many.
+        heartbeat_s = max(config.scheduler.heartbeat_s, load.workers / config.scheduler.heartbeats_per_s)
+        lease_s = config.scheduler.lease_s
         each = load.workers // load.processes
         for at in range(load.processes):
             role, _ = await Role.start(
@@ -124,7 +124,7 @@ async def stand(directory: Path, load: Load, profile: Path | None = None) -> Asy
             made.players.append(role)
         made.trainer, _ = await Role.start(
             "benchmarks.control.trainer", role="trainer", address=scheduler.address, redis_url=url, run=NAME,
-            ranks=RANKS, heartbeat_s=heartbeat_s,
+            ranks=RANKS, heartbeat_s=config.scheduler.heartbeat_s,
         )  # fmt: skip
         stack.push_async_callback(made.trainer.stop)
         for role in made.players:

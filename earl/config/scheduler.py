@@ -39,8 +39,12 @@ class SchedulerConfig(Section):
     profile: str = ""
     # What a switch of a stage's parallelism is taken to cost until the first one is measured.
     switch_cost_s: float = Field(default=1.0, ge=0)
+    # How often a worker says how it is, and how long it may be silent before it counts as gone.
     heartbeat_s: float = Field(default=1.0, gt=0)
     membership_s: float = Field(default=10.0, gt=0)
+    # Of all workers together. Those of a fleet that would say more are asked less often, and may be silent
+    # for three times as long.
+    heartbeats_per_s: float = Field(default=100.0, gt=0)
     bind: str = "127.0.0.1:0"
 
 

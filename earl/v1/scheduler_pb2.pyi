@@ -127,12 +127,14 @@ class TransferTotals(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., transfers: _Optional[int] = ..., retries: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("stop", "epoch")
+    __slots__ = ("stop", "epoch", "next_s")
     STOP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_S_FIELD_NUMBER: _ClassVar[int]
     stop: bool
     epoch: int
-    def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
+    next_s: float
+    def __init__(self, stop: _Optional[bool] = ..., epoch: _Optional[int] = ..., next_s: _Optional[float] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("ticket_id", "attempt", "fence", "purpose", "actor", "group_id", "environment", "task_json", "env_seed", "sample_seed", "min_version", "temperature", "episode_s", "lease_s", "max_turns", "evaluation", "traceparent", "transcript")

@@ -116,8 +116,11 @@ class SchedulerLink:
         gauges: Mapping[str, float],
         spans: Sequence[Span],
         transfers: Sequence[Transfer],
-    ) -> bool:
-        """Whether to stop. parallelism, epoch: how the devices are cut now, and by which switch."""
+    ) -> tuple[bool, float]:
+        """Whether to stop, and in how many seconds the next one is wanted.
+
+        parallelism, epoch: how the devices are cut now, and by which switch.
+        """
         # A scheduler that this worker joins again is to know it, too.
         self._request.parallelism.CopyFrom(encode_parallelism(parallelism))
         request = scheduler_pb2.HeartbeatRequest(
@@ -139,7 +142,7 @@ class SchedulerLink:
                 retries=one.retries,
             )
         answer = await self._call("Heartbeat", request, self._patience_s)
-        return answer.stop
+        return answer.stop, answer.next_s
 
     async def leave(self, reason: str, deadline_s: float) -> None:
         """What is still held goes back at once. Raises what the call does."""

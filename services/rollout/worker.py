@@ -263,11 +263,11 @@ class RolloutWorker:
             self._credit.set()
 
     async def _heartbeat(self, membership_s: float) -> None:
-        period_s = min(self._config.scheduler.heartbeat_s, membership_s / 3)
+        least_s = period_s = min(self._config.scheduler.heartbeat_s, membership_s / 3)
         while True:
-            await self._gauges.refresh(timeout_s=period_s / 4)
+            await self._gauges.refresh(timeout_s=least_s / 4)
             version = self._pool.version
-            stop = await self._scheduler.heartbeat(
+            stop, next_s = await self._scheduler.heartbeat(
                 running=len(self.leases),
                 version=version,
                 parallelism=self._pool.parallelism,
@@ -279,6 +279,7 @@ class RolloutWorker:
             if stop:
                 self._run_over.set()
                 return
+            period_s = max(least_s, next_s)
             # A new version is told at once: what is leased next counts on it.
             await self._pool.wait_other(version, period_s)
 

@@ -15,7 +15,8 @@ i-th outstanding group are made for the batch of version V + i // B) this never 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from services.scheduler.records import Purpose, Rules
 
@@ -23,8 +24,7 @@ from services.scheduler.records import Purpose, Rules
 WARMUP_BATCHES_AHEAD = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One outstanding group. deadline: last version at which it may be trained."""
 
     group: int

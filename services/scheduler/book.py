@@ -14,6 +14,7 @@ from earl.errors import LedgerError
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.ranges import RangeSet
 from services.scheduler.records import (
+    BATCHED,
     LIVE,
     Batch,
     Change,
@@ -50,6 +51,9 @@ class Book:
         self.courses: dict[str, Course] = {}
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
         self.closed: dict[str, RangeSet] = {}
+        # Trained tickets that have a record, as stored; and which became so, or no longer are, since.
+        self._trained = RangeSet()
+        self._trained_since: dict[int, bool] = {}
         # Descriptor keys of dropped trajectories, to be freed with the next committed batch.
         self.freed: list[str] = []
         self.groups: dict[Purpose, dict[int, list[int]]] = {purpose: {} for purpose in Purpose}
@@ -91,7 +95,8 @@ class Book:
 
     def move(self, ticket: Ticket, state: State, reason: str = "") -> None:
         """Changes a ticket's state and every index over it."""
-        self.touch(ticket)
+        if ticket.state not in BATCHED or state not in BATCHED:
+            self.touch(ticket)
         self._unindex(ticket)
         ticket.state, ticket.reason = state, reason
         self._index(ticket)
@@ -177,18 +182,19 @@ class Book:
 
     # --- restoring --------------------------------------------------------------------------
 
-    def restore(
-        self, records: Iterable[tuple[str, str, bytes]], now: float, lease_s: float, member_s: float
-    ) -> None:
-        """Fills an empty book from stored (kind, field, data); clocks count anew from `now`."""
+    def restore(self, records: Iterable[tuple[str, str, bytes]], now: float, lease_s: float) -> None:
+        """Fills an empty book from stored (kind, field, data); leases count anew from `now`."""
         self.now = now
+        trained = RangeSet()
         for kind, field, data in records:
             record = decode(kind, field, data)
             if isinstance(record, Ticket):
                 self.tickets[record.id] = record
+                head = data.partition(b"|")[0].decode()
+                if head != record.head:  # of a scheduler that stored every state with its ticket
+                    self._touched[record.id] = head
             elif isinstance(record, Member):
                 self.members[record.name] = record
-                self.member_until.set(record.name, now + member_s)
             elif isinstance(record, Lives):
                 self.lives[field] = record
             elif isinstance(record, Evaluation):
@@ -201,14 +207,21 @@ class Book:
                 self.batch = record
             elif isinstance(record, dict):
                 self.closed = {bucket: RangeSet(ranges) for bucket, ranges in record.items()}
+            elif field == "trained":
+                trained = RangeSet(record)  # type: ignore[arg-type]
             else:
-                self.freed = record
+                self.freed = record  # type: ignore[assignment]
+        planned = frozenset(self.batch.tickets if self.batch else ())
         for number in sorted(self.tickets):
             ticket = self.tickets[number]
+            if ticket.state in BATCHED:
+                _derive(ticket, number in planned, number in trained)
             self._enter(ticket)
             if ticket.state is State.LEASED:
                 self.lease_since[number] = now
                 self.lease_until.set(number, now + lease_s)
+        self._trained_ranges()
+        self._written.pop(("state", "trained"), None)
 
     def _record(self, kind: str, field: str):
         if kind == "member":
@@ -223,6 +236,7 @@ class Book:
             "run": self.run,
             "batch": self.batch,
             "closed": ranges_of(self.closed),
+            "trained": list(self._trained_ranges().ranges) if field == "trained" else None,
             "freed": self.freed,
         }[field]
 
@@ -251,6 +265,7 @@ class Book:
         else:
             self.kept.add(number)
             if state is State.TRAINED:
+                self._count_trained(number, True)
                 self.taken[ticket.purpose][ticket.index] += 1
             self._leave_group(ticket)
 
@@ -262,6 +277,7 @@ class Book:
         if state not in HELD:
             self.kept.discard(number)
             if state is State.TRAINED:
+                self._count_trained(number, False)
                 self._give_up_place(ticket)
             return
         holder = ticket.worker, ticket.incarnation
@@ -275,6 +291,17 @@ class Book:
         elif state is State.LEASED:
             self.lease_until.drop(number)
             self.lease_since.pop(number, None)
+
+    def _count_trained(self, number: int, trained: bool) -> None:
+        self._trained_since[number] = trained
+        self._written["state", "trained"] = None
+
+    def _trained_ranges(self) -> RangeSet:
+        since, self._trained_since = self._trained_since, {}
+        gone = RangeSet.of(number for number, trained in since.items() if not trained)
+        come = RangeSet.of(number for number, trained in since.items() if trained)
+        self._trained = (self._trained - gone) | come
+        return self._trained
 
     def _leave_group(self, ticket: Ticket) -> None:
         members = self.groups[ticket.purpose].get(ticket.group)
@@ -299,3 +326,11 @@ class Book:
         group = ticket.group
         if self.ready[group] == len(self.groups[ticket.purpose][group]):
             self.whole[ticket.purpose].add(group)
+
+
+def _derive(ticket: Ticket, planned: bool, trained: bool) -> None:
+    """The state of one that was ready when its record was stored, or that was stored again since."""
+    if trained or ticket.state is State.TRAINED:
+        ticket.state, ticket.result = State.TRAINED, None
+    else:
+        ticket.state = State.PLANNED if planned else State.READY

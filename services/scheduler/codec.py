@@ -75,6 +75,8 @@ def rules_of(config: RunConfig) -> Rules:
         lease_s=scheduler.lease_s,
         episode_s=scheduler.episode_s,
         membership_s=scheduler.membership_s,
+        heartbeat_s=scheduler.heartbeat_s,
+        heartbeats_per_s=scheduler.heartbeats_per_s,
         temperature=scheduler.temperature,
         train_limit_s=scheduler.train_limit_s,
         checkpoint_every=config.trainer.checkpoint_every,

@@ -26,6 +26,11 @@ class Deadlines(Generic[Key]):
         if until < self._earliest:
             self._earliest = until
 
+    def prolong(self, key: Key, until: float) -> None:
+        """It ends then at the earliest."""
+        if until > self._until.get(key, -math.inf):
+            self.set(key, until)
+
     def drop(self, key: Key) -> None:
         """It never ends; nothing if it is not here."""
         self._until.pop(key, None)

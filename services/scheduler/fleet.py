@@ -5,8 +5,9 @@ Telemetry only: no decision of the ledger rests on it. Pure.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from earl.parallelism import Parallelism
 from services.scheduler.records import Member
@@ -27,14 +28,6 @@ class Moved:
     seconds: float = 0.0
     transfers: int = 0
     retries: int = 0
-
-    def __add__(self, other: Moved) -> Moved:
-        return Moved(
-            self.size_bytes + other.size_bytes,
-            self.seconds + other.seconds,
-            self.transfers + other.transfers,
-            self.retries + other.retries,
-        )
 
     @property
     def gb_per_s(self) -> float:
@@ -65,20 +58,24 @@ class Fleet:
         """Takes a heartbeat."""
         before = self.reports.get(name)
         if before is not None and before.incarnation != report.incarnation:
-            _add(self._former, before.transfers)
+            self._former = _total([self._former, before.transfers])
         self.reports[name] = report
 
     def moved(self) -> dict[str, Moved]:
         """What all workers of the run moved, by path, as far as heard."""
-        totals = dict(self._former)
-        for report in self.reports.values():
-            _add(totals, report.transfers)
-        return totals
+        return _total([self._former, *(report.transfers for report in self.reports.values())])
 
 
-def _add(totals: dict[str, Moved], transfers: Mapping[str, Moved]) -> None:
-    for path, moved in transfers.items():
-        totals[path] = totals.get(path, Moved()) + moved
+def _total(parts: Iterable[Mapping[str, Moved]]) -> dict[str, Moved]:
+    totals: dict[str, list[float]] = {}
+    for transfers in parts:
+        for path, moved in transfers.items():
+            total = totals.setdefault(path, [0, 0.0, 0, 0])
+            total[0] += moved.size_bytes
+            total[1] += moved.seconds
+            total[2] += moved.transfers
+            total[3] += moved.retries
+    return {path: Moved(*total) for path, total in totals.items()}  # type: ignore[arg-type]
 
 
 def cuts(members: Iterable[Member]) -> dict[str, Parallelism]:
@@ -86,14 +83,16 @@ def cuts(members: Iterable[Member]) -> dict[str, Parallelism]:
 
     A stage whose workers are cut differently has no such answer, and is left out.
     """
-    found: dict[str, set[tuple[int, int, int]]] = {}
-    whole: dict[str, Parallelism] = {}
+    # By stage and by how one replica is cut: replicas of all its workers.
+    replicas: dict[str, Counter[tuple[int, int, int]]] = {}
     for member in members:
         stage = STAGES.get(member.stage)
-        if stage is None:
-            continue
-        cut = Parallelism(*member.parallelism)
-        found.setdefault(stage, set()).add(cut.replica)
-        before = whole.get(stage)
-        whole[stage] = cut if before is None else replace(cut, dp=cut.dp + before.dp)
-    return {stage: cut for stage, cut in whole.items() if len(found[stage]) == 1}
+        if stage is not None:
+            dp, *replica = member.parallelism
+            replicas.setdefault(stage, Counter())[tuple(replica)] += dp  # type: ignore[index]
+    return {
+        stage: Parallelism(dp, *replica)
+        for stage, counted in replicas.items()
+        if len(counted) == 1
+        for replica, dp in counted.items()
+    }

@@ -44,7 +44,9 @@ class Ledger(Tickets):
     def restored(cls, rules: Rules, records: Iterable[tuple[str, str, bytes]], now: float) -> Ledger:
         """The ledger of stored records; leases and memberships get their full time again from `now`."""
         ledger = cls(rules)
-        ledger.book.restore(records, now, rules.lease_s, rules.membership_s)
+        ledger.book.restore(records, now, rules.lease_s)
+        for name in ledger.book.members:
+            ledger.book.member_until.set(name, now + ledger.membership_s)
         return ledger
 
     def trainer(self, name: str, incarnation: int, now: float) -> None:

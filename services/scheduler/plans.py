@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from services.scheduler.advantages import group_advantages
 from services.scheduler.assign import balance
 from services.scheduler.dock import NOWHERE, Location
@@ -14,8 +16,7 @@ from services.scheduler.records import Batch, Ending, Purpose, Result, Ticket
 INDICATORS = frozenset({"win", "draw", "loss", "illegal"})
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """One sequence for one rank. position: in the batch, over all ranks together."""
 
     position: int

@@ -1,7 +1,8 @@
 """What the ledger keeps: plain records with their encoding, the rules of a run, and the facts it states.
 
 A record's stored form is "<head>|<msgpack>": the head (state and fence of a ticket) is what the
-store compares before it sets, the rest is opaque to it.
+store compares before it sets, the rest is opaque to it. A ticket that is planned and trained keeps the
+record with which it became ready: the records of the batch and of the trained ids say so for all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import math
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 import msgspec
 
@@ -31,6 +31,9 @@ class State(StrEnum):
 
 
 LIVE = frozenset({State.PENDING, State.LEASED, State.READY, State.PLANNED})
+# Which of these a ticket is in follows from two records for all: the planned batch, and the trained ids.
+BATCHED = frozenset({State.READY, State.PLANNED, State.TRAINED})
+_HEADS = {state: f"{State.READY if state in BATCHED else state}:" for state in State}
 
 
 class Purpose(StrEnum):
@@ -119,7 +122,8 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     @property
     def head(self) -> str:
-        return self.state + ":" + str(self.fence)
+        """What the stored record begins with: it does not change while a batch takes the ticket."""
+        return _HEADS[self.state] + str(self.fence)
 
     @property
     def bucket(self) -> str:
@@ -240,7 +244,16 @@ class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 Record = (
-    Ticket | Member | Lives | Evaluation | Course | Run | Batch | dict[str, list[tuple[int, int]]] | list[str]
+    Ticket
+    | Member
+    | Lives
+    | Evaluation
+    | Course
+    | Run
+    | Batch
+    | dict[str, list[tuple[int, int]]]
+    | list[tuple[int, int]]
+    | list[str]
 )
 
 # kind of a record -> its type; the fields of "state" are told apart by their names.
@@ -253,6 +266,7 @@ _TYPES: dict[tuple[str, str], object] = {
     ("state", "run"): Run,
     ("state", "batch"): Batch,
     ("state", "closed"): dict[str, list[tuple[int, int]]],
+    ("state", "trained"): list[tuple[int, int]],
     ("state", "freed"): list[str],
 }
 KINDS = ("ticket", "member", "lives", "evaluation", "stage", "state")
@@ -302,6 +316,8 @@ class Rules:
     evaluation_temperature: float
     # Chance never decides what is trained: see Tickets.fail.
     deterministic: bool = False
+    heartbeat_s: float = 1.0
+    heartbeats_per_s: float = 100.0
     # Conversations of each batch and of each evaluation.
     transcripts: int = 0
     keep_best: bool = True
@@ -309,8 +325,7 @@ class Rules:
     evaluation_setting: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectoryReady:
+class TrajectoryReady(msgspec.Struct, frozen=True, gc=False):
     ticket_id: int
     attempt: int
     worker: str
@@ -355,7 +370,7 @@ class WorkerLeft:
 Fact = TrajectoryReady | BatchPlanned | BatchCommitted | EvaluationDone | WorkerJoined | WorkerLeft | Ended
 
 
-class Change(NamedTuple):
+class Change(msgspec.Struct, frozen=True, gc=False):
     """One record to write. expected: the head it must have now ("" none yet, None any).
 
     data: its stored form, None to delete it.

@@ -21,7 +21,10 @@ def splitmix64(value: int) -> int:
 
 def derive(seed: int, *words: int | str) -> int:
     """64 bits of (seed, words), for example derive(7, "env", "train", 12)."""
-    state = splitmix64(seed)
+    return _mixed(splitmix64(seed), *words)
+
+
+def _mixed(state: int, *words: int | str) -> int:
     for word in words:
         number = int.from_bytes(word.encode()[:8], "little") if isinstance(word, str) else word
         state = splitmix64(state ^ (number & MASK))
@@ -38,9 +41,10 @@ def env_seed(seed: int, purpose: str, index: int, take: int = 0) -> int:
     return low | EVALUATION_BIT if purpose == "evaluate" else low
 
 
-def sample_seed(seed: int, purpose: str, index: int, member: int, take: int = 0) -> int:
-    """Seed of the sampler for one member of a group, below 2**63."""
-    return derive(seed, "sample", purpose, index, member, *_substitute(take)) >> 1
+def sample_seeds(seed: int, purpose: str, index: int, members: int, take: int = 0) -> list[int]:
+    """Seeds of the sampler for the members of a group, each below 2**63."""
+    group = derive(seed, "sample", purpose, index)
+    return [_mixed(group, member, *_substitute(take)) >> 1 for member in range(members)]
 
 
 def _substitute(take: int) -> tuple[int, ...]:

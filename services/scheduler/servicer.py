@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -22,6 +23,8 @@ from services.scheduler.fleet import Moved, Report
 SERVICE = "earl.v1.SchedulerService"
 CREDIT = 4096
 GAUGES = 256
+# By what part of itself the time between two heartbeats differs.
+SPREAD = 0.25
 # Characters of a reason that are kept.
 REASON = 200
 REFERENCE_ROLE = roles.REFERENCE.name
@@ -37,7 +40,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Join(self, request, context):
         version, keys = await self._scheduler.join(codec.decode_member(request))
         return scheduler_pb2.JoinResponse(
-            lease_s=self._scheduler.config.scheduler.membership_s, version=version, weight_keys=keys
+            lease_s=self._scheduler.ledger.membership_s, version=version, weight_keys=keys
         )
 
     async def Leave(self, request, context):
@@ -63,7 +66,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             codec_stages.decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
         )
         stop = self._scheduler.heartbeat(worker.name, worker.incarnation, report, spans, cut, request.epoch)
-        return scheduler_pb2.HeartbeatResponse(stop=stop)
+        # A fleet that started together must not go on together.
+        next_s = self._scheduler.ledger.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
+        return scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
 
     async def LeaseTickets(self, request, context):
         worker = request.worker

@@ -11,45 +11,60 @@ only by the newest scheduler (term), only in order (revision), and only where ea
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+from itertools import chain
+
+import msgspec
 
 from earl.bus import Bus, redis_errors
 from earl.errors import LedgerFenced
 from services.scheduler.codec import encode_fact
 from services.scheduler.records import KINDS, Change, Changes, TrajectoryReady
 
-# KEYS: guard, the bus's streams, hashes.  ARGV: term, revision, stream length, the changes packed, how many
-# of the events go to the first stream, events ...  A packed change: lengths of field, expected head and
-# value, index of its hash, then the three; expected head "*" for any, empty value to delete.
+# KEYS: guard, the bus's streams, hashes.  ARGV: term, revision, stream length, what changes (see `pack`), the
+# new values one after another, how many of the events go to the first stream, events ...  Of each hash, in
+# turn, what changes is: fields and the heads that they must have, "" for none; fields and the lengths of
+# their new values; fields to delete. A command takes MOST of them at once: a command each would cost several
+# times as much, and everybody waits for the script.
 APPLY = """
+local MOST = 1000
 local guard = redis.call('HMGET', KEYS[1], 'term', 'revision')
 local revision = tonumber(ARGV[2])
 if guard[1] ~= ARGV[1] then return {'term', guard[1] or ''} end
 if tonumber(guard[2]) == revision + 1 then return {'done', 'before'} end
 if tonumber(guard[2]) ~= revision then return {'revision', guard[2] or ''} end
-local packed, size, at, changes = ARGV[4], #ARGV[4], 1, {}
-while at <= size do
-  local fields, heads, values, hash
-  fields, heads, values, hash, at = struct.unpack('<I4I4I4I4', packed, at)
-  local key, field = KEYS[3 + hash], string.sub(packed, at, at + fields - 1)
-  local expected = string.sub(packed, at + fields, at + fields + heads - 1)
-  at = at + fields + heads
-  if expected ~= '*' then
-    local value = redis.call('HGET', key, field)
-    local head = value and string.match(value, '^([^|]*)|') or ''
-    if head ~= expected then return {'head', field .. ' is ' .. head .. ', not ' .. expected} end
+local hashes = cmsgpack.unpack(ARGV[4])
+for number, changes in ipairs(hashes) do
+  local fields, heads = changes[1], changes[2]
+  for first = 1, #fields, MOST do
+    local last = math.min(first + MOST - 1, #fields)
+    local values = redis.call('HMGET', KEYS[3 + number], unpack(fields, first, last))
+    for i = first, last do
+      local value = values[i - first + 1]
+      local head = value and string.match(value, '^([^|]*)|') or ''
+      if head ~= heads[i] then return {'head', fields[i] .. ' is ' .. head .. ', not ' .. heads[i]} end
+    end
   end
-  changes[#changes + 1] = {key, field, values > 0 and string.sub(packed, at, at + values - 1)}
-  at = at + values
 end
-for _, change in ipairs(changes) do
-  if change[3] then redis.call('HSET', change[1], change[2], change[3])
-  else redis.call('HDEL', change[1], change[2]) end
+local at = 1
+for number, changes in ipairs(hashes) do
+  local key, fields, lengths, gone = KEYS[3 + number], changes[3], changes[4], changes[5]
+  for first = 1, #fields, MOST do
+    local pairs = {}
+    for i = first, math.min(first + MOST - 1, #fields) do
+      pairs[#pairs + 1] = fields[i]
+      pairs[#pairs + 1] = string.sub(ARGV[5], at, at + lengths[i] - 1)
+      at = at + lengths[i]
+    end
+    redis.call('HSET', key, unpack(pairs))
+  end
+  for first = 1, #gone, MOST do
+    redis.call('HDEL', key, unpack(gone, first, math.min(first + MOST - 1, #gone)))
+  end
 end
-local first = tonumber(ARGV[5])
-for i = 6, #ARGV do
-  redis.call('XADD', KEYS[i - 5 <= first and 2 or 3], 'MAXLEN', '~', ARGV[3], '*', 'e', ARGV[i])
+local first = tonumber(ARGV[6])
+for i = 7, #ARGV do
+  redis.call('XADD', KEYS[i - 6 <= first and 2 or 3], 'MAXLEN', '~', ARGV[3], '*', 'e', ARGV[i])
 end
 -- What befell the run is kept as long as the trajectories beside it: a batch names as many keys as it has.
 if first > 0 and redis.call('XLEN', KEYS[3]) >= tonumber(ARGV[3]) then
@@ -59,7 +74,9 @@ end
 redis.call('HSET', KEYS[1], 'revision', revision + 1)
 return {'done', 'now'}
 """
-_LENGTHS = struct.Struct("<4I")
+_ENCODER = msgspec.msgpack.Encoder()
+# Of one hash: see APPLY.
+_Hash = tuple[list[str], list[str], list[str], list[int], list[str]]
 
 
 class LedgerStore:
@@ -104,7 +121,7 @@ class LedgerStore:
             stream = trajectories if isinstance(fact, TrajectoryReady) else events
             stream.append(self._bus.encode(encode_fact(fact)))
         arguments = (
-            self._term, self._revision, self._bus.stream_events, pack(changes.records), len(events),
+            self._term, self._revision, self._bus.stream_events, *pack(changes.records), len(events),
             *events, *trajectories,
         )  # fmt: skip
         keys = (self._guard, self._bus.stream, self._bus.trajectories, *self._hashes.values())
@@ -118,11 +135,22 @@ class LedgerStore:
         self._revision += 1
 
 
-def pack(records: Sequence[Change]) -> bytes:
-    """The changes as the script reads them: one argument, for each costs the client more than its bytes."""
-    parts: list[bytes] = []
-    for kind, field, expected, data in records:
-        name, value = field.encode(), data or b""
-        head = b"*" if expected is None else expected.encode()
-        parts += (_LENGTHS.pack(len(name), len(head), len(value), KINDS.index(kind) + 1), name, head, value)
-    return b"".join(parts)
+def pack(records: Sequence[Change]) -> tuple[bytes, bytes]:
+    """The changes as the script reads them, and the new values: an argument each would cost the client more.
+
+    Values are no part of the msgpack: the server's decoder knows no binary data.
+    """
+    hashes: dict[str, _Hash] = {kind: ([], [], [], [], []) for kind in KINDS}
+    values: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
+    for one in records:
+        checked, heads, fields, lengths, gone = hashes[one.kind]
+        if one.expected is not None:
+            checked.append(one.field)
+            heads.append(one.expected)
+        if one.data is None:
+            gone.append(one.field)
+        else:
+            fields.append(one.field)
+            lengths.append(len(one.data))
+            values[one.kind].append(one.data)
+    return _ENCODER.encode(list(hashes.values())), b"".join(chain.from_iterable(values.values()))

@@ -36,11 +36,13 @@ from services.scheduler.records import (
     WorkerJoined,
     WorkerLeft,
 )
-from services.scheduler.seeds import env_seed, sample_seed
+from services.scheduler.seeds import env_seed, sample_seeds
 from services.scheduler.transcripts import asked
 
 # Incarnations of one name that are remembered.
 LIVES = 16
+# Heartbeats that a member may miss before it counts as gone.
+MISSED = 3
 MAY_TRAIN = frozenset({Ending.OK, Ending.TRUNCATED})
 
 
@@ -55,6 +57,19 @@ class Tickets:
         self.last_fault = ""
 
     # --- membership -------------------------------------------------------------------------
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often each worker is to say how it is: all together `heartbeats_per_s` times a second at most.
+
+        Nomad's max_heartbeats_per_second bounds a cluster's beats in this way.
+        """
+        return max(self.rules.heartbeat_s, len(self.book.members) / self.rules.heartbeats_per_s)
+
+    @property
+    def membership_s(self) -> float:
+        """How long a worker may be silent."""
+        return max(self.rules.membership_s, MISSED * self.heartbeat_s)
 
     def join(self, member: Member, now: float) -> None:
         """A worker takes part. An older incarnation of its name loses leases and arena at once.
@@ -84,13 +99,13 @@ class Tickets:
                 # How a switch has cut it since it joined first.
                 member.parallelism, member.epoch = known.parallelism, known.epoch
         book.members[member.name] = member
-        book.member_until.set(member.name, now + self.rules.membership_s)
+        book.member_until.prolong(member.name, now + self.membership_s)
         book.write("member", member.name)
 
     def seen(self, name: str, incarnation: int, now: float, version: int | None = None) -> Member:
         """A sign of life. Raises UnknownWorker, WorkerReplaced unless this incarnation is a member."""
         member = self.member(name, incarnation)
-        self.book.member_until.set(name, now + self.rules.membership_s)
+        self.book.member_until.prolong(name, now + self.membership_s)
         if version is not None:
             member.version = version
         return member
@@ -122,7 +137,7 @@ class Tickets:
         """Ends memberships and leases whose time is over."""
         book = self.book
         for name in book.member_until.take_due(now):
-            self.leave(name, f"silent for {self.rules.membership_s:g} s")
+            self.leave(name, f"silent for {self.membership_s:g} s")
         for number in book.lease_until.take_due(now):
             ticket = book.tickets[number]
             if ticket.state is State.LEASED:  # it may have fallen with its group just now
@@ -138,7 +153,7 @@ class Tickets:
         group = run.next_group
         run.next_group += 1
         instance = env_seed(seed, purpose, index, take)
-        for member in range(size):
+        for member, sampler in enumerate(sample_seeds(seed, purpose, index, size, take)):
             self.book.add(
                 Ticket(
                     id=run.next_ticket,
@@ -146,7 +161,7 @@ class Tickets:
                     purpose=purpose,
                     index=index,
                     env_seed=instance,
-                    sample_seed=sample_seed(seed, purpose, index, member, take),
+                    sample_seed=sampler,
                     min_version=min_version,
                     floor=min_version,
                     temperature=temperature,

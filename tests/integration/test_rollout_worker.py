@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import urllib.request
 
 import numpy as np
 import psutil
@@ -154,6 +156,28 @@ async def test_a_scheduler_that_restarts_is_waited_for(tmp_path):
             assert plan is not None
             assert len(await trainer.read(plan)) == 16
             assert stack.processes["rollout-0"].running
+
+
+def metrics_page(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10.0) as answer:
+        return answer.read().decode()
+
+
+async def test_a_worker_says_how_it_is_as_often_as_the_scheduler_wants_it(tmp_path):
+    rates = {"heartbeat_s": 0.01, "heartbeats_per_s": 0.02}
+    stack = Stack(tictactoe(tmp_path, warmup={"batches": 2}, scheduler=rates))
+    async with stack:
+        await stack.up(*SERVICES)
+        async with PlayedTrainer(stack, beat_s=1e6) as trainer:
+            await stack.start("rollout-0")
+            for _ in range(2):
+                plan = await trainer.next_batch()
+                assert plan is not None
+                await trainer.commit(plan, publish=False)
+            page = await asyncio.to_thread(metrics_page, stack.processes["scheduler"].metrics)
+    asked = re.search(r'requests_total\{code="OK",method="[^"]*/Heartbeat"\} (\d+)', page)
+    # One each as they joined: the next ones are wanted in 100 s.
+    assert asked is not None and int(float(asked[1])) <= 3, page
 
 
 @pytest.mark.slow

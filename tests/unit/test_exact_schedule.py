@@ -23,7 +23,7 @@ from services.scheduler.records import (
     State,
     Verdict,
 )
-from services.scheduler.seeds import env_seed, sample_seed
+from services.scheduler.seeds import env_seed, sample_seeds
 from tests.support.ledger import RULES, Rollout, World
 
 EXACT = dataclasses.replace(RULES, staleness=0, steps=6, deterministic=True)
@@ -156,7 +156,9 @@ def test_only_the_version_that_was_asked_for_samples(oldest: int, newest: int) -
 def test_a_substitute_has_seeds_of_its_own_and_the_instance_keeps_those_it_always_had() -> None:
     assert env_seed(7, "train", 3) == env_seed(7, "train", 3, 0) != env_seed(7, "train", 3, 1)
     assert (
-        sample_seed(7, "train", 3, 2) == sample_seed(7, "train", 3, 2, 0) != sample_seed(7, "train", 3, 2, 1)
+        sample_seeds(7, "train", 3, 2)
+        == sample_seeds(7, "train", 3, 9)[:2]
+        != sample_seeds(7, "train", 3, 2, 1)
     )
     seeds = {env_seed(7, "train", index, take) for index in range(200) for take in range(5)}
     assert len(seeds) == 1000

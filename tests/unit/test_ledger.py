@@ -26,7 +26,7 @@ from services.scheduler.records import (
     Ticket,
     Verdict,
 )
-from tests.support.ledger import RULES
+from tests.support.ledger import RULES, Image
 
 TRAIN_ONLY = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0)
 
@@ -213,6 +213,45 @@ def test_a_planned_batch_stays_the_same_until_it_is_committed_and_a_commit_may_b
     assert ledger.commit(batch.id, 2) is not None
     assert ledger.commit(batch.id, 2) is None
     assert ledger.book.counts()["trained"] == 4 and ledger.book.run.version == 2
+
+
+def test_what_becomes_of_a_batch_is_stored_with_the_batch_and_not_with_each_of_its_tickets() -> None:
+    ledger, image = begun(), Image()
+    finish(ledger, lease(ledger))
+    image.apply(ledger.book.take_changes())
+    batch = batch_of(ledger)
+
+    def stored() -> set[str]:
+        changes = ledger.book.take_changes()
+        image.apply(changes)
+        again = Ledger.restored(ledger.rules, image.peek(), 0.0).book
+        assert again.tickets == ledger.book.tickets and again.counts() == ledger.book.counts()
+        return {one.field for one in changes.records if one.kind == "ticket"}
+
+    assert stored() == set()
+    assert ledger.book.counts()["planned"] == len(batch.tickets) == 4
+    ledger.commit(batch.id, 2)
+    assert stored() == set()
+    assert ledger.book.counts()["trained"] == 4
+    ledger.record_checkpoint(RangeSet.of(batch.tickets[:3]))
+    assert stored() == {str(number) for number in batch.tickets[:3]}
+    reconcile(ledger, "t", 1, 1, 1, RangeSet())
+    assert str(batch.tickets[3]) in stored()
+    assert ledger.book.counts()["dropped:rolled_back"] == 4
+
+
+def test_a_ledger_that_stored_every_state_with_its_ticket_goes_on() -> None:
+    ledger, image = begun(), Image()
+    finish(ledger, lease(ledger))
+    batch = batch_of(ledger)
+    image.apply(ledger.book.take_changes())
+    for number in batch.tickets:
+        head, _, body = image.records["ticket", str(number)].partition(b"|")
+        image.records["ticket", str(number)] = head.replace(b"ready", b"planned") + b"|" + body
+    again = Ledger.restored(ledger.rules, image.peek(), 0.0)
+    again.commit(batch.id, 2)
+    image.apply(again.book.take_changes())
+    assert Ledger.restored(ledger.rules, image.peek(), 0.0).book.tickets == again.book.tickets
 
 
 def test_an_arena_that_is_lost_after_planning_is_only_missed_if_the_trainer_asks_again() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from earl.errors import UnknownWorker, WorkerReplaced
@@ -39,6 +41,25 @@ def test_a_silent_worker_may_come_back_until_another_took_its_place() -> None:
     with pytest.raises(WorkerReplaced):
         ledger.join(member(7), 90.0)
     ledger.join(member(7, "another"), 90.0)  # other names have lives of their own
+
+
+def test_a_large_fleet_is_asked_less_often_and_may_be_silent_for_longer() -> None:
+    rules = dataclasses.replace(RULES, heartbeat_s=1.0, heartbeats_per_s=10.0)
+    ledger = Ledger(rules)
+    ledger.join(member(1, "first"), 0.0)
+    assert (ledger.heartbeat_s, ledger.membership_s) == (1.0, rules.membership_s)
+    for number in range(99):
+        ledger.join(member(1, f"w{number}"), 0.0)
+    assert (ledger.heartbeat_s, ledger.membership_s) == (10.0, 30.0)
+    ledger.seen("first", 1, 1.0)
+    for number in range(99):
+        ledger.leave(f"w{number}", "left")
+    # What it was told once holds: the next sign of life does not shorten it.
+    ledger.seen("first", 1, 2.0)
+    ledger.expire(30.5)
+    assert "first" in ledger.book.members
+    ledger.expire(31.0)
+    assert "first" not in ledger.book.members
 
 
 def test_who_was_replaced_is_known_to_the_next_scheduler_and_bounded() -> None:

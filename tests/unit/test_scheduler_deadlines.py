@@ -10,6 +10,7 @@ from services.scheduler.deadlines import Deadlines
 keys = st.integers(0, 5)
 moves = st.one_of(
     st.tuples(st.just("set"), keys, st.integers(0, 20)),
+    st.tuples(st.just("prolong"), keys, st.integers(0, 20)),
     st.tuples(st.just("drop"), keys, st.just(0)),
     st.tuples(st.just("due"), st.just(0), st.integers(0, 20)),
 )
@@ -23,6 +24,9 @@ def test_what_is_due_is_taken_once(done: list[tuple[str, int, int]]) -> None:
         if what == "set":
             deadlines.set(key, time)
             plain[key] = time
+        elif what == "prolong":
+            deadlines.prolong(key, time)
+            plain[key] = max(plain.get(key, time), time)
         elif what == "drop":
             deadlines.drop(key)
             plain.pop(key, None)

@@ -12,7 +12,7 @@ from services.scheduler.admission import Candidate, choose, target_version
 from services.scheduler.advantages import group_advantages
 from services.scheduler.plans import cut, summary
 from services.scheduler.records import Batch, Ending, Purpose, Result, Ticket
-from services.scheduler.seeds import env_seed, sample_seed, splitmix64
+from services.scheduler.seeds import env_seed, sample_seeds, splitmix64
 
 
 def test_splitmix_is_the_published_generator() -> None:
@@ -31,7 +31,7 @@ def test_evaluation_seeds_are_never_training_seeds(seed: int, index: int, other:
 
 
 def test_seeds_differ_within_and_between_groups() -> None:
-    found = {sample_seed(0, "train", index, member) for index in range(50) for member in range(16)}
+    found = {one for index in range(50) for one in sample_seeds(0, "train", index, 16)}
     assert len(found) == 800 and max(found) < 2**63
     assert len({env_seed(seed, "train", index) for seed in range(3) for index in range(100)}) == 300
 
