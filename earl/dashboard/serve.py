@@ -22,8 +22,8 @@ from earl.dashboard.live import Live
 from earl.dashboard.trajectories import Trajectories
 from earl.dashboard.watch import Watch
 from earl.errors import PortInUse
+from earl.expendable import ExpendableFile
 from earl.loopback import is_loopback
-from earl.obs.metrics import Dispensable
 from earl.rpc import auth
 from earl.rpc.access import Access
 from earl.rpc.peers import advertised, told
@@ -172,10 +172,10 @@ def keep_link(directory: Path) -> OnLink:
     """Writes each new link into the run's directory, where only this user can read it. Where the disk is
     full, the page goes on for those who are in."""
     path = directory / DASHBOARD_LINK
-    dispensable = Dispensable(path)
+    expendable = ExpendableFile(path)
 
     def keep(link: str) -> None:
-        with dispensable.written():
+        with expendable.written():
             replace(path, link + "\n")
 
     return keep

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger(__name__)
+from earl.expendable import ExpendableFile
 
-
-class Dispensable:
-    """Of a file that a run can do without: a disk that is full does not end the run, and is said once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._said = False
-
-    @contextmanager
-    def written(self) -> Iterator[None]:
-        """Around a write. An OSError is logged, unless the write before this one failed, too."""
-        try:
-            yield
-        except OSError as error:
-            if not self._said:
-                log.warning("%s cannot be written, the run goes on without: %s", self._path, error.strerror)
-            self._said = True
-        else:
-            self._said = False
+# As services/scheduler calls it.
+Dispensable = ExpendableFile
 
 
 class LineFile:
@@ -40,15 +21,15 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._dispensable = Dispensable(path)
+        self._expendable = ExpendableFile(path)
         self._file: FileIO | None = None
         self._cut = False
-        with self._dispensable.written():
+        with self._expendable.written():
             self._file = self._open()
 
     def write(self, *records: Mapping[str, Any]) -> bool:
         """Whether the file has them: see `append`. For what a run can do without: OSError is logged."""
-        with self._dispensable.written():
+        with self._expendable.written():
             self.append(*records)
             return True
         return False

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from earl.obs.metrics import Dispensable
+from earl.expendable import ExpendableFile
 from earl.stack.rundir import replace
 
 NAME = "endpoints.json"
@@ -24,7 +24,7 @@ class Endpoints:
         self._path = directory / NAME
         self._run = run
         self._written: dict[str, str] = {}
-        self._dispensable = Dispensable(self._path)
+        self._expendable = ExpendableFile(self._path)
 
     def show(self, addresses: Mapping[str, str]) -> None:
         """host:port by process; those without one are left out. Writes only what changed; what
@@ -38,13 +38,13 @@ class Endpoints:
                 }
                 for process, address in found.items()
             ]
-            with self._dispensable.written():
+            with self._expendable.written():
                 replace(self._path, json.dumps(groups, indent=1) + "\n")
                 self._written = found
 
     def close(self) -> None:
         """Nothing is served any more."""
-        with self._dispensable.written():
+        with self._expendable.written():
             self._path.unlink(missing_ok=True)
 
 

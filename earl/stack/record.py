@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from earl.obs.metrics import Dispensable
+from earl.expendable import ExpendableFile
 from earl.stack import rundir
 from earl.stack.rundir import LAUNCH, LOCK
 from earl.stack.status import ProcessState, RunStatus
@@ -86,7 +86,7 @@ class Chronicle:
 
     def __init__(self, directory: Path, mark: str, leaves: Iterable[Path], started_at: float) -> None:
         self._directory = directory
-        self._dispensable = Dispensable(directory / LAUNCH)
+        self._expendable = ExpendableFile(directory / LAUNCH)
         self._started_at = started_at
         now = time.time_ns()
         began_ns = now - int((time.monotonic() - started_at) * 1e9)
@@ -114,5 +114,5 @@ class Chronicle:
 
     def _write(self, record: LaunchRecord) -> None:
         """Where the disk is full, who looks from outside sees what was written last."""
-        with self._dispensable.written():
+        with self._expendable.written():
             write_record(self._directory, record)

@@ -28,7 +28,7 @@ from typing import Any
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
-from earl.obs.metrics import Dispensable
+from earl.expendable import ExpendableFile
 
 LOCK = "launcher.lock"
 LOGS = "logs"
@@ -108,7 +108,7 @@ class RunDirectory:
     def failed(self, error: EarlError) -> None:
         """Keeps why this launch failed, after the run had begun; where the disk is full, it is only said."""
         said = {"error": type(error).__name__, "message": error.message, "exit_code": error.exit_code}
-        with Dispensable(self.path / FAILURE).written():
+        with ExpendableFile(self.path / FAILURE).written():
             replace(self.path / FAILURE, json.dumps(said) + "\n")
 
     def clear(self) -> None:
