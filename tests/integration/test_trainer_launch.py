@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -19,22 +21,30 @@ directory, started = sys.argv[1], []
 class Popen(subprocess.Popen):
     def __init__(self, *arguments, **options):
         at(len(started) + 1)
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **options, pass_fds=[alive])
         started.append(self)
 
 subprocess_handler.Popen = Popen
+alive = int(sys.argv[2])
 {at}
 sys.exit(launch([directory], 2, "{rank}"))
 """
 
 
 def told(at: str, directory: Path) -> int:
-    """The agent's exit code. Raises TimeoutExpired if its ranks stay."""
+    """The agent's exit code, once its ranks have ended, too. Raises TimeoutExpired if it stays."""
     code = AGENT.format(at=at, rank=RANK)
-    with subprocess.Popen([sys.executable, "-c", code, str(directory)], cwd=ROOT) as agent:
+    ended, alive = os.pipe()  # agent and ranks hold the other end
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(directory), str(alive)], cwd=ROOT, pass_fds=[alive]
+    ) as agent:
+        os.close(alive)
         try:
-            return agent.wait(60)
+            ended_with = agent.wait(60)
+            assert select.select([ended], [], [], 60)[0], "a rank was left behind"
+            return ended_with
         finally:
+            os.close(ended)
             agent.kill()  # its ranks are sent SIGTERM
 
 
@@ -42,6 +52,30 @@ def test_told_before_there_is_a_rank_it_ends(tmp_path: Path) -> None:
     # The signal comes while the main thread waits in torch, as for another node.
     at = "def at(number):\n    os.kill(os.getpid(), signal.SIGTERM)\n    signal.pause()\n"
     assert told(at, tmp_path) == 0
+
+
+def test_a_rank_that_is_forked_just_before_the_agent_ends_does_not_stay(tmp_path: Path) -> None:
+    # The agent saw no rank, and ends; while it does, its main thread starts one.
+    at = """
+import threading
+leaves, leave = threading.Event(), os._exit
+
+def at(number):
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        leaves.wait()
+
+def late(code):
+    leaves.set()
+    while not started:
+        time.sleep(0.01)
+    open(directory + "/started", "w").close()
+    leave(code)
+
+os._exit = late
+"""
+    assert told(at, tmp_path) == 0
+    assert (tmp_path / "started").exists() and not (tmp_path / "rank-0").exists()
 
 
 def test_told_between_two_ranks_the_second_is_told_too(tmp_path: Path) -> None:
