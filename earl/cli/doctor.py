@@ -82,9 +82,10 @@ async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
 async def at_gateway(address: str, name: str) -> Finding:
     from earl.cli.env.arguments import access
     from earl.cli.env.codec import CALL_S, listed
+    from earl.rpc.token_file import LOOKS
 
     try:
-        found = await listed(address, access("operator"), CALL_S)
+        found = await listed(address, access(*LOOKS), CALL_S)
     except EarlError as error:
         return machine.of_gateway(address, name, None, error)
     return machine.of_gateway(address, name, {one.name: one.hosts for one in found}, None)

@@ -28,7 +28,7 @@ from earl.errors import EarlError
 from earl.obs.metrics import plain
 from earl.rpc.access import Access
 from earl.rpc.auth import check_call, split_address
-from earl.rpc.token_file import Role
+from earl.rpc.token_file import LOOKS
 from earl.stack.codec import SchedulerClient
 from earl.stack.record import LaunchRecord, is_held, read_record
 from earl.stack.rundir import FAILURE
@@ -108,7 +108,7 @@ class Looker:
         self.directory = directory
         self._name = name
         self._addresses = scheduler, gateway
-        self._access = Access.of(Role.OPERATOR)
+        self._access = Access.of(*LOOKS)
         self._scheduler: SchedulerClient | None = None
         self._gateway: Gateway | None = None
         self._last = Look(directory, State.LOST, RunStatus(run=name or scheduler))

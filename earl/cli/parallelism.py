@@ -15,6 +15,7 @@ from earl.cli.running import CALL_S, with_run
 from earl.cli.switches import switch_text
 from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
 from earl.parallelism import Parallelism
+from earl.rpc.token_file import LOOKS
 from earl.stack.codec import SchedulerClient
 from earl.stack.status import RunStatus, StageState, SwitchState
 
@@ -40,7 +41,7 @@ def parallelism(ctx: typer.Context, run: Run = None, as_json: AsJson = False) ->
     """
     ctx.obj = run
     if ctx.invoked_subcommand is None:
-        status = with_run(run, lambda client: client.status(CALL_S))
+        status = with_run(run, lambda client: client.status(CALL_S), LOOKS)
         print(json.dumps(as_object(status)) if as_json else "\n".join(shown(status)))
 
 

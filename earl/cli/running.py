@@ -27,15 +27,19 @@ CALL_S = 10.0
 T = TypeVar("T")
 
 
-def with_run(run: Path | None, work: Callable[[SchedulerClient], Awaitable[T]]) -> T:
-    """Asks the scheduler of a run.
+def with_run(
+    run: Path | None,
+    work: Callable[[SchedulerClient], Awaitable[T]],
+    roles: Sequence[Role] = (Role.OPERATOR,),
+) -> T:
+    """Asks the scheduler of a run, as the first of `roles` that there is a token of.
 
     Raises ConfigError if none goes on, ServiceUnavailable if the named one does not, and what `work` raises.
     """
     directories = [run] if run is not None else newest()
 
     async def asked() -> T:
-        client = await (named(directories[0]) if run is not None else only(directories))
+        client = await (named(directories[0], roles) if run is not None else only(directories, roles))
         try:
             return await work(client)
         finally:
@@ -44,12 +48,12 @@ def with_run(run: Path | None, work: Callable[[SchedulerClient], Awaitable[T]]) 
     return asyncio.run(asked())
 
 
-async def only(directories: Sequence[Path]) -> SchedulerClient:
+async def only(directories: Sequence[Path], roles: Sequence[Role]) -> SchedulerClient:
     """Of the only run that goes on among these. Raises ConfigError."""
 
     async def look(directory: Path) -> SchedulerClient | None:
         try:
-            return await named(directory, LOOK_S)
+            return await named(directory, roles, LOOK_S)
         except EarlError:
             return None
 
@@ -65,14 +69,14 @@ async def only(directories: Sequence[Path]) -> SchedulerClient:
     raise ConfigError(f"no run in ./{RUNS} goes on", "name the directory of one that does with --run RUN_DIR")
 
 
-async def named(directory: Path, deadline_s: float = CALL_S) -> SchedulerClient:
+async def named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL_S) -> SchedulerClient:
     """Of a run that goes on.
 
     Raises ServiceUnavailable if it does not: what answers at the address that it had may be another run.
     """
     config = config_of(directory)
     address = config.scheduler.bind
-    client = SchedulerClient(address, Access.of(Role.OPERATOR))
+    client = SchedulerClient(address, Access.of(*roles))
     try:
         status = await client.status(deadline_s)
         if status.run != config.name:

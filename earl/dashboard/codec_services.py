@@ -15,7 +15,7 @@ TICKETS = 100
 
 
 class Services:
-    """Addresses: host:port. An operator's side of scheduler and gateway."""
+    """Addresses: host:port. A viewer's side of scheduler and gateway."""
 
     def __init__(self, scheduler: str, gateway: str, access: Access) -> None:
         self.scheduler = scheduler

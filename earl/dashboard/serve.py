@@ -27,7 +27,7 @@ from earl.loopback import is_loopback
 from earl.rpc import auth
 from earl.rpc.access import Access
 from earl.rpc.peers import advertised, told
-from earl.rpc.token_file import Role
+from earl.rpc.token_file import LOOKS
 from earl.rpc.tokens import accepted
 from earl.stack.rundir import DASHBOARD_LINK, replace
 
@@ -52,7 +52,7 @@ async def serve(
 
     Raises InsecureBind off loopback without TLS and token, PortInUse, ConfigError.
     """
-    access = Access.of(Role.OPERATOR)
+    access = Access.of(*LOOKS)
     secure = access.tls is not None and access.tls.certificate is not None
     tls = access.tls if secure else None
     auth.check_bind(bind, accepted(), tls)

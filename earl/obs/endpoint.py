@@ -22,7 +22,7 @@ from earl.errors import ConfigError, PortInUse, Unauthenticated
 from earl.obs.catalogue import Sample, Source
 from earl.obs.machine import installed
 from earl.rpc.auth import TlsFiles, check_bind, split_address, token_of
-from earl.rpc.token_file import Role
+from earl.rpc.token_file import LOOKS
 from earl.rpc.tokens import Tokens
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class MetricsEndpoint:
             bearer = self._tokens.identify(token_of(headers.items()))
         except Unauthenticated:
             return _plain(HTTPStatus.UNAUTHORIZED)
-        if bearer.role not in (None, Role.OPERATOR, Role.VIEWER):
+        if bearer.role not in (None, *LOOKS):
             return _plain(HTTPStatus.FORBIDDEN)
         try:
             await asyncio.to_thread(importlib.import_module, "prometheus_client.exposition")

@@ -17,12 +17,13 @@ class Access:
     tls: TlsFiles | None = None
 
     @classmethod
-    def of(cls, role: Role) -> Access:
-        """Of this process as `role`: EARL_TOKEN, EARL_TOKEN_FILE or EARL_TOKENS, and EARL_TLS_*.
+    def of(cls, *roles: Role) -> Access:
+        """Of this process as the first of `roles` whose token it has: EARL_TOKEN, EARL_TOKEN_FILE or
+        EARL_TOKENS, and EARL_TLS_*.
 
         Raises ConfigError.
         """
-        return cls(tokens.sent(role), TlsFiles.from_environment())
+        return cls(tokens.sent(*roles), TlsFiles.from_environment())
 
 
 OPEN = Access()

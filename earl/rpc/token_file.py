@@ -44,6 +44,10 @@ class Role(StrEnum):
     VIEWER = "viewer"
 
 
+# Who may look: what a process that changes nothing sends is the first of these that it has.
+LOOKS = (Role.VIEWER, Role.OPERATOR)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One token. expires: in UTC; None for never."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from earl.errors import ConfigError, EarlError, Unauthenticated
 from earl.rpc import token_file
 from earl.rpc.token_file import Entry, Role
+from earl.rpc.watched import Watched
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class TokenFile(Tokens):
         super().__init__()
         self.path = path
         self._entries: list[Entry] = []
-        self._seen = _stamp(path)
+        self._watched = Watched(path)
         self._load()
 
     def _load(self) -> None:
@@ -143,10 +144,8 @@ class TokenFile(Tokens):
         self._accept((entry.role, entry.token, entry.expires) for entry in self._entries)
 
     def refresh(self) -> bool:
-        stamp = _stamp(self.path)
-        if stamp == self._seen:
+        if not self._watched.changed():
             return False
-        self._seen = stamp
         try:
             self._load()
         except EarlError as error:
@@ -158,29 +157,23 @@ class TokenFile(Tokens):
         self.on_change(f"changed: {', '.join(names)}")
         return True
 
-    def send(self, role: Role) -> str:
-        """The token of a role that this process sends: of those that are good the first in the file.
+    def send(self, *roles: Role) -> str:
+        """The token that this process sends: of those that are good the first in the file, of the first of
+        `roles` that has one.
 
-        Raises ConfigError if the role has none.
+        Raises ConfigError if none has.
         """
         self.refresh()
         now = datetime.datetime.now(datetime.UTC)
-        good = [entry for entry in self._entries if entry.role == role and entry.good_for_s(now) > 0]
-        if not good:
-            raise ConfigError(
-                f"{self.path} has no {role} token that has not expired", f"earl tokens new --role {role}"
-            )
-        lasting = [entry for entry in good if entry.good_for_s(now) > MARGIN_S]
-        return (lasting or good)[0].token
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """What tells two states of a file apart; through links, which mounted secrets are."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ()
-    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode)
+        for role in roles:
+            good = [entry for entry in self._entries if entry.role == role and entry.good_for_s(now) > 0]
+            if good:
+                lasting = [entry for entry in good if entry.good_for_s(now) > MARGIN_S]
+                return (lasting or good)[0].token
+        raise ConfigError(
+            f"{self.path} has no {' or '.join(roles)} token that has not expired",
+            f"earl tokens new --role {roles[0]}",
+        )
 
 
 class SecretFile:
@@ -191,7 +184,7 @@ class SecretFile:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if it cannot be read or is empty."""
         self._path = path
-        self._seen = _stamp(path)
+        self._watched = Watched(path)
         self._tokens = self._read()
 
     def _read(self) -> tuple[str, ...]:
@@ -209,9 +202,7 @@ class SecretFile:
 
     def all(self) -> tuple[str, ...]:
         """What it holds now."""
-        stamp = _stamp(self._path)
-        if stamp != self._seen:
-            self._seen = stamp
+        if self._watched.changed():
             try:
                 self._tokens = self._read()
             except ConfigError as error:
@@ -259,12 +250,13 @@ def accepted() -> Tokens:
     return SecretTokens(own) if isinstance(own, SecretFile) else Tokens(own)
 
 
-def sent(role: Role) -> Token:
-    """What this process sends as `role`, by its environment; "" if nothing says. Raises ConfigError."""
+def sent(*roles: Role) -> Token:
+    """What this process sends as the first of `roles` that it has a token of, by its environment; "" if
+    nothing says. Raises ConfigError."""
     if token := _own():
         return token
     if path := os.environ.get("EARL_TOKENS"):
-        return partial(TokenFile(Path(path)).send, role)
+        return partial(TokenFile(Path(path)).send, *roles)
     return ""
 
 

@@ -24,7 +24,7 @@ from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 
 class SchedulerClient:
-    """An operator's side of SchedulerService."""
+    """An operator's side of SchedulerService; a viewer's, but for what changes the run."""
 
     def __init__(self, address: str, access: Access = OPEN) -> None:
         self._client = Client(

@@ -16,7 +16,7 @@ from earl.rpc.token_file import Role
 from earl.rpc.tokens import TokenFile
 
 VARIABLES = ("EARL_TOKEN", "EARL_TOKEN_FILE", "EARL_TOKENS")
-# What the processes of a launch send; a viewer's token is for who looks from outside.
+# What a launch cannot do without: the dashboard looks as an operator where there is no viewer's token.
 SENT = (Role.OPERATOR, Role.WORKER, Role.ENVIRONMENT)
 
 

@@ -164,7 +164,7 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
                 needs=(SCHEDULER, GATEWAY),
                 restartable=True,
                 expendable=True,
-                role="operator",
+                role="viewer",
             )
         )
     return specs

@@ -242,11 +242,28 @@ def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch)
     gateway = {"EARL_GATEWAY": addresses["EARL_GATEWAY"]}
     assert credentials.peers("environment", addresses) == dict.fromkeys(addresses, "") | gateway
     assert credentials.peers("", addresses) == dict.fromkeys(addresses, "")
-    written(path, *entries[:3])  # a launch has no viewer of its own
+    assert credentials.environment("viewer") == service
+    written(path, *entries[:3])  # the dashboard then looks as an operator
     credentials.check()
     written(path, *entries[:2])
     with pytest.raises(errors.ConfigError, match="no environment token"):
         credentials.check()
+
+
+def test_the_first_role_that_has_a_token_is_sent(path):
+    operator, viewer = make(Role.OPERATOR), make(Role.VIEWER)
+    ending = Entry(Role.VIEWER, viewer.token, now() + datetime.timedelta(seconds=50))
+    for entries, sent in (
+        ((operator, viewer), viewer),
+        ((operator,), operator),
+        ((operator, ending), ending),
+    ):
+        assert TokenFile(written(path, *entries)).send(*token_file.LOOKS) == sent.token
+    written(path, operator, Entry(Role.VIEWER, viewer.token, PAST))
+    assert TokenFile(path).send(*token_file.LOOKS) == operator.token
+    written(path, make(Role.WORKER))
+    with pytest.raises(errors.ConfigError, match=r"no viewer or operator token .*--role viewer"):
+        TokenFile(path).send(*token_file.LOOKS)
 
 
 def told(*arguments):

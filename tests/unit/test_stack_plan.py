@@ -56,6 +56,15 @@ def test_the_run_goes_on_without_its_dashboard_and_may_have_none(tmp_path: Path)
     assert [spec.name for spec in none] == [spec.name for spec in specs if not spec.expendable]
 
 
+def test_each_process_has_the_least_role_that_does(tmp_path: Path):
+    given = config(tmp_path, trainer__kl_coefficient="0.1", obs__sinks='["wandb"]')
+    roles = {spec.name: spec.role for spec in plan(given, tmp_path / "run.json")}
+    assert roles == {
+        "valkey": "", "model": "", "sink-wandb": "", "env-0": "environment", "dashboard": "viewer",
+        **dict.fromkeys(("scheduler", "gateway", "trainer", "reference", "rollout-0"), "worker"),
+    }  # fmt: skip
+
+
 def test_whoever_needs_others_waits_for_the_launchers_word(tmp_path: Path):
     given = config(tmp_path, trainer__kl_coefficient="0.1")
     for spec in plan(given, tmp_path / "run.json"):

@@ -40,9 +40,10 @@ def gateway_of(given: str) -> str:
     return address
 
 
-def access(role: str) -> Access:
-    """What lets a command in at services of this machine or fleet, as `role`. Raises ConfigError."""
+def access(*roles: str) -> Access:
+    """What lets a command in at services of this machine or fleet, as the first of `roles` that it has a
+    token of. Raises ConfigError."""
     from earl.rpc.access import Access
     from earl.rpc.token_file import Role
 
-    return Access.of(Role(role))
+    return Access.of(*map(Role, roles))

@@ -44,7 +44,7 @@ class Listed:
 
 
 class Gateway:
-    """An operator's side of EnvGatewayService."""
+    """A viewer's side of EnvGatewayService."""
 
     def __init__(self, address: str, access: Access) -> None:
         stub = env_pb2_grpc.EnvGatewayServiceStub

@@ -12,13 +12,14 @@ from rich.text import Text
 
 from earl.cli.env.arguments import AsJson, Gateway, access, gateway_of
 from earl.cli.env.codec import CALL_S, Listed, listed, signature
+from earl.rpc.token_file import LOOKS
 from earl.visible import visible
 
 
 def list_(gateway: Gateway = "", as_json: AsJson = False) -> None:
     """Show the environments at a gateway: hosts, capacity, open and waiting sessions, quarantine, tools."""
     address = gateway_of(gateway)
-    found = asyncio.run(listed(address, access("operator"), CALL_S))
+    found = asyncio.run(listed(address, access(*LOOKS), CALL_S))
     if as_json:
         print(json.dumps({"gateway": address, "environments": [asdict(one) for one in found]}))
     elif not found:
