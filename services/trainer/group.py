@@ -18,7 +18,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from earl.loopback import is_loopback
+
 COLLECTIVE_S = 600.0
+# Where gloo and NCCL listen; otherwise where the machine's name leads, which others may reach.
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Group:
@@ -35,7 +39,11 @@ class Group:
         else:
             self.device = torch.device("cpu")
         backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
-        alone = "MASTER_ADDR" not in os.environ
+        master = os.environ.get("MASTER_ADDR", "")
+        alone = not master
+        if alone or is_loopback(master):
+            for name in INTERFACES:
+                os.environ.setdefault(name, "lo")
         dist.init_process_group(
             backend,
             store=HashStore() if alone else None,

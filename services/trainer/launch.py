@@ -78,15 +78,16 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from services.trainer.rendezvous import BACKEND
+
     config = LaunchConfig(
         min_nodes=nodes.count,
         max_nodes=nodes.count,
         nproc_per_node=nodes.share(ranks),
         run_id=module if nodes.master else f"{module}-{os.getpid()}",
-        rdzv_backend="static" if nodes.master else "c10d",
-        rdzv_endpoint=nodes.master or "127.0.0.1:0",
+        rdzv_backend="static" if nodes.master else BACKEND,
+        rdzv_endpoint=nodes.master,
         rdzv_configs={"rank": nodes.number} if nodes.master else {},
-        local_addr=None if nodes.master else "127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
         # SIGTERM and SIGINT are Ending's: passed on, so that the ranks can save.

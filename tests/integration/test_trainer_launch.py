@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
 import sys
 from pathlib import Path
+
+from earl.loopback import is_loopback
+from services.trainer.group import INTERFACES
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = "tests.support.told_rank"
@@ -29,6 +33,17 @@ alive = int(sys.argv[2])
 {at}
 sys.exit(launch([directory], 2, "{rank}"))
 """
+
+
+def test_ranks_of_one_machine_and_their_agent_listen_on_loopback_alone(tmp_path: Path) -> None:
+    start = "import sys; from services.trainer.launch import launch; sys.exit(launch(sys.argv[1:], 2, {!r}))"
+    command = [sys.executable, "-c", start.format("tests.support.listening_rank"), str(tmp_path)]
+    unnamed = {name: value for name, value in os.environ.items() if name not in INTERFACES}
+    subprocess.run(command, cwd=ROOT, env=unnamed, check=True, timeout=120)
+    said = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
+    for one in said:
+        assert one["agent"] and one["own"]
+        assert all(is_loopback(address) for address in (*one["agent"], *one["own"])), said
 
 
 def told(at: str, directory: Path) -> int:

@@ -117,7 +117,8 @@ class EngineProcess(Engine):
         pairs = [socket.socketpair() for _ in range(1, tp)]
         environment = dict(os.environ, OMP_NUM_THREADS=str(self.spec.threads), TOKENIZERS_PARALLELISM="false")
         if tp > 1:
-            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                environment.setdefault(name, "lo")
         try:
             for rank in range(tp):
                 own = theirs if rank == 0 else pairs[rank - 1][1]
