@@ -54,12 +54,31 @@ def new(
     print(f"{made.path('ca.key')} is needed by nothing that runs: keep it where it was made, and to yourself")
 
 
+@app.command(epilog="Example: earl certs renew certs --days 90")
+def renew(
+    directory: Directory,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host", metavar="NAME", help="Of servers, besides the names there; may be given again."
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the server's is good.")] = 90,
+) -> None:
+    """Make another certificate for servers, by the same authority; what runs shows it to new connections."""
+    from earl.rpc.certificates import renew
+
+    made = renew(directory, host or (), days=days)
+    print(f"for {', '.join(made.names)}")
+    print(f"{made.path('server.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
+
+
 @app.command(epilog="Example: earl certs show certs --json")
 def show(
     directory: Directory,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show when the certificates of a directory expire; exit code 1 if one has."""
+    """Show when the certificates of a directory expire; exit code 2 if one has."""
     from earl.rpc.certificates import ends
 
     expired = False
@@ -75,4 +94,7 @@ def show(
     if as_json:
         print(json.dumps({"directory": str(directory), "expires": found, "expired": expired}))
     if expired:
-        raise ConfigError(f"a certificate in {directory} has expired", "make others: earl certs new --force")
+        raise ConfigError(
+            f"a certificate in {directory} has expired",
+            "make another: earl certs renew, or earl certs new --force for the authority, too",
+        )

@@ -104,6 +104,7 @@ async def serving(
     app: object, listener: socket.socket, tls: auth.TlsFiles | None, feed: Feed
 ) -> AsyncIterator[None]:
     """HTTP/1.1 on the listener; at the end open streams are closed first."""
+    context = tls.server_certificate().context() if tls else None
     server = _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
@@ -117,8 +118,7 @@ async def serving(
             limit_concurrency=REQUESTS,
             h11_max_incomplete_event_size=16 << 10,
             timeout_graceful_shutdown=1,
-            ssl_certfile=tls and str(tls.certificate),
-            ssl_keyfile=tls and str(tls.key),
+            ssl_context_factory=(lambda *_: context) if context else None,
         )
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))

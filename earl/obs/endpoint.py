@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import ssl
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from earl.errors import ConfigError, PortInUse, Unauthenticated
+from earl.errors import PortInUse, Unauthenticated
 from earl.obs.catalogue import Sample, Source
 from earl.obs.machine import installed
 from earl.rpc.auth import TlsFiles, check_bind, split_address, token_of
@@ -60,9 +59,13 @@ class MetricsEndpoint:
         if not self._bind:
             return ""
         host, port = split_address(self._bind)
+        tls = self._tls
+        secured = (
+            {"ssl": tls.server_certificate().context(), "ssl_handshake_timeout": REQUEST_S} if tls else {}
+        )
         try:
             self._server = await asyncio.start_server(
-                self._accept, host, port, limit=MAX_REQUEST_BYTES, ssl=_context(self._tls)
+                self._accept, host, port, limit=MAX_REQUEST_BYTES, **secured
             )
         except OSError as error:
             raise PortInUse(
@@ -153,21 +156,6 @@ class MetricsEndpoint:
 
 def _plain(status: HTTPStatus) -> tuple[HTTPStatus, bytes, str]:
     return status, f"{status.phrase}\n".encode(), "text/plain; charset=utf-8"
-
-
-def _context(tls: TlsFiles | None) -> ssl.SSLContext | None:
-    if tls is None:
-        return None
-    if tls.certificate is None or tls.key is None:
-        raise ConfigError("TLS without a certificate or key", "set EARL_TLS_CERT and EARL_TLS_KEY")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(tls.certificate, tls.key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"TLS files cannot be used: {error}", "check EARL_TLS_CERT and EARL_TLS_KEY"
-        ) from None
-    return context
 
 
 def _build() -> list[Sample]:

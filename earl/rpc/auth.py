@@ -16,6 +16,7 @@ import grpc
 from earl.errors import ConfigError, InsecureBind, InsecureCall
 from earl.loopback import is_loopback
 from earl.rpc.authorities import of_this_machine
+from earl.rpc.renewal import ServerCertificate, pem
 from earl.rpc.tokens import Tokens
 
 AUTHORIZATION = "authorization"
@@ -44,23 +45,19 @@ class TlsFiles:
         files = (certificate, key, "" if authority == SYSTEM else authority)
         return cls(*(Path(file) if file else None for file in files))
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """Raises ConfigError if a file is missing."""
+    def server_certificate(self) -> ServerCertificate:
+        """Raises ConfigError if a file is missing or cannot be used."""
         if self.certificate is None or self.key is None:
             raise ConfigError("TLS without a certificate or key", "set EARL_TLS_CERT and EARL_TLS_KEY")
-        pair = (_read(self.key), _read(self.certificate))
-        return grpc.ssl_server_credentials([pair])
+        return ServerCertificate(self.certificate, self.key)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Raises ConfigError as `server_certificate` does."""
+        return self.server_certificate().credentials()
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Raises ConfigError if a file is missing, or this machine trusts nobody."""
-        return grpc.ssl_channel_credentials(_read(self.authority) if self.authority else of_this_machine())
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"TLS file {path} cannot be read ({error.strerror})", "check EARL_TLS_*") from error
+        return grpc.ssl_channel_credentials(pem(self.authority) if self.authority else of_this_machine())
 
 
 def split_address(address: str) -> tuple[str, int]:

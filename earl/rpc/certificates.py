@@ -4,7 +4,7 @@
     DIR/server.pem  server.key   what a server shows, for the names that callers know it by
 
 P-256 keys. The authority signs servers only; its key is needed again when a certificate is to be
-renewed or a host is added, and by nothing that runs.
+renewed or a host is added (`renew`), and by nothing that runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,18 +67,41 @@ def make(
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EARL development CA")])
     ca = _signed(_authority(subject, ca_key), now, authority_ends, ca_key)
     server = _signed(_server(subject, ca_key, server_key, alternatives), now, server_ends, ca_key)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, data, mode in (
-            ("ca.key", _key_bytes(ca_key), 0o600),
-            ("ca.pem", ca.public_bytes(serialization.Encoding.PEM), 0o644),
-            ("server.key", _key_bytes(server_key), 0o600),
-            ("server.pem", server.public_bytes(serialization.Encoding.PEM), 0o644),
-        ):
-            _write(directory / name, data, mode)
-    except OSError as error:
-        raise ConfigError(f"{directory} cannot be written ({error.strerror})", "name another") from error
+    _write(directory, {"ca.key": ca_key, "ca.pem": ca, "server.key": server_key, "server.pem": server})
     return Made(directory, names, server_ends, authority_ends)
+
+
+def renew(directory: Path, hosts: Sequence[str] = (), *, days: int) -> Made:
+    """Another key and certificate for the server, by the authority that is there: whoever trusts it goes on
+    doing so. For the names that the server's certificate has, and `hosts`.
+
+    Raises ConfigError for names that are none, files that are missing or no such, and an authority that has
+    expired.
+    """
+    ca, former = (_certificate(directory / name) for name in ("ca.pem", "server.pem"))
+    ca_key = _authority_key(directory / "ca.key")
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    authority_ends = ca.not_valid_after_utc
+    if authority_ends <= now:
+        raise ConfigError(
+            f"the authority in {directory} has expired",
+            "make another: earl certs new --force, for all at once",
+        )
+    if ca_key.public_key() != ca.public_key():
+        raise ConfigError(
+            f"ca.key in {directory} is not of ca.pem", "put those together that were made at once"
+        )
+    try:
+        had = former.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        had = x509.SubjectAlternativeName([])
+    named = dict.fromkeys([*had, *map(alternative, hosts)])
+    server_ends = min(now + datetime.timedelta(days=days), authority_ends)
+    server_key = ec.generate_private_key(ec.SECP256R1())
+    server = _signed(_server(ca.subject, ca_key, server_key, named), now, server_ends, ca_key)
+    # The key first: whoever looks in between finds two that do not belong together, and waits for the other.
+    _write(directory, {"server.key": server_key, "server.pem": server})
+    return Made(directory, tuple(str(one.value) for one in named), server_ends, authority_ends)
 
 
 def alternative(name: str) -> x509.GeneralName:
@@ -95,10 +118,26 @@ def alternative(name: str) -> x509.GeneralName:
 
 def ends(path: Path) -> datetime.datetime:
     """When the (first) certificate in a PEM file expires, UTC. Raises ConfigError."""
+    return _certificate(path).not_valid_after_utc
+
+
+def _certificate(path: Path) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is no certificate ({error})", "make one with: earl certs new") from error
+
+
+def _authority_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} is no key ({error})", "renew where the authority was made, which has its key"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path} is no key that earl certs made", "renew with the authority's own tools")
+    return key
 
 
 def _authority(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
@@ -145,10 +184,18 @@ def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Whole or not at all, never readable by others before it has its mode."""
-    scratch = path.with_name(f".{path.name}.new")
-    scratch.unlink(missing_ok=True)
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(data)
-    scratch.replace(path)
+def _write(directory: Path, files: Mapping[str, ec.EllipticCurvePrivateKey | x509.Certificate]) -> None:
+    """Each whole or not at all, keys never readable by others. Raises ConfigError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, one in files.items():
+            public = isinstance(one, x509.Certificate)
+            data = one.public_bytes(serialization.Encoding.PEM) if public else _key_bytes(one)
+            scratch = directory / f".{name}.new"
+            scratch.unlink(missing_ok=True)
+            mode = 0o644 if public else 0o600
+            with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(data)
+            scratch.replace(directory / name)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be written ({error.strerror})", "name another") from error

@@ -7,23 +7,30 @@ longer than it said. A call may therefore be executed twice: EARL's unary method
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from typing import Any
 
 import grpc
 
-from earl.errors import DeadlineExceeded
+from earl.errors import ConfigError, DeadlineExceeded
 from earl.loopback import is_loopback
 from earl.obs import tracing
 from earl.rpc import auth, options
 from earl.rpc.errors import code_of, from_call
 from earl.rpc.tokens import Token, current
+from earl.rpc.watched import Watched
+
+log = logging.getLogger(__name__)
 
 # What a stream's read() returns once the peer has ended it.
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
+# For what still goes on over a connection that was given up.
+FORMER_S = 10.0
+_FAILING = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
 class Client:
@@ -31,24 +38,49 @@ class Client:
 
     address: "host:port". stub: generated stub class, for example SchedulerServiceStub. With `tls`, the
     connection is encrypted; the token is sent with every call: one that is asked for each time may change.
+    So may the authority's file: where no connection comes about any more, it is read again.
     Raises ConfigError for an address that is none, InsecureCall for a token without TLS off loopback.
     """
 
     def __init__(
         self, address: str, stub: type, *, token: Token = "", tls: auth.TlsFiles | None = None
     ) -> None:
-        host, _ = auth.split_address(address)
+        auth.split_address(address)
         if token:
             auth.check_call(address, tls)
         self.address = address
         self._token = token
+        self._tls = tls
+        self._make_stub = stub
+        self._authority = Watched(tls.authority) if tls is not None and tls.authority else None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._connect()
+
+    def _connect(self) -> None:
+        host, _ = auth.split_address(self.address)
         set_so = options.client(loopback=is_loopback(host))
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(address, options=set_so)
+        if self._tls is None:
+            self._channel = grpc.aio.insecure_channel(self.address, options=set_so)
         else:
-            credentials = tls.channel_credentials()
-            self._channel = grpc.aio.secure_channel(address, credentials, options=set_so)
-        self._stub = stub(self._channel)
+            credentials = self._tls.channel_credentials()
+            self._channel = grpc.aio.secure_channel(self.address, credentials, options=set_so)
+        self._stub = self._make_stub(self._channel)
+
+    def _method(self, name: str) -> Any:
+        """Of a service that shows what the authority's file did not know at first: over a new connection."""
+        former = self._channel
+        failing = self._authority is not None and former.get_state() is _FAILING
+        if self._authority is not None and failing and self._authority.changed():
+            try:
+                self._connect()
+            except ConfigError as error:
+                log.error("the authority changed and is not taken: %s", error)
+            else:
+                log.info("the authority changed: %s is called anew", self.address)
+                closing = asyncio.ensure_future(former.close(FORMER_S))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        return getattr(self._stub, name)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return auth.metadata(current(self._token))
@@ -59,7 +91,6 @@ class Client:
         Raises the EarlError that the servicer raised; ServiceUnavailable if the service could not be
         reached within `deadline_s`; DeadlineExceeded if it did not answer; RpcError for the rest.
         """
-        invoke = getattr(self._stub, method)
         ends = time.monotonic() + deadline_s
         traceparent = tracing.current()
         traced = ((tracing.TRACEPARENT, traceparent),) if traceparent else ()
@@ -68,7 +99,7 @@ class Client:
         while (left_s := ends - time.monotonic()) > 0 or last is None:
             try:
                 sent = (*self._metadata(), *traced)
-                return await invoke(request, timeout=max(left_s, 0.001), metadata=sent)
+                return await self._method(method)(request, timeout=max(left_s, 0.001), metadata=sent)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and last is not None:
                     break  # the last attempt was cut short by our own retries: the earlier cause tells more
@@ -95,8 +126,10 @@ class Client:
 
         It raises grpc.aio.AioRpcError; `earl.rpc.errors.from_call` makes a typed error of it.
         """
-        return getattr(self._stub, method)(timeout=deadline_s, metadata=self._metadata())
+        return self._method(method)(timeout=deadline_s, metadata=self._metadata())
 
     async def close(self) -> None:
         """Close the connection; calls in flight are cancelled."""
+        for closing in self._closing:
+            closing.cancel()
         await self._channel.close()

@@ -1,0 +1,87 @@
+"""The certificate that a server shows: what lies on the disk when a connection begins, so that one that was
+renewed needs no restart.
+
+Certificate and key are two files, which change one after the other. What changed is taken once the two belong
+together; until then, and where they cannot be read, what was good before is shown. Connections that are open
+keep what they began with.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+import grpc
+
+from earl.errors import ConfigError
+from earl.rpc.watched import Watched
+
+log = logging.getLogger(__name__)
+
+
+def pem(path: Path) -> bytes:
+    """What a PEM file holds. Raises ConfigError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"TLS file {path} cannot be read ({error.strerror})", "check EARL_TLS_*") from error
+
+
+class ServerCertificate:
+    """Of one server. Raises ConfigError for files that cannot be used."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate = certificate
+        self._key = key
+        self._watched = Watched(certificate, key)
+        self._load()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server, which asks with each connection, in a thread of its own."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), lambda: self._configuration() if self._renewed() else None
+        )
+
+    def context(self) -> ssl.SSLContext:
+        """For any other server."""
+
+        def greeted(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+            self._renewed()
+            connection.context = self._context
+
+        first, _ = self._usable()
+        first.sni_callback = greeted  # called for clients that name no server, too
+        return first
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([self._pair])
+
+    def _renewed(self) -> bool:
+        """Whether another certificate is shown from now on."""
+        if not self._watched.changed():
+            return False
+        try:
+            self._load()
+        except ConfigError as error:
+            log.error("the certificate changed and is not taken: %s", error)
+            return False
+        log.info("the certificate %s changed: new connections are shown the new one", self._certificate)
+        return True
+
+    def _load(self) -> None:
+        self._context, self._pair = self._usable()
+
+    def _usable(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
+        """A context that shows what the files hold, and key and certificate as gRPC wants them."""
+        pair = pem(self._key), pem(self._certificate)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            # A key that is encrypted must not ask the terminal for its password.
+            context.load_cert_chain(self._certificate, self._key, password="")
+        except OSError as error:
+            raise ConfigError(
+                f"TLS files {self._certificate} and {self._key} cannot be used: {error}",
+                "check EARL_TLS_CERT and EARL_TLS_KEY",
+            ) from None
+        return context, pair
