@@ -11,9 +11,6 @@ from typing import Any
 
 from earl.expendable import ExpendableFile
 
-# As services/scheduler calls it.
-Dispensable = ExpendableFile
-
 
 class LineFile:
     """Appends to `path`; a line that a crash or a full disk cut short is ended before the next one. A file

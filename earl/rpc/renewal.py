@@ -40,7 +40,8 @@ class ServerCertificate:
     def credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server, which asks with each connection, in a thread of its own."""
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration(), lambda: self._configuration() if self._renewed() else None
+            self._configuration(),
+            lambda: self._configuration() if self._renewed() else None,  # type: ignore[arg-type] # None: as before
         )
 
     def context(self) -> ssl.SSLContext:

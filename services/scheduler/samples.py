@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from earl.obs.metrics import Dispensable, LineFile, read_lines
+from earl.expendable import ExpendableFile
+from earl.obs.metrics import LineFile, read_lines
 from earl.transcript import Turn
 from services.scheduler.records import Purpose, Result, Ticket
 
@@ -34,7 +35,7 @@ class Samples:
         self._limit_bytes = limit_bytes
         self._waiting: dict[int, tuple[Turn, ...]] = {}
         self._file = LineFile(path)
-        self._thinning = Dispensable(path)
+        self._thinning = ExpendableFile(path)
 
     def heard(self, step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> None:
         """An accepted episode. An evaluation's is written at once, training's once it is trained.

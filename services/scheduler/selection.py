@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING
 
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, EarlError
+from earl.expendable import ExpendableFile
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import host_bytes
-from earl.obs.metrics import Dispensable, LineFile, read_lines
+from earl.obs.metrics import LineFile, read_lines
 from earl.parallelism import Parallelism
 from services.scheduler import decisions
 from services.scheduler.helm import Action, Helm
@@ -116,7 +117,7 @@ class Selection:
     def begin(self, text: str, name: str) -> None:
         """Decides by this profile from now on. Raises ConfigError."""
         self.decide_by(partial(stages_of, text, name, self._switch_cost_s, self._memory, self._layouts))
-        with Dispensable(self._directory / PROFILE).written():
+        with ExpendableFile(self._directory / PROFILE).written():
             beside = self._directory / f".{PROFILE}.new"
             beside.write_text(text, encoding="utf-8")
             beside.replace(self._directory / PROFILE)

@@ -139,7 +139,7 @@ def strange(text: str) -> list[str]:
         elif word.startswith("-"):
             known = option in options
         else:
-            made = not word.startswith(("examples/", "deploy/")) or "/secrets/" in word
+            made = not word.startswith(("examples/", "deploy/")) or "/secrets/" in f"{word}/"
             known = made or (ROOT / word).exists()
         found += [] if known else [word]
     return found

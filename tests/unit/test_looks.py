@@ -100,11 +100,15 @@ def holding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     return hold
 
 
+def ran(directory: Path) -> None:
+    directory.mkdir()
+    recorded(directory, steps=2)
+
+
 @asynccontextmanager
 async def page(directory: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """The dashboard has looked at everything once."""
-    directory.mkdir()
-    recorded(directory, steps=2)
+    ran(directory)
     asked.run = config_of(directory).name
     monkeypatch.setenv("EARL_SCHEDULER", asked.address)
     monkeypatch.setenv("EARL_GATEWAY", asked.address)
