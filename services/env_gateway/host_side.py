@@ -49,21 +49,23 @@ class HostSide:
         host = self._pool.hosts.get(hello.instance)
         if host is None:
             host = Host(hello.host, hello.instance, hello.epoch, environments, hello.capacity, outbox, now)
-            self._pool.add(host)
-            for former in self._pool.namesakes(host):
-                self.lose(former, "was started again")
+            former = self._pool.namesakes(host)
         else:
+            former = []
             self._counts.totals["reconnects"] += 1
             host.outbox.close(EnvProtocolError(f"fenced by epoch {hello.epoch} of the same host"))
             host.name, host.epoch, host.outbox = hello.host, hello.epoch, outbox
             host.environments, host.capacity, host.heard_at = environments, hello.capacity, now
             host.draining, host.back_by = False, math.inf
-            self._pool.add(host)
         config = self._episodes.config
+        # Nothing comes before it: what a lost namesake leaves may be placed here at once.
         outbox.put(codec.welcome(config.lease_s, config.max_text_bytes, list(host.sessions)))
         for session in host.sessions.values():
             if session.pending is not None:
                 outbox.put(session.pending)
+        self._pool.add(host)
+        for one in former:
+            self.lose(one, "was started again")
         log.info("host %s attached", host.name, extra={"fields": {"epoch": host.epoch}})
         self._episodes.place_waiting()
         return host

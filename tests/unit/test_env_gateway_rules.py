@@ -241,6 +241,14 @@ def test_a_restarted_host_ends_its_former_sessions(world):
     assert world.results()[0].message == "EnvHostLost: host h was started again"
 
 
+def test_a_restarted_host_is_welcomed_before_it_gets_the_sessions_of_the_former(world):
+    host = world.host("h")
+    world.open(1)
+    world.gateway.detach(host, 1)
+    again = world.host("h")
+    assert [message.WhichOneof("message") for message in again.outbox] == ["welcome", "reset"]
+
+
 def test_faults_in_a_row_put_a_host_in_quarantine():
     world = World(quarantine_faults=2, quarantine_s=10, lease_s=60)
     bad, _good = world.host("bad", capacity=9), world.host("good", capacity=1)
