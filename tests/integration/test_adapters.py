@@ -1,7 +1,10 @@
 """Whole episodes of the adapters' environments through real processes: gateway, host, client."""
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -32,6 +35,20 @@ GAMES: list[tuple[str, dict[str, Any], str]] = [
     ("textarena/LiarsDice-v0", LISTED | {"players": 4}, ""),
     ("textarena/TowerOfHanoi-v0", LISTED, ""),
 ]
+# Prints what these datasets make of some seeds, and their own answers.
+QUESTIONS = """
+import sys
+from earl.env.serve import load
+
+served = load("earl.env.adapters.reasoning_gym:environments")
+for name in sys.argv[1:]:
+    for seed in range(126, 129):
+        task = served[f"reasoning_gym/{name}"]()
+        print(repr((name, task.reset(seed, {}).text, task.step("").observation.text)))
+"""
+EVERYWHERE = [
+    "isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note", "word_ladder"
+]  # fmt: skip
 
 
 async def play(client: GatewayClient, name: str, task: dict[str, Any], says: str, seed: int):
@@ -62,6 +79,21 @@ async def test_a_game_with_opponents(tmp_path):
         outcome = await session.step("the middle")
         assert (outcome.reward, outcome.metrics["illegal"]) == (-1.0, 1.0)
         await client.close()
+
+
+def test_a_seed_is_the_same_question_in_every_process():
+    """Of datasets that go through sets, or draw from the chance of the process, both each process's own."""
+    made = []
+    for hash_seed in ("1", "2"):
+        process = subprocess.run(
+            [sys.executable, "-c", QUESTIONS, *EVERYWHERE],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        made.append(process.stdout.splitlines())
+    assert len(made[0]) == 3 * len(EVERYWHERE) and made[0] == made[1]
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 """reasoning-gym's tasks as environments: instances, what counts as the answer, scores."""
 
+import random
+
+import numpy
 import pytest
 
 from earl.env.adapters.held_out import DRAWS, EVALUATION_BIT, belongs_to_evaluation, drawn, is_evaluation
@@ -36,6 +39,21 @@ def test_instances_are_the_seeds_and_held_out(tasks):
     assert len(training) > 200 and len(held_out) > 40
     assert not training & held_out
     assert sums.reset(9, SUMS) == sums.reset(9, SUMS)
+
+
+@pytest.mark.parametrize("name", ["list_functions", "pool_matrix"])
+def test_the_chance_of_the_process_is_neither_drawn_nor_changed(tasks, name):
+    task = tasks[f"reasoning_gym/{name}"]()
+    random.seed(1)
+    numpy.random.seed(1)
+    kept, state = random.getstate(), numpy.random.get_state(legacy=False)["state"]
+    seen = [task.reset(seed, {}).text for seed in range(126, 134)]
+    assert random.getstate() == kept
+    now = numpy.random.get_state(legacy=False)["state"]
+    assert now["pos"] == state["pos"] and (now["key"] == state["key"]).all()
+    numpy.random.seed(2)
+    random.seed(2)
+    assert seen == [task.reset(seed, {}).text for seed in range(126, 134)]
 
 
 def test_a_task_with_one_instance_gives_it_to_both():
@@ -76,7 +94,7 @@ def test_bad_tasks(tasks):
 
 def test_every_task_starts_and_takes_an_answer(tasks):
     """Quick ones of every kind, and of those whose graders would run an answer as code."""
-    assert len(tasks) == 105 and not {f"reasoning_gym/{name}" for name in LEFT_OUT} & set(tasks)
+    assert len(tasks) == 104 and not {f"reasoning_gym/{name}" for name in LEFT_OUT} & set(tasks)
     for name in ("chain_sum", "letter_counting", "maze", "gsm_symbolic", "graph_color", *FORMS):
         task = tasks[f"reasoning_gym/{name}"]()
         assert task.reset(1, {}).text

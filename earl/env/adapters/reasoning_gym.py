@@ -15,23 +15,42 @@ answered (an answer was found).
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Any, ClassVar
 
+from reasoning_gym.algebra import polynomial_multiplication
+from reasoning_gym.algorithmic import word_ladder
 from reasoning_gym.factory import DATASETS, create_dataset
+from reasoning_gym.games import knight_swap
+from sympy.core.sorting import default_sort_key
+from sympy.polys.monomials import itermonomials
 
+from earl.env.adapters import own_chance
 from earl.env.adapters.held_out import drawn
+from earl.env.adapters.ordered_sets import OrderedFrozenSet, OrderedSet
 from earl.env.adapters.safe_answers import harmless
 from earl.env.base import Environment, Observation, StepResult
 
-# It mixes others and has no questions of its own.
-LEFT_OUT = {"composite": "is made of other datasets, that its configuration names"}
+LEFT_OUT = {
+    "codeio": "runs programs that draw chance and read clocks of their own: a seed is no instance",
+    "composite": "is made of other datasets, that its configuration names",
+}
 # Set by the seed, not by the task.
 _RESERVED = frozenset({"seed", "size"})
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 # Longer than any number or line that a task asks for.
 _MAX_ANSWER_CHARACTERS = 20_000
+
+# This module, which draws from the chance of the process, would be imported late.
+own_chance.load("reasoning_gym.induction.list_functions.generators", "reasoning_gym")
+# What these make of a seed follows the order of their sets; of two more, that of their letters.
+word_ladder.__dict__["set"] = OrderedSet
+knight_swap.__dict__["frozenset"] = OrderedFrozenSet
+polynomial_multiplication.__dict__["itermonomials"] = lambda *given: sorted(
+    itermonomials(*given), key=default_sort_key
+)
 
 
 class ReasoningGym(Environment):
@@ -48,8 +67,11 @@ class ReasoningGym(Environment):
             raise ValueError(f"task key {key!r} cannot be set: instances come from the episode's seed")
 
         def make(number: int) -> tuple[Any, dict[str, Any]]:
-            dataset = create_dataset(self.dataset_name, **given, seed=number, size=1)
-            return dataset, dataset[0]
+            with own_chance.chance(random.Random(number)):
+                dataset: Any = create_dataset(self.dataset_name, **given, seed=number, size=1)
+                if isinstance(getattr(dataset, "letters", None), set):
+                    dataset.letters = OrderedFrozenSet(dataset.letters)
+                return dataset, dataset[0]
 
         self._dataset, self._entry = drawn(seed, make, lambda made: made[1]["question"])
         question = self._entry["question"]
@@ -59,7 +81,8 @@ class ReasoningGym(Environment):
         """Answer; the episode is over."""
         right = self._entry["answer"]
         answer = extracted(action, right)
-        score = self._scored(answer) if answer else 0.0
+        with own_chance.chance(random.Random(0)):
+            score = self._scored(answer) if answer else 0.0
         score = min(max(score, 0.0), 1.0)
         metrics = {"win": float(score >= 1.0), "score": score, "answered": float(bool(answer))}
         return StepResult(Observation(f"the answer is {right}"), score, done=True, metrics=metrics)
