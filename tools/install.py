@@ -1,4 +1,7 @@
-"""Makes the virtual environment: `python tools/install.py .venv`; with `--torch DIRECTORY` torch alone.
+"""Makes the virtual environment.
+
+    python tools/install.py .venv                       EARL, its development's tools and a model
+    python tools/install.py --dependencies A,B .venv    what EARL with these extras stands on, without EARL
 
 Runs on any Python >= 3.11 with nothing installed. torch comes first and by itself, so that a CPU
 build is taken wherever one is offered and no CUDA build (gigabytes) is pulled onto a machine that
@@ -13,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +33,19 @@ def torch_pin() -> str:
     if found is None:
         raise SystemExit("install: pyproject.toml pins no torch==X.Y.Z in its stack extra")
     return found.group(1)
+
+
+def requirements(extras: Iterable[str]) -> set[str]:
+    """What EARL with these extras is said to need, extras of its own resolved."""
+    import tomllib  # an older Python comes as far as `main`, to be told so
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = set(project["dependencies"])
+    for extra in extras:
+        for one in project["optional-dependencies"][extra]:
+            own = re.fullmatch(r"earl\[(.*)\]", one)
+            found |= requirements(own[1].split(",")) if own else {one}
+    return found
 
 
 def made(target: Path) -> Path:
@@ -67,7 +84,7 @@ def main() -> int:
         have = platform.python_version()
         print(f"install: Python {have} is too old; use 3.11 or newer: make setup PYTHON=python3.11")
         return 2
-    only_torch = sys.argv[1] == "--torch"
+    only = sys.argv[2].split(",") if sys.argv[1] == "--dependencies" else []
     target = Path(sys.argv[-1])
     python = made(target)
     version = torch_pin()
@@ -75,8 +92,8 @@ def main() -> int:
     if not pip(python, "install", *torch_arguments(python, version)):
         print(f"install: no build of torch {version} could be installed; see pip's message above")
         return 1
-    if only_torch:
-        return 0
+    if only:
+        return 0 if pip(python, "install", *sorted(requirements(only))) else 1
     print("install: EARL and its pins", flush=True)
     if not pip(python, "install", "-e", f"{ROOT}[dev]"):
         print("install: pip could not install EARL; see its message above")
