@@ -86,13 +86,13 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(STAMP)
-	@$(BIN)/python -m pytest -m slow
+	@$(BIN)/python -m pytest -m slow -rs
 
 test-peers: $(STAMP) $(TRL_STAMP)
 	@$(BIN)/python -m pytest tests/peers
 
 test-envs: $(STAMP) $(VERIFIERS_STAMP) $(OPENENV_STAMP)
-	@EARL_TEST_ENVS=required $(BIN)/python -m pytest tests/envs
+	@EARL_TEST_NEEDS=required $(BIN)/python -m pytest tests/envs
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	@EARL_TEST_ENGINES=vllm $(BIN)/python -m pytest --timeout 600 $(VLLM_TESTS)

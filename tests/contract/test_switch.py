@@ -23,7 +23,12 @@ from services.rollout.switch import Command
 from tests.support import engines
 from tests.support.engines import MODELS, ask, assert_close, assert_gone, prompt
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# A pool begins with engines of tp 1 here, and has others soon.
+BEGINS = [name for name, fields in engines.ENGINES.items() if fields["tp"] == 1]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.parametrize("spec", BEGINS, indirect=True),
+]
 run, model_dir, spec, weights = engines.run, engines.model_dir, engines.spec, engines.weights
 
 ONE, TWO = Parallelism(2, 1), Parallelism(1, 2)
@@ -78,8 +83,6 @@ def kill(engine: EngineProcess) -> None:
 
 @pytest.fixture
 def cuts(spec, tmp_path):
-    if spec.tp > 1:
-        pytest.skip("a pool begins with engines of tp 1 here, and has others soon")
     base = msgspec.structs.replace(spec, name="pool", load_initial=False, arena_dir=str(tmp_path))
     return Cuts(base, 2, load_spec(base.model_dir))
 

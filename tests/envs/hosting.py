@@ -12,10 +12,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-import pytest
-
 from earl.config.run import RunConfig
 from earl.env import GatewayClient, Limits
+from tests.support import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = Limits(queue_s=120, reset_s=120, step_s=60, episode_s=400)
@@ -26,20 +25,14 @@ READY_S = 300
 def needed(python: Path) -> Path:
     """The Python of an environment of its own. Without it the test is skipped; make test-envs fails."""
     if not python.exists():
-        _missing(f"there is no {python.parents[1].name}: make setup-envs")
+        needs.lacking(f"there is no {python.parents[1].name}: make setup-envs")
     return python
 
 
 def installed(package: str) -> None:
     """The module's tests need this package beside EARL; without it as with `needed`."""
     if importlib.util.find_spec(package) is None:
-        _missing(f"the package {package} is not installed: make setup")
-
-
-def _missing(said: str) -> None:
-    if os.environ.get("EARL_TEST_ENVS") == "required":
-        pytest.fail(said)
-    pytest.skip(said, allow_module_level=True)
+        needs.lacking(f"the package {package} is not installed: make setup", module=True)
 
 
 @contextmanager

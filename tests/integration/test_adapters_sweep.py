@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def swept(package: str, hash_seed: int) -> dict[str, dict]:
 
 @pytest.mark.parametrize("package", list(sweep.MODULES))
 def test_everything_served_plays(package):
-    first, second = swept(package, 1), swept(package, 2)
+    with ThreadPoolExecutor() as both:
+        first, second = both.map(swept, [package, package], [1, 2])
     faults = {name: found["fault"] for name, found in first.items() if found["fault"]}
     expected = {}
     if package == "textarena":

@@ -1,21 +1,19 @@
 """promtool's word on the rules and the scrape configuration."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.support import needs
+
 PROMETHEUS = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
-REMEDY = "promtool is not installed: apt-get install --no-install-recommends prometheus"
 
 
 def promtool(*arguments: str) -> str:
-    assert shutil.which("promtool"), REMEDY
-    done = subprocess.run(
-        ["promtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [needs.program("promtool", "prometheus"), *arguments]
+    done = subprocess.run(command, cwd=PROMETHEUS, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

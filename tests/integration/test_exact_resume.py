@@ -84,12 +84,16 @@ async def test_ranks_and_adapters_resume_exactly(tmp_path: Path) -> None:
         assert run.outcome() == expected
 
 
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return asyncio.run(left_alone(tmp_path_factory.mktemp("longer"), 2, **LONGER))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2))
-async def test_ten_kills_at_random_change_nothing(tmp_path: Path, seed: int) -> None:
+async def test_ten_kills_at_random_change_nothing(tmp_path: Path, longer: Outcome, seed: int) -> None:
     """Of everything or of one service, at any event, with a reference stage beside the trainer."""
-    expected = await left_alone(tmp_path / "whole", 2, **LONGER)
     draw, kills = random.Random(seed), 0
     async with Exact(tmp_path / "killed", workers=1, **LONGER) as run:
         await run.up()
@@ -103,4 +107,4 @@ async def test_ten_kills_at_random_change_nothing(tmp_path: Path, seed: int) -> 
                 await run.replace(part)
         assert kills >= 5
         await run.finish()
-        assert run.outcome() == expected
+        assert run.outcome() == longer

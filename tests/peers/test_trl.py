@@ -15,12 +15,12 @@ from services.trainer.batch import Columns
 from services.trainer.group import Group
 from services.trainer.plan import Item, Plan
 from tests.peers import asking, cases, objective
+from tests.support import needs
 from tests.support.policy import alone, configuration, stepper_for
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not asking.PYTHON.exists(), reason="there is no TRL: make setup-peers"),
     pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
 ]
 
@@ -37,6 +37,12 @@ WHOLE = {
     ),
 }
 FIRST_MOMENT = 0.5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trl() -> None:
+    if not asking.PYTHON.exists():
+        needs.lacking("there is no .venv-trl: make setup-peers")
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
-import pytest
 from playwright.async_api import Browser, Page, async_playwright
+
+from tests.support import needs
 
 WIDTHS = {"laptop": (1280, 800), "phone": (390, 844)}
 
@@ -17,9 +17,7 @@ WIDTHS = {"laptop": (1280, 800), "phone": (390, 844)}
 @contextlib.asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
     """The system's, so that nothing is downloaded."""
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.fail("there is no chromium; install it: apt-get install chromium")
+    path = needs.program("chromium", "chromium")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:

@@ -108,7 +108,8 @@ def main(name: str) -> None:
         spent_s = time.monotonic() - began
         if spent_s > 5 or found[cls.name]["fault"]:
             print(f"{cls.name}: {spent_s:.1f} s {found[cls.name]['fault']}", file=sys.stderr, flush=True)
-    print(json.dumps(found))
+    # Packages print too, and do not end their lines.
+    print(f"\n{json.dumps(found)}")
 
 
 if __name__ == "__main__":
