@@ -10,23 +10,18 @@ from benchmarks.memory_model.cases import CASES
 from benchmarks.memory_model.command import measure
 
 WITHIN = 0.15
-# Trainer and engine; the others take minutes.
-QUICK = ("trainer", "trainer dp2", "rollout tp2")
-pytestmark = pytest.mark.timeout(600)
+# From run to run less may be resident (docs/selector.md): a peak is the most of so many.
+RUNS = 3
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def check(name: str) -> None:
-    (run,) = asyncio.run(measure({name: CASES[name]}))
-    assert abs(run["error"]) <= WITHIN, run
-
-
-@pytest.mark.parametrize("name", QUICK)
-@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_the_peak_is_as_predicted(name: str) -> None:
-    check(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CASES if name not in QUICK])
-def test_every_peak_is_as_predicted(name: str) -> None:
-    check(name)
+    most = None
+    for _ in range(RUNS):
+        (run,) = asyncio.run(measure({name: CASES[name]}))
+        if most is None or run["measured_mib"] > most["measured_mib"]:
+            most = run
+        if most["error"] <= WITHIN:
+            break
+    assert most is not None and abs(most["error"]) <= WITHIN, most

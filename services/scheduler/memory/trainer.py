@@ -27,8 +27,9 @@ MOMENTS = 2
 # of it where activations are computed again in between.
 HOLES_ALONE, HOLES_REDUCED = 2.4, 1.1
 HOLES_GATHERED, HOLES_GATHERED_AGAIN = 2.0, 2.4
-# In float32 once more with context parallelism: what ranks exchange around attention lies in between. Two
-# cases, of which one took 287 MiB once and 359 MiB another time.
+# In float32 once more where ranks exchange activations, around attention (cp) or after every block's halves
+# (tp): those lie in between. Four cases, which differ from run to run: one took 287 MiB once and 359 MiB
+# another time, one 174 and 189 MiB.
 HOLES_EXCHANGED = 0.4
 
 
@@ -251,11 +252,11 @@ class _Step:
 def _margin(how: TrainerNumbers, own: _Parameters, moving: int) -> int:
     if how.device != "cpu":
         return int(MARGIN * moving)
+    exchanged = HOLES_EXCHANGED if how.cp > 1 or how.ranks > how.dp else 0.0
     if how.dp == 1:
-        return int(HOLES_ALONE * WIDE_BYTES * own.whole)
+        return int((HOLES_ALONE + exchanged) * WIDE_BYTES * own.whole)
     gathered = HOLES_GATHERED_AGAIN if how.checkpointed else HOLES_GATHERED
-    reduced = HOLES_REDUCED + (HOLES_EXCHANGED if how.cp > 1 else 0.0)
-    return int((reduced * WIDE_BYTES + gathered * how.item_bytes) * own.whole)
+    return int(((HOLES_REDUCED + exchanged) * WIDE_BYTES + gathered * how.item_bytes) * own.whole)
 
 
 def _logits_forward(model: ModelNumbers, how: TrainerNumbers) -> int:
