@@ -44,7 +44,7 @@ class Watch:
 
     async def plays(self, worker: str) -> None:
         """When a trajectory of this worker has been accepted."""
-        events = self._bus.follow(await self._bus.last_id())
+        events = self._bus.follow(await self._bus.last_id(trajectories=True), trajectories=True)
         while (await until(events, "trajectory_ready", WAIT_S)).worker != worker:
             pass
 
