@@ -1,8 +1,10 @@
-"""deploy/k8s, base and overlay cpu-demo, as pods under podman: a few steps trained over the wire."""
+"""deploy/k8s, base, overlay cpu-demo and the reference stage, as pods under podman: a few steps trained over
+the wire."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import tempfile
@@ -17,8 +19,13 @@ from tests.support.kube import Cluster
 from tests.support.kustomize import Object, render
 
 SUBNET = "10.89.201"
-# A run of some seconds: the same services and settings.
-SHORTER = {"steps = 140": "steps = 4", "batches = 6": "batches = 1", "episodes = 512": "episodes = 64"}
+# A run of some seconds: the same services and settings, and a loss that wants the reference stage.
+SHORTER = {
+    "steps = 140": "steps = 4",
+    "batches = 6": "batches = 1",
+    "episodes = 512": "episodes = 64",
+    "[trainer]\n": "[trainer]\nkl_coefficient = 0.01\n",
+}
 
 
 def shortened(objects: list[Object]) -> list[Object]:
@@ -35,6 +42,7 @@ def cluster(image: str) -> Iterator[Cluster]:
     scratch = Path(tempfile.mkdtemp(prefix="earl-kube-", dir="/var/tmp"))
     scratch.chmod(0o755)
     rendered = shortened(render(DEPLOY / "k8s" / "overlays" / "cpu-demo", lambda name: b""))
+    rendered += render(DEPLOY / "k8s" / "reference", lambda name: b"")
     network = f"earl-test-{os.getpid()}"
     made = Cluster(rendered, network, SUBNET, scratch / "made" / "secrets", scratch)
     hosts = [made.address["scheduler"], made.address["gateway"]]
@@ -54,7 +62,8 @@ def cluster(image: str) -> Iterator[Cluster]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_pods_of_the_demo_train(cluster: Cluster) -> None:
-    names = ("valkey", "prepare", "scheduler", "gateway", "env", "trainer", "rollout")
+    services = ("valkey", "prepare", "scheduler", "gateway")
+    names = (*services, "dashboard", "env", "trainer", "reference", "rollout")
     for name in names:
         await asyncio.to_thread(cluster.start, name)
     scheduler = f"{cluster.address['scheduler']}:7000"
@@ -65,9 +74,16 @@ async def test_pods_of_the_demo_train(cluster: Cluster) -> None:
     live = ledger.pending + ledger.leased + ledger.ready + ledger.planned
     assert ledger.issued == ledger.trained + ledger.evaluated + sum(ledger.dropped.values()) + live
     assert status.step == 4 and status.evaluations[-1].done == 64
+    assert {worker.stage for worker in status.workers} == {"trainer", "rollout", "reference"}
     # Every pod has memory of its own.
     assert {path for worker in status.workers for path in worker.transfers} == {"ucx-tcp"}
     probe = inside(cluster.container("scheduler"), "python", "-m", "earl.rpc.probe", "localhost:7000")
     assert probe.returncode == 0, probe.stderr
+    fleet = ("--scheduler", "scheduler.earl.svc:7000", "--gateway", "gateway.earl.svc:7000")
+    shown = inside(cluster.container("dashboard"), "earl", "status", *fleet, "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["status"]["step"] == 4
+    link = containers.podman("logs", "--tail", "1", cluster.container("dashboard"))
+    assert link.startswith("https://localhost:8080/?token=")
     await asyncio.to_thread(cluster.down)
     assert kube.pods() == []

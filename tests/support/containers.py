@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -44,6 +44,15 @@ def podman(*arguments: str, timeout_s: float = 120.0, check: bool = True) -> str
         timeout=timeout_s, check=False,
     )  # fmt: skip
     assert not check or done.returncode == 0, f"podman {' '.join(arguments)}:\n{done.stderr}"
+    return done.stdout
+
+
+def said(container: str, lines: int = -1) -> str:
+    """The last lines of its log, or all of it: what it wrote to standard output and to standard error."""
+    done = subprocess.run(
+        ["podman", "logs", "--tail", str(lines), container], env=tool.environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
+    )  # fmt: skip
     return done.stdout
 
 
@@ -109,22 +118,30 @@ async def env_host(gateway: str, secrets: Path, log: Path) -> AsyncIterator[None
 
 async def finished(client: SchedulerClient, within_s: float, containers: Sequence[str]) -> RunStatus:
     """The run's last status. Fails with the logs of these containers if it does not end in time."""
+    return await reached(client, within_s, containers, lambda status: status.done)
+
+
+async def reached(
+    client: SchedulerClient,
+    within_s: float,
+    containers: Sequence[str],
+    there: Callable[[RunStatus], bool],
+) -> RunStatus:
+    """The first status that is `there`. Fails with the logs of these containers if none is in time."""
     status = None
     try:
         async with asyncio.timeout(within_s):
             while True:
                 try:
                     status = await client.status(10.0)
-                    if status.done:
+                    if there(status):
                         return status
                 except EarlError:
                     pass  # it starts
                 await asyncio.sleep(1.0)
     except TimeoutError:
-        logs = "\n\n".join(
-            f"{name}:\n{podman('logs', '--tail', '20', name, check=False)}" for name in containers
-        )
-        raise AssertionError(f"the run did not end: {status}\n{logs}") from None
+        logs = "\n\n".join(f"{name}:\n{said(name, 20)}" for name in containers)
+        raise AssertionError(f"the run did not get there: {status}\n{logs}") from None
 
 
 def names(kind: str) -> list[str]:
