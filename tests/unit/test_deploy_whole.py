@@ -38,7 +38,7 @@ BROUGHT = {
     "python3": "/opt/earl",
     "sh": "FROM",
     "tini": "tini",
-    "valkey-server": "/opt/earl/bin/valkey-server",
+    "valkey-server": "/bin/valkey-server",
 }
 
 
