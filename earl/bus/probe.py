@@ -1,7 +1,8 @@
 """What a Redis or Valkey server is like: `python -m earl.bus.probe`.
 
-Its URL on standard input, so that a password is in no argv; {"facts", "error"} as one line of JSON on
-standard output. skew_s: its clock ahead of this machine's, in seconds, as exactly as the answer was quick.
+Its URL on standard input, so that a password is in no argv; nothing there: an embedded one is started for
+the look. {"facts", "error"} as one line of JSON on standard output. skew_s: its clock ahead of that of this
+machine, in seconds, as exactly as the answer was quick.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from earl.bus.connection import open_redis, shown_url
+from earl.bus.embedded import EmbeddedValkey
 from earl.errors import BusUnavailable
 
 
@@ -29,6 +33,7 @@ async def facts_of(url: str) -> dict[str, Any]:
         policy = info.get("maxmemory_policy", "")
         return {
             "url": shown_url(url),
+            "embedded": False,
             "server": "valkey" if "valkey_version" in info else "redis",
             "version": str(info.get("valkey_version") or info.get("redis_version", "")),
             "appendonly": bool(info.get("aof_enabled", 0)),
@@ -44,10 +49,21 @@ async def facts_of(url: str) -> dict[str, Any]:
         await client.aclose()
 
 
+async def embedded() -> dict[str, Any]:
+    """`facts_of` a server of this process's own, which is gone afterwards. Raises BusUnavailable."""
+    server = EmbeddedValkey()
+    with tempfile.TemporaryDirectory(prefix="earl-doctor-") as directory:
+        try:
+            return await facts_of(await server.start(Path(directory))) | {"embedded": True}
+        finally:
+            await server.stop()
+
+
 def main() -> None:
     found: dict[str, Any] = {"facts": {}, "error": None}
     try:
-        found["facts"] = asyncio.run(facts_of(sys.stdin.read().strip()))
+        url = sys.stdin.read().strip()
+        found["facts"] = asyncio.run(facts_of(url) if url else embedded())
     except BusUnavailable as error:
         found["error"] = {"message": error.message, "remedy": error.remedy}
     sys.stdout.write(json.dumps(found) + "\n")

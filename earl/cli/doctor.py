@@ -24,6 +24,7 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError
+from earl.rpc.peers import told
 
 app = typer.Typer(add_completion=False)
 
@@ -43,9 +44,10 @@ def doctor(
 ) -> None:
     """Say what works on this machine, each thing tried out, and what to do about the rest.
 
-    Cores, memory, open files, clock; shared memory, UCX and NIXL, which each move 16 MiB from an arena. With
-    a run file its ports, its model, room for its arenas and its Redis, too. Exit code 1 if anything that the
-    run file, or a run without one, needs does not work here; what it does not need may be missing.
+    Cores, memory, open files, clock; Redis, or the embedded Valkey where none is named; shared memory, UCX
+    and NIXL, which each move 16 MiB from an arena. With a run file its ports, its model and room for its
+    arenas, too. Exit code 1 if anything that the run file, or a run without one, needs does not work here;
+    what it does not need may be missing.
     """
     config = load_run(run_file) if run_file is not None else None
     findings = asyncio.run(examined(config, gateway or os.environ.get("EARL_GATEWAY", "")))
@@ -71,12 +73,19 @@ async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
         rollout = await asked("services.rollout.needs", config.model_dump_json())
         sizes = probed["memory"]["facts"], rollout["facts"], int(model["facts"].get("bytes", 0))
         found.append(machine.of_arenas(config, *sizes))
-        url = os.environ.get("EARL_REDIS_URL") or config.bus.redis_url
-        if url:
-            found += machine.of_redis(await asked("earl.bus.probe", url))
+    found += machine.of_redis(await redis(config.bus.redis_url if config is not None else ""))
     if gateway:
         found.append(await at_gateway(gateway, config.environment.name if config is not None else ""))
     return [*found, *data_plane(plane, probed)]
+
+
+async def redis(configured: str) -> dict[str, Any]:
+    """{"facts", "error"} of the server that EARL_REDIS_URL names, else `configured`, else of the embedded."""
+    try:
+        url = told("EARL_REDIS_URL") or configured
+    except EarlError as error:
+        return _failed(error.message, error.remedy)
+    return await asked("earl.bus.probe", url)
 
 
 async def at_gateway(address: str, name: str) -> Finding:
@@ -142,6 +151,8 @@ async def asked(module: str, given: str, *arguments: str, timeout_s: float = PRO
         return json.loads(out.decode().splitlines()[-1])  # libraries may talk before it
     last = (err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
     said = f"its probe ended with {process.returncode}: {last}"
+    if last.startswith("ModuleNotFoundError"):
+        return _failed(said, 'pip install "earl[stack]", or what is missing alone')
     return _failed(said, f"see all of it: echo '{{}}' | {by_hand}")
 
 

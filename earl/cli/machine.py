@@ -17,7 +17,7 @@ from earl.cli.findings import Finding
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.obs.limits import available_bytes, host_bytes
-from earl.stack.ports import resolve_bind
+from earl.stack.ports import binds, resolve_all
 
 # Each process of a run holds hundreds of files, sockets and libraries.
 LEAST_FILES = 1024
@@ -98,20 +98,14 @@ def of_machine(here: Machine) -> Iterator[Finding]:
 
 def of_ports(config: RunConfig) -> Finding:
     """Whether all that the run file binds on this machine is free now."""
-    binds = {
-        "scheduler.bind": config.scheduler.bind,
-        "gateway.bind": config.gateway.bind,
-        "rollout.bind": config.rollout.bind,
-        "trainer.bind": config.trainer.bind,
-    }
-    for key, bind in binds.items():
-        try:
-            resolve_bind(bind, key)
-        except EarlError as error:
-            return Finding("ports", False, True, error.message, error.remedy, binds)
-    chosen = sum(bind.endswith(":0") for bind in binds.values())
-    said = f"{len(binds) - chosen} are asked for and free, {chosen} are chosen at the start"
-    return Finding("ports", True, True, said, "", binds)
+    asked = binds(config)
+    try:
+        resolve_all(config)
+    except EarlError as error:
+        return Finding("ports", False, True, error.message, error.remedy, asked)
+    chosen = sum(bind.endswith(":0") for bind in asked.values())
+    said = f"{len(asked) - chosen} are asked for and free, {chosen} are chosen at the start"
+    return Finding("ports", True, True, said, "", asked)
 
 
 def of_arenas(
@@ -150,10 +144,13 @@ def of_model(config: RunConfig, probed: Mapping[str, Any]) -> Finding:
 
 
 def of_redis(probed: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of a server that the run file or EARL_REDIS_URL names."""
+    """Of a server that the run file or EARL_REDIS_URL names, or of the embedded one where none does."""
     facts, error = probed["facts"], probed["error"]
     if error is not None:
         yield Finding("redis", False, True, error["message"], error["remedy"], facts)
+        return
+    if facts["embedded"]:
+        yield Finding("redis", True, True, f"the embedded Valkey {facts['version']} starts", "", facts)
         return
     said = f"{facts['server']} {facts['version']} at {facts['url']}"
     if facts["evicts"]:

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from earl.config.run import RunConfig
 from earl.dispatch.arena_file import arena_directory
-from earl.errors import ConfigError, DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
+from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack import credentials, plan, warden
 from earl.stack.codec import SchedulerClient
 from earl.stack.endpoints import Endpoints
-from earl.stack.ports import resolve_bind
+from earl.stack.ports import resolve_all
 from earl.stack.record import Chronicle
 from earl.stack.rundir import RunDirectory
 from earl.stack.status import ProcessState, RunStatus
@@ -129,36 +129,17 @@ async def launch(
 def resolve(config: RunConfig) -> RunConfig:
     """The configuration with free ports in place of 0, so that a restarted service keeps its address.
 
-    Rollout workers and the trainer say where they serve when they join, so theirs stays 0; a port that
-    the run file names for them must be free all the same. Raises ConfigError, PortInUse.
+    Rollout workers, trainer and reference stage say where they serve when they join, and every process where
+    its metrics are, so theirs stays 0; a port that the run file names must be free all the same. Raises
+    ConfigError, PortInUse.
     """
-    scheduler = resolve_bind(config.scheduler.bind, "scheduler.bind")
-    gateway = resolve_bind(config.gateway.bind, "gateway.bind")
-    dashboard = config.dashboard.bind and resolve_bind(config.dashboard.bind, "dashboard.bind")
-    resolve_bind(config.rollout.bind, "rollout.bind")
-    resolve_bind(config.trainer.bind, "trainer.bind")
-    resolve_bind(config.reference.bind, "reference.bind")
-    check_metrics(config.obs.metrics)
+    free = resolve_all(config)
     return config.model_copy(
         update={
-            "scheduler": config.scheduler.model_copy(update={"bind": scheduler}),
-            "gateway": config.gateway.model_copy(update={"bind": gateway}),
-            "dashboard": config.dashboard.model_copy(update={"bind": dashboard}),
+            name: getattr(config, name).model_copy(update={"bind": free.get(f"{name}.bind", "")})
+            for name in ("scheduler", "gateway", "dashboard")
         }
     )
-
-
-def check_metrics(bind: str) -> None:
-    """Each of a run's processes serves its metrics at a port of its own. Raises ConfigError, PortInUse."""
-    if not bind:
-        return
-    resolve_bind(bind, "obs.metrics")
-    host, _, port = bind.rpartition(":")
-    if int(port):
-        raise ConfigError(
-            f'obs.metrics = "{bind}" names one port for all processes of this machine',
-            f'give it port 0, for any free one: "{host}:0"',
-        )
 
 
 class Guard:

