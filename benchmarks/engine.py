@@ -17,9 +17,10 @@ import numpy as np
 import typer
 
 from benchmarks import tp_sum
+from benchmarks.children import REPORT, ended, within
 from benchmarks.machine import ROOT
 from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
-from earl.errors import EngineNotInstalled
+from earl.errors import EngineNotInstalled, MeasurementWrong
 from earl.models.source import resolve
 from earl.models.spec import load_spec
 from earl.obs.machine import installed
@@ -147,10 +148,10 @@ async def _turn(ways: dict[str, Way], prompts: list[list[int]], new: int, first:
     rates = {}
     names = list(ways)
     for name in names[first % len(names) :] + names[: first % len(names)]:
-        async with asyncio.timeout(WAY_S):
+        async with within(WAY_S, f"{len(prompts)} prompts of {name}"):
             seconds, tokens = await ways[name](prompts, new)
         if tokens != len(prompts) * new:
-            raise RuntimeError(f"{name} generated {tokens} tokens of {len(prompts) * new}")
+            raise MeasurementWrong(f"{name} generated {tokens} tokens of {len(prompts) * new}", REPORT)
         rates[name] = tokens / seconds
     return rates
 
@@ -216,10 +217,10 @@ async def _transformers(stack: AsyncExitStack, spec: EngineSpec) -> Way:
     async def answer() -> dict[str, Any]:
         line = await stdout.readline()
         if not line:
-            raise RuntimeError("transformers' process ended; see its output above")
+            raise ended("transformers' process", await process.wait())
         return json.loads(line)
 
-    async with asyncio.timeout(START_S):
+    async with within(START_S, "the start of transformers' process"):
         await answer()
 
     async def way(prompts: list[list[int]], new: int) -> tuple[float, int]:

@@ -12,7 +12,6 @@ import gc
 import json
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from benchmarks.children import REPORT, last_line
 from benchmarks.machine import ROOT
 from benchmarks.output import RESULTS, AsJson, Results, publish
 from earl.dispatch.blocks import Reads, Want, plan_reads
@@ -29,6 +29,7 @@ from earl.dispatch.mesh import MeshLayout
 from earl.dispatch.placements import Placement, cut_of
 from earl.dispatch.ragged import ContextSlice, Packed, RaggedIndex, plan_batch
 from earl.dispatch.schedule import schedule
+from earl.errors import MeasurementWrong
 
 app = typer.Typer(add_completion=False)
 
@@ -82,14 +83,10 @@ def plan(
 
 def in_fresh_process(name: str, owners: int, repetitions: int) -> dict[str, Any]:
     """The figures of one case."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.plan", name, str(owners), str(repetitions)],
-        capture_output=True, text=True, check=False, cwd=ROOT, timeout=CASE_S,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
-    sys.stderr.write(f"{name}: {done.stdout}")
-    return json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "benchmarks.plan", name, str(owners), str(repetitions)]
+    line = last_line(command, f"the plan of {name}", CASE_S, ROOT)
+    sys.stderr.write(f"{name}: {line}\n")
+    return json.loads(line)
 
 
 Case = Callable[[int], Reads]
@@ -174,7 +171,9 @@ def measure(name: str, owners: int, repetitions: int) -> dict[str, Any]:
             times.append(time.perf_counter() - started)
             computing.append(time.process_time() - cpu)
             if copies != reads.copies:
-                raise RuntimeError(f"{name}: {copies} copies in requests, {reads.copies} in the plan")
+                raise MeasurementWrong(
+                    f"{name}: {copies} copies in requests, {reads.copies} in the plan", REPORT
+                )
         seconds = round(statistics.median(times), 6)
         if seconds > slowest["seconds"]:
             slowest = {

@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from benchmarks.children import ended, within
 from benchmarks.machine import ROOT
 
 READY_S = 60.0
@@ -27,7 +28,7 @@ class Process:
     async def start(cls, module: str, run: Path, name: str, **environment: str) -> Process:
         """`python -m module --run run --name name`; arguments may stand in module, separated by spaces.
 
-        Raises RuntimeError when it ends, TimeoutError when it is not ready in time.
+        Raises ProcessFailed when it ends, DeadlineExceeded when it is not ready in time.
         """
         with (run.parent / f"{name}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -36,10 +37,11 @@ class Process:
             )  # fmt: skip
         try:
             assert process.stdout is not None
-            async with asyncio.timeout(READY_S):
+            async with within(READY_S, f"the start of {name}"):
                 line = await process.stdout.readline()
             if not line:
-                raise RuntimeError(f"{name} ended with {await process.wait()}; see its log in {run.parent}")
+                said = (run.parent / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+                raise ended(name, await process.wait(), said)
             return cls(process, json.loads(line)["address"])
         except BaseException:
             if process.returncode is None:
@@ -77,7 +79,7 @@ def rss_mib(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
-    raise RuntimeError(f"process {pid} has no VmRSS")
+    raise ended(f"process {pid}", "no memory left", remedy="see its log, or what it said above")
 
 
 def cpu_s(pid: int) -> float:

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from benchmarks.children import within
 from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
 from benchmarks.trainer_memory import SMOLLM2
 from earl.config.run import RunConfig
@@ -226,7 +227,7 @@ async def _step(spec: EngineSpec, length: int, count: int) -> float:
             for number in range(count)
         ]
         started = time.perf_counter()
-        async with asyncio.timeout(STEP_S):
+        async with within(STEP_S, f"a step of {count} sequences of {length} tokens"):
             await asyncio.gather(*(engine.generate_all(request) for request in requests))
         return time.perf_counter() - started
     finally:

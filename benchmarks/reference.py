@@ -13,10 +13,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from benchmarks.children import REPORT
 from benchmarks.output import RESULTS, AsJson, Results, publish
 from benchmarks.reference_roles import Deal
 from benchmarks.role import Role
 from earl.bus import EmbeddedValkey
+from earl.errors import ChecksumMismatch, ConfigError
 
 app = typer.Typer(add_completion=False)
 
@@ -67,7 +69,10 @@ def reference(
 def deal(sequences: int, tokens: int) -> Deal:
     """Sequences dealt out twice, independently, as the dock and the batch plan do."""
     if sequences < RANKS or tokens < 1:
-        raise ValueError(f"{sequences} x {tokens}")
+        raise ConfigError(
+            f"--sizes {sequences}x{tokens} is no batch",
+            f"give {RANKS} sequences or more, of a token or more, such as 64x512",
+        )
     generator = np.random.default_rng(sequences * tokens)
 
     def cut() -> list[list[int]]:
@@ -117,7 +122,9 @@ async def batch(
             answers = await asyncio.gather(*(role.ask(**work) for role in [*trainers, *stages]))
             filled, computed = answers[: len(trainers)], answers[len(trainers) :]
             if not all(one["right"] for one in filled):
-                raise RuntimeError(f"{way}: a trainer rank's column is not what the stage computed")
+                raise ChecksumMismatch(
+                    f"{way}: a trainer rank's column is not what the stage computed", REPORT
+                )
             if way == "direct":
                 paths |= {one["path"] for one in filled}
             if number > WARM_UP:

@@ -22,12 +22,14 @@ from typing import Any
 import grpc
 import numpy as np
 
+from benchmarks.children import REPORT
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.dispatcher import Dispatcher, Read
 from earl.dispatch.layout import Box
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
+from earl.errors import MeasurementWrong
 from earl.rpc import options
 from services.trainer.reference.shelf import Shelf, key
 
@@ -49,7 +51,7 @@ class Deal:
         for rank, mine in enumerate(self.computes):
             if sequence in mine:
                 return rank, mine.index(sequence)
-        raise AssertionError(f"nobody computes sequence {sequence}")
+        raise MeasurementWrong(f"nobody computes sequence {sequence}", REPORT)
 
 
 def values(deal: Deal, sequence: int, number: int) -> np.ndarray:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.children import ended, within
 from benchmarks.machine import ROOT
 
 ANSWER_S = 120.0
@@ -55,12 +56,12 @@ class Role:
         self.process.stdin.write(json.dumps(work).encode() + b"\n")
 
     async def answer(self, within_s: float = ANSWER_S) -> dict[str, Any]:
-        """The next line. Raises RuntimeError when the process ended, TimeoutError."""
+        """The next line. Raises ProcessFailed when the process ended, DeadlineExceeded."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(within_s):
+        async with within(within_s, "an answer of a process of the benchmark"):
             line = await self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"a process of the benchmark ended with {await self.process.wait()}")
+            raise ended("a process of the benchmark", await self.process.wait())
         return json.loads(line)
 
     async def stop(self) -> None:

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.children import REPORT, all_said
 from benchmarks.machine import ROOT
+from earl.errors import MeasurementWrong
 
 RANKS = 2
 # Of float32, as one decoded token of a small model gives and as a batch of 32 does.
@@ -29,7 +31,7 @@ RANK_S = 120.0
 def measure() -> dict[str, Any]:
     """Microseconds a sum by elements, of both ways; ratios are medians over the rounds.
 
-    Raises RuntimeError if a rank ends otherwise than well.
+    Raises ProcessFailed if a rank ends otherwise than well, DeadlineExceeded.
     """
     memory = os.memfd_create("sums")
     with tempfile.TemporaryDirectory(prefix="earl-bench-sum-") as directory:
@@ -45,13 +47,7 @@ def measure() -> dict[str, Any]:
             ]  # fmt: skip
         finally:
             os.close(memory)
-        try:
-            said = [rank.communicate(timeout=RANK_S)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"ranks ended with {[rank.returncode for rank in ranks]}")
+        said = all_said(ranks, "the ranks that add up", RANK_S)
     return {"tp_sum_us": json.loads(said[0])}
 
 
@@ -92,7 +88,7 @@ def _seconds(add_up: Callable[[Any], object], x: Any, ranks: int) -> float:
         x.fill_(1.0)
         add_up(x)
         if x[0] != ranks or x[-1] != ranks:
-            raise AssertionError(f"{x[0]} and {x[-1]} are no sums of {ranks} ones")
+            raise MeasurementWrong(f"{x[0]} and {x[-1]} are no sums of {ranks} ones", REPORT)
         ended = time.perf_counter()
     return (ended - began) / SUMS
 

@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.children import ended
 from benchmarks.machine import ROOT
 from benchmarks.output import RESULTS, AsJson, Results, publish
 
@@ -71,7 +72,7 @@ def in_fresh_process(case: dict[str, Any]) -> dict[str, Any]:
     if done.returncode == -signal.SIGKILL:
         return {"oom": True}  # by the kernel
     if done.returncode:
-        raise RuntimeError(f"{case} ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise ended(f"the step of {case}", done.returncode, done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -7,8 +7,9 @@ repetitions times:  earl up ─► every process is ready ─► earl down --now
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import footprint
+from benchmarks.children import last_line
 from benchmarks.output import RESULTS, AsJson, Results, publish
 from earl.cli.demo import RUN_FILE, example
 from earl.cli.run import OverridableCommand, overrides_of
@@ -27,7 +30,9 @@ COMPARES = (
     "Nothing: wall clock of the commands themselves, in processes of their own, from their first line on. "
     "The demo's run file (embedded Valkey, one engine, one trainer rank, one env host), each time a new "
     "run. up_ready_s: until every process has said that it serves; down_s: until the last one has ended, "
-    "after a checkpoint and the report; down_now_s: the same without waiting for a checkpoint. Medians."
+    "after a checkpoint and the report; down_now_s: the same without waiting for a checkpoint. Medians. "
+    "left: processes of the runs, and shared memory and sockets that they held, which are there after "
+    "`earl down`: looked for in /proc and the file system, not asked of it."
 )
 
 
@@ -45,9 +50,10 @@ def up(
     file = run_file or example(RUN_FILE)
     dotted = [text for key, value in overrides_of(ctx) for text in (f"--{key}", value)]
     runs: list[dict[str, Any]] = []
+    mark = f"bench-{secrets.token_hex(4)}"
     with tempfile.TemporaryDirectory(prefix="earl-bench-up-") as directory:
         for number in range(2 * repetitions):
-            runs.append(measured(directory, file, dotted, f"run-{number}", now=bool(number % 2)))
+            runs.append(measured(directory, file, dotted, f"{mark}-{number}", now=bool(number % 2)))
             sys.stderr.write(f"{json.dumps(runs[-1])}\n")
     figures = {
         "compares": COMPARES,
@@ -55,7 +61,7 @@ def up(
         "up_ready_s": median(run["up_ready_s"] for run in runs),
         "down_s": median(run["down_s"] for run in runs if not run["now"]),
         "down_now_s": median(run["down_s"] for run in runs if run["now"]),
-        "left": sum(run["left"] for run in runs),
+        "left": sum(len(run["left"]) for run in runs),
         "runs": runs,
     }
     publish("up", figures, results, as_json=as_json)
@@ -66,17 +72,24 @@ def median(values: Any) -> float:
 
 
 def measured(directory: str, file: Path, dotted: list[str], name: str, *, now: bool) -> dict[str, Any]:
-    """One start and one end. left: what the launcher had left behind for `earl down` to clean up."""
-    began = earl("up", str(file.resolve()), "--runs-dir", directory, "--name", name, *dotted)
-    ended = earl("down", began["directory"], *(["--now"] if now else []))
-    left = len(ended["left"]["pids"]) + len(ended["left"]["paths"])
-    return {"up_ready_s": began["ready_s"], "down_s": ended["down_s"], "now": now, "left": left}
+    """One start and one end. held: what the run's processes held while it ran, so that `left` looked for
+    something; left: what of it and of them was there afterwards; cleaned: what `earl down` says it had to."""
+    began = earl(name, "up", str(file.resolve()), "--runs-dir", directory, "--name", name, *dotted)
+    before = footprint.look(name)
+    ended = earl(name, "down", began["directory"], *(["--now"] if now else []))
+    return {
+        "up_ready_s": began["ready_s"],
+        "down_s": ended["down_s"],
+        "now": now,
+        "processes": len(before.processes),
+        "held": sorted(path.name for path in before.held),
+        "left": footprint.left(name, name, before),
+        "cleaned": len(ended["left"]["pids"]) + len(ended["left"]["paths"]),
+    }
 
 
-def earl(*arguments: str) -> dict[str, Any]:
-    """What a command prints. Raises RuntimeError with what it said if it fails."""
+def earl(mark: str, *arguments: str) -> dict[str, Any]:
+    """What a command prints, all that it starts marked. Raises ProcessFailed, DeadlineExceeded."""
     command = [sys.executable, "-m", "earl.cli.main", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMMAND_S)
-    if done.returncode:
-        raise RuntimeError(f"earl {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    environment = os.environ | {footprint.MARK: mark}
+    return json.loads(last_line(command, f"earl {arguments[0]}", COMMAND_S, env=environment))

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.children import REPORT
 from benchmarks.dispatch.lines import answer, commands, main
 from benchmarks.dispatch.member import WAIT_S, Member
 from benchmarks.dispatch.pattern import COLUMNS, DTYPE, MIB, TENSOR, fill, right
 from earl.dispatch.dispatcher import Read
 from earl.dispatch.layout import Box
 from earl.dispatch.store import TensorSpec
+from earl.errors import ChecksumMismatch
 
 ROWS = 1024
 # By name: columns of one row or whole rows, and reads a second.
@@ -88,7 +90,7 @@ async def run_consumer(role: dict[str, Any]) -> None:
             due = began + len(latencies_us) / per_second
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if not right(into, box, 1):
-            raise RuntimeError(f"{said['transport']}: what was read is not what was published")
+            raise ChecksumMismatch(f"{said['transport']}: what was read is not what was published", REPORT)
         answer(latencies_us=latencies_us)
     await me.close()
 

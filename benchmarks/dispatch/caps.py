@@ -13,11 +13,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from benchmarks.children import REPORT
 from benchmarks.dispatch.hosts import Plan
 from benchmarks.dispatch.nic import Nics, bytes_per_second, central_seconds, direct_seconds
 from benchmarks.dispatch.pattern import MIB, ROW_BYTES
 from benchmarks.role import Role
 from earl.bus import EmbeddedValkey
+from earl.errors import ChecksumMismatch, ConfigError
 
 MODULE = "benchmarks.dispatch.hosts"
 WAYS = ("direct", "central")
@@ -42,10 +44,10 @@ COMPARES = (
 
 
 def curve(most: int) -> list[int]:
-    """2, 4, 8 ... `most`. Raises ValueError when that is no power of two: columns are cut evenly."""
+    """2, 4, 8 ... `most`. Raises ConfigError when that is no power of two: columns are cut evenly."""
     hosts = [1 << power for power in range(1, most.bit_length())]
     if most not in hosts:
-        raise ValueError(f"{most} hosts: use 2, 4, 8, 16, 32 or 64")
+        raise ConfigError(f"--hosts {most} is no power of two", "give 2, 4, 8, 16, 32 or 64")
     return hosts
 
 
@@ -140,7 +142,7 @@ async def measure(most: int, gbps: float, host_mib: float, rounds: int) -> dict[
 async def one_round(
     fleet: list[Role], plan: Plan, way: str, number: int, gate: int, nics: Nics
 ) -> tuple[float, float]:
-    """Seconds from the gate to the last host; how busy the cores were. RuntimeError if bytes are wrong."""
+    """Seconds from the gate to the last host; how busy the cores were. ChecksumMismatch for wrong bytes."""
     work = {"hosts": plan.hosts, "rows": plan.rows, "number": number, "way": way}
     await asyncio.gather(*(role.ask(do="prepare", **work) for role in fleet))
     await asyncio.gather(*(role.ask(do="run", **work) for role in fleet))
@@ -151,5 +153,5 @@ async def one_round(
     used = busy_since(clock)
     checked = await asyncio.gather(*(role.ask(do="check", **work) for role in fleet))
     if not all(one["right"] for one in checked):
-        raise RuntimeError(f"{way}: a host's buffer is not what the others hold")
+        raise ChecksumMismatch(f"{way}: a host's buffer is not what the others hold", REPORT)
     return (max(one["at_ns"] for one in said) - opened_ns) / 1e9, used

@@ -19,12 +19,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from benchmarks.children import REPORT
 from benchmarks.dispatch import peers
 from benchmarks.dispatch.arms import ARMS
 from benchmarks.dispatch.member import Round
 from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
 from benchmarks.role import Role
 from earl.bus import EmbeddedValkey
+from earl.errors import ChecksumMismatch, MeasurementWrong
 
 MODULE = "benchmarks.dispatch.roles"
 WARM_UP = 1
@@ -51,7 +53,9 @@ class Samples:
     def figures(self) -> dict[str, Any]:
         """Medians, the range, and the bytes; a count that varied between rounds is an error."""
         if len(self.moved_bytes) != 1:
-            raise RuntimeError(f"rounds of one arm moved different amounts: {sorted(self.moved_bytes)}")
+            raise MeasurementWrong(
+                f"rounds of one arm moved different amounts: {sorted(self.moved_bytes)}", REPORT
+            )
         return {
             "ms": round(statistics.median(self.total_ms), 3),
             "ms_min": round(min(self.total_ms), 3),
@@ -155,7 +159,7 @@ async def one_round(fleet: Fleet, round_: Round) -> dict[str, Any]:
 def told(round_: Round, found: dict[str, Any]) -> dict[str, Any]:
     """What was found, unless it is wrong."""
     if not found["right"]:
-        raise RuntimeError(f"{round_.arm}: a consumer's buffer is not what the producers hold")
+        raise ChecksumMismatch(f"{round_.arm}: a consumer's buffer is not what the producers hold", REPORT)
     return found
 
 

@@ -22,6 +22,7 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.dispatcher import Dispatcher
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
+from earl.errors import DeadlineExceeded
 
 WAIT_S = 60.0
 # The data plane's ways, each an arm of its own and one through a controller. None checks sums, for no
@@ -111,11 +112,11 @@ class Member:
             await store.remove(store.keys)
 
     def pass_gate(self) -> None:
-        """Return once all producers are let go. Raises RuntimeError when they are not."""
+        """Return once all producers are let go. Raises DeadlineExceeded when they are not."""
         self._receive(self._gate, 1)
 
     def words(self, count: int) -> list[int]:
-        """Wait for so many words; who sent them. Raises RuntimeError when they do not come."""
+        """Wait for so many words; who sent them. Raises DeadlineExceeded when they do not come."""
         return list(self._receive(self._words_in, count))
 
     def word(self, to: Iterable[int | str]) -> None:
@@ -130,6 +131,8 @@ class Member:
         received = b""
         while len(received) < count:
             if not select.select([pipe], [], [], WAIT_S)[0]:
-                raise RuntimeError(f"{self.role} {self.rank} waited {WAIT_S} s for a word: did another fail?")
+                raise DeadlineExceeded(
+                    f"{self.role} {self.rank} waited {WAIT_S} s for a word", "see why another failed, above"
+                )
             received += os.read(pipe, count - len(received))
         return received

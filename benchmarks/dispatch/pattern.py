@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earl.dispatch.layout import Box
+from earl.errors import ConfigError
 
 PRODUCERS = CONSUMERS = 4
 COLUMNS = 16_384
@@ -58,10 +59,13 @@ class Pattern:
 
     @classmethod
     def of(cls, worker_mib: float) -> Pattern:
-        """Raises ValueError for less than one row."""
+        """Raises ConfigError for less than one row."""
         rows = int(worker_mib * MIB) // ROW_BYTES
         if rows < 1:
-            raise ValueError(f"{worker_mib} MiB a worker is less than a row of {ROW_BYTES} bytes")
+            raise ConfigError(
+                f"{worker_mib} MiB a worker is less than a row of {ROW_BYTES} bytes",
+                f"give {ROW_BYTES / MIB:g} or more",
+            )
         return cls(rows)
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.machine import ROOT
 from benchmarks.role import Role
+from earl.errors import EarlError
 
 PEERS = ("ray", "transferqueue")
 ENVIRONMENT = ".venv-queue"
@@ -39,8 +40,8 @@ async def start(arms: Sequence[str], rows: int, directory: str) -> Role:
             "benchmarks.dispatch.peer_side", python=str(PYTHON), environment=environment,
             start_s=START_S, arms=list(arms), rows=rows, directory=directory,
         )  # fmt: skip
-    except (RuntimeError, TimeoutError) as error:
+    except EarlError as error:
         raise PeersAbsent(
-            f"absent: Ray and TransferQueue did not start within {START_S:g} s ({error!r}); see above"
+            f"absent: Ray and TransferQueue did not start within {START_S:g} s ({error.message}); see above"
         ) from error
     return role

@@ -30,6 +30,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.children import last_line
 from benchmarks.e2e import earl_side
 from benchmarks.e2e.settings import Settings, Trace
 from benchmarks.machine import ROOT
@@ -170,8 +171,7 @@ def model_process(directory: Path, questions: int = 0) -> float | None:
     """Makes the model that both start from in `directory`, or (questions > 0) returns the mean score of the
     one that is there. In a process of its own, so that torch's threads end with it."""
     command = [sys.executable, "-m", "benchmarks.e2e.model", str(directory), str(questions)]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, timeout=MODEL_S)
-    return json.loads(done.stdout)["score"]
+    return json.loads(last_line(command, "the model's process", MODEL_S, ROOT))["score"]
 
 
 def run_trl(settings: Settings, model: Path, directory: Path, generation: str) -> Trace:

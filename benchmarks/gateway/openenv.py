@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.gateway.measure import HOSTS, OBSERVATION_BYTES, STEPS_PER_EPISODE, WARM_S, Work
 from benchmarks.role import Role
+from earl.errors import EarlError
 
 SIDE = "benchmarks.gateway.openenv_side"
 # Importing its server brings a web interface, which takes long.
@@ -30,8 +31,8 @@ async def measure(python: str, work: Work) -> dict[str, Any]:
             servers = await asyncio.gather(*(started(**server) for _ in range(HOSTS)))
             addresses = [said["address"] for _, said in servers]
             player, said = await started(role="player", addresses=addresses)
-        except (OSError, RuntimeError, TimeoutError) as error:
-            return {"openenv_steps_per_s": None, "openenv_absent": f"{python}: {error!r}"}
+        except (OSError, EarlError) as error:
+            return {"openenv_steps_per_s": None, "openenv_absent": f"{python}: {error}"}
         rounds = []
         for _ in range(work.rounds):
             found = await player.ask(

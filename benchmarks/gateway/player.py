@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from benchmarks.children import within
 from benchmarks.dispatch.lines import answer, commands, main
 from benchmarks.gateway.environment import NAME
 from earl.env import GatewayClient, Limits, Session
@@ -148,7 +149,7 @@ class Player:
         sent = time.monotonic()
         os.kill(pid, getattr(signal, send))
         opening = [asyncio.create_task(self._opened(ENDLESS)) for _ in range(sessions)]
-        async with asyncio.timeout(DRILL_BOUND_S):
+        async with within(DRILL_BOUND_S, f"what {send} did to {sessions} sessions"):
             await asyncio.gather(*tasks)
             opened = await asyncio.gather(*opening)
             opened_s = time.monotonic() - sent

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 
+from benchmarks.children import ended, within
 from benchmarks.machine import ROOT
 from benchmarks.memory_model.cases import Case
 
@@ -16,7 +17,7 @@ CASE_S = 600.0
 
 
 async def measure(case: Case) -> int:
-    """Bytes of the rank that took most. Raises RuntimeError if one fails, TimeoutError after CASE_S."""
+    """Bytes of the rank that took most. Raises ProcessFailed if one fails, DeadlineExceeded after CASE_S."""
     config, ranks = case.config, case.cut.devices
     threads = getattr(config, case.stage).threads
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -35,7 +36,7 @@ async def measure(case: Case) -> int:
         for rank in range(ranks)
     ]  # fmt: skip
     try:
-        async with asyncio.timeout(CASE_S):
+        async with within(CASE_S, "a case"):
             outputs = await asyncio.gather(*(process.communicate() for process in processes))
     finally:
         for process in processes:
@@ -44,5 +45,5 @@ async def measure(case: Case) -> int:
                 await process.wait()
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
-            raise RuntimeError(f"a rank ended with {process.returncode}: {errors.decode()[-2000:]}")
+            raise ended("a rank", process.returncode, errors.decode(errors="replace"))
     return max(json.loads(said.splitlines()[-1])["bytes"] for said, _ in outputs)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reparallelize.model import RUN, Published
-from earl.errors import EarlError
+from earl.errors import EarlError, MeasurementWrong
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import available_bytes
 from earl.parallelism import Parallelism
@@ -155,7 +155,10 @@ async def _switched(
             _say(f"tp {tp}: {reports[-1]}")
             await asyncio.sleep(SETTLE_S)
         if generating.done():
-            raise SystemExit("every sequence had ended before the last switch: raise --new-tokens")
+            raise MeasurementWrong(
+                f"every sequence of {work.new_tokens} tokens had ended before the last switch",
+                "raise --new-tokens",
+            )
         over.set()
         await generating
     finally:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.children import all_said
 from benchmarks.machine import ROOT
 from benchmarks.reparallelize.model import RUN
 from earl.parallelism import Parallelism
@@ -60,13 +61,7 @@ def measure(job: Job) -> dict[str, Any]:
         )
         for rank in range(job.ranks)
     ]
-    try:
-        said = [rank.communicate(timeout=MEASURE_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"trainer ranks ended with {[rank.returncode for rank in ranks]}")
+    said = all_said(ranks, "the trainer ranks", MEASURE_S)
     return figures([json.loads(line) for line in said[0].splitlines()])
 
 

@@ -15,11 +15,13 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.children import REPORT
 from benchmarks.output import RESULTS, AsJson, Results, publish
 from benchmarks.reshard.cases import CARRIER, CASES, SMOLLM2, VERSIONS, Case, needed_bytes
 from benchmarks.reshard.gather import Buckets
 from benchmarks.role import Role
 from earl.bus import EmbeddedValkey
+from earl.errors import ChecksumMismatch
 from earl.models.spec import ModelSpec
 
 app = typer.Typer(add_completion=False)
@@ -71,7 +73,7 @@ def reshard(
 
 
 async def measure(spec: ModelSpec, case: Case, rounds: int, arenas: str = "/dev/shm") -> dict[str, Any]:
-    """The figures of one case. Raises RuntimeError when a reader ends with anything wrong."""
+    """The figures of one case. Raises ChecksumMismatch when a reader ends with anything wrong."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-")))
         shared = stack.enter_context(tempfile.TemporaryDirectory(prefix="earl-bench-", dir=arenas))
@@ -126,12 +128,12 @@ async def measure(spec: ModelSpec, case: Case, rounds: int, arenas: str = "/dev/
 async def one_round(
     senders: Sequence[Role], readers: Sequence[Role], way: str, version: int
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Milliseconds until the last reader was done, and what each said. Raises RuntimeError."""
+    """Milliseconds until the last reader was done, and what each said. Raises ChecksumMismatch."""
     at_ns = time.monotonic_ns() + AHEAD_NS
     everybody = (*senders, *readers)
     said = await asyncio.gather(*(role.ask(do=way, at_ns=at_ns, version=version) for role in everybody))
     mine = list(said[len(senders) :])
     checked = await asyncio.gather(*(role.ask(do="check", version=version) for role in readers))
     if not all(one["right"] for one in checked):
-        raise RuntimeError(f"{way}: a reader's arrays are not what the trainer ranks hold")
+        raise ChecksumMismatch(f"{way}: a reader's arrays are not what the trainer ranks hold", REPORT)
     return (max(one["ended_ns"] for one in mine) - at_ns) / 1e6, mine

@@ -88,7 +88,10 @@ async def tell(command: Command, bounds: Bounds, access: Access, deadline_s: flo
     except RpcError as error:
         cause = error.__cause__
         if isinstance(cause, grpc.aio.AioRpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED:
-            raise Refused("it does not know how to change its parallelism while it runs") from error
+            raise Refused(
+                "it does not know how to change its parallelism while it runs",
+                "run it in the version of EARL that the scheduler is of",
+            ) from error
         raise
     finally:
         await client.close()

@@ -29,6 +29,7 @@ from benchmarks.dispatch.pattern import (
     sources,
 )
 from earl.dispatch.layout import Box, Layout, ShardBox
+from earl.errors import ConfigError, MeasurementWrong
 
 
 def test_consumers_want_every_element_once_and_half_of_every_row_of_two_producers() -> None:
@@ -51,7 +52,7 @@ def test_consumers_want_every_element_once_and_half_of_every_row_of_two_producer
 
 
 def test_less_than_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"0\.01 MiB"):
+    with pytest.raises(ConfigError, match=r"0\.01 MiB.*; give 0\.0625 or more"):
         Pattern.of(0.01)
 
 
@@ -119,7 +120,7 @@ def test_the_limit_of_capped_hosts() -> None:
         assert found["limit"] == found["speedup"] == hosts - 1
         assert found["within_limit_fraction"] == 1.0
     assert caps.curve(16) == [2, 4, 8, 16] and caps.curve(2) == [2]
-    with pytest.raises(ValueError, match="6 hosts"):
+    with pytest.raises(ConfigError, match="--hosts 6 is no power of two; give 2, 4"):
         caps.curve(6)
 
 
@@ -164,7 +165,7 @@ def test_figures_are_medians_and_bytes_must_agree() -> None:
         samples.add({"total_ms": total_ms, "publish_ms": 0.0, "read_ms": read_ms, "moved_bytes": 64})
     assert samples.figures() == {"ms": 2.0, "ms_min": 1.0, "ms_max": 3.0, "read_ms": 1.0, "moved_bytes": 64}
     samples.moved_bytes.add(65)
-    with pytest.raises(RuntimeError, match="64, 65"):
+    with pytest.raises(MeasurementWrong, match="64, 65"):
         samples.figures()
 
 
@@ -190,4 +191,6 @@ def test_a_producers_loss_is_less_of_a_core_times_slower() -> None:
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(options: list[str]) -> None:
     found = CliRunner().invoke(command.app, options)
-    assert found.exit_code == 2
+    # typer's own refusal, or the catalogue's, which `earl` ends with.
+    code = found.exception.exit_code if isinstance(found.exception, ConfigError) else found.exit_code
+    assert code == 2

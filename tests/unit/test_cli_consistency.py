@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -122,3 +123,50 @@ def test_exit_codes_and_their_table_are_the_same():
     assert {name: int(code) for *names, code in states for name in names if name} == {
         state.value: code for state, code in EXIT_CODES.items()
     }
+
+
+def raised(*folders: str) -> Iterator[tuple[str, str, ast.Call]]:
+    """(file, name of the error, call) of every `raise NAME(...)`."""
+    for path in sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            call = node.exc if isinstance(node, ast.Raise) else None
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                yield path.relative_to(ROOT).as_posix(), call.func.id, call
+
+
+# Said to whoever wrote an environment, or to the agent that plays in it: what to do is the message itself.
+WITHOUT_REMEDY = {
+    "EnvProtocolError", "EnvironmentFailure", "EnvBackendLost", "EnvironmentCrashed", "ToolError",
+    "EngineError",
+}  # fmt: skip
+# What a person would be shown as a traceback.
+UNTYPED = {
+    "AssertionError", "Exception", "KeyError", "OSError", "RuntimeError", "TimeoutError", "TypeError",
+    "ValueError",
+}  # fmt: skip
+MAY_BE_UNTYPED = {
+    "benchmarks/gateway/environment.py": "an environment that fails as one of somebody else's would",
+    "benchmarks/control/measure.py": "not yet of the catalogue: a ledger that is wrong or stands still",
+}
+
+
+def test_every_error_says_what_to_do():
+    kinds = {kind.__name__ for kind in catalogue().values()} - WITHOUT_REMEDY
+    calls = [one for one in raised("earl", "services", "benchmarks") if one[1] in kinds]
+    assert len(calls) > 300
+    silent = [
+        f"{path}:{call.lineno}"
+        for path, _, call in calls
+        if len(call.args) + len(call.keywords) < 2 and not any(isinstance(a, ast.Starred) for a in call.args)
+    ]
+    assert silent == []
+
+
+def test_commands_and_benchmarks_raise_errors_of_the_catalogue():
+    untyped = [
+        (path, f"{path}:{call.lineno} {name}")
+        for path, name, call in raised("benchmarks", "earl/cli")
+        if name in UNTYPED
+    ]
+    assert [place for path, place in untyped if path not in MAY_BE_UNTYPED] == []
+    assert {path for path, _ in untyped} == MAY_BE_UNTYPED.keys()

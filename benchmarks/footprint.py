@@ -1,0 +1,93 @@
+"""What a run's processes are and hold, looked for in /proc: not what `earl` says of itself.
+
+Every process of a run inherits its starter's environment, so a variable of the benchmark's own finds them,
+however they were started. Linux.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "EARL_BENCH_MARK"
+SHARED_MEMORY = Path("/dev/shm")
+
+# Permissions, offset, device, inode and path of a line of /proc/PID/maps that other processes see writes of.
+_SHARED = re.compile(r"^\S+ ...s \S+ \S+ \d+ +(/.*?)(?: \(deleted\))?$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """processes: when each began, in clock ticks, by pid: which one of a pid it is. held: files of shared
+    memory that they map, and Unix sockets that they are bound to."""
+
+    processes: dict[int, int]
+    held: set[Path]
+
+
+def look(mark: str) -> Footprint:
+    """All that live with this mark, whoever started them, and their children: one that names itself anew, as
+    Valkey does, may show no environment."""
+    living = {pid: found for pid in _pids() if (found := _stat(pid)) is not None}
+    ours = {pid for pid in living if _marked(pid, mark)}
+    while more := {pid for pid, (parent, _) in living.items() if parent in ours} - ours:
+        ours |= more
+    return Footprint({pid: living[pid][1] for pid in ours}, _held(ours))
+
+
+def left(mark: str, name: str, before: Footprint) -> list[str]:
+    """What of a run is still there: processes, what they held, shared memory with its name."""
+    named = {path for path in SHARED_MEMORY.iterdir() if name in path.name}
+    there = sorted(path for path in before.held | named if os.path.lexists(path))
+    now = look(mark).processes
+    for pid, began in before.processes.items():
+        if (found := _stat(pid)) is not None and found[1] == began:
+            now[pid] = began
+    return [*(f"process {pid}" for pid in sorted(now)), *map(str, there)]
+
+
+def _pids() -> Iterator[int]:
+    return (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+
+
+def _stat(pid: int) -> tuple[int, int] | None:
+    """(pid of its parent, when it began) of a process that lives."""
+    with suppress(OSError):
+        state, parent, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(parent), int(rest[17])) if state != "Z" else None
+    return None
+
+
+def _marked(pid: int, mark: str) -> bool:
+    with suppress(OSError):
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _held(pids: Iterable[int]) -> set[Path]:
+    bound = {
+        fields[6]: Path(fields[7])
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]
+        if len(fields := line.split(maxsplit=7)) == 8 and fields[7].startswith("/")
+    }
+    found: set[Path] = set()
+    for pid in pids:
+        with suppress(OSError):
+            mapped = map(Path, _SHARED.findall(Path(f"/proc/{pid}/maps").read_text()))
+            found |= {path for path in mapped if path.is_relative_to(SHARED_MEMORY)}
+        found |= {bound[inode] for inode in _sockets(pid) if inode in bound}
+    return found
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """Inodes."""
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                target = os.readlink(descriptor)
+                if target.startswith("socket:["):
+                    yield target[8:-1]
