@@ -43,12 +43,15 @@ PLACEHOLDERS: Mapping[str, Mapping[str, str]] = {
         f"RUN.toml {SYNOPSIS}": f"examples/tictactoe.toml --name N {keys()}",
     },
     "docs/dashboard.md": {"[RUN_DIR]": "runs/demo-seed0"},
+    "docs/security.md": {"HOST:PORT": "127.0.0.1:{port}"},
 }
+VIEWED = "EARL_TOKEN_FILE=viewer_token EARL_TLS_CA=tls/ca.pem earl top"
 # How a command is typed that does not end by itself, or that asks; others are typed and have to end with 0.
 PLAYED = "[4]\n/2\nnonsense\n/quit\n"
 Typed = Callable[[Newcomer, str], str | Going]
 TYPED: Mapping[str, Typed] = {
     "earl top": lambda me, line: me.sees(line, "tickets", "q"),
+    VIEWED: lambda me, line: me.sees(line, "tickets", "q"),
     "earl env play": lambda me, line: me.says(line, PLAYED),
     "earl env serve": lambda me, line: me.begins(line, "ready"),
     "earl logs -f": lambda me, line: me.begins(line),
@@ -166,13 +169,13 @@ def looked_at(me: Newcomer) -> None:
 
 def security(me: Newcomer) -> None:
     page = Reading(me, "docs/security.md")
-    page.follow()
+    page.follow(until=VIEWED)
     assert "earl_environment_" in page.said["earl tokens show environment"]
-    me.says(
-        "export EARL_TLS_CERT=$PWD/tls/server.pem EARL_TLS_KEY=$PWD/tls/server.key"
-        " EARL_TLS_CA=$PWD/tls/ca.pem"
-    )
-    me.says(f"earl up examples/tictactoe.toml {keys()}")
+    served = "EARL_TLS_CERT=$PWD/tls/server.pem EARL_TLS_KEY=$PWD/tls/server.key EARL_TLS_CA=$PWD/tls/ca.pem"
+    began = json.loads(me.says(f"{served} earl up examples/tictactoe.toml --json {keys()}").splitlines()[-1])
+    page.port = int(began["addresses"]["scheduler"].rpartition(":")[2])
+    page.follow()
+    me.says("export EARL_TLS_CA=$PWD/tls/ca.pem")
     assert "running" in me.says("earl status")
     assert "no token was sent" in me.says("EARL_TOKENS= earl parallelism --run runs/tictactoe", code=18)
     me.says("earl parallelism pin rollout")

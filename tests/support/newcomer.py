@@ -5,9 +5,10 @@
     me.begins("earl logs -f")                       goes on meanwhile
     me.sees("earl top", "tickets", "q")             on a screen of its own
 
-The clone is what git tracks, as it lies here, so nothing else can help, with the virtual environment that
-`make setup` makes; the home is empty. Each line is bash's; its directory and exported variables are the next
-line's.
+The clone is git's, of the commit that is checked out here, so nothing that is not committed can help; what is
+changed and not committed is named, and no part of it. Its virtual environment is a link to this one, since
+`make setup` takes minutes (.ci/run types it in a clone that has none). The home is empty. A line is bash's;
+its directory and exported variables are the next line's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import pty
 import re
 import select
 import shlex
-import shutil
 import signal
 import struct
 import subprocess
@@ -63,15 +63,20 @@ class Going:
         return self.said
 
 
+def git(where: Path, *arguments: str) -> str:
+    """What git says there."""
+    done = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"git {' '.join(arguments)}: {done.stderr}"
+    return done.stdout
+
+
 class Newcomer:
     def __init__(self, directory: Path) -> None:
         self.clone = directory / "clone"
-        listed = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        for name in filter(None, listed.stdout.split("\0")):
-            (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, self.clone / name, follow_symlinks=False)
+        if changed := git(ROOT, "status", "--porcelain", "--untracked-files=no"):
+            print(f"not committed, so not in the clone:\n{changed}")
+        git(ROOT, "clone", "--quiet", "--no-checkout", str(ROOT), str(self.clone))
+        git(self.clone, "checkout", "--quiet", "--detach", git(ROOT, "rev-parse", "HEAD").strip())
         (self.clone / ".venv").symlink_to(sys.prefix)
         self.here = self.clone
         self._marked = Launched(directory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,17 @@ from earl.cli.lazy import found, load
 from earl.cli.run import OverridableCommand
 from earl.config.keys import field_of, free_table_above
 from tests.integration.test_documented_commands import PLACEHOLDERS, SCENARIOS
-from tests.support.documented import NOT_EXECUTED, PROGRAMS, ROOT, Command, commands, inline, pages
+from tests.support.documented import (
+    NOT_EXECUTED,
+    PROGRAMS,
+    ROOT,
+    SPOKEN,
+    Command,
+    commands,
+    inline,
+    pages,
+    spoken,
+)
 
 FOLLOWED = {page for together in SCENARIOS for page in together}
 COMPLETION = {"--help", "--install-completion"}
@@ -56,6 +67,36 @@ def test_a_command_is_executed_as_written_or_says_why_not(command: Command):
     assert not forgotten(command), forgotten(command)
 
 
+def unsaid(command: Command) -> str:
+    """What is to be done about a command of another program that stands between words; "" if nothing."""
+    program, *rest = command.text.split()
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    if program == "make" and rest[0] in targets:
+        return ""
+    if any(one.text.startswith(command.text) for one in fenced()):
+        return ""
+    if command.text in SPOKEN.get(command.page, {}):
+        return ""
+    return (
+        f"{where(command)} has `{command.text}` between words: give it a block, which a test executes, or "
+        "write into SPOKEN of tests/support/documented.py why that cannot be"
+    )
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_a_sentence_has_of_other_programs_says_why_it_is_not_executed(page: Path):
+    assert [said for command in spoken(page) if (said := unsaid(command))] == []
+
+
+def test_what_is_not_in_the_inventory_is_found():
+    for text in ("kubectl get pods", "make coffee", "ssh -L 1:2:3 host"):
+        assert "SPOKEN" in unsaid(Command("docs/new.md", 3, text))
+    assert not unsaid(Command("docs/new.md", 3, "make setup-envs"))
+    there = {path.relative_to(ROOT).as_posix(): {one.text for one in spoken(path)} for path in pages()}
+    for page, reasons in SPOKEN.items():
+        assert not reasons.keys() - there[page], f"SPOKEN has what {page} does not: take it out"
+
+
 def test_a_new_command_or_page_says_what_is_to_be_done():
     assert "SCENARIOS" in forgotten(Command("docs/new.md", 3, "earl status"))
     assert "NOT_EXECUTED" in forgotten(Command("docs/deploy.md", 3, "kubectl get pods"))
@@ -76,7 +117,8 @@ def test_what_is_not_executed_or_stands_for_something_else_is_still_documented()
 
 
 def test_the_reasons_name_tests_that_there_are():
-    reasons = " ".join(reason for found in NOT_EXECUTED.values() for reason in found.values())
+    inventories = (*NOT_EXECUTED.values(), *SPOKEN.values())
+    reasons = " ".join(reason for found in inventories for reason in found.values())
     for path in re.findall(r"tests/[a-z_/.]+|\.ci/run", reasons):
         assert (ROOT / path).exists(), path
 
@@ -186,3 +228,27 @@ def test_what_is_not_there_is_found():
 def test_every_benchmark_is_in_the_table_of_its_page():
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (ROOT / "docs" / "benchmarks.md").read_text(), re.MULTILINE)
     assert found("earl.benchmarks").keys() <= set(rows)
+
+
+def test_every_run_file_that_is_named_is_shipped():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    shipped = {path for paths in project["tool"]["setuptools"]["data-files"].values() for path in paths}
+    assert all((ROOT / path).is_file() for path in shipped)
+    texts = [path.read_text() for path in pages()] + list(exemplified())
+    named = {name for text in texts for name in re.findall(r"examples/(?:selector/)?\w+\.(?:toml|csv)", text)}
+    assert len(named) >= 8 and not named - shipped
+
+
+def test_every_kind_of_result_has_a_row_in_its_readme():
+    results = ROOT / "benchmarks" / "results"
+    rows = re.findall(
+        r"^\| `([a-z0-9-]+)-\*\.json` \| `earl bench ([a-z0-9-]+)", (results / "README.md").read_text(), re.M
+    )
+    names = {path.name for path in results.iterdir()} - {"README.md"}
+    strange = [name for name in names if not re.fullmatch(r"[a-z0-9_-]+-\d{8}-\d{6}\.json", name)]
+    assert strange == []
+    assert [name for name in names if not any(name.startswith(f"{kind}-") for kind, _ in rows)] == []
+    assert (
+        all(kind == made_by for kind, made_by in rows)
+        and {kind for kind, _ in rows} == found("earl.benchmarks").keys()
+    )
