@@ -1,7 +1,7 @@
 """One look at a run, from outside: its launcher's record, its scheduler, its gateway, its directory.
 
     launch.json ─► state, processes ┐
-    scheduler (GetStatus) ──────────┼─► Look ─► earl status, earl top
+    scheduler (GetStatus, tickets) ─┼─► Look ─► earl status, earl top
     gateway (ListEnvironments) ─────┤
     failure.json, endpoints.json ───┘
 
@@ -32,9 +32,11 @@ from earl.rpc.token_file import LOOKS
 from earl.stack.codec import SchedulerClient
 from earl.stack.record import LaunchRecord, is_held, read_record
 from earl.stack.rundir import FAILURE
-from earl.stack.status import ProcessState, RunStatus
+from earl.stack.status import Lease, ProcessState, RunStatus
 
 LOOK_S = 2.0
+# The oldest leases that are shown.
+LEASES = 5
 # The directory of a run that is another machine's.
 NOWHERE = Path(os.devnull)
 
@@ -60,7 +62,7 @@ class Look:
     """What is known of a run now. silent: why, by name, of services that did not answer.
 
     elapsed_s: since the launch began, or that it took. failure: error, message and exit_code of the last
-    launch. endpoints: addresses by name.
+    launch. endpoints: addresses by name. leases: the oldest, at most LEASES.
     """
 
     directory: Path
@@ -72,6 +74,7 @@ class Look:
     silent: Mapping[str, str] = field(default_factory=dict)
     failure: Mapping[str, Any] = field(default_factory=dict)
     elapsed_s: float = 0.0
+    leases: tuple[Lease, ...] = ()
 
     def as_object(self) -> dict[str, Any]:
         """All of it, by the names of its values; live and dropped_total of the ledger too; null for NaN."""
@@ -131,9 +134,9 @@ class Looker:
         """What is known now, within about timeout_s."""
         record, held = read_record(self.directory), is_held(self.directory)
         silent: dict[str, str] = {}
-        status, environments = None, None
+        status, environments, leases = None, None, ()
         if held or record is None or not record.outcome:
-            status, environments = await asyncio.gather(
+            (status, leases), environments = await asyncio.gather(
                 self._status(timeout_s, silent), self._environments(timeout_s, silent)
             )
         state = state_of(record, held, status is not None, failed=(self.directory / FAILURE).is_file())
@@ -151,19 +154,24 @@ class Looker:
             silent if state.goes_on or self.directory == NOWHERE else {},
             failure_of(self.directory),
             elapsed_s(record, status),
+            leases,
         )
         return self._last
 
-    async def _status(self, timeout_s: float, silent: dict[str, str]) -> RunStatus | None:
+    async def _status(
+        self, timeout_s: float, silent: dict[str, str]
+    ) -> tuple[RunStatus | None, tuple[Lease, ...]]:
         try:
-            status = await self.scheduler.status(timeout_s)
+            status, leases = await asyncio.gather(
+                self.scheduler.status(timeout_s), self.scheduler.oldest_leases(LEASES, timeout_s)
+            )
         except EarlError as error:
             silent["scheduler"] = error.message
-            return None
+            return None, ()
         if self._name and status.run != self._name:
             silent["scheduler"] = f"{status.run} is at its address now"
-            return None
-        return status
+            return None, ()
+        return status, leases
 
     async def _environments(self, timeout_s: float, silent: dict[str, str]) -> tuple[Listed, ...] | None:
         gateway = self.gateway

@@ -69,6 +69,7 @@ def tables(look: Look) -> Iterator[Table]:
         workers(look.status),
         ledger(look.status),
         queues(look),
+        leases(look),
         environments(look),
         learning(look.status),
         switches(look.status.stages),
@@ -147,7 +148,9 @@ def queues(look: Look) -> Table:
     status, counts = look.status, look.status.ledger
     rows: list[tuple[str, str, str]] = []
     if counts.issued:
-        rows.append(("tickets", f"{counts.pending:,}", f"{counts.leased:,} leased"))
+        oldest = look.leases[0] if look.leases else None
+        held = f", oldest {clock(oldest.age_s)} {oldest.worker}" if oldest is not None else ""
+        rows.append(("tickets", f"{counts.pending:,}", f"{counts.leased:,} leased{held}"))
     if look.environments:
         opened = sum(one.open for one in look.environments)
         room = sum(one.capacity for one in look.environments)
@@ -161,6 +164,16 @@ def queues(look: Look) -> Table:
         figures = ", ".join(f"{count:,} {word}" for word, count, _ in role_figures(role)[1:])
         rows.append((f"trajectories for the {role.name}", f"{role.waiting:,}", figures))
     return Table("queues", ("queue", "waiting", "beyond"), tuple(rows), numbers=numbers("waiting"))
+
+
+def leases(look: Look) -> Table:
+    """Those that are being played for longest, and by whom."""
+    rows = tuple(
+        (one.worker, clock(one.age_s), f"{one.ticket:,}", str(one.attempt), one.purpose)
+        for one in look.leases
+    )
+    columns = ("oldest leases", "for", "ticket", "attempt", "purpose")
+    return Table("leases", columns, rows, numbers=numbers("for", "ticket", "attempt"))
 
 
 def environments(look: Look) -> Table:

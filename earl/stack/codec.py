@@ -11,6 +11,7 @@ from earl.stack.status import (
     Bounds,
     Evaluation,
     Gain,
+    Lease,
     Ledger,
     Lengths,
     RoleState,
@@ -36,6 +37,12 @@ class SchedulerClient:
         answer = await self._client.call("GetStatus", scheduler_pb2.GetStatusRequest(), deadline_s=deadline_s)
         return decode_status(answer)
 
+    async def oldest_leases(self, limit: int, deadline_s: float) -> tuple[Lease, ...]:
+        """At most `limit` tickets that are being played, the longest first; raises as `status` does."""
+        request = scheduler_pb2.ListTicketsRequest(limit=limit)
+        answer = await self._client.call("ListTickets", request, deadline_s=deadline_s)
+        return decode_leases(answer)
+
     async def stop_run(self, reason: str, deadline_s: float) -> None:
         """Ends the run at its next boundary; raises as `status` does."""
         request = scheduler_pb2.StopRunRequest(reason=reason)
@@ -59,6 +66,21 @@ class SchedulerClient:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def decode_leases(answer: scheduler_pb2.ListTicketsResponse) -> tuple[Lease, ...]:
+    kinds = {common_pb2.PURPOSE_WARMUP: "warmup", common_pb2.PURPOSE_EVALUATE: "evaluate"}
+    return tuple(
+        Lease(
+            one.ticket_id,
+            one.worker,
+            one.age_s,
+            one.attempt,
+            one.evaluation or kinds.get(one.purpose, "train"),
+        )
+        for one in answer.tickets
+        if one.state == scheduler_pb2.TICKET_STATE_LEASED
+    )
 
 
 def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:

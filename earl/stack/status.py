@@ -39,6 +39,20 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
+class Lease:
+    """A ticket that somebody plays. age_s: since it was leased, or the scheduler began if that is later.
+
+    purpose: "train", "warmup", or the name of the evaluation that it is of.
+    """
+
+    ticket: int
+    worker: str
+    age_s: float
+    attempt: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
 class Transfers:
     """What one worker read over one path. retries: requests that were sent again."""
 

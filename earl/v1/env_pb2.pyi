@@ -321,14 +321,18 @@ class ListEnvironmentsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Latency(_message.Message):
-    __slots__ = ("count", "p50_s", "p99_s")
+    __slots__ = ("count", "p50_s", "p99_s", "counts", "longest_s")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     P50_S_FIELD_NUMBER: _ClassVar[int]
     P99_S_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_S_FIELD_NUMBER: _ClassVar[int]
     count: int
     p50_s: float
     p99_s: float
-    def __init__(self, count: _Optional[int] = ..., p50_s: _Optional[float] = ..., p99_s: _Optional[float] = ...) -> None: ...
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    longest_s: float
+    def __init__(self, count: _Optional[int] = ..., p50_s: _Optional[float] = ..., p99_s: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ..., longest_s: _Optional[float] = ...) -> None: ...
 
 class ListEnvironmentsResponse(_message.Message):
     __slots__ = ("entries",)

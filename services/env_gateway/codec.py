@@ -115,7 +115,13 @@ def listing(entries: dict[str, Listed], counts: Counts) -> env_pb2.ListEnvironme
 def latency(seen: Histogram | None) -> env_pb2.Latency | None:
     if seen is None:
         return None
-    return env_pb2.Latency(count=seen.count, p50_s=seen.quantile(0.5), p99_s=seen.quantile(0.99))
+    return env_pb2.Latency(
+        count=seen.count,
+        p50_s=seen.quantile(0.5),
+        p99_s=seen.quantile(0.99),
+        counts=seen.counts,
+        longest_s=seen.longest,
+    )
 
 
 def hosts(pool: Pool, counts: Counts, now: float) -> env_pb2.ListHostsResponse:

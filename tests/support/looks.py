@@ -9,6 +9,7 @@ from typing import Any
 from earl.cli.env.codec import Latency, Listed
 from earl.cli.look import Look, State
 from earl.stack.status import (
+    Lease,
     Ledger,
     Lengths,
     ProcessState,
@@ -59,6 +60,7 @@ LOOK = Look(
     (GAMES,),
     {"gateway metrics": "http://127.0.0.1:9100/metrics"},
     elapsed_s=61.0,
+    leases=(Lease(912, "rollout-0", 75.0, 2, "train"), Lease(940, "rollout-1", 12.0, 1, "final")),
 )
 
 

@@ -49,7 +49,10 @@ def test_a_look_is_shown_whole():
     ):
         assert shown in text, shown
     queues = next(table for table in panels.tables(LOOK) if table.title == "queues")
+    assert ("tickets", "8", "48 leased, oldest 1:15 rollout-0") in queues.rows
     assert ("sessions for a host", "3", "48 of 128 open") in queues.rows
+    leases = next(table for table in panels.tables(LOOK) if table.title == "leases")
+    assert leases.rows[0] == ("rollout-0", "1:15", "912", "2", "train")
     assert ("trajectories for the trainer", "62", "16 leased, 800 done") in queues.rows
 
 

@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Static
 
+from earl.cli.env.codec import Latency
 from earl.cli.look import State
 from earl.cli.top.screen import Section, Top, details
-from tests.support.looks import LOOK, ROLLOUT, STATUS, Looks
+from tests.support.looks import GAMES, LOOK, ROLLOUT, STATUS, Looks
+
+
+def counts(quick: int, slow: int) -> tuple[int, ...]:
+    """So many steps of up to 1 ms, and of up to 128 ms."""
+    return (quick, *(0,) * 6, slow, *(0,) * 11)
+
+
+STEPS = Latency(1000, 0.0004, 0.001, counts(1000, 0), 0.2)
 
 
 def screen_of(app: Top) -> list[str]:
@@ -41,10 +50,18 @@ async def test_the_screen_holds_what_decides(size: tuple[int, int]):
             "5,120",
             "9,000",
             "0.50 (max 1)",
+            "48 leased, oldest 1:15 rollout-0",
         ):
             assert shown in text, shown
         if size[1] > 24:
-            for shown in ("1.2 / 3.1 ms", "48/64", "lengths grew", "rollout-0", "48 of 128 open"):
+            for shown in (
+                "1.2 / 3.1 ms",
+                "48/64",
+                "oldest leases",
+                "lengths grew",
+                "rollout-0",
+                "48 of 128 open",
+            ):
                 assert shown in text, shown
         assert all(len(line) <= size[0] for line in screen_of(app))
 
@@ -84,6 +101,19 @@ async def test_a_scheduler_that_does_not_answer_is_a_remark_and_what_was_known_s
         hidden = {section.name_of_it for section in app.query(Section) if not section.display}
         assert "environments" in hidden and "workers" not in hidden
     assert looks.closed
+
+
+async def test_latencies_are_those_since_the_look_before():
+    slow = replace(GAMES, step=replace(STEPS, counts=counts(1000, 5), p99_s=0.001))
+    looks = [replace(LOOK, environments=(one,)) for one in (replace(GAMES, step=STEPS), slow)]
+    app = Top(Looks(looks), every_s=60.0)
+    async with app.run_test(size=(180, 60)) as pilot:
+        await app.workers.wait_for_complete()
+        await shown_with(app, pilot, "0.4 / 1.0 ms")
+        await pilot.press("r")
+        await app.workers.wait_for_complete()
+        # Of 1,005 steps five took long, but all of those that came after the first look.
+        await shown_with(app, pilot, "128.0 / 128.0 ms")
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from earl.dashboard.codec_services import host, ticket
+from earl.stack.codec import decode_leases
+from earl.stack.status import Lease
 from earl.v1 import common_pb2
 from services.scheduler import program
 from services.scheduler.codec_tickets import encode_tickets
@@ -52,6 +54,9 @@ def test_tickets_are_listed_by_state_the_longest_in_it_first():
         9,
         5.0,
         "train",
+    )
+    assert decode_leases(encode_tickets(ledger.book, 1, 120.0)) == (
+        Lease(leased[0].id, "w", 10.0, leased[0].attempt, "train"),
     )
     few = encode_tickets(ledger.book, 1, 120.0).tickets
     assert [one.ticket_id for one in few] == [leased[2].id + 1, leased[0].id, done.id]

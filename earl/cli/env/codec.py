@@ -16,11 +16,16 @@ CALL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Quantiles in seconds of what hosts answered since the gateway began, at most twice too long; else 0."""
+    """Quantiles in seconds of what hosts answered since the gateway began, at most twice too long; else 0.
+
+    counts: by size, as `Histogram` has them; empty of a gateway that does not say.
+    """
 
     count: int = 0
     p50_s: float = 0.0
     p99_s: float = 0.0
+    counts: tuple[int, ...] = ()
+    longest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def _listed(entry: Any) -> Listed:
 
 
 def _latency(said: Any) -> Latency:
-    return Latency(said.count, said.p50_s, said.p99_s)
+    return Latency(said.count, said.p50_s, said.p99_s, tuple(said.counts), said.longest_s)
 
 
 def signature(tool: Any) -> str:

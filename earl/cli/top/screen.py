@@ -7,7 +7,9 @@ Looks are taken one at a time, each bounded; whatever does not answer is a remar
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from rich.text import Text
@@ -22,6 +24,7 @@ from earl.cli import panels
 from earl.cli.live_view import sparkline
 from earl.cli.look import Look, State
 from earl.cli.panels import Table
+from earl.cli.recent import Recent
 from earl.cli.running import CALL_S
 from earl.errors import EarlError
 from earl.stack.codec import SchedulerClient
@@ -35,6 +38,7 @@ ORDER = (
     "learning",
     "tickets",
     "queues",
+    "leases",
     "environments",
     "workers",
     "switches",
@@ -169,6 +173,7 @@ class Top(App[None]):
         self._said = ""
         self._rates: deque[float] = deque(maxlen=HISTORY)
         self._step = (0, "")
+        self._recent = Recent()
 
     def compose(self) -> ComposeResult:
         yield Static("looking …", id="headline", markup=False)
@@ -195,7 +200,11 @@ class Top(App[None]):
 
     @work(group="look")
     async def look(self) -> None:
-        self.show(await self._looks.look())
+        self.show(self._of_late(await self._looks.look()))
+
+    def _of_late(self, look: Look) -> Look:
+        """With the latencies of the last minute."""
+        return replace(look, environments=self._recent.of(look.environments, time.monotonic()))
 
     def show(self, look: Look) -> None:
         """Draws what a look has found."""
@@ -260,4 +269,4 @@ class Top(App[None]):
             self._said = ""
         except EarlError as error:
             self._said = f"{stage.name} stays {'pinned' if stage.pinned else 'unpinned'}: {error}"
-        self.show(await self._looks.look())
+        self.show(self._of_late(await self._looks.look()))
