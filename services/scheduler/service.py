@@ -24,6 +24,11 @@ from services.scheduler.figures import figures
 from services.scheduler.servicer import SERVICE, SchedulerServicer
 
 
+# Objects that were made and not yet given up before cycles are looked for among them; younger generations'
+# collections before an older one's.
+COLLECT = (5_000, 20, 50)
+
+
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
     """Serves until `stop`, as `_serve` does, and sends its traces where the run file says."""
     with exporting(config.obs.traces, name, config.name):
@@ -46,6 +51,9 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
         scheduler = await Scheduler.open(config, run_dir, bus, access)
         # Nothing of what was loaded is ever garbage: looking through it would stop the loop for tens of ms.
         gc.freeze()
+        # Nearly all that is made here ends by itself. With the interpreter's own thresholds a large fleet's
+        # scheduler looked for cycles 70 times a second, 4 % of its time, and once in a while for 20 ms.
+        gc.set_threshold(*COLLECT)
         server.add(add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), SERVICE)
         await _work(scheduler, server, metrics, name, stop)
     finally:
