@@ -23,7 +23,6 @@ from services.scheduler.control import Scheduler
 from services.scheduler.figures import figures
 from services.scheduler.servicer import SERVICE, SchedulerServicer
 
-
 # Objects that were made and not yet given up before cycles are looked for among them; younger generations'
 # collections before an older one's.
 COLLECT = (5_000, 20, 50)
