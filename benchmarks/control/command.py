@@ -40,7 +40,7 @@ def control(
     processes: Annotated[int, typer.Option(min=1, help="That the workers are in.")] = 2,
     credit: Annotated[int, typer.Option(min=1, help="Tickets that a worker plays at once.")] = 32,
     hold: Annotated[float, typer.Option(min=0, help="Seconds that it plays them for.")] = 0.5,
-    rate: Annotated[float, typer.Option(min=1, help="Tickets a second that are asked for.")] = 5_500.0,
+    rate: Annotated[float, typer.Option(min=1, help="Tickets a second that are asked for.")] = 5_050.0,
     tickets: Annotated[int, typer.Option(min=1, help="Of the part steady.")] = 1_000_000,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of each window of the part most.")] = 10.0,
     rounds: Annotated[int, typer.Option(min=1, help="Of the part most.")] = 2,
