@@ -33,6 +33,8 @@ from earl.errors import BusUnavailable
 # sun_path holds 108 bytes with its closing zero.
 SOCKET_PATH_BYTES = 107
 POLL_S = 0.01
+# Of its log, in an error.
+LAST_LINES = 3
 # <linux/prctl.h>
 PR_SET_PDEATHSIG = 1
 
@@ -163,7 +165,7 @@ class EmbeddedValkey:
                 if self._process.returncode is not None:
                     raise BusUnavailable(
                         f"the embedded Valkey ended with status {self._process.returncode}: "
-                        f"{_last_line(log_path)}",
+                        f"{_last_lines(log_path)}",
                         f"see {log_path}",
                     )
                 try:
@@ -173,7 +175,8 @@ class EmbeddedValkey:
                     pass  # still loading its data
                 if time.monotonic() > deadline:
                     raise BusUnavailable(
-                        f"the embedded Valkey did not answer within {start_s} s", f"see {log_path}"
+                        f"the embedded Valkey did not answer within {start_s:g} s: {_last_lines(log_path)}",
+                        f"see {log_path}",
                     )
                 await asyncio.sleep(POLL_S)
         finally:
@@ -271,6 +274,6 @@ def _serves(pid: int, directory: Path) -> bool:
         return False
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it wrote nothing"
+def _last_lines(path: Path) -> str:
+    lines = path.read_text(errors="replace").split("\n")
+    return " / ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:]) or "it wrote nothing"

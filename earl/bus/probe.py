@@ -55,6 +55,13 @@ async def embedded() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="earl-doctor-") as directory:
         try:
             return await facts_of(await server.start(Path(directory))) | {"embedded": True}
+        except BusUnavailable as error:
+            if not (Path(directory) / "valkey.log").exists():
+                raise
+            # Its log goes with the directory: the message has its end.
+            raise BusUnavailable(
+                error.message, "mend what it says, or set bus.redis_url to a Redis or Valkey server"
+            ) from error
         finally:
             await server.stop()
 

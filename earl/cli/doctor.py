@@ -10,7 +10,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -85,7 +86,11 @@ async def redis(configured: str) -> dict[str, Any]:
         url = told("EARL_REDIS_URL") or configured
     except EarlError as error:
         return _failed(error.message, error.remedy)
-    return await asked("earl.bus.probe", url)
+    if url:
+        return await asked("earl.bus.probe", url, piped="echo REDIS_URL")
+    # Also of a probe that had to be killed nothing stays.
+    with tempfile.TemporaryDirectory(prefix="earl-doctor-", ignore_cleanup_errors=True) as scratch:
+        return await asked("earl.bus.probe", "", piped="true", environment={"TMPDIR": scratch})
 
 
 async def at_gateway(address: str, name: str) -> Finding:
@@ -121,10 +126,18 @@ async def probe(name: str, config: DataPlaneConfig, timeout_s: float = PROBE_S) 
     return await asked("earl.dispatch.probe", config.model_dump_json(), name, timeout_s=timeout_s)
 
 
-async def asked(module: str, given: str, *arguments: str, timeout_s: float = PROBE_S) -> dict[str, Any]:
+async def asked(
+    module: str,
+    given: str,
+    *arguments: str,
+    piped: str = "echo '{}'",
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = PROBE_S,
+) -> dict[str, Any]:
     """{"facts", "error"} of `python -m module`; a crash and a timeout are errors like any other.
 
-    given: what it reads on standard input.
+    given: what it reads on standard input. piped: the command that gives it something like it, for a person.
+    environment: beside this process's.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -135,13 +148,14 @@ async def asked(module: str, given: str, *arguments: str, timeout_s: float = PRO
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        env=os.environ | (environment or {}),
     )
-    by_hand = " ".join(("python -m", module, *arguments))
+    by_hand = " ".join((piped, "| python -m", module, *arguments))
     try:
         async with asyncio.timeout(timeout_s):
             out, err = await process.communicate(given.encode())
     except TimeoutError:
-        return _failed(f"its probe did not end within {timeout_s:g} s", f"look why: echo '{{}}' | {by_hand}")
+        return _failed(f"its probe did not end within {timeout_s:g} s", f"look why: {by_hand}")
     finally:
         if process.returncode is None:
             # With what it started: a serving process of its own may be stuck too.
@@ -153,7 +167,7 @@ async def asked(module: str, given: str, *arguments: str, timeout_s: float = PRO
     said = f"its probe ended with {process.returncode}: {last}"
     if last.startswith("ModuleNotFoundError"):
         return _failed(said, 'pip install "earl[stack]", or what is missing alone')
-    return _failed(said, f"see all of it: echo '{{}}' | {by_hand}")
+    return _failed(said, f"see all of it: {by_hand}")
 
 
 def _failed(message: str, remedy: str) -> dict[str, Any]:

