@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from types import FrameType
 
 import typer
 
@@ -16,5 +17,15 @@ app = typer.Typer(
 @app.callback()
 def root() -> None:
     """Run one of EARL's benchmarks and write its figures to benchmarks/results/."""
-    # As Ctrl-C does: what a benchmark made in /tmp and /dev/shm goes.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """As Ctrl-C does: what a benchmark started, and made in /tmp and /dev/shm, goes.
+
+    Once: the kernel and a shell both say that a terminal has closed, and the second must not stop that.
+    """
+    signal.signal(number, lambda *_: None)
+    raise KeyboardInterrupt
