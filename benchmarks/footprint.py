@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from earl.stack import leftovers, warden
+from earl.stack.record import read_record
 
 MARK = "EARL_BENCH_MARK"
 SHARED_MEMORY = Path("/dev/shm")
@@ -25,8 +30,70 @@ class Footprint:
     """processes: when each began, in clock ticks, by pid: which one of a pid it is. held: files of shared
     memory that they map, and Unix sockets that they are bound to."""
 
-    processes: dict[int, int]
-    held: set[Path]
+    processes: dict[int, int] = field(default_factory=dict)
+    held: set[Path] = field(default_factory=set)
+
+    def __or__(self, other: Footprint) -> Footprint:
+        return Footprint(self.processes | other.processes, self.held | other.held)
+
+
+@dataclass(slots=True)
+class Place:
+    """A directory for what is started with a mark. seen: all that looks have found so far."""
+
+    directory: Path
+    mark: str
+    seen: Footprint = field(default_factory=Footprint)
+
+    def look(self) -> Footprint:
+        """What lives now, which is remembered."""
+        now = look(self.mark)
+        self.seen |= now
+        return now
+
+    def left(self) -> list[str]:
+        return left(self.mark, self.mark, self.seen)
+
+
+@contextmanager
+def fresh(benchmark: str, mark: str, runs: str) -> Iterator[Place]:
+    """A directory that goes, after every process of the mark has ended, and what runs made elsewhere.
+
+    runs: a glob of their directories in it.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"earl-bench-{benchmark}-") as directory:
+        place = Place(Path(directory), mark)
+        try:
+            yield place
+        finally:
+            end(place)
+            for run in sorted(place.directory.glob(runs)):
+                leftovers.clean(run, read_record(run))
+
+
+def end(place: Place) -> None:
+    """Ends all processes of a place: SIGTERM, a bounded wait, SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        place.look()
+        found: dict[int, int] = {}
+        for pid, began in living(place.seen).items():
+            with suppress(OSError):  # it has ended since
+                found[pid] = os.pidfd_open(pid)
+                if (now := _stat(pid)) is None or now[1] != began:
+                    os.close(found.pop(pid))
+        warden.send(found, number)
+        warden.wait_all(found, warden.GRACE_S)
+        for descriptor in found.values():
+            os.close(descriptor)
+
+
+def living(before: Footprint) -> dict[int, int]:
+    """Those of its processes that still live."""
+    return {
+        pid: began
+        for pid, began in before.processes.items()
+        if (found := _stat(pid)) is not None and found[1] == began
+    }
 
 
 def look(mark: str) -> Footprint:
@@ -43,10 +110,7 @@ def left(mark: str, name: str, before: Footprint) -> list[str]:
     """What of a run is still there: processes, what they held, shared memory with its name."""
     named = {path for path in SHARED_MEMORY.iterdir() if name in path.name}
     there = sorted(path for path in before.held | named if os.path.lexists(path))
-    now = look(mark).processes
-    for pid, began in before.processes.items():
-        if (found := _stat(pid)) is not None and found[1] == began:
-            now[pid] = began
+    now = look(mark).processes | living(before)
     return [*(f"process {pid}" for pid in sorted(now)), *map(str, there)]
 
 

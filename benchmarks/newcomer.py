@@ -10,22 +10,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from benchmarks import footprint
+from benchmarks.footprint import MARK, Place
 from benchmarks.machine import ROOT
 from benchmarks.output import RESULTS, AsJson, Results, publish
 from earl.errors import ProcessFailed
 from earl.obs.metrics import read_lines
-from earl.stack import leftovers, warden
-from earl.stack.record import read_record
 
 app = typer.Typer(add_completion=False)
 
@@ -33,10 +31,11 @@ GOAL_S = 600.0
 # The curve rises once a step wins this much more often than the first one.
 RISE = 0.1
 POLL_S = 0.25
+# Between looks at what goes on, which cost processor time.
+LOOK_S = 5.0
 # Of each phase, at most.
 BOUND_S = 3600.0
 TAIL_LINES = 20
-MARK = "EARL_BENCH_NEWCOMER"
 COMPARES = (
     "Nothing: wall clock of README's commands as a newcomer types them, one after the other, in a clone of "
     "this checkout's HEAD (git clone --no-hardlinks from this disk): make setup, make demo. All is made anew "
@@ -58,40 +57,29 @@ def newcomer(as_json: AsJson = False, results: Results = RESULTS) -> None:
 
 
 def measured(checkout: Path) -> dict[str, Any]:
-    """The figures, of any checkout whose make knows setup and demo. left: processes that had to be ended.
+    """The figures, of any checkout whose make knows setup and demo. left: how much went on or stayed.
 
     Raises ProcessFailed with what a phase said last if it fails. Nothing stays, whatever happens.
     """
     mark = uuid.uuid4().hex
-    with fresh(mark) as directory:
-        clone = directory / "earl"
-        waits = Waits(environment(mark), directory / "said.log", clone)
-        waits.types(
-            "clone", ["git", "clone", "--quiet", "--no-hardlinks", str(checkout), str(clone)], directory
-        )
+    with footprint.fresh("newcomer", mark, "earl/runs/*") as place:
+        clone = place.directory / "earl"
+        waits = Waits(environment(mark), place, clone)
+        clones = ["git", "clone", "--quiet", "--no-hardlinks", str(checkout), str(clone)]
+        waits.types("clone", clones, place.directory)
         waits.types("setup", ["make", "setup"], clone)
         waits.types("demo", ["make", "demo"], clone)
-        left = len(warden.sweep(mark, variable=MARK))
+        left = len(place.left())
     return {**waits.figures(), "goal_s": GOAL_S, "left": left}
-
-
-@contextmanager
-def fresh(mark: str) -> Iterator[Path]:
-    """A directory that goes, after everything that was started with the mark and made elsewhere."""
-    with tempfile.TemporaryDirectory(prefix="earl-bench-newcomer-") as directory:
-        try:
-            yield Path(directory)
-        finally:
-            warden.sweep(mark, variable=MARK)
-            for run in runs(Path(directory) / "earl"):
-                leftovers.clean(run, read_record(run))
 
 
 class Waits:
     """Who types, and how long each command took, in seconds."""
 
-    def __init__(self, environment: Mapping[str, str], log: Path, clone: Path) -> None:
-        self._environment, self._log, self._clone = environment, log, clone
+    def __init__(self, environment: Mapping[str, str], place: Place, clone: Path) -> None:
+        self._environment, self._place, self._clone = environment, place, clone
+        self._log = place.directory / "said.log"
+        self._looked_s = -LOOK_S
         self._began_s = time.monotonic()
         self._phases: dict[str, float] = {}
         self._curve_s: float | None = None
@@ -123,7 +111,10 @@ class Waits:
             return None
 
     def _look(self) -> None:
-        """Whether the curve has risen by now."""
+        """Whether the curve has risen by now, and who takes part in it."""
+        if time.monotonic() - self._looked_s > LOOK_S:
+            self._place.look()
+            self._looked_s = time.monotonic()
         for run in runs(self._clone) if self._curve_s is None else ():
             if rise := risen(read_lines(run / "metrics.jsonl")):
                 self._curve_s, self._rise = time.monotonic() - self._began_s, rise

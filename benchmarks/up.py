@@ -11,7 +11,6 @@ import os
 import secrets
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ import typer
 
 from benchmarks import footprint
 from benchmarks.children import last_line
+from benchmarks.footprint import Place
 from benchmarks.output import RESULTS, AsJson, Results, publish
 from earl.cli.demo import RUN_FILE, example
 from earl.cli.run import OverridableCommand, overrides_of
@@ -51,10 +51,10 @@ def up(
     dotted = [text for key, value in overrides_of(ctx) for text in (f"--{key}", value)]
     runs: list[dict[str, Any]] = []
     mark = f"bench-{secrets.token_hex(4)}"
-    with tempfile.TemporaryDirectory(prefix="earl-bench-up-") as directory:
-        for number in range(2 * repetitions):
-            runs.append(measured(directory, file, dotted, f"{mark}-{number}", now=bool(number % 2)))
-            sys.stderr.write(f"{json.dumps(runs[-1])}\n")
+    for number in range(2 * repetitions):
+        with footprint.fresh("up", f"{mark}-{number}", "*") as place:
+            runs.append(measured(place, file, dotted, now=bool(number % 2)))
+        sys.stderr.write(f"{json.dumps(runs[-1])}\n")
     figures = {
         "compares": COMPARES,
         "run_file": file.name,
@@ -71,11 +71,12 @@ def median(values: Any) -> float:
     return round(statistics.median(values), 3)
 
 
-def measured(directory: str, file: Path, dotted: list[str], name: str, *, now: bool) -> dict[str, Any]:
+def measured(place: Place, file: Path, dotted: list[str], *, now: bool) -> dict[str, Any]:
     """One start and one end. held: what the run's processes held while it ran, so that `left` looked for
     something; left: what of it and of them was there afterwards; cleaned: what `earl down` says it had to."""
+    name, directory = place.mark, str(place.directory)
     began = earl(name, "up", str(file.resolve()), "--runs-dir", directory, "--name", name, *dotted)
-    before = footprint.look(name)
+    before = place.look()
     ended = earl(name, "down", began["directory"], *(["--now"] if now else []))
     return {
         "up_ready_s": began["ready_s"],
@@ -83,7 +84,7 @@ def measured(directory: str, file: Path, dotted: list[str], name: str, *, now: b
         "now": now,
         "processes": len(before.processes),
         "held": sorted(path.name for path in before.held),
-        "left": footprint.left(name, name, before),
+        "left": place.left(),
         "cleaned": len(ended["left"]["pids"]) + len(ended["left"]["paths"]),
     }
 

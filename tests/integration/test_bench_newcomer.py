@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from benchmarks.newcomer import MARK, environment, measured, risen
 from earl.errors import ProcessFailed
-from earl.stack import warden
 
 RISING = (("warmup", 0.2), ("train", 0.5), ("train", 0.6), ("train", 0.55), ("train", 0.61), ("train", 0.9))
 
@@ -46,16 +46,13 @@ def checkout(directory: Path, *, setup: str, demo: str) -> Path:
     return made
 
 
-def of_mark() -> list[int]:
-    """Processes that carry any mark of the benchmark."""
+def within(directory: Path) -> list[int]:
+    """Processes that work in the directory or below it, even if it is gone."""
     found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            held = f"{MARK}=".encode() in (directory / "environ").read_bytes()
-        except OSError:
-            continue
-        if held:
-            found.append(int(directory.name))
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.readlink(process / "cwd").startswith(f"{directory}/"):
+                found.append(int(process.name))
     return found
 
 
@@ -74,7 +71,7 @@ def test_every_phase_is_timed_in_a_clone_and_nothing_is_left(tmp_path: Path, els
     assert phases[0] + phases[1] - 0.2 <= found["curve_s"] <= found["total_s"] + 0.2
     assert found["curve"] == {"step": 4, "win_rate": 0.61, "win_rate_first": 0.5}
     assert found["left"] == 1
-    assert of_mark() == [] and list(elsewhere.iterdir()) == []
+    assert within(tmp_path) == [] and list(elsewhere.iterdir()) == []
 
 
 def test_a_phase_that_fails_says_so_and_leaves_nothing(tmp_path: Path, elsewhere: Path) -> None:
@@ -82,7 +79,7 @@ def test_a_phase_that_fails_says_so_and_leaves_nothing(tmp_path: Path, elsewhere
     with pytest.raises(ProcessFailed, match=r"setup: `make setup` ended with 2: make: .*Error 3") as failed:
         measured(made)
     assert "no such wheel" in "".join(failed.value.__notes__)
-    assert of_mark() == [] and list(elsewhere.iterdir()) == []
+    assert within(tmp_path) == [] and list(elsewhere.iterdir()) == []
     with pytest.raises(ProcessFailed, match="clone: `git clone` ended with 128"):
         measured(tmp_path / "nothing")
 
@@ -106,4 +103,3 @@ def test_a_newcomers_shell_knows_nothing_of_this_checkout(monkeypatch: pytest.Mo
     found = environment("m")
     assert found[MARK] == "m" and found["HOME"] == os.environ["HOME"]
     assert not {"EARL_TOKEN_FILE", "PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL"} & found.keys()
-    assert warden.marked("m", MARK) == {}

@@ -7,7 +7,10 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from benchmarks import footprint
 
@@ -68,3 +71,40 @@ def test_a_process_without_its_mark_is_found_by_its_parent_and_still_when_that_i
         assert footprint.left(mark, mark, before) == [f"process {child}"]
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_place_ends_whom_it_saw_though_they_lost_mark_and_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mark = f"t{secrets.token_hex(6)}"
+    pids: list[int] = []
+
+    def interrupted() -> None:
+        with footprint.fresh("test", mark, "*") as place:
+            orphans = subprocess.Popen(
+                ["bash", "-c", "trap '' TERM; env -u EARL_BENCH_MARK setsid sleep 1000 & echo $!; wait"],
+                stdout=subprocess.PIPE, env={**os.environ, footprint.MARK: mark}, cwd=place.directory,
+            )  # fmt: skip
+            assert orphans.stdout is not None
+            pids.append(int(orphans.stdout.readline()))
+            assert place.look().processes.keys() == {orphans.pid, *pids}
+            orphans.kill()
+            orphans.wait()
+            other = subprocess.Popen(["sleep", "1000"], env={**os.environ, footprint.MARK: mark})
+            pids.append(other.pid)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert footprint.living(footprint.Footprint({pid: began(pid) for pid in pids})) == {}
+    assert not list(tmp_path.iterdir())
+
+
+def began(pid: int) -> int:
+    """0 if it has ended."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(rest[18]) if state != "Z" else 0
