@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from earl.errors import MeasurementWrong
 from earl.obs.metrics import read_lines
 
 LOOK_S = 0.5
@@ -45,9 +46,14 @@ class Usage:
     def per_token(self, tokens: list[int]) -> float:
         """Microseconds a token of the steps between the first and the last look at which all still ran.
 
-        tokens: of each training step, in their order.
+        tokens: of each training step, in their order. Raises MeasurementWrong if no step was between two.
         """
         whole = [(steps, used) for steps, used in self.looks if steps < len(tokens)]
+        if len({steps for steps, _ in whole}) < 2:
+            raise MeasurementWrong(
+                f"{len(tokens)} training steps were over before they were looked at twice",
+                "give more --steps",
+            )
         (first, before), (last, after) = whole[0], whole[-1]
         return (after - before) / sum(tokens[first:last]) * 1e6
 

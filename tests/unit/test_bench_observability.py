@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.observability import collector, summary, tokens_per_s
 from benchmarks.usage import Usage
+from earl.errors import MeasurementWrong
 from earl.obs import tracing
 from earl.obs.metrics import LineFile
 
@@ -61,3 +62,11 @@ def test_the_collector_takes_spans():
     with collector() as (address, received), tracing.exporting(address, "scheduler", "run"):
         tracing.record("ticket", tracing.Tickets("run", 1, 1.0).parent(1), 1, 2, root=True)
     assert sum(received) > 100
+
+
+@pytest.mark.parametrize("looks", [[], [(1, 0.1)], [(1, 0.1), (1, 0.2)], [(1, 0.1), (2, 0.3)]])
+def test_a_run_that_nobody_saw_between_two_steps_measures_nothing(tmp_path, looks):
+    usage = Usage(tmp_path)
+    usage.looks = looks
+    with pytest.raises(MeasurementWrong, match=r"2 training steps .* give more --steps"):
+        usage.per_token([10, 20])
