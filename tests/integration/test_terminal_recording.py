@@ -39,8 +39,8 @@ def test_a_command_that_fails_or_shows_nothing_ends_the_recording_and_the_shell(
     with pytest.raises(RuntimeError, match="'false' ended with 'ended 1'"):
         recorded([Step("false"), Step("touch never")], tmp_path, **SIZE)
     assert not (tmp_path / "never").exists()
-    with pytest.raises(TimeoutError, match=r"(?s)not within 0.5 s. The screen:.*waiting"):
-        recorded([Step("echo $$ >pid; echo waiting; read -r never", bound_s=0.5)], tmp_path, **SIZE)
+    with pytest.raises(TimeoutError, match=r"(?s)not within 10 s. The screen:.*waiting"):
+        recorded([Step("echo $$ >pid; echo wai''ting; read -r never", bound_s=10)], tmp_path, **SIZE)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
     with pytest.raises(EOFError):
