@@ -6,8 +6,8 @@
 #
 # tokens/tokens.toml of every role, for the services; the token of env hosts and of viewers alone, each in a directory
 # of its own; a certificate authority with one certificate for all services (HOST: more names by which this machine is
-# reached); passwords of Valkey and of Grafana's user admin. Containers run as user and group 10001, which must be able to read them and nobody else
-# may: run it as root.
+# reached); passwords of Valkey and of Grafana's user admin. Containers run as user and group 10001, which must be
+# able to read them and nobody else may: run it as root.
 #
 # What is there is kept, but for the tokens that are taken from tokens.toml: run it again after `earl tokens rotate`.
 set -eu

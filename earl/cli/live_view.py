@@ -162,7 +162,9 @@ class LiveView:
         table = Table.grid(padding=(0, 2))
         table.add_row("policy version", Text(str(self._status.version), style="bold"), "")
         for worker in self._status.workers:
-            table.add_row(worker.name, worker_load(worker), Text(worker_rates(worker), style="grey50"))
+            silent = self._status.silent(worker)
+            rates = Text(worker_rates(worker, silent=silent), style="grey50")
+            table.add_row(worker.name, worker_load(worker, silent=silent), rates)
         return table
 
 
@@ -276,22 +278,22 @@ def evaluation_table(evaluations: Sequence[Evaluation], best_version: int) -> Re
     return table
 
 
-def worker_load(worker: WorkerState) -> Text:
+def worker_load(worker: WorkerState, *, silent: bool) -> Text:
     """Episodes running and possible of a rollout worker, ranks of a trainer."""
     text = f"{worker.running}/{worker.capacity}"
     if worker.stage == "trainer":
         text = f"{worker.capacity} rank{'s' if worker.capacity != 1 else ''}"
-    return Text(text, style="bold red" if worker.silent_s > 5 else "bold")
+    return Text(text, style="bold red" if silent else "bold")
 
 
-def worker_rates(worker: WorkerState) -> str:
+def worker_rates(worker: WorkerState, *, silent: bool) -> str:
     """Version, generation rate, and what it moved by which path."""
     parts = [f"v{worker.version}"] if worker.version else []
     rate = worker.gauges.get("generated_tokens_per_s")
     if rate:
         parts.append(f"{rate:,.0f} tokens/s")
     parts += [transfer(path, moved) for path, moved in worker.transfers.items()]
-    if worker.silent_s > 5:
+    if silent:
         parts.append(f"silent for {worker.silent_s:.0f} s")
     return " · ".join(parts)
 

@@ -28,7 +28,7 @@ from earl.errors import EarlError
 from earl.obs.metrics import plain
 from earl.rpc.access import Access
 from earl.rpc.auth import check_call, split_address
-from earl.rpc.token_file import LOOKS
+from earl.rpc.token_file import LOOKS, Role
 from earl.stack.codec import SchedulerClient
 from earl.stack.record import LaunchRecord, is_held, read_record
 from earl.stack.rundir import FAILURE
@@ -116,6 +116,17 @@ class Looker:
         self._gateway: Gateway | None = None
         self._last = Look(directory, State.LOST, RunStatus(run=name or scheduler))
 
+    async def pin(self, stage: str, *, pin: bool, deadline_s: float) -> None:
+        """Pins a stage in the parallelism that it has, or unpins it: as an operator; looks are a viewer's.
+
+        Raises what the scheduler refuses it with.
+        """
+        client = SchedulerClient(self._addresses[0], Access.of(Role.OPERATOR))
+        try:
+            await client.set_parallelism(stage, None, pin=pin, wait_s=0.0, deadline_s=deadline_s)
+        finally:
+            await client.close()
+
     # Connections belong to the loop that they are made on: at the first look.
 
     @property
@@ -161,13 +172,20 @@ class Looker:
     async def _status(
         self, timeout_s: float, silent: dict[str, str]
     ) -> tuple[RunStatus | None, tuple[Lease, ...]]:
-        try:
-            status, leases = await asyncio.gather(
-                self.scheduler.status(timeout_s), self.scheduler.oldest_leases(LEASES, timeout_s)
-            )
-        except EarlError as error:
-            silent["scheduler"] = error.message
+        status, leases = await asyncio.gather(
+            self.scheduler.status(timeout_s),
+            self.scheduler.oldest_leases(LEASES, timeout_s),
+            return_exceptions=True,
+        )
+        if isinstance(status, EarlError):
+            silent["scheduler"] = status.message
             return None, ()
+        if isinstance(status, BaseException):
+            raise status
+        if isinstance(leases, EarlError):
+            leases = ()  # a part of the picture: the status stands without it
+        if isinstance(leases, BaseException):
+            raise leases
         if self._name and status.run != self._name:
             silent["scheduler"] = f"{status.run} is at its address now"
             return None, ()

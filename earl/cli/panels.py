@@ -19,8 +19,6 @@ from earl.cli.look import NOWHERE, Look, State
 from earl.cli.switches import switch_text
 from earl.stack.status import RunStatus, StageState, WorkerState
 
-# A worker that has not been heard of for this long is shown as silent.
-SILENT_S = 5.0
 NONE = "–"
 
 
@@ -116,17 +114,17 @@ def fullest(status: RunStatus, stage: str) -> float:
 
 def workers(status: RunStatus) -> Table:
     columns = ("worker", "stage", "layout", "version", "busy", "KV used", "heard", "read")
-    rows = tuple(worker(one) for one in status.workers)
+    rows = tuple(worker(one, silent=status.silent(one)) for one in status.workers)
     keys = tuple(one.name for one in status.workers)
     return Table("workers", columns, rows, keys, numbers("version", "busy", "KV used", "heard"))
 
 
-def worker(one: WorkerState) -> tuple[str, ...]:
+def worker(one: WorkerState, *, silent: bool) -> tuple[str, ...]:
     busy = f"{one.capacity} rank{'s' if one.capacity != 1 else ''}"
     if one.stage == "rollout":
         busy = f"{one.running}/{one.capacity}"
     kv = f"{one.gauges['kv_used_fraction']:.0%}" if one.gauges.get("kv_tokens") else NONE
-    heard = f"silent for {one.silent_s:.0f} s" if one.silent_s > SILENT_S else f"{one.silent_s:.1f} s ago"
+    heard = f"silent for {one.silent_s:.0f} s" if silent else f"{one.silent_s:.1f} s ago"
     read = " · ".join(transfer(path, moved) for path, moved in one.transfers.items()) or NONE
     return one.name, one.stage, one.parallelism, str(one.version or NONE), busy, kv, heard, read
 

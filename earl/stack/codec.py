@@ -112,6 +112,7 @@ def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:
         best_version=answer.best_version,
         roles=tuple(RoleState(one.role, one.waiting, one.leased, one.done) for one in answer.roles),
         stages=tuple(decode_stage(one) for one in answer.stages),
+        heartbeat_s=answer.heartbeat_s,
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+# Of a small fleet's worker.
+SILENT_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -195,6 +198,12 @@ class RunStatus:
     # Stages that make columns, then the trainer; empty in a run without such a stage.
     roles: tuple[RoleState, ...] = ()
     stages: tuple[StageState, ...] = ()
+    # How often each worker is to say how it is; more seldom in a large fleet.
+    heartbeat_s: float = 0.0
+
+    def silent(self, worker: WorkerState) -> bool:
+        """Whether nothing has been heard of a worker for longer than is usual."""
+        return worker.silent_s > max(SILENT_S, 2 * self.heartbeat_s)
 
     def evaluation(self, name: str) -> Evaluation | None:
         """The latest evaluation of that name, for example "final"."""

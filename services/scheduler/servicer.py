@@ -168,6 +168,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             stages=codec_stages.encode_stages(
                 scheduler.steering.switching, scheduler.steering.selection.last
             ),
+            heartbeat_s=scheduler.ledger.heartbeat_s,
         )
 
     async def ListTickets(self, request, context):

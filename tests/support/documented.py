@@ -73,7 +73,8 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
                 " EARL_TLS_CA=deploy/compose/secrets/ca.pem"
                 " earl env serve earl.env.adapters.open_spiel:environments --gateway 127.0.0.1:7001",
                 "docker compose -f deploy/compose/compose.yaml --profile cpu --profile env up --wait",
-                "docker compose -f deploy/compose/compose.yaml logs --no-log-prefix --tail 1 dashboard",
+                "docker compose -f deploy/compose/compose.yaml logs --no-log-prefix dashboard"
+                " | grep token= | tail -n 1",
             ),
             CONTAINERS,
         ),
@@ -93,7 +94,7 @@ NOT_EXECUTED: Mapping[str, Mapping[str, str]] = {
                 "kubectl -n earl cp Qwen3-4B model-loader:/var/lib/earl/models/Qwen3-4B",
                 "kubectl -n earl delete pod model-loader",
                 "kubectl apply -k deploy/k8s/overlays/gpu",
-                "kubectl -n earl logs deployment/dashboard --tail 1",
+                "kubectl -n earl logs deployment/dashboard | grep token= | tail -n 1",
                 "kubectl -n earl port-forward service/dashboard 8080",
                 "kubectl -n earl exec -it deployment/dashboard --"
                 " earl top --scheduler scheduler.earl.svc:7000 --gateway gateway.earl.svc:7000",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from earl.cli.env.codec import Latency, Listed
 from earl.cli.look import Look, State
@@ -64,17 +63,6 @@ LOOK = Look(
 )
 
 
-class Scheduler:
-    """Takes what an operator asks for."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, bool]] = []
-
-    async def set_parallelism(self, stage: str, wanted: None, *, pin: bool, **_: Any) -> tuple[int, None]:
-        self.asked.append((stage, pin))
-        return 0, None
-
-
 class Looks:
     """Each look once, the last one from then on."""
 
@@ -82,11 +70,15 @@ class Looks:
         self.left = list(looks)
         self.taken = 0
         self.closed = False
-        self.scheduler: Any = Scheduler()
+        # Stages that were to be pinned, or unpinned.
+        self.asked: list[tuple[str, bool]] = []
 
     async def look(self) -> Look:
         self.taken += 1
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    async def pin(self, stage: str, *, pin: bool, deadline_s: float) -> None:
+        self.asked.append((stage, pin))
 
     async def close(self) -> None:
         self.closed = True

@@ -133,7 +133,7 @@ async def test_keys_pause_pin_and_show_a_worker():
         app.query_one("#stages", DataTable).move_cursor(row=1)
         await pilot.press("p")
         await app.workers.wait_for_complete()
-        assert looks.scheduler.asked == [("trainer", False)]
+        assert looks.asked == [("trainer", False)]
         app.query_one("#workers", DataTable).focus()
         await pilot.press("enter")
         await pilot.pause()

@@ -55,6 +55,10 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._asked.heard.add(("ListTickets", whose(context)))
         return scheduler_pb2.ListTicketsResponse()
 
+    async def SetParallelism(self, request, context):
+        self._asked.heard.add(("SetParallelism", whose(context)))
+        return scheduler_pb2.SetParallelismResponse(epoch=1)
+
 
 class Gateway(env_pb2_grpc.EnvGatewayServiceServicer):
     def __init__(self, asked: Asked) -> None:
@@ -143,7 +147,7 @@ async def test_commands_look_as_a_viewer(shown, asked, holding, tmp_path):
     look = await looker.look()
     await looker.close()
     assert look.state is State.RUNNING and not look.silent
-    assert asked.heard == {("GetStatus", shown), ("ListEnvironments", shown)}
+    assert asked.heard == {(name, shown) for name in ("GetStatus", "ListTickets", "ListEnvironments")}
     config = tictactoe(tmp_path, scheduler={"bind": asked.address})
     with RunDirectory(config, resume=False) as directory:
         directory.write(config, config)
@@ -154,6 +158,16 @@ async def test_commands_look_as_a_viewer(shown, asked, holding, tmp_path):
     await asyncio.to_thread(listing.list_, asked.address, True)
     assert (await at_gateway(asked.address, "")).facts == {"gateway": asked.address, "hosts": {}}
     assert asked.heard == {("ListEnvironments", shown)}
+
+
+async def test_a_stage_is_pinned_as_an_operator_though_looks_are_a_viewers(asked, holding):
+    holding(*ENTRIES.values())
+    looker = Looker.at(asked.address, asked.address)
+    await looker.look()
+    asked.heard.clear()
+    await looker.pin("trainer", pin=True, deadline_s=10.0)
+    await looker.close()
+    assert asked.heard == {("SetParallelism", Role.OPERATOR)}
 
 
 async def test_a_viewer_changes_nothing(asked, holding, tmp_path):

@@ -263,9 +263,7 @@ class Top(App[None]):
             return
         stage = stages[row]
         try:
-            await self._looks.scheduler.set_parallelism(
-                stage.name, None, pin=not stage.pinned, wait_s=0.0, deadline_s=CALL_S
-            )
+            await self._looks.pin(stage.name, pin=not stage.pinned, deadline_s=CALL_S)
             self._said = ""
         except EarlError as error:
             self._said = f"{stage.name} stays {'pinned' if stage.pinned else 'unpinned'}: {error}"
