@@ -263,7 +263,7 @@ class RolloutWorker:
             self._credit.set()
 
     async def _heartbeat(self, membership_s: float) -> None:
-        least_s = period_s = min(self._config.scheduler.heartbeat_s, membership_s / 3)
+        least_s = min(self._config.scheduler.heartbeat_s, membership_s / 3)
         while True:
             await self._gauges.refresh(timeout_s=least_s / 4)
             version = self._pool.version
@@ -279,9 +279,14 @@ class RolloutWorker:
             if stop:
                 self._run_over.set()
                 return
-            period_s = max(least_s, next_s)
-            # A new version is told at once: what is leased next counts on it.
-            await self._pool.wait_other(version, period_s)
+            due_s = time.monotonic() + next_s
+            # A new version is told at once: what is leased next counts on it. So is a sequence that no engine
+            # can hold; and who may be about to end asks as often as it would alone.
+            while True:
+                await self._pool.wait_other(version, least_s)
+                hurries = self._draining or self._pool.traffic.blocked or self._pool.version != version
+                if hurries or time.monotonic() >= due_s:
+                    break
 
     def load(self) -> Load:
         """What this worker holds now."""

@@ -46,7 +46,9 @@ class Ledger(Tickets):
         ledger = cls(rules)
         ledger.book.restore(records, now, rules.lease_s)
         for name in ledger.book.members:
-            ledger.book.member_until.set(name, now + ledger.membership_s)
+            # It was told of a fleet that may have been larger.
+            silent_s = max(ledger.membership_s, ledger.book.run.silent_s)
+            ledger.book.member_until.set(name, now + silent_s)
         return ledger
 
     def trainer(self, name: str, incarnation: int, now: float) -> None:
@@ -66,7 +68,7 @@ class Ledger(Tickets):
         batch = self.book.batch
         if batch is None:
             return None
-        if batch.lost or batch.handouts >= HANDOUTS:
+        if batch.lost or self._unreadable(batch):
             self.dissolve(all_lost=not batch.lost)
             return None
         batch.handouts += 1
@@ -162,6 +164,12 @@ class Ledger(Tickets):
         self.book.write("state", "run")
 
     # --- within -----------------------------------------------------------------------------
+
+    def _unreadable(self, batch: Batch) -> bool:
+        """Whether it was handed out in vain for longer than a worker that is gone stays a member: nobody else
+        will be found to be the cause."""
+        since = min((self.book.state_since[number] for number in batch.tickets), default=0.0)
+        return batch.handouts >= HANDOUTS and self.book.now - since > self.membership_s
 
     def _choose(self, purpose: Purpose, wanted: int) -> list[int] | None:
         """Groups in the order of their places, so that a batch does not show what finished when."""

@@ -240,6 +240,8 @@ class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
     takes: dict[str, dict[int, int]] = {}
     train_over: bool = False
     elapsed_s: float = 0.0
+    # The longest that a member was ever allowed to be silent.
+    silent_s: float = 0.0
     train_began_s: float | None = None
 
 

@@ -64,7 +64,8 @@ class Tickets:
 
         Nomad's max_heartbeats_per_second bounds a cluster's beats in this way.
         """
-        return max(self.rules.heartbeat_s, len(self.book.members) / self.rules.heartbeats_per_s)
+        wanted_s = min(self.rules.heartbeat_s, self.rules.membership_s / MISSED)
+        return max(wanted_s, len(self.book.members) / self.rules.heartbeats_per_s)
 
     @property
     def membership_s(self) -> float:
@@ -99,6 +100,9 @@ class Tickets:
                 # How a switch has cut it since it joined first.
                 member.parallelism, member.epoch = known.parallelism, known.epoch
         book.members[member.name] = member
+        if self.membership_s > book.run.silent_s:
+            book.run.silent_s = self.membership_s
+            book.write("state", "run")
         book.member_until.prolong(member.name, now + self.membership_s)
         book.write("member", member.name)
 

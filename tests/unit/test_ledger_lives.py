@@ -58,8 +58,18 @@ def test_a_large_fleet_is_asked_less_often_and_may_be_silent_for_longer() -> Non
     ledger.seen("first", 1, 2.0)
     ledger.expire(30.5)
     assert "first" in ledger.book.members
+    image = Image()
+    image.apply(ledger.book.take_changes())
+    again = Ledger.restored(rules, image.load(), 30.0)
+    again.expire(60.0 - 0.5)  # nor does a scheduler that finds a small fleet
+    assert "first" in again.book.members
     ledger.expire(31.0)
     assert "first" not in ledger.book.members
+
+
+def test_a_short_membership_is_kept_by_heartbeats_that_come_more_often() -> None:
+    ledger = Ledger(dataclasses.replace(RULES, heartbeat_s=1.0, membership_s=1.5))
+    assert (ledger.heartbeat_s, ledger.membership_s) == (0.5, 1.5)
 
 
 def test_who_was_replaced_is_known_to_the_next_scheduler_and_bounded() -> None:

@@ -27,7 +27,6 @@ from earl.cli.panels import Table
 from earl.cli.recent import Recent
 from earl.cli.running import CALL_S
 from earl.errors import EarlError
-from earl.stack.codec import SchedulerClient
 from earl.stack.status import RunStatus, WorkerState
 
 # Points of the trend that is drawn.
@@ -58,8 +57,7 @@ STYLES = {
 class Looks(Protocol):
     """Where looks come from."""
 
-    @property
-    def scheduler(self) -> SchedulerClient: ...
+    async def pin(self, stage: str, *, pin: bool, deadline_s: float) -> None: ...
 
     async def look(self) -> Look: ...
 
