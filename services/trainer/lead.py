@@ -98,9 +98,9 @@ class Lead:
 
     def next_plan(self) -> bytes | None:
         """A serialised plan; b"" if none came in WAIT_S; None as soon as something is requested."""
-        while True:
+        while not self._requests.stop.is_set():
             self._side.check()
-            if self._requests.stop.is_set() or self._requests.wants_save or self._epochs.wanted:
+            if self._requests.wants_save or self._epochs.wanted:
                 return None
             if self._asked is None:
                 self._asked = self._side.submit(self._link.next_batch(WAIT_S))
@@ -114,6 +114,7 @@ class Lead:
                 self._requests.over.set()
                 return None
             return answer.plan
+        return None
 
     def begin_switch(self) -> Command | None:
         """What was asked for, to be carried out now; `switched` ends it."""
@@ -131,8 +132,9 @@ class Lead:
     def commit(self, batch_id: int, version: int, metrics: dict[str, float]) -> None:
         """The batch's tickets are trained.
 
-        A scheduler that is gone while the trainer leaves is no failure: the checkpoint that follows
-        holds the batch, and the ledger is brought to it on resume.
+        A scheduler that is gone while the trainer leaves is no failure, nor one that was told and whose
+        answer stayed out: the checkpoint that follows holds the batch, and the ledger is brought to it on
+        resume.
         """
         self._tell(lambda deadline_s: self._link.commit(batch_id, version, metrics, deadline_s))
 
@@ -143,11 +145,12 @@ class Lead:
         )
 
     def _tell(self, call) -> None:
-        leaving = self._requests.stop.is_set() or self._requests.over.is_set()
-        deadline_s = LEAVING_S if leaving else PATIENCE_S
+        stop, over = self._requests.stop, self._requests.over.is_set()
+        deadline_s = LEAVING_S if over or stop.is_set() else PATIENCE_S
         try:
-            self._side.run(call(deadline_s), 2 * deadline_s + SLACK_S)
+            self._side.run(call(deadline_s), 2 * deadline_s + SLACK_S, stop)
         except EarlError as error:
-            if not leaving:
-                raise
-            log.warning("the scheduler was not told: %s", error)
+            if not over:
+                self._requests.excuse(error)
+            else:
+                log.warning("the scheduler was not told: %s", error)

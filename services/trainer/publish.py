@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -30,12 +30,14 @@ from earl.dispatch.classes import TensorClass, classes_of, held_bytes
 from earl.dispatch.descriptor import numpy_dtype
 from earl.dispatch.registry import Registry
 from earl.dispatch.store import TensorStore
+from earl.errors import BusUnavailable, EarlError
 from services.trainer.codec import weights_published
 from services.trainer.group import Group
 from services.trainer.parallel import Shard
 from services.trainer.side import Side
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SLOTS = 2
 POLL_S = 0.005
@@ -95,7 +97,7 @@ class WeightSlots:
     cut lie in the same arena if they fit there, else in one of their own.
     name: of the trainer; its ranks' keys are weights/<version>/<name>-<rank>. lease_s: the longest
     that a reader may hold a slot, whatever its lease says. hurry: once set, readers are not waited for
-    (the trainer is leaving, and its memory with it).
+    (the trainer is leaving, and its memory with it), and the bus shortly.
     """
 
     def __init__(
@@ -176,47 +178,65 @@ class WeightSlots:
     def retire_early(self) -> None:
         """Start freeing the slot that the next version needs, while the step that makes it computes.
 
-        A collective: no rank may renew its descriptor once readers are waited for. Raises BusUnavailable.
+        A collective: no rank may renew its descriptor once readers are waited for. Raises as `publish`.
         """
         if len(self._held) < SLOTS or self._withheld == next(iter(self._held)):
             return
         self._withheld, store = next(iter(self._held.items()))
-        self._side.run(store.withhold([self.key(self._withheld, self._group.rank)]), CALL_S)
-        self._group.barrier()
+        mine = [self.key(self._withheld, self._group.rank)]
+        self._together(lambda: self._call(store.withhold(mine)))
         if self._group.leads:
             self._retiring = self._side.submit(self._retire(self._withheld))
 
     def publish(self, version: int) -> None:
         """Copy the parameters as they are now into a slot and make them known. A collective.
 
-        Raises BusUnavailable, DeadlineExceeded.
+        Raises BusUnavailable, DeadlineExceeded, and does so on every rank, so that they go on alike.
         """
         if version in self._held:
             return
         self._free_slot()
         key = self.key(version, self._group.rank)
-        arrays = self._side.run(self._reserve(key, version), CALL_S)
+        arrays = self._together(lambda: self._call(self._reserve(key, version)))
         _copy(self._now.policy, arrays, self.dtype)
-        self._side.run(self._now.store.publish([key]), CALL_S)
+        self._together(lambda: self._call(self._now.store.publish([key])))
         self._held[version] = self._now.store
-        self._group.barrier()
+        self._together(lambda: self._announce(version))
+
+    def _announce(self, version: int) -> None:
         if self._group.leads:
             keys = [self.key(version, rank) for rank in range(self._group.size)]
-            event = weights_published(version, keys, self._size_bytes)
-            self._side.run(self._bus.publish(event), CALL_S)
+            self._call(self._bus.publish(weights_published(version, keys, self._size_bytes)))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._side.run(work, CALL_S, self._hurry)
+
+    def _together(self, work: Callable[[], T]) -> T:
+        """Its result once every rank did it; raises on every rank if one could not. A collective."""
+        failure: EarlError = BusUnavailable("another rank could not publish its weights", "see its log")
+        done: list[T] = []
+        try:
+            done.append(work())
+        except EarlError as error:
+            failure = error
+        if not self._group.agree(bool(done)):
+            raise failure
+        return done[0]
 
     def _free_slot(self) -> None:
         if len(self._held) < SLOTS:
             return
         old = next(iter(self._held))
         self.retire_early()
-        if self._retiring is not None:
-            self._retiring.result(self._lease_s + CALL_S)
-            self._retiring = None
-        self._group.barrier()
+        self._together(self._retired)
         store = self._held.pop(old)
-        self._side.run(store.remove([self.key(old, self._group.rank)]), CALL_S)
+        self._together(lambda: self._call(store.remove([self.key(old, self._group.rank)])))
         self._close_unused(store)
+
+    def _retired(self) -> None:
+        if self._retiring is not None:
+            retiring, self._retiring = self._retiring, None
+            self._side.wait(retiring, "retiring a version", self._lease_s + CALL_S, self._hurry)
 
     async def _reserve(self, key: str, version: int) -> dict[str, np.ndarray]:
         # Every slot of an arena is of one size: else a larger one would not fit where a smaller one was.

@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import threading
+import time
 from collections import deque
+
+from earl.errors import EarlError, WorkerReplaced
+
+log = logging.getLogger(__name__)
+
+# Where all of a run is stopped at once, some are gone before this process is told.
+FOLLOWS_S = 5.0
+NOTICE_S = 0.05
 
 
 class Requests:
     """stop: SIGTERM came, save and leave. over: the scheduler says that the run is done."""
 
-    def __init__(self) -> None:
+    def __init__(self, follows_s: float = FOLLOWS_S) -> None:
+        self._follows_s = follows_s
         self.stop = threading.Event()
         self.over = threading.Event()
         self._saves: deque[concurrent.futures.Future[tuple[str, int]]] = deque()
+
+    def excuse(self, error: EarlError) -> None:
+        """Others that are gone are no failure of who is told to stop, now or within follows_s.
+
+        Raises the error otherwise, and WorkerReplaced always: the successor saves.
+        """
+        if isinstance(error, WorkerReplaced) or not self._told():
+            raise error
+        log.warning("told to stop, and goes on without: %s", error)
+
+    def _told(self) -> bool:
+        # Not stop.wait: the signal's handler, which sets it, runs on the thread that would wait.
+        until_s = time.monotonic() + self._follows_s
+        while not self.stop.is_set() and time.monotonic() < until_s:
+            time.sleep(NOTICE_S)
+        return self.stop.is_set()
 
     def save(self) -> concurrent.futures.Future[tuple[str, int]]:
         """Ask for a checkpoint; the future gets its path and version."""

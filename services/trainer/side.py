@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -19,6 +20,9 @@ from earl.errors import DeadlineExceeded
 T = TypeVar("T")
 
 CLOSE_S = 10.0
+# What others are still waited for once they are asked in a hurry, and how soon the hurry is noticed.
+HURRY_S = 3.0
+NOTICE_S = 0.05
 
 
 class Side:
@@ -34,19 +38,32 @@ class Side:
         """Start it on the loop; from any thread but the loop's own."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Its result, within timeout_s; then it is cancelled. Raises DeadlineExceeded."""
-        name = getattr(work, "__qualname__", "work")
-        future = self.submit(work)
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            if future.done():
-                return future.result()  # it ended, itself with TimeoutError perhaps
-            future.cancel()
-            raise DeadlineExceeded(
-                f"{name} did not end within {timeout_s:g} s", "see the trainer's log"
-            ) from None
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float, hurry: threading.Event | None = None) -> T:
+        """Its result, within timeout_s, or HURRY_S from `hurry` on; then it is cancelled. Raises
+        DeadlineExceeded."""
+        return self.wait(self.submit(work), getattr(work, "__qualname__", "work"), timeout_s, hurry)
+
+    def wait(
+        self,
+        future: concurrent.futures.Future[T],
+        name: str,
+        timeout_s: float,
+        hurry: threading.Event | None = None,
+    ) -> T:
+        """`run` for what was submitted; name: for the error."""
+        now_s = time.monotonic()
+        ends_s, bound = now_s + timeout_s, f"within {timeout_s:g} s"
+        while not future.done() and now_s < ends_s:
+            if hurry is not None and hurry.is_set():
+                ends_s, bound = min(ends_s, now_s + HURRY_S), f"within {HURRY_S:g} s of the request to stop"
+                hurry = None
+            until_s = ends_s if hurry is None else min(ends_s, now_s + NOTICE_S)
+            concurrent.futures.wait([future], until_s - now_s)
+            now_s = time.monotonic()
+        if future.done():
+            return future.result()
+        future.cancel()
+        raise DeadlineExceeded(f"{name} did not end {bound}", "see the trainer's log")
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start background work; `check` raises its failure."""

@@ -8,7 +8,8 @@
 
 Promise: a manifest holds exactly the tickets of the batches that its parameters were trained on.
 Whatever happens between an optimizer step, its commit and the next manifest's rename, the newest
-manifest stays the truth: the ledger is reconciled to it when the trainer starts.
+manifest stays the truth: the ledger is reconciled to it when the trainer starts. Told to stop, the trainer
+saves what it trained even if all others are gone: what fails with them is excused, and waited for shortly.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 
 from earl.config.run import RunConfig
 from earl.dispatch.dispatcher import Dispatcher
-from earl.errors import DataPlaneError, TrainerError
+from earl.errors import DataPlaneError, EarlError, TrainerError
 from earl.models.weights import save_checkpoint
 from earl.obs import tracing
 from services.trainer import checkpoint
@@ -147,7 +148,11 @@ class Trainer:
 
     def _command(self) -> bytes:
         assert self._lead is not None
-        plan = self._lead.next_plan()
+        try:
+            plan = self._lead.next_plan()
+        except EarlError as error:
+            self._requests.excuse(error)
+            return LEAVE
         mark_best(self._directory, self._lead.best)
         if plan is not None:
             return PLAN + plan if plan else IDLE
@@ -180,7 +185,10 @@ class Trainer:
             self._abandon(plan)
             return
         self._abandoned = 0
-        self._slots.retire_early()
+        try:
+            self._slots.retire_early()
+        except EarlError as error:
+            self._requests.excuse(error)
         with self._activity.phase(TRAINING):
             metrics = self._stepper.train(plan, self._columns)
         self._trace(plan, (began_ns, read_ns, time.time_ns()))
@@ -198,11 +206,17 @@ class Trainer:
         self._activity.version, self._activity.batch_id = self.progress.version, plan.batch_id
         self._report(plan, metrics)
         if plan.publish:
-            with self._activity.phase(PUBLISHING):
-                self._slots.publish(self.progress.version)
+            self._publish()
         every = self._config.trainer.checkpoint_every
         if plan.checkpoint or (every and self.progress.version - max(1, self._saved_version) >= every):
             self._save()
+
+    def _publish(self) -> None:
+        try:
+            with self._activity.phase(PUBLISHING):
+                self._slots.publish(self.progress.version)
+        except EarlError as error:
+            self._requests.excuse(error)
 
     def _trace(self, plan: Plan, times_ns: tuple[int, int, int]) -> None:
         """Spans of the batch's tickets, from rank 0: all its ranks worked together."""
@@ -225,10 +239,12 @@ class Trainer:
         try:
             items = plan.ranks[self._cut.replica]
             work = read_columns(self._dispatcher, self._columns, items, deadline_s)
-            self._side.run(work, deadline_s + READ_SLACK_S)
+            self._side.run(work, deadline_s + READ_SLACK_S, self._requests.stop)
             self._columns.validate(self._stepper.policy.spec.vocab)
-        except (DataPlaneError, TrainerError) as error:
+        except EarlError as error:
             readable = False
+            if not isinstance(error, (DataPlaneError, TrainerError)):
+                self._requests.excuse(error)
             log.warning("batch %d cannot be trained: %s", plan.batch_id, error)
         return self._group.agree(readable)
 
