@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import ssl
 import subprocess
 import urllib.request
@@ -87,10 +88,12 @@ async def test_the_demo_is_learned_in_containers(compose: Compose, secrets: Path
         containers.operator(compose.scheduler, secrets) as client,
         containers.env_host(compose.gateway, secrets, tmp_path / "env.log"),
     ):
-        again = await containers.reached(client, 120.0, all_of_them, lambda status: bool(status.run))
-        # It goes on from a checkpoint: the warm-up is not played again. Steps since the last one may be, for
-        # podman-compose stops all containers at once, so that the trainer may find nobody to save with.
-        assert again.phase == before.phase == "train" and again.version > 1
+        trainer = compose.container("trainer")
+        again = await containers.reached(
+            client, 120.0, all_of_them, lambda status: bool(status.run and resumed(trainer))
+        )
+        # podman-compose stops all containers at once: the trainer saves with nobody left.
+        assert again.phase == before.phase == "train" and resumed(trainer) >= before.version
         status = await containers.finished(client, 1200.0, all_of_them)
         final = status.evaluations[-1]
         assert final.win_rate >= WIN_RATE, final
@@ -107,6 +110,12 @@ async def test_the_demo_is_learned_in_containers(compose: Compose, secrets: Path
         assert inside(compose.container("valkey"), "python", "-m", "earl.bus.ping").returncode == 0
     await asyncio.to_thread(compose, *PROFILES, "down", "-v")
     assert [compose.mine(kind) for kind in ("container", "volume", "network")] == [[], [], []]
+
+
+def resumed(trainer: str) -> int:
+    """The version that it says to have gone on from; 0 as long as it does not."""
+    found = re.search(r"resumed version (\d+)", containers.said(trainer))
+    return int(found[1]) if found else 0
 
 
 async def half_of_it(compose: Compose, secrets: Path) -> RunStatus:
