@@ -18,6 +18,8 @@ from services.scheduler.ranges import RangeSet
 from services.scheduler.reconcile import reconcile
 from services.scheduler.records import Attempt, Batch, Member, Result, State, Ticket, Verdict
 
+# Closed tickets that are compacted in one go: calls that came meanwhile are answered before the next ones.
+COMPACTED_AT_ONCE = 512
 # Longest wait within one call.
 WAIT_S = 20.0
 
@@ -210,8 +212,11 @@ class Scheduler(Loop):
     async def record_checkpoint(self, name: str, incarnation: int, consumed: RangeSet) -> None:
         """A manifest with these tickets stands."""
         self.ledger.trainer(name, incarnation, time.monotonic())
-        self.ledger.record_checkpoint(consumed)
-        await self._journal.durable()
+        more = True
+        while more:
+            more = self.ledger.record_checkpoint(consumed, COMPACTED_AT_ONCE)
+            # Others are answered in between: what is closed for good stays so.
+            await self._journal.durable()
 
     async def reconcile(
         self, name: str, incarnation: int, version: int, next_batch: int, consumed: RangeSet

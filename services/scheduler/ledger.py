@@ -138,9 +138,13 @@ class Ledger(Tickets):
             if gone and ticket.state is State.READY:
                 self.fail(ticket)
 
-    def record_checkpoint(self, consumed: RangeSet) -> None:
-        """Compacts what is closed for good: trained and held by the checkpoint, evaluated, dropped."""
+    def record_checkpoint(self, consumed: RangeSet, most: int = 0) -> bool:
+        """Compacts what is closed for good: trained and held by the checkpoint, evaluated, dropped.
+
+        most: so many tickets in one go, 0 for all; whether there may be more.
+        """
         found: dict[str, list[int]] = {}
+        count = 0
         version = self.book.run.version
         due = {purpose: places(self.rules, purpose, version).start for purpose in Purpose}
         for number in sorted(self.book.kept):
@@ -151,11 +155,15 @@ class Ledger(Tickets):
                 continue  # it went ahead of slower ones: its place is not to be issued again
             found.setdefault(ticket.bucket, []).append(ticket.id)
             self.book.compact(ticket)
+            count += 1
+            if count == most:
+                break
         if found:
             closed = dict(self.book.closed)
             for bucket, numbers in found.items():
                 closed[bucket] = closed.get(bucket, RangeSet()) | RangeSet.of(numbers)
             self.book.close_ranges(closed)
+        return count == most > 0
 
     def published(self, version: int, keys: Sequence[str]) -> None:
         """A version's weights can be read under these registry keys."""

@@ -233,8 +233,11 @@ def test_what_becomes_of_a_batch_is_stored_with_the_batch_and_not_with_each_of_i
     ledger.commit(batch.id, 2)
     assert stored() == set()
     assert ledger.book.counts()["trained"] == 4
-    ledger.record_checkpoint(RangeSet.of(batch.tickets[:3]))
-    assert stored() == {str(number) for number in batch.tickets[:3]}
+    consumed = RangeSet.of(batch.tickets[:3])
+    assert ledger.record_checkpoint(consumed, 2) and len(stored()) == 2
+    assert not ledger.record_checkpoint(consumed, 2) and len(stored()) == 1
+    assert not ledger.record_checkpoint(consumed) and stored() == set()
+    assert ledger.book.ids("trained") == RangeSet.of(batch.tickets)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     assert str(batch.tickets[3]) in stored()
     assert ledger.book.counts()["dropped:rolled_back"] == 4
