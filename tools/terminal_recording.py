@@ -3,7 +3,7 @@
     bash on a pseudo-terminal ◄── STEPS, typed key by key
               └─► what it writes, with its times: a cast (asciicast v2) ─► tools/terminal_film.py ─► OUT.svg
 
-The session is README's: the demo in the background, watched until it wins, ended. It takes as long as
+The session is for README: the demo in the background, watched until it wins, ended. It takes as long as
 that, in a directory of its own, so that paths are relative; a path or the name of this machine is refused.
 `--keep KEPT.cast` keeps what was recorded, `--from KEPT.cast` draws it again.
 """

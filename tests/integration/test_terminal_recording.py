@@ -35,6 +35,7 @@ def test_a_session_becomes_a_film_of_what_was_typed_and_said(tmp_path: Path) -> 
     assert ". ./ask.sh is shown 4 times as fast" in caption(cast)
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_or_shows_nothing_ends_the_recording_and_the_shell(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="'false' ended with 'ended 1'"):
         recorded([Step("false"), Step("touch never")], tmp_path, **SIZE)

@@ -56,9 +56,10 @@ def in_its_step(status: trainer_pb2.GetTrainerStatusResponse) -> bool:
     return status.doing == "training" and status.version > WARMUP + TRAINED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "told"),
-    [(1, "in its step"), pytest.param(2, "while it commits", marks=pytest.mark.slow)],
+    [(1, "in its step"), (2, "while it commits")],
 )
 async def test_told_to_stop_when_all_others_are_gone_it_saves_and_goes_on_from_there(
     tmp_path: Path, ranks: int, told: str
