@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import Annotated, Any
 import grpc
 import typer
 
+from benchmarks.every import every
 from benchmarks.learning import published
 from benchmarks.output import RESULTS, AsJson, Results
 from benchmarks.usage import watched
@@ -140,21 +140,15 @@ def collector() -> Iterator[tuple[str, list[int]]]:
 @contextmanager
 def scraped(directory: Path) -> Iterator[list[int]]:
     """Scrapes what endpoints.json names, as a Prometheus would, until the block ends; 1 for each answer."""
-    stop, answers = threading.Event(), []
+    answers: list[int] = []
 
     def scrape() -> None:
-        while not stop.wait(SCRAPE_S):
-            for address in endpoints_of(directory).values():
-                try:
-                    with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:
-                        answers.append(1 if answer.read() else 0)
-                except OSError:
-                    continue  # a process that is ending
+        for address in endpoints_of(directory).values():
+            try:
+                with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:
+                    answers.append(1 if answer.read() else 0)
+            except OSError:
+                continue  # a process that is ending
 
-    thread = threading.Thread(target=scrape, daemon=True)
-    thread.start()
-    try:
+    with every(SCRAPE_S, scrape):
         yield answers
-    finally:
-        stop.set()
-        thread.join(2 * SCRAPE_S)

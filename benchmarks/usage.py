@@ -6,13 +6,13 @@ what its processes computed for them stays about the same.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
+from benchmarks.every import every
 from earl.errors import MeasurementWrong
 from earl.obs.metrics import read_lines
 
@@ -61,16 +61,6 @@ class Usage:
 @contextmanager
 def watched(directory: Path) -> Iterator[Usage]:
     """The usage of the run in this directory, looked at every LOOK_S in the block."""
-    usage, stop = Usage(directory), threading.Event()
-
-    def look() -> None:
-        while not stop.wait(LOOK_S):
-            usage.look()
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
+    usage = Usage(directory)
+    with every(LOOK_S, usage.look):
         yield usage
-    finally:
-        stop.set()
-        thread.join(10 * LOOK_S)

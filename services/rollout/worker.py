@@ -279,13 +279,13 @@ class RolloutWorker:
             if stop:
                 self._run_over.set()
                 return
-            due_s = time.monotonic() + next_s
+            # 0: a scheduler that does not say.
+            due_s = time.monotonic() + (next_s or least_s)
             # A new version is told at once: what is leased next counts on it. So is a sequence that no engine
             # can hold; and who may be about to end asks as often as it would alone.
-            while True:
-                await self._pool.wait_other(version, least_s)
-                hurries = self._draining or self._pool.traffic.blocked or self._pool.version != version
-                if hurries or time.monotonic() >= due_s:
+            while (left_s := due_s - time.monotonic()) > 0:
+                await self._pool.wait_other(version, min(least_s, left_s))
+                if self._draining or self._pool.traffic.blocked or self._pool.version != version:
                     break
 
     def load(self) -> Load:

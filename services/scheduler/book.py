@@ -232,13 +232,18 @@ class Book:
             return self.evaluations.get(field)
         if kind == "stage":
             return self.courses.get(field)
-        return {
-            "run": self.run,
-            "batch": self.batch,
-            "closed": ranges_of(self.closed),
-            "trained": list(self._trained_ranges().ranges) if field == "trained" else None,
-            "freed": self.freed,
-        }[field]
+        match field:
+            case "run":
+                return self.run
+            case "batch":
+                return self.batch
+            case "closed":
+                return ranges_of(self.closed)
+            case "trained":
+                return list(self._trained_ranges().ranges)
+            case "freed":
+                return self.freed
+        raise KeyError(field)
 
     def _enter(self, ticket: Ticket) -> None:
         """A ticket that no index knows."""

@@ -88,8 +88,8 @@ def cuts(members: Iterable[Member]) -> dict[str, Parallelism]:
     for member in members:
         stage = STAGES.get(member.stage)
         if stage is not None:
-            dp, *replica = member.parallelism
-            replicas.setdefault(stage, Counter())[tuple(replica)] += dp  # type: ignore[index]
+            dp, tp, cp, pp = member.parallelism
+            replicas.setdefault(stage, Counter())[tp, cp, pp] += dp
     return {
         stage: Parallelism(dp, *replica)
         for stage, counted in replicas.items()

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from benchmarks.every import every
 from benchmarks.observability import collector, summary, tokens_per_s
 from benchmarks.usage import Usage
 from earl.errors import MeasurementWrong
@@ -56,6 +58,17 @@ def test_processor_time_is_of_the_steps_between_two_looks_and_of_children_too(tm
     [(first, before), (last, after)] = usage.looks
     assert (first, last) == (1, 3) and after - before >= 0.2
     assert usage.per_token([10, 20, 30, 40]) == pytest.approx((after - before) / 50 * 1e6)
+
+
+def test_what_goes_on_beside_a_measurement_says_that_it_failed():
+    called = threading.Event()
+
+    def work() -> None:
+        called.set()
+        raise ValueError("of the thread")
+
+    with pytest.raises(ValueError, match="of the thread"), every(0.001, work):
+        assert called.wait(30.0)
 
 
 def test_the_collector_takes_spans():
