@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from functools import partial
 from typing import Any
 
@@ -37,6 +43,8 @@ COMMON_PREFIXES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 # Around a call before its message is decoded, and around the call itself with its message.
 Gate = Callable[[grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
 Noted = Callable[[grpc.aio.ServicerContext, Any], AbstractAsyncContextManager[None]]
+# Stands for whatever of these a call does not need: one for all costs a call next to nothing.
+_NOTHING = nullcontext()
 
 
 @asynccontextmanager
@@ -155,24 +163,28 @@ class Guard(grpc.aio.ServerInterceptor):
         note("ended" if streams else "ok")
 
 
-@asynccontextmanager
-async def _open(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    yield
+def _open(context: grpc.aio.ServicerContext) -> AbstractAsyncContextManager[None]:
+    return _NOTHING
 
 
-@asynccontextmanager
-async def _unnoted(context: grpc.aio.ServicerContext, request: Any) -> AsyncIterator[None]:
-    yield
+def _unnoted(context: grpc.aio.ServicerContext, request: Any) -> AbstractAsyncContextManager[None]:
+    return _NOTHING
 
 
-def _traceparent(context: grpc.aio.ServicerContext) -> str:
-    """Of the caller's work that a unary call is a part of; "" if it is not traced."""
+def _traced(method: str, context: grpc.aio.ServicerContext) -> AbstractContextManager[None]:
+    """Records a unary call that is a part of the caller's traced work."""
     if not tracing.active():
-        return ""
+        return _NOTHING
     for key, value in context.invocation_metadata() or ():
-        if key == tracing.TRACEPARENT and isinstance(value, str):
-            return tracing.checked(value)
-    return ""
+        if key == tracing.TRACEPARENT and isinstance(value, str) and (parent := tracing.checked(value)):
+            return _recorded(method.strip("/"), parent)
+    return _NOTHING
+
+
+@contextmanager
+def _recorded(name: str, parent: str) -> Iterator[None]:
+    with tracing.span(name, parent) as own, tracing.within(own):
+        yield
 
 
 def _wrapped(handler: Any, method: str, gate: Gate, noted: Noted, calls: Calls) -> grpc.RpcMethodHandler:
@@ -199,7 +211,7 @@ def _wrapped(handler: Any, method: str, gate: Gate, noted: Noted, calls: Calls) 
         with calls.counted(method, context, stream=stream):
             async with translated(method, context), gate(context):
                 message = decoded(request)
-                with tracing.span(method.strip("/"), _traceparent(context)) as own, tracing.within(own):
+                with _traced(method, context):
                     async with noted(context, message):
                         return await behaviour(message, context)
 

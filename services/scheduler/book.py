@@ -97,9 +97,10 @@ class Book:
         """Changes a ticket's state and every index over it."""
         if ticket.state not in BATCHED or state not in BATCHED:
             self.touch(ticket)
-        self._unindex(ticket)
+        held = ticket.state in HELD
+        self._unindex(ticket, goes=state not in HELD)
         ticket.state, ticket.reason = state, reason
-        self._index(ticket)
+        self._index(ticket, comes=not held)
 
     def compact(self, ticket: Ticket) -> None:
         """Turns a closed ticket's record into one number of its bucket's set; see `close_ranges`."""
@@ -255,7 +256,8 @@ class Book:
             self.whole[ticket.purpose].discard(ticket.group)
         self._index(ticket)
 
-    def _index(self, ticket: Ticket) -> None:
+    def _index(self, ticket: Ticket, *, comes: bool = True) -> None:
+        """comes: it was not its worker's before."""
         number, state = ticket.id, ticket.state
         self._moved.add(number)
         self.state_since[number] = self.now
@@ -263,7 +265,8 @@ class Book:
         if state is State.PENDING:
             heapq.heappush(self.pending, number)
         elif state in HELD:
-            self.held[ticket.worker, ticket.incarnation].add(number)
+            if comes:
+                self.held[ticket.worker, ticket.incarnation].add(number)
             if state is State.READY:
                 self.ready[ticket.group] += 1
                 self._judge(ticket)
@@ -274,7 +277,8 @@ class Book:
                 self.taken[ticket.purpose][ticket.index] += 1
             self._leave_group(ticket)
 
-    def _unindex(self, ticket: Ticket) -> None:
+    def _unindex(self, ticket: Ticket, *, goes: bool = True) -> None:
+        """goes: it is its worker's no longer."""
         number, state = ticket.id, ticket.state
         self.buckets[ticket.bucket] -= 1
         if state is State.PENDING:
@@ -285,11 +289,12 @@ class Book:
                 self._count_trained(number, False)
                 self._give_up_place(ticket)
             return
-        holder = ticket.worker, ticket.incarnation
-        held = self.held[holder]
-        held.discard(number)
-        if not held:
-            del self.held[holder]
+        if goes:
+            holder = ticket.worker, ticket.incarnation
+            held = self.held[holder]
+            held.discard(number)
+            if not held:
+                del self.held[holder]
         if state is State.READY:
             self.ready[ticket.group] -= 1
             self.whole[ticket.purpose].discard(ticket.group)

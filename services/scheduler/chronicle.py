@@ -43,11 +43,11 @@ class Chronicle:
         self.monitor.observe(result.total_tokens, result.turn_tokens)
 
     def committed(
-        self, ledger: Ledger, dock: Dock, batch: Batch, tickets: Sequence[Ticket], *,
+        self, ledger: Ledger, dock: Dock, batch: Batch, results: Sequence[Result], *,
         step: int, phase: str, version: int, trainer: Mapping[str, float], elapsed_s: float, now_s: float,
     ) -> Step:  # fmt: skip
-        """A batch, its tickets as they were planned, is trained: writes its line; what the step was."""
-        tokens = [one.result.total_tokens for one in tickets if one.result is not None]
+        """A batch of these results is trained: writes its line; what the step was."""
+        tokens = [one.total_tokens for one in results]
         seen = self.monitor.step(
             members=ledger.book.members.values(),
             device_slots=self._device_slots,
@@ -60,7 +60,7 @@ class Chronicle:
             phase=phase,
             version=version,
             time_s=elapsed_s,
-            trajectories=plans.summary(batch, tickets),
+            trajectories=plans.summary(batch, results),
             trainer=trainer,
             seen=seen,
             length_tokens=tokens,
@@ -68,7 +68,7 @@ class Chronicle:
             ledger={"issued": ledger.book.run.next_ticket - 1, **ledger.book.counts()},
             stages=dock.progress(),
         )
-        self._samples.trained(step, tickets)
+        self._samples.trained(step, batch.tickets)
         return seen
 
     def write(self, ledger: Ledger, elapsed_s: float) -> None:

@@ -5,6 +5,7 @@ Every wait is bounded by what the caller asked, at most WAIT_S.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
@@ -138,6 +139,10 @@ class Scheduler(Loop):
         batch, over = await self._batches.first(look, min(wait_s, WAIT_S)) or (None, self.over)
         if batch is None:
             return None, over
+        # What is planned is cut once others were answered: both take their time for a large batch.
+        await asyncio.sleep(0)
+        if self.ledger.book.batch is not batch:
+            return None, self.over  # taken apart for another trainer
         self._handed_out = batch.id
         self.traces.moved(batch.tickets)
         plan = plans.cut(
@@ -163,7 +168,7 @@ class Scheduler(Loop):
         step = program.step(self.ledger)[0] + 1
         committed = self.ledger.commit(batch_id, version)
         if committed is not None:
-            self.traces.moved(ticket.id for ticket in committed[1])
+            self.traces.moved(committed[0].tickets)
         self._store_clock()
         self._settle()
         if committed is not None:

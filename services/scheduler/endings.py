@@ -17,6 +17,7 @@ from services.scheduler.records import Ending, Result
 
 NAME = "endings.jsonl"
 OUT_OF_MEMORY = "out_of_memory"
+_OUT_OF_MEMORY = f"{EngineOutOfMemory.__name__}:"
 # What a line is about, at least.
 PERIOD_S = 5.0
 
@@ -33,12 +34,10 @@ class Endings:
 
     def count(self, result: Result) -> None:
         """An attempt ended, whether it may be trained or comes to nothing."""
-        names = [result.ending.value]
+        self._add(result.ending)
         # An error's name stands before what it says: see services.rollout.agent.
-        if result.message.startswith(f"{EngineOutOfMemory.__name__}:"):
-            names.append(OUT_OF_MEMORY)
-        self._counts.update(names)
-        self.totals.update(names)
+        if result.message.startswith(_OUT_OF_MEMORY):
+            self._add(OUT_OF_MEMORY)
 
     def write(self, time_s: float) -> None:
         """What was counted, if the last line is PERIOD_S old."""
@@ -49,6 +48,10 @@ class Endings:
         """Writes the rest."""
         self._write(time_s)
         self._file.close()
+
+    def _add(self, name: str) -> None:
+        self._counts[name] += 1
+        self.totals[name] += 1
 
     def _write(self, time_s: float) -> None:
         if not self._counts:

@@ -13,7 +13,6 @@ raises LedgerError (or UnknownWorker) and has changed nothing.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Sequence
 
 from earl.errors import LedgerError
@@ -24,9 +23,9 @@ from services.scheduler.records import (
     BatchPlanned,
     Purpose,
     Reason,
+    Result,
     Rules,
     State,
-    Ticket,
 )
 from services.scheduler.tickets import Tickets
 
@@ -103,8 +102,8 @@ class Ledger(Tickets):
         book.state(BatchPlanned(book.batch.id, run.version, len(numbers), tokens))
         return book.batch
 
-    def commit(self, batch_id: int, version: int) -> tuple[Batch, list[Ticket]] | None:
-        """The optimizer step on a batch is done: (batch, its tickets as planned); None if repeated."""
+    def commit(self, batch_id: int, version: int) -> tuple[Batch, list[Result]] | None:
+        """The optimizer step on a batch is done: (batch, its tickets' results); None if repeated."""
         run, batch = self.book.run, self.book.batch
         if batch is None or batch.id != batch_id:
             if batch_id and batch_id == run.last_batch:
@@ -118,9 +117,9 @@ class Ledger(Tickets):
                 f"batch {batch_id} was planned at version {batch.version}, its commit says {version}",
                 f"a committed batch makes version {batch.version + 1}",
             )
-        tickets = self._train(batch)
+        results = self._train(batch)
         run.version = version
-        return batch, tickets
+        return batch, results
 
     def dissolve(self, *, all_lost: bool = False) -> None:
         """Takes the planned batch apart: what can still be read is ready again, the rest is retried."""
@@ -199,15 +198,16 @@ class Ledger(Tickets):
         chosen = choose(candidates, version, wanted, rules.staleness)
         return chosen and sorted(chosen, key=lambda group: book.place(purpose, group))
 
-    def _train(self, batch: Batch) -> list[Ticket]:
-        """planned → trained, once; the tickets as they were planned."""
+    def _train(self, batch: Batch) -> list[Result]:
+        """planned → trained, once; what the tickets' results were."""
         book, run = self.book, self.book.run
-        before = []
+        results = []
         for number in batch.tickets:
             ticket = book.tickets[number]
-            before.append(copy.copy(ticket))
-            if ticket.result is not None and ticket.result.descriptor_key:
-                book.freed.append(ticket.result.descriptor_key)
+            if ticket.result is not None:
+                results.append(ticket.result)
+                if ticket.result.descriptor_key:
+                    book.freed.append(ticket.result.descriptor_key)
             book.move(ticket, State.TRAINED)
             ticket.result = None
         book.batch = None
@@ -215,4 +215,4 @@ class Ledger(Tickets):
         book.write("state", "batch")
         book.write("state", "run")
         self.free(0, batch.id, batch.version + 1)
-        return before
+        return results

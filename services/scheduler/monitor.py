@@ -144,8 +144,10 @@ class Monitor:
         self._busy = Levels()
         self._played = _Played()
         self._means: deque[float] = deque(maxlen=TREND_STEPS)
-        # By stage and worker, as heard last; by stage, and by rollout worker, the highest of this step.
+        # By stage and worker, as heard last; of rollout workers also what those say of KV.
         self._gauges: dict[str, dict[str, Mapping[str, float]]] = {}
+        self._kv_heard: dict[str, KvUse] = {}
+        # By stage, and by rollout worker, the highest of this step.
         self._memory: dict[str, float] = {}
         self._kv: dict[str, KvUse] = {}
 
@@ -165,8 +167,11 @@ class Monitor:
             self._memory[stage] = max(self._memory.get(stage, 0.0), gauges["memory_fraction"])
         if stage == ROLLOUT:
             kv, before = _kv_of(gauges), self._kv.get(worker)
-            if kv is not None and (before is None or kv.used_tokens >= before.used_tokens):
-                self._kv[worker] = kv
+            self._kv_heard.pop(worker, None)
+            if kv is not None:
+                self._kv_heard[worker] = kv
+                if before is None or kv.used_tokens >= before.used_tokens:
+                    self._kv[worker] = kv
 
     @property
     def blocked_tokens(self) -> float:
@@ -239,15 +244,15 @@ class Monitor:
         seen = {ROLLOUT: self._seen(ROLLOUT, workload, load, None, cut)}
         return Step(running, seen, growth(self._means), episodes, self.lengths.turns.summary())
 
-    def _forget(self, names: Collection[str]) -> None:
+    def _forget(self, names: set[str]) -> None:
         """What was heard of workers that no longer take part."""
-        for stage, workers in self._gauges.items():
-            self._gauges[stage] = {name: gauges for name, gauges in workers.items() if name in names}
+        for workers in (self._kv_heard, *self._gauges.values()):
+            for name in workers.keys() - names:
+                del workers[name]
 
     def _begin(self) -> None:
         """The highest of the next step begin with what was heard last."""
-        heard = ((name, _kv_of(gauges)) for name, gauges in self._gauges.get(ROLLOUT, {}).items())
-        self._kv = {name: kv for name, kv in heard if kv is not None}
+        self._kv = dict(self._kv_heard)
         for stage, workers in self._gauges.items():
             known = [gauges["memory_fraction"] for gauges in workers.values() if "memory_fraction" in gauges]
             self._memory.pop(stage, None)

@@ -93,29 +93,37 @@ def _advantages(batch: Batch, members: Sequence[Ticket], results: Sequence[Resul
     return advantages
 
 
-def summary(batch: Batch, tickets: Sequence[Ticket]) -> dict[str, float]:
+def summary(batch: Batch, results: Sequence[Result]) -> dict[str, float]:
     """What a committed batch's trajectories were like; names are those of metrics.jsonl."""
-    results = [ticket.result for ticket in tickets if ticket.result is not None]
     if not results:
         return {}
+    rewards, wins, tokens, trained, turns = zip(
+        *[(one.reward, one.win, one.total_tokens, one.trained_tokens, one.turns) for one in results],
+        strict=True,
+    )
+    staleness: list[int] = []
+    if batch.purpose is Purpose.TRAIN:  # imitation has no policy to be stale
+        staleness = [batch.version - one.oldest_version for one in results if one.trained_tokens]
+    metrics: dict[str, list[float]] = {}
+    for one in results:
+        for name, value in one.metrics.items():
+            metrics.setdefault(name, []).append(value)
+    metrics.pop("win", None)
     count = len(results)
-    staleness = [batch.version - result.oldest_version for result in results if result.trained_tokens]
-    if batch.purpose is not Purpose.TRAIN:
-        staleness = []  # imitation has no policy to be stale
-    numbers = {
+    return {
         "sequences": float(count),
-        "reward_mean": sum(result.reward for result in results) / count,
-        "win_rate": sum(result.win for result in results) / count,
-        "tokens": float(sum(result.total_tokens for result in results)),
-        "trained_tokens": float(sum(result.trained_tokens for result in results)),
-        "length_mean": sum(result.total_tokens for result in results) / count,
-        "length_max": float(max(result.total_tokens for result in results)),
-        "turns_mean": sum(result.turns for result in results) / count,
-        "truncated_episodes": float(sum(result.ending is Ending.TRUNCATED for result in results)),
+        "reward_mean": sum(rewards) / count,
+        "win_rate": sum(wins) / count,
+        "tokens": float(sum(tokens)),
+        "trained_tokens": float(sum(trained)),
+        "length_mean": sum(tokens) / count,
+        "length_max": float(max(tokens)),
+        "turns_mean": sum(turns) / count,
+        "truncated_episodes": float(sum(one.ending is Ending.TRUNCATED for one in results)),
         "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
         "staleness_max": float(max(staleness, default=0)),
+        **{
+            f"{name}_{'rate' if name in INDICATORS else 'mean'}": sum(values) / len(values)
+            for name, values in sorted(metrics.items())
+        },
     }
-    for name in sorted({name for result in results for name in result.metrics} - {"win"}):
-        values = [result.metrics[name] for result in results if name in result.metrics]
-        numbers[f"{name}_{'rate' if name in INDICATORS else 'mean'}"] = sum(values) / len(values)
-    return numbers

@@ -33,7 +33,8 @@ class Samples:
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._path = path
         self._limit_bytes = limit_bytes
-        self._waiting: dict[int, tuple[Turn, ...]] = {}
+        # By ticket, each without its step.
+        self._waiting: dict[int, dict[str, Any]] = {}
         self._file = LineFile(path)
         self._thinning = ExpendableFile(path)
 
@@ -44,21 +45,19 @@ class Samples:
         """
         if not turns:
             return
+        said = line(step, ticket, result, turns)
         if ticket.purpose is Purpose.EVALUATE:
-            self._write([line(step, ticket, result, turns)])
+            self._write([said])
             return
-        self._waiting[ticket.id] = tuple(turns)
+        self._waiting[ticket.id] = said
         while len(self._waiting) > WAITING:
             del self._waiting[next(iter(self._waiting))]
 
-    def trained(self, step: int, tickets: Sequence[Ticket]) -> None:
-        """The batch of a step was committed; tickets: as they were planned, with their results."""
-        lines = []
-        for ticket in tickets:
-            turns = self._waiting.pop(ticket.id, None)
-            if turns is not None and ticket.result is not None:
-                lines.append(line(step, ticket, ticket.result, turns))
-        self._write(lines)
+    def trained(self, step: int, tickets: Sequence[int]) -> None:
+        """The batch of a step, of tickets with these ids, was committed."""
+        if self._waiting:
+            found = (self._waiting.pop(number, None) for number in tickets)
+            self._write([{**said, "step": step} for said in found if said is not None])
 
     def close(self) -> None:
         self._file.close()

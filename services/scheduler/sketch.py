@@ -6,8 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 RELATIVE_ERROR = 0.01
+_GAMMA_LOG = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 # Below this weight a bucket is forgotten.
 FORGET_WEIGHT = 1e-3
 
@@ -58,7 +60,6 @@ class LengthSketch:
     """
 
     def __init__(self) -> None:
-        self._gamma_log = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
         self._buckets: dict[int, float] = {}
         self._zero = 0.0
         self._sum = 0.0
@@ -73,7 +74,7 @@ class LengthSketch:
         if tokens <= 0:
             self._zero += weight
             return
-        bucket = math.ceil(math.log(tokens) / self._gamma_log)
+        bucket = _bucket(tokens)
         self._buckets[bucket] = self._buckets.get(bucket, 0.0) + weight
         self._sum += tokens * weight
 
@@ -121,4 +122,10 @@ class LengthSketch:
 
     def _value(self, bucket: int) -> float:
         # Midpoint of (gamma^(bucket-1), gamma^bucket] in the sense that bounds the relative error.
-        return 2 * math.exp(bucket * self._gamma_log) / (math.exp(self._gamma_log) + 1)
+        return 2 * math.exp(bucket * _GAMMA_LOG) / (math.exp(_GAMMA_LOG) + 1)
+
+
+@lru_cache(maxsize=1 << 14)
+def _bucket(tokens: int) -> int:
+    """Of a length > 0. Every episode and each of its turns asks, mostly for a length that was seen before."""
+    return math.ceil(math.log(tokens) / _GAMMA_LOG)

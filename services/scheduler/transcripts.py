@@ -7,6 +7,8 @@ alone, so every evaluation shows the same instances. Conversations never go to R
 
 from __future__ import annotations
 
+from functools import cache
+
 from services.scheduler.records import Purpose
 
 
@@ -14,8 +16,13 @@ def chosen(position: int, total: int, wanted: int) -> bool:
     """Whether the `position`-th (from 0) of `total` is among `wanted` that are spread evenly over them."""
     if wanted < 2 or total < 2:
         return wanted > 0 and position == 0
-    count = min(wanted, total)
-    return any(position == round(at * (total - 1) / (count - 1)) for at in range(count))
+    return position in _places(total, min(wanted, total))
+
+
+@cache
+def _places(total: int, count: int) -> frozenset[int]:
+    """`count` > 1 positions, spread evenly over `total`."""
+    return frozenset(round(at * (total - 1) / (count - 1)) for at in range(count))
 
 
 def asked(

@@ -89,7 +89,7 @@ def recorded(
         number += 1
         one = ticket(number, Purpose.TRAIN, step, step + 2, 1.0)
         samples.heard(step - 1, one, one.result or Result(), talk(text, 1.0))
-        samples.trained(step, [one])
+        samples.trained(step, [one.id])
         report.step(
             step=step, phase="train", version=step + 3, time_s=10.0 * step,
             trajectories={

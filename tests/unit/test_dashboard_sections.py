@@ -188,7 +188,7 @@ def test_a_thinned_file_is_read_anew(tmp_path: Path):
     one = ticket(900, Purpose.TRAIN, 1, 5, 1.0)
     assert one.result is not None
     samples.heard(2, one, one.result, talk("x", 1.0))
-    samples.trained(3, [one])
+    samples.trained(3, [one.id])
     samples.close()
     assert kept.update(5)["count"] < before
 

@@ -101,7 +101,7 @@ def test_training_is_written_with_the_step_that_learned_from_it_and_evaluations_
     said(samples, 0, ticket(8))
     said(samples, 0, ticket(9))
     said(samples, 0, ticket(10), turns=())
-    samples.trained(1, [ticket(9), ticket(10), ticket(11)])
+    samples.trained(1, [9, 10, 11])
     samples.close()
     lines = list(read_lines(tmp_path / "samples.jsonl"))
     assert [(line["step"], line["evaluation"], line["ticket"]) for line in lines] == [
@@ -136,7 +136,7 @@ def test_the_file_is_bounded_and_keeps_both_ends_and_an_even_spread(tmp_path: Pa
             samples = Samples(path, limit)
         for number in (2 * step, 2 * step + 1):
             said(samples, step - 1, ticket(number), (long,))
-        samples.trained(step, [ticket(2 * step), ticket(2 * step + 1)])
+        samples.trained(step, [2 * step, 2 * step + 1])
         if step % 50 == 0:
             said(samples, step, ticket(5000 + step, Purpose.EVALUATE, f"step-{step}"), (long,))
         assert path.stat().st_size <= limit
