@@ -18,7 +18,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.scheduler.records import Purpose, Rules
+from services.scheduler.records import Purpose
+from services.scheduler.rules import Rules
 
 # Warm-up needs no weights, so it may run ahead of the trainer.
 WARMUP_BATCHES_AHEAD = 4

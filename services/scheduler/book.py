@@ -21,6 +21,7 @@ from services.scheduler.records import (
     Changes,
     Evaluation,
     Fact,
+    Issue,
     Lives,
     Member,
     Purpose,
@@ -43,6 +44,9 @@ class Book:
         self.run = Run()
         self.batch: Batch | None = None
         self.tickets: dict[int, Ticket] = {}
+        # By group, those of whose tickets some were never touched since, and have no record of their own.
+        self.issues: dict[int, Issue] = {}
+        self._untouched: dict[int, set[int]] = {}
         self.members: dict[str, Member] = {}
         # By worker name; only the last incarnation of each is not replaced.
         self.lives: dict[str, Lives] = {}
@@ -82,16 +86,23 @@ class Book:
 
     # --- writing ----------------------------------------------------------------------------
 
-    def add(self, ticket: Ticket) -> None:
-        """A new ticket, pending."""
-        self._touched.setdefault(ticket.id, "")
-        self.tickets[ticket.id] = ticket
-        self._enter(ticket)
+    def issue(self, issue: Issue) -> None:
+        """New tickets, pending. One record says so for a group of several."""
+        tickets = issue.tickets()
+        if len(tickets) > 1:
+            self.issues[issue.group] = issue
+            self._untouched[issue.group] = {ticket.id for ticket in tickets}
+            self.write("group", str(issue.group))
+        for ticket in tickets:
+            if len(tickets) == 1:
+                self._touched[ticket.id] = ""
+            self.tickets[ticket.id] = ticket
+            self._enter(ticket)
 
     def touch(self, ticket: Ticket) -> None:
         """The ticket's record is about to change."""
         if ticket.id not in self._touched:
-            self._touched[ticket.id] = ticket.head
+            self._touched[ticket.id] = "" if self._first_touch(ticket) else ticket.head
 
     def move(self, ticket: Ticket, state: State, reason: str = "") -> None:
         """Changes a ticket's state and every index over it."""
@@ -189,7 +200,9 @@ class Book:
         trained = RangeSet()
         for kind, field, data in records:
             record = decode(kind, field, data)
-            if isinstance(record, Ticket):
+            if isinstance(record, Issue):
+                self.issues[record.group] = record
+            elif isinstance(record, Ticket):
                 self.tickets[record.id] = record
                 head = data.partition(b"|")[0].decode()
                 if head != record.head:  # of a scheduler that stored every state with its ticket
@@ -212,6 +225,7 @@ class Book:
                 trained = RangeSet(record)  # type: ignore[arg-type]
             else:
                 self.freed = record  # type: ignore[assignment]
+        self._restore_untouched()
         planned = frozenset(self.batch.tickets if self.batch else ())
         for number in sorted(self.tickets):
             ticket = self.tickets[number]
@@ -224,7 +238,32 @@ class Book:
         self._trained_ranges()
         self._written.pop(("state", "trained"), None)
 
+    def _restore_untouched(self) -> None:
+        """Tickets of which only their group's record tells."""
+        for group, issue in self.issues.items():
+            untouched = [
+                ticket
+                for ticket in issue.tickets()
+                if ticket.id not in self.tickets
+                and not any(ticket.id in closed for closed in self.closed.values())
+            ]
+            self._untouched[group] = {ticket.id for ticket in untouched}
+            self.tickets |= {ticket.id: ticket for ticket in untouched}
+
+    def _first_touch(self, ticket: Ticket) -> bool:
+        """Whether the ticket has no record yet; with the last of a group to get one the group's own goes."""
+        untouched = self._untouched.get(ticket.group)
+        if untouched is None or ticket.id not in untouched:
+            return False
+        untouched.remove(ticket.id)
+        if not untouched:
+            del self._untouched[ticket.group], self.issues[ticket.group]
+            self.write("group", str(ticket.group))
+        return True
+
     def _record(self, kind: str, field: str):
+        if kind == "group":
+            return self.issues.get(int(field))
         if kind == "member":
             return self.members.get(field)
         if kind == "lives":

@@ -24,7 +24,6 @@ from services.scheduler.records import (
     Member,
     Purpose,
     Result,
-    Rules,
     State,
     Ticket,
     TrajectoryReady,
@@ -32,6 +31,7 @@ from services.scheduler.records import (
     WorkerJoined,
     WorkerLeft,
 )
+from services.scheduler.rules import Rules
 from services.scheduler.sketch import Quantiles
 from services.scheduler.switches import Ended
 

@@ -24,9 +24,9 @@ from services.scheduler.records import (
     Purpose,
     Reason,
     Result,
-    Rules,
     State,
 )
+from services.scheduler.rules import Rules
 from services.scheduler.tickets import Tickets
 
 # A batch handed out more often than this to a trainer that does not commit cannot be read.

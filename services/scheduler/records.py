@@ -1,8 +1,9 @@
-"""What the ledger keeps: plain records with their encoding, the rules of a run, and the facts it states.
+"""What the ledger keeps: plain records with their encoding, and the facts it states.
 
 A record's stored form is "<head>|<msgpack>": the head (state and fence of a ticket) is what the
 store compares before it sets, the rest is opaque to it. A ticket that is planned and trained keeps the
 record with which it became ready: the records of the batch and of the trained ids say so for all of them.
+One that was never leased has none: its group's says what it is.
 """
 
 from __future__ import annotations
@@ -131,6 +132,43 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         return f"dropped:{self.reason}" if self.state is State.DROPPED else self.state
 
 
+class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """A group of new tickets: `first` and the ids after it, each of whose samplers has a seed here.
+
+    transcripts: ids of those whose conversation is wanted.
+    """
+
+    group: int
+    purpose: Purpose
+    index: int
+    first: int
+    env_seed: int
+    sample_seeds: list[int]
+    min_version: int
+    temperature: float
+    evaluation: str = ""
+    transcripts: list[int] = []
+
+    def tickets(self) -> list[Ticket]:
+        """As they were issued."""
+        return [
+            Ticket(
+                id=number,
+                group=self.group,
+                purpose=self.purpose,
+                index=self.index,
+                env_seed=self.env_seed,
+                sample_seed=seed,
+                min_version=self.min_version,
+                floor=self.min_version,
+                temperature=self.temperature,
+                evaluation=self.evaluation,
+                transcript=number in self.transcripts,
+            )
+            for number, seed in enumerate(self.sample_seeds, self.first)
+        ]
+
+
 class Attempt(msgspec.Struct, frozen=True):
     """Names one try at a ticket."""
 
@@ -247,6 +285,7 @@ class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 Record = (
     Ticket
+    | Issue
     | Member
     | Lives
     | Evaluation
@@ -261,6 +300,7 @@ Record = (
 # kind of a record -> its type; the fields of "state" are told apart by their names.
 _TYPES: dict[tuple[str, str], object] = {
     ("ticket", ""): Ticket,
+    ("group", ""): Issue,
     ("member", ""): Member,
     ("lives", ""): Lives,
     ("evaluation", ""): Evaluation,
@@ -271,7 +311,7 @@ _TYPES: dict[tuple[str, str], object] = {
     ("state", "trained"): list[tuple[int, int]],
     ("state", "freed"): list[str],
 }
-KINDS = ("ticket", "member", "lives", "evaluation", "stage", "state")
+KINDS = ("ticket", "group", "member", "lives", "evaluation", "stage", "state")
 _DECODERS = {key: msgspec.msgpack.Decoder(kind) for key, kind in _TYPES.items()}
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -290,41 +330,6 @@ def decode(kind: str, field: str, data: bytes) -> Record:
 
 def ranges_of(closed: dict[str, RangeSet]) -> dict[str, list[tuple[int, int]]]:
     return {bucket: list(ids.ranges) for bucket, ids in closed.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What a run file says to the ledger; see earl.config.scheduler for the meanings."""
-
-    seed: int
-    warmup_batches: int
-    warmup_episodes: int
-    steps: int
-    group_size: int
-    batch_groups: int
-    staleness: int
-    attempts: int
-    lease_s: float
-    episode_s: float
-    membership_s: float
-    temperature: float
-    train_limit_s: float
-    checkpoint_every: int
-    evaluation_episodes: int
-    evaluate_at_start: bool
-    evaluate_at_end: bool
-    evaluate_every_steps: int
-    evaluate_every_episodes: int
-    evaluation_temperature: float
-    # Chance never decides what is trained: see Tickets.fail.
-    deterministic: bool = False
-    heartbeat_s: float = 1.0
-    heartbeats_per_s: float = 100.0
-    # Conversations of each batch and of each evaluation.
-    transcripts: int = 0
-    keep_best: bool = True
-    # Names what decides how an instance is played: see Evaluation.setting.
-    evaluation_setting: str = ""
 
 
 class TrajectoryReady(msgspec.Struct, frozen=True, gc=False):

@@ -5,7 +5,7 @@ only by the newest scheduler (term), only in order (revision), and only where ea
 (state and fence) is what the ledger believed. A write whose answer was lost can be repeated.
 
     <prefix>ledger:guard                       term, revision
-    <prefix>ledger:{ticket,member,evaluation,state}   hashes: field -> "<head>|<msgpack>"
+    <prefix>ledger:{ticket,group,member,lives,evaluation,stage,state}   hashes: field -> "<head>|<msgpack>"
     <prefix>{events,trajectories}              the bus
 """
 
@@ -28,6 +28,7 @@ from services.scheduler.records import KINDS, Change, Changes, TrajectoryReady
 # times as much, and everybody waits for the script.
 APPLY = """
 local MOST = 1000
+local function said(head) return head == '' and 'absent' or head end
 local guard = redis.call('HMGET', KEYS[1], 'term', 'revision')
 local revision = tonumber(ARGV[2])
 if guard[1] ~= ARGV[1] then return {'term', guard[1] or ''} end
@@ -42,7 +43,9 @@ for number, changes in ipairs(hashes) do
     for i = first, last do
       local value = values[i - first + 1]
       local head = value and string.match(value, '^([^|]*)|') or ''
-      if head ~= heads[i] then return {'head', fields[i] .. ' is ' .. head .. ', not ' .. heads[i]} end
+      if head ~= heads[i] then
+        return {'head', fields[i] .. ' is ' .. said(head) .. ', not ' .. said(heads[i])}
+      end
     end
   end
 end

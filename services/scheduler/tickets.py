@@ -23,12 +23,12 @@ from services.scheduler.records import (
     BatchCommitted,
     Ending,
     EvaluationDone,
+    Issue,
     Lives,
     Member,
     Purpose,
     Reason,
     Result,
-    Rules,
     State,
     Ticket,
     TrajectoryReady,
@@ -36,6 +36,7 @@ from services.scheduler.records import (
     WorkerJoined,
     WorkerLeft,
 )
+from services.scheduler.rules import Rules
 from services.scheduler.seeds import env_seed, sample_seeds
 from services.scheduler.transcripts import asked
 
@@ -156,24 +157,26 @@ class Tickets:
         take = run.takes.get(purpose, {}).get(index, 0)
         group = run.next_group
         run.next_group += 1
-        instance = env_seed(seed, purpose, index, take)
-        for member, sampler in enumerate(sample_seeds(seed, purpose, index, size, take)):
-            self.book.add(
-                Ticket(
-                    id=run.next_ticket,
-                    group=group,
-                    purpose=purpose,
-                    index=index,
-                    env_seed=instance,
-                    sample_seed=sampler,
-                    min_version=min_version,
-                    floor=min_version,
-                    temperature=temperature,
-                    evaluation=evaluation,
-                    transcript=self._transcript(purpose, index, member, evaluation),
-                )
+        first = run.next_ticket
+        run.next_ticket += size
+        self.book.issue(
+            Issue(
+                group=group,
+                purpose=purpose,
+                index=index,
+                first=first,
+                env_seed=env_seed(seed, purpose, index, take),
+                sample_seeds=sample_seeds(seed, purpose, index, size, take),
+                min_version=min_version,
+                temperature=temperature,
+                evaluation=evaluation,
+                transcripts=[
+                    first + member
+                    for member in range(size)
+                    if self._transcript(purpose, index, member, evaluation)
+                ],
             )
-            run.next_ticket += 1
+        )
         self.book.write("state", "run")
         return group
 

@@ -24,11 +24,11 @@ from services.scheduler.records import (
     Member,
     Purpose,
     Result,
-    Rules,
     State,
     Ticket,
     Verdict,
 )
+from services.scheduler.rules import Rules
 
 RULES = Rules(
     seed=7, warmup_batches=2, warmup_episodes=3, steps=4, group_size=2, batch_groups=2,
@@ -338,6 +338,7 @@ class World:
         assert set(again.held) == set(book.held) and all(
             again.held[key] == book.held[key] for key in book.held
         )
+        assert again.tickets == book.tickets and again.issues == book.issues
         pending = {ticket.id for ticket in book.tickets.values() if ticket.state is State.PENDING}
         assert pending <= set(book.pending)
         assert self.jumped or "dropped:too_stale" not in counts

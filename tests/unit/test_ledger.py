@@ -20,12 +20,14 @@ from services.scheduler.records import (
     Ending,
     Member,
     Purpose,
+    Reason,
     Result,
-    Rules,
     State,
     Ticket,
     Verdict,
+    encode,
 )
+from services.scheduler.rules import Rules
 from tests.support.ledger import RULES, Image
 
 TRAIN_ONLY = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0)
@@ -241,6 +243,53 @@ def test_what_becomes_of_a_batch_is_stored_with_the_batch_and_not_with_each_of_i
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     assert str(batch.tickets[3]) in stored()
     assert ledger.book.counts()["dropped:rolled_back"] == 4
+
+
+def test_an_issued_group_is_one_record_until_all_its_tickets_were_leased() -> None:
+    ledger, image = begun(group_size=3, transcripts=2), Image()
+
+    def stored() -> dict[str, set[str]]:
+        image.apply(ledger.book.take_changes())
+        again = Ledger.restored(ledger.rules, image.peek(), 0.0)
+        assert again.book.tickets == ledger.book.tickets and again.book.issues == ledger.book.issues
+        assert again.book.counts() == ledger.book.counts() and again.book.groups == ledger.book.groups
+        assert set(again.book.pending) <= set(ledger.book.pending)
+        return {kind: {name for of, name in image.records if of == kind} for kind in ("ticket", "group")}
+
+    groups = {str(group) for group in ledger.book.groups[Purpose.TRAIN]}
+    assert stored() == {"ticket": set(), "group": groups} and len(groups) == 4
+    assert any(ticket.transcript for ticket in ledger.book.tickets.values())
+    leased = lease(ledger, 4)
+    assert stored() == {"ticket": {"1", "2", "3", "4"}, "group": groups - {"1"}}
+    ledger.drop_group(Purpose.TRAIN, 2, Reason.TOO_STALE)
+    finish(ledger, leased)
+    assert stored() == {"ticket": {"1", "2", "3", "4", "5", "6"}, "group": groups - {"1", "2"}}
+    ledger.record_checkpoint(RangeSet())  # what was dropped is in no record any more
+    assert stored() == {"ticket": {"1", "2", "3"}, "group": groups - {"1", "2"}}
+    assert ledger.book.counts()["dropped:too_stale"] == 3
+
+
+def test_a_group_of_which_some_are_closed_keeps_only_those_that_were_never_leased() -> None:
+    ledger, image = begun(group_size=3), Image()
+    consumed = RangeSet.of([1])  # of a manifest that knows more than the ledger
+    reconcile(ledger, "t", 1, 2, 2, consumed)
+    ledger.record_checkpoint(consumed)
+    image.apply(ledger.book.take_changes())
+    again = Ledger.restored(ledger.rules, image.peek(), 0.0).book
+    assert again.tickets == ledger.book.tickets and again.counts() == ledger.book.counts()
+
+
+def test_tickets_that_were_stored_one_by_one_keep_their_records() -> None:
+    ledger, image = begun(), Image()
+    image.apply(ledger.book.take_changes())
+    for number, ticket in ledger.book.tickets.items():
+        image.records["ticket", str(number)] = encode(ticket)
+    image.records = {key: data for key, data in image.records.items() if key[0] != "group"}
+    again = Ledger.restored(ledger.rules, image.peek(), 0.0)
+    assert not again.book.issues and again.book.tickets == ledger.book.tickets
+    finish(again, lease(again))
+    image.apply(again.book.take_changes())
+    assert Ledger.restored(ledger.rules, image.peek(), 0.0).book.tickets == again.book.tickets
 
 
 def test_a_ledger_that_stored_every_state_with_its_ticket_goes_on() -> None:
