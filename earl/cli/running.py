@@ -13,16 +13,25 @@ from pydantic import ValidationError
 from earl.cli import completion
 from earl.cli.completion import RUNS, newest
 from earl.config.run import RunConfig
-from earl.errors import ConfigError, EarlError, ServiceUnavailable
+from earl.errors import (
+    ConfigError,
+    EarlError,
+    InsecureCall,
+    PermissionDenied,
+    ServiceUnavailable,
+    Unauthenticated,
+)
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack.codec import SchedulerClient
 from earl.stack.endpoints import endpoints_of
-from earl.stack.record import is_held
+from earl.stack.record import is_held, read_record
 
 # For how long the newest runs are asked whether they go on.
 LOOK_S = 1.0
 CALL_S = 10.0
+# Of a run that may well go on: why it could not be asked.
+BARRED = (InsecureCall, Unauthenticated, PermissionDenied)
 
 T = TypeVar("T")
 
@@ -34,7 +43,8 @@ def with_run(
 ) -> T:
     """Asks the scheduler of a run, as the first of `roles` that there is a token of.
 
-    Raises ConfigError if none goes on, ServiceUnavailable if the named one does not, and what `work` raises.
+    Raises ConfigError if none goes on, ServiceUnavailable if the named one does not, one of BARRED if it could
+    not be asked, and what `work` raises.
     """
     directories = [run] if run is not None else newest()
 
@@ -49,12 +59,18 @@ def with_run(
 
 
 async def only(directories: Sequence[Path], roles: Sequence[Role]) -> SchedulerClient:
-    """Of the only run that goes on among these. Raises ConfigError."""
+    """Of the only run that goes on among these.
+
+    Raises ConfigError if none does, or several do; what barred this caller if that is not known of one.
+    """
+    barred: list[EarlError] = []
 
     async def look(directory: Path) -> SchedulerClient | None:
         try:
             return await named(directory, roles, LOOK_S)
-        except EarlError:
+        except EarlError as error:
+            if isinstance(error, BARRED) and not has_ended(directory):
+                barred.append(error)
             return None
 
     tried = await asyncio.gather(*map(look, directories))
@@ -66,7 +82,15 @@ async def only(directories: Sequence[Path], roles: Sequence[Role]) -> SchedulerC
     if alive:
         names = ", ".join(str(path) for path, _ in alive)
         raise ConfigError(f"several runs go on: {names}", "name one with --run RUN_DIR")
+    if barred:
+        raise barred[0]
     raise ConfigError(f"no run in ./{RUNS} goes on", "name the directory of one that does with --run RUN_DIR")
+
+
+def has_ended(directory: Path) -> bool:
+    """Whether its launcher said so; of services that no launcher started, False."""
+    record = read_record(directory)
+    return record is not None and bool(record.outcome) and not is_held(directory)
 
 
 async def named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL_S) -> SchedulerClient:

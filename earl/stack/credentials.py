@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from earl.rpc.access import Access
+from earl.rpc.auth import check_call
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import TokenFile
 
@@ -20,12 +22,19 @@ VARIABLES = ("EARL_TOKEN", "EARL_TOKEN_FILE", "EARL_TOKENS")
 SENT = (Role.OPERATOR, Role.WORKER, Role.ENVIRONMENT)
 
 
-def check() -> None:
-    """Raises ConfigError if the launch has a token file that lacks a role of its own, before it starts."""
+def check(scheduler: str) -> None:
+    """Before a launch starts, whose scheduler is to listen at this address.
+
+    Raises ConfigError for a token file that lacks a role of its own, InsecureCall if the launcher would send
+    its token there in plain text.
+    """
     if path := os.environ.get("EARL_TOKENS"):
         file = TokenFile(Path(path))
         for role in SENT:
             file.send(role)
+    access = Access.of(Role.OPERATOR)
+    if access.token:
+        check_call(scheduler, access.tls)
 
 
 def peers(role: str, addresses: Mapping[str, str]) -> dict[str, str]:

@@ -89,8 +89,8 @@ async def launch(
     on_taken: called once the run's directory is this launch's. Raises ConfigError and PortInUse before
     anything is started, and the typed reason when a process of the stack fails for good.
     """
-    credentials.check()
     launched = resolve(config)
+    credentials.check(launched.scheduler.bind)
     with RunDirectory(config, resume=resume) as directory:
         if on_taken is not None:
             on_taken(directory)

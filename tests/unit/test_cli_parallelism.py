@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from earl.cli.parallelism import app, given, shown
 from earl.cli.running import RUNS, newest
-from earl.errors import ConfigError, IllegalParallelism, ServiceUnavailable
+from earl.errors import ConfigError, IllegalParallelism, InsecureCall, ServiceUnavailable
+from earl.stack.record import LaunchRecord, write_record
 from earl.stack.status import RunStatus, StageState, SwitchState
 from tests.support.runs import tictactoe
 
@@ -72,6 +73,25 @@ def test_a_run_that_does_not_go_on_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("earl.cli.running.CALL_S", 0.2)
     with pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:9"):
         told("--run", tmp_path / RUNS / "new")
+
+
+def test_a_token_that_would_travel_in_plain_text_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that may well go on: that none does would be wrong."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EARL_TOKEN", "secret")
+    directory = tmp_path / RUNS / "far"
+    directory.mkdir(parents=True)
+    config = tictactoe(tmp_path, scheduler={"bind": "192.0.2.1:7000"})
+    (directory / "run.json").write_text(config.model_dump_json())
+    with pytest.raises(InsecureCall, match="in plain text; set EARL_TLS_CA"):
+        told()
+    write_record(directory, LaunchRecord(1, "mark", outcome="stopped"))
+    with pytest.raises(ConfigError, match="no run in"):
+        told()
 
 
 def test_every_stage_is_shown_with_its_last_switch() -> None:

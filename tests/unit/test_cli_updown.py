@@ -14,9 +14,10 @@ import pytest
 
 from earl.cli import down, run, up
 from earl.dispatch.arena_file import arena_directory
-from earl.errors import ConfigError, EngineLost, ProcessFailed
+from earl.errors import ConfigError, EngineLost, InsecureCall, ProcessFailed
 from earl.stack import plan
 from earl.stack.endpoints import Endpoints, endpoints_of
+from earl.stack.launcher import Signals, launch
 from earl.stack.record import Chronicle, LaunchRecord, read_record, write_record
 from earl.stack.rundir import FAILURE, RunDirectory
 from earl.stack.status import RunStatus
@@ -52,6 +53,21 @@ async def test_a_run_is_up_without_what_it_goes_on_without(tmp_path: Path):
         assert not ready_s(dashboard="starting")
         assert not ready_s(dashboard="failed", scheduler="failed")
         assert ready_s(dashboard="failed", model="done")
+
+
+async def test_a_launcher_whose_token_would_travel_in_plain_text_begins_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Or else `earl status` and `earl down` would say that it was killed."""
+    for name in ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA", "EARL_TOKENS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EARL_TOKEN", "secret")
+    config = tictactoe(tmp_path / "runs", scheduler={"bind": "0.0.0.0:0"})
+    with pytest.raises(InsecureCall, match="in plain text; set EARL_TLS_CA"):
+        await launch(
+            config, resume=False, started_at=0.0, signals=Signals(), on_update=lambda processes, status: None
+        )
+    assert not (tmp_path / "runs").exists()
 
 
 async def test_up_gives_a_silent_launcher_up():

@@ -230,7 +230,7 @@ def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch)
     entries = [make(role) for role in Role]
     monkeypatch.setenv("EARL_TOKENS", str(written(path, *entries)))
     monkeypatch.setenv("EARL_TOKEN", entries[0].token)
-    credentials.check()
+    credentials.check("127.0.0.1:0")
     host, service, store = (credentials.environment(role) for role in ("environment", "worker", ""))
     assert host == {"EARL_TOKENS": "", "EARL_TOKEN_FILE": "", "EARL_TOKEN": entries[2].token}
     assert service == {"EARL_TOKENS": str(path), "EARL_TOKEN_FILE": "", "EARL_TOKEN": ""}
@@ -244,10 +244,10 @@ def test_each_process_of_a_launch_gets_the_tokens_of_its_role(path, monkeypatch)
     assert credentials.peers("", addresses) == dict.fromkeys(addresses, "")
     assert credentials.environment("viewer") == service
     written(path, *entries[:3])  # the dashboard then looks as an operator
-    credentials.check()
+    credentials.check("127.0.0.1:0")
     written(path, *entries[:2])
     with pytest.raises(errors.ConfigError, match="no environment token"):
-        credentials.check()
+        credentials.check("127.0.0.1:0")
 
 
 def test_the_first_role_that_has_a_token_is_sent(path):
