@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -69,15 +70,21 @@ async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
     probed = await probe_all(plane)
     if config is not None:
         found.append(machine.of_ports(config))
-        model = await asked("earl.models.probe", config.model.model_dump_json())
+        model = await asked("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))
         found.append(machine.of_model(config, model))
-        rollout = await asked("services.rollout.needs", config.model_dump_json())
-        sizes = probed["memory"]["facts"], rollout["facts"], int(model["facts"].get("bytes", 0))
+        rollout = await asked("services.rollout.needs", needed(config))
+        sizes = probed["memory"]["facts"], rollout, int(model["facts"].get("bytes", 0))
         found.append(machine.of_arenas(config, *sizes))
     found += machine.of_redis(await redis(config.bus.redis_url if config is not None else ""))
     if gateway:
         found.append(await at_gateway(gateway, config.environment.name if config is not None else ""))
     return [*found, *data_plane(plane, probed)]
+
+
+def needed(config: RunConfig) -> str:
+    """What the probe of a worker's needs reads. Not the bus: its URL may hold a password, and a remedy shows
+    what was read."""
+    return config.model_dump_json(exclude_defaults=True, exclude={"bus"})
 
 
 async def redis(configured: str) -> dict[str, Any]:
@@ -123,21 +130,22 @@ async def probe_all(config: DataPlaneConfig) -> dict[str, dict[str, Any]]:
 
 async def probe(name: str, config: DataPlaneConfig, timeout_s: float = PROBE_S) -> dict[str, Any]:
     """{"facts", "error"} of one probe of the data plane."""
-    return await asked("earl.dispatch.probe", config.model_dump_json(), name, timeout_s=timeout_s)
+    written = config.model_dump_json(exclude_defaults=True)
+    return await asked("earl.dispatch.probe", written, name, timeout_s=timeout_s)
 
 
 async def asked(
     module: str,
     given: str,
     *arguments: str,
-    piped: str = "echo '{}'",
+    piped: str = "",
     environment: Mapping[str, str] | None = None,
     timeout_s: float = PROBE_S,
 ) -> dict[str, Any]:
     """{"facts", "error"} of `python -m module`; a crash and a timeout are errors like any other.
 
-    given: what it reads on standard input. piped: the command that gives it something like it, for a person.
-    environment: beside this process's.
+    given: what it reads on standard input. piped: the command by which a person gives it that, where it is
+    not to be shown as it is. environment: beside this process's.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -150,6 +158,7 @@ async def asked(
         start_new_session=True,
         env=os.environ | (environment or {}),
     )
+    piped = piped or f"printf %s {shlex.quote(given)}"
     by_hand = " ".join((piped, "| python -m", module, *arguments))
     try:
         async with asyncio.timeout(timeout_s):

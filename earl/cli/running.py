@@ -43,8 +43,8 @@ def with_run(
 ) -> T:
     """Asks the scheduler of a run, as the first of `roles` that there is a token of.
 
-    Raises ConfigError if none goes on, ServiceUnavailable if the named one does not, one of BARRED if it could
-    not be asked, and what `work` raises.
+    Raises ConfigError if none goes on, ServiceUnavailable if the named one does not, one of BARRED if it
+    could not be asked, and what `work` raises.
     """
     directories = [run] if run is not None else newest()
 

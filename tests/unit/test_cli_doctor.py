@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from earl.cli.doctor import lines, probe
+from earl.cli.doctor import asked, lines, needed, probe
 from earl.cli.findings import Finding, data_plane
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.probe import file_system_of, offers
+from services.rollout.columns import arena_bytes
+from tests.support.runs import tictactoe
 
 INFO = """#
 # UCP context
@@ -149,3 +156,15 @@ async def test_a_probe_that_crashes_or_hangs_is_a_finding():
     assert "python -m earl.dispatch.probe nonsense" in crashed["error"]["remedy"]
     hung = await probe("rdma", DataPlaneConfig(), timeout_s=0.0)
     assert "did not end within 0 s" in hung["error"]["message"]
+
+
+async def test_a_probe_can_be_tried_by_hand_as_the_remedy_says(tmp_path: Path):
+    config = tictactoe(tmp_path / "it's", rollout={"arena_bytes": 0}, bus={"redis_url": "redis://:x@h:1"})
+    hung = await asked("services.rollout.needs", needed(config), timeout_s=0.0)
+    _, _, by_hand = hung["error"]["remedy"].partition("look why: ")
+    assert "redis" not in by_hand
+    by_hand = by_hand.replace("| python ", f"| {shlex.quote(sys.executable)} ")
+    async with asyncio.timeout(60.0):
+        shell = await asyncio.create_subprocess_exec("sh", "-c", by_hand, stdout=subprocess.PIPE)
+        out, _ = await shell.communicate()
+    assert json.loads(out)["facts"] == {"arena_bytes": arena_bytes(config)}

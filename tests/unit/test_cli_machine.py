@@ -91,10 +91,15 @@ def test_one_port_for_the_metrics_of_all_processes_is_found(tmp_path: Path):
 
 def test_arenas_that_do_not_fit_are_found(tmp_path: Path):
     config = tictactoe(tmp_path, rollout={"workers": 2})
-    fits = machine.of_arenas(config, {"free_bytes": 4 << 30}, {"arena_bytes": 1 << 30}, 1 << 29)
+    worker = {"facts": {"arena_bytes": 1 << 30}, "error": None}
+    fits = machine.of_arenas(config, {"free_bytes": 4 << 30}, worker, 1 << 29)
     assert fits.works and fits.facts["need_bytes"] == 3 << 30
-    small = machine.of_arenas(config, {"free_bytes": 64 << 20}, {"arena_bytes": 1 << 30}, 1 << 29)
+    small = machine.of_arenas(config, {"free_bytes": 64 << 20}, worker, 1 << 29)
     assert failing(small) == ["arenas"] and "--shm-size" in small.remedy
+    unknown = {"facts": {}, "error": {"message": "its probe ended with 1", "remedy": "see why"}}
+    found = machine.of_arenas(config, {"free_bytes": 4 << 30}, unknown, 1 << 29)
+    assert failing(found) == ["arenas"]
+    assert (found.said, found.remedy) == ("its probe ended with 1", "see why")
 
 
 def test_models_are_looked_at_without_their_weights(tmp_path: Path):
