@@ -19,6 +19,9 @@ from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from services.trainer.activity import Span, Transfer
 
 PATIENCE_S = 30.0
+# A member may be silent for three times the time between its heartbeats, of which the scheduler says three
+# quarters at least.
+LONGEST = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class Membership:
         self.worker = worker
         # As the member is cut now, and the epoch of the switch that cut it so: with every heartbeat.
         self.parallelism, self.epoch = parallelism, 0
+        # For how long a member may be silent before it is lost: as was told at the join, and with heartbeats
+        # where the fleet has grown since.
+        self.silence_s = 0.0
         # Heartbeats and calls may both find out that the scheduler forgot this member: join once.
         self._joining = asyncio.Lock()
         self._joins = 0
@@ -60,6 +66,7 @@ class Membership:
         )
         answer = await self._client.call("Join", request, deadline_s=PATIENCE_S)
         self._joins += 1
+        self.silence_s = answer.lease_s
         return Joined(answer.lease_s, answer.version, tuple(answer.weight_keys))
 
     async def heartbeat(
@@ -84,7 +91,9 @@ class Membership:
                 transfers=one.transfers,
                 retries=one.retries,
             )
-        return (await self._call("Heartbeat", request, PATIENCE_S)).stop
+        answer = await self._call("Heartbeat", request, PATIENCE_S)
+        self.silence_s = max(self.silence_s, LONGEST * answer.next_s)
+        return answer.stop
 
     def recut(self, parallelism: Parallelism, epoch: int) -> None:
         """From now on reported so; on the loop that the calls are made on."""

@@ -74,6 +74,11 @@ class Lead:
         self._period_s = min(self._config.scheduler.heartbeat_s, membership.lease_s / 3)
         return server, address
 
+    @property
+    def silence_s(self) -> float:
+        """For how long a member of the run may be silent before it is lost."""
+        return self._link.silence_s
+
     async def heartbeats(self) -> None:
         """For ever; raises when the scheduler stays away or refuses this trainer."""
         while True:

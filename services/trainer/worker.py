@@ -47,6 +47,7 @@ from services.trainer.epochs import Command
 from services.trainer.group import Group
 from services.trainer.lead import Lead
 from services.trainer.manifest import Progress
+from services.trainer.patience import Patience
 from services.trainer.plan import Plan
 from services.trainer.publish import WeightSlots
 from services.trainer.reader import read_columns, transfers
@@ -61,8 +62,7 @@ from services.trainer.tickets import TicketSet
 log = logging.getLogger(__name__)
 
 PLAN, IDLE, SAVE, SWITCH, LEAVE, OVER = b"P", b"I", b"S", b"W", b"L", b"O"
-# Plans in a row that could not be trained before the trainer gives up, and the longest pause in between.
-ABANDONED_PLANS = 20
+# The longest between two plans that could not be trained.
 PAUSE_S = 2.0
 READ_SLACK_S = 10.0
 
@@ -97,7 +97,7 @@ class Trainer:
         self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
         self._columns = Columns()
         self._directory = run_dir / "checkpoints"
-        self._abandoned = 0
+        self._patience = Patience()
         self._saved_version = 0
         # Version 1 is the model that the run starts from.
         self.progress = Progress(1, 1, TicketSet(), 0)
@@ -184,7 +184,7 @@ class Trainer:
         if not complete:
             self._abandon(plan)
             return
-        self._abandoned = 0
+        self._patience.trained()
         try:
             self._slots.retire_early()
         except EarlError as error:
@@ -249,15 +249,17 @@ class Trainer:
         return self._group.agree(readable)
 
     def _abandon(self, plan: Plan) -> None:
-        self._abandoned += 1
-        if self._abandoned >= ABANDONED_PLANS:
+        patience, now_s = self._patience, time.monotonic()
+        patience.failed(now_s)
+        # Rank 0 knows what the scheduler said, and all ranks give up at once.
+        if self._group.agree(self._lead is None or patience.has_ended(now_s, self._lead.silence_s)):
             raise TrainerError(
-                f"{self._abandoned} plans in a row could not be trained, the last one batch {plan.batch_id}",
+                f"{patience.plans} plans in a row could not be trained, the last one batch {plan.batch_id}",
                 "are the rollout workers alive? the log names what was missing or wrong",
             )
         if self._lead is not None:
             # The scheduler needs a moment to learn which worker is gone.
-            self._requests.stop.wait(min(PAUSE_S, 0.1 * 2**self._abandoned))
+            self._requests.stop.wait(min(PAUSE_S, 0.1 * 2**patience.plans))
 
     def _report(self, plan: Plan, metrics: dict[str, float]) -> None:
         """Tell the scheduler that the batch is trained, with figures of all ranks."""

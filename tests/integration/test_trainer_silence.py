@@ -1,0 +1,43 @@
+"""What a trainer knows of how long a member may be silent, from a real scheduler whose fleet grows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from earl.parallelism import Parallelism
+from earl.rpc import Client
+from earl.rpc.access import OPEN
+from earl.v1 import common_pb2, scheduler_pb2
+from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from services.trainer.codec_scheduler import SchedulerLink
+from tests.support.runs import tictactoe
+from tests.support.stack import Stack
+
+CALL_S = 20.0
+# All members together, each second: with this few a fleet of two is a large one.
+BEATS = 0.05
+MISSED = 3
+
+
+async def test_a_trainer_is_told_that_members_of_a_larger_fleet_may_be_silent_for_longer(
+    tmp_path: Path,
+) -> None:
+    async with Stack(tictactoe(tmp_path, scheduler={"heartbeats_per_s": BEATS})) as stack:
+        await stack.up("valkey", "model", "scheduler")
+        link = SchedulerLink(stack.scheduler, OPEN, name="trainer", incarnation=1, parallelism=Parallelism())
+        client = Client(stack.scheduler, SchedulerServiceStub)
+        try:
+            joined = await link.join("127.0.0.1:9")
+            assert link.silence_s == joined.lease_s == MISSED / BEATS
+            for number in range(4):
+                worker = common_pb2.Worker(
+                    name=f"rollout-{number}", incarnation=1, stage=common_pb2.STAGE_ROLLOUT
+                )
+                cut = common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1)
+                request = scheduler_pb2.JoinRequest(worker=worker, capacity=1, parallelism=cut)
+                await client.call("Join", request, deadline_s=CALL_S)
+            assert not await link.heartbeat(1, {}, [], [])
+            assert link.silence_s >= 5 * MISSED / BEATS
+        finally:
+            await client.close()
+            await link.close()
