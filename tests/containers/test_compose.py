@@ -138,12 +138,12 @@ async def half_of_it(compose: Compose, secrets: Path) -> RunStatus:
 def check_dashboard(compose: Compose, secrets: Path) -> None:
     """Its page opens by the link in its log, once; its container shows the run and can change nothing."""
     name = compose.container("dashboard")
-    link = podman("logs", "--tail", "1", name).strip()
+    link = containers.link_in(containers.said(name))
     context = ssl.create_default_context(cafile=str(secrets / "ca.pem"))
     with urllib.request.urlopen(link, timeout=30, context=context) as page:
         assert page.status == 200 and b"<html" in page.read()
     assert link.startswith(f"https://localhost:{compose.dashboard.rpartition(':')[2]}/")
-    assert podman("logs", "--tail", "1", name).strip() != link
+    assert containers.link_in(containers.said(name)) != link
     fleet = ("--scheduler", "scheduler:7000", "--gateway", "gateway:7000", "--json")
     shown = inside(name, "earl", "status", *fleet)
     assert shown.returncode == 0, shown.stderr

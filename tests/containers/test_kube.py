@@ -83,7 +83,7 @@ async def test_pods_of_the_demo_train(cluster: Cluster) -> None:
     shown = inside(cluster.container("dashboard"), "earl", "status", *fleet, "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["status"]["step"] == 4
-    link = containers.podman("logs", "--tail", "1", cluster.container("dashboard"))
+    link = containers.link_in(containers.said(cluster.container("dashboard")))
     assert link.startswith("https://localhost:8080/?token=")
     await asyncio.to_thread(cluster.down)
     assert kube.pods() == []

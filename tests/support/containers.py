@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,6 +22,7 @@ from earl.stack.status import RunStatus
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 HOSTED = "earl.env.adapters.open_spiel:environments"
+LINK = re.compile(r"https?://[^\s/]+/\?token=\S+")
 # Of a user in the images: what they may not be root for.
 USER = 10001
 
@@ -54,6 +56,13 @@ def said(container: str, lines: int = -1) -> str:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
     )  # fmt: skip
     return done.stdout
+
+
+def link_in(log: str) -> str:
+    """The last link to the page that a dashboard's log has: other lines may follow it."""
+    links = [line.strip() for line in log.splitlines() if LINK.fullmatch(line.strip())]
+    assert links, f"no link in:\n{log}"
+    return links[-1]
 
 
 def inside(container: str, *command: str) -> subprocess.CompletedProcess[str]:
