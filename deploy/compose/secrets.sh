@@ -6,7 +6,7 @@
 #
 # tokens/tokens.toml of every role, for the services; the token of env hosts and of viewers alone, each in a directory
 # of its own; a certificate authority with one certificate for all services (HOST: more names by which this machine is
-# reached); passwords of Valkey and of Grafana's user admin. Containers run as user and group 10001, which must be
+# reached) and one for the dashboard alone; passwords of Valkey and of Grafana's user admin. Containers run as user and group 10001, which must be
 # able to read them and nobody else may: run it as root.
 #
 # What is there is kept, but for the tokens that are taken from tokens.toml: run it again after `earl tokens rotate`.
@@ -57,6 +57,9 @@ if [ ! -e "$directory/server.pem" ]; then
     done
     earl certs new "$directory" "$@"
 fi
+if [ ! -e "$directory/dashboard.pem" ]; then
+    earl certs add "$directory" dashboard # for localhost
+fi
 # password FILE: 32 random bytes, but for the signs that a URL would not take.
 password() {
     head -c 32 /dev/urandom | base64 | tr -d '=+/\n' > "$1"
@@ -70,6 +73,6 @@ fi
 if [ ! -e "$directory/grafana_password" ]; then
     password "$directory/grafana_password"
 fi
-for name in server.pem server.key ca.pem redis_password redis_url grafana_password; do
+for name in server.pem server.key dashboard.pem dashboard.key ca.pem redis_password redis_url grafana_password; do
     shared "$directory/$name"
 done

@@ -32,6 +32,9 @@ if [ ! -e "$directory/server.pem" ]; then
     done
     earl certs new "$directory" "$@"
 fi
+if [ ! -e "$directory/dashboard.pem" ]; then
+    earl certs add "$directory" dashboard # for localhost, where its port is forwarded to
+fi
 if [ ! -e "$directory/redis_password" ]; then
     head -c 32 /dev/urandom | base64 | tr -d '=+/\n' > "$directory/redis_password"
     # Without TLS: who reaches Valkey says deploy/k8s/base/network-policy.yaml (docs/security.md).

@@ -54,23 +54,46 @@ def new(
     print(f"{made.path('ca.key')} is needed by nothing that runs: keep it where it was made, and to yourself")
 
 
+@app.command(epilog="Example: earl certs add certs dashboard")
+def add(
+    directory: Directory,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of its files: NAME.pem and NAME.key.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="DNS name, *.name or IP address of the server; may be given again.",
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long it is good.")] = 90,
+) -> None:
+    """Make a certificate for one server alone, by the same authority: its key is nobody else's."""
+    from earl.rpc.certificates import add
+
+    made = add(directory, name, host or (), days=days)
+    print(f"for {', '.join(made.names)}")
+    print(f"{made.path(f'{name}.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
+
+
 @app.command(epilog="Example: earl certs renew certs --days 90")
 def renew(
     directory: Directory,
     host: Annotated[
         list[str] | None,
         typer.Option(
-            "--host", metavar="NAME", help="Of servers, besides the names there; may be given again."
+            "--host", metavar="NAME", help="Of all servers, besides the names there; may be given again."
         ),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the server's is good.")] = 90,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are good.")] = 90,
 ) -> None:
-    """Make another certificate for servers, by the same authority; what runs shows it to new connections."""
-    from earl.rpc.certificates import renew
+    """Make the certificates of servers anew, by the same authority; what runs shows them from then on."""
+    from earl.rpc.certificates import SERVER, issued, renew
 
-    made = renew(directory, host or (), days=days)
-    print(f"for {', '.join(made.names)}")
-    print(f"{made.path('server.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
+    for name in issued(directory):
+        made = renew(directory, (host or ()) if name == SERVER else (), days=days, name=name)
+        print(f"for {', '.join(made.names)}")
+        print(f"{made.path(f'{name}.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
 
 
 @app.command(epilog="Example: earl certs show certs --json")
@@ -79,11 +102,11 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show when the certificates of a directory expire; exit code 2 if one has."""
-    from earl.rpc.certificates import ends
+    from earl.rpc.certificates import ends, issued
 
     expired = False
     found: dict[str, str] = {}
-    for name in ("server.pem", "ca.pem"):
+    for name in (*(f"{one}.pem" for one in issued(directory)), "ca.pem"):
         moment = ends(directory / name)
         left = moment - datetime.datetime.now(datetime.UTC)
         expired = expired or left <= datetime.timedelta()

@@ -2,9 +2,10 @@
 
     DIR/ca.pem   ca.key       the authority: ca.pem goes to whoever calls, ca.key stays where it was made
     DIR/server.pem  server.key   what a server shows, for the names that callers know it by
+    DIR/NAME.pem    NAME.key     what one server shows that is to have nobody else's key
 
 P-256 keys. The authority signs servers only; its key is needed again when a certificate is to be
-renewed or a host is added (`renew`), and by nothing that runs.
+renewed or a host is added (`renew`), or a server gets one of its own (`add`), and by nothing that runs.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -27,14 +30,17 @@ from earl.errors import ConfigError
 # Always among a server's names: health checks and tools on its own machine.
 LOCAL = ("localhost", "127.0.0.1", "::1")
 FILES = ("ca.pem", "ca.key", "server.pem", "server.key")
+# Which of the certificates is all servers'.
+SERVER = "server"
 # Clocks of a fleet differ.
 BEFORE = datetime.timedelta(minutes=5)
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was written, and until when it is good (UTC)."""
+    """What was written, and until when it is good (UTC). names: of the server whose certificate it is."""
 
     directory: Path
     names: tuple[str, ...]
@@ -42,7 +48,7 @@ class Made:
     authority_ends: datetime.datetime
 
     def path(self, name: str) -> Path:
-        """Of one of FILES."""
+        """Of a file that is there."""
         return self.directory / name
 
 
@@ -51,7 +57,8 @@ def make(
 ) -> Made:
     """An authority and a server's certificate for `hosts` (DNS names, "*.name", IP addresses).
 
-    Raises ConfigError for names that are none, and for files that are there already unless `force`.
+    With `force` servers' own certificates are made anew, too. Raises ConfigError for names that are none, and
+    for files that are there already unless `force`.
     """
     names = tuple(dict.fromkeys((*hosts, *LOCAL)))
     alternatives = [alternative(name) for name in names]
@@ -60,6 +67,9 @@ def make(
             f"{directory} has {', '.join(there)} already",
             "name another directory, or replace them with --force: what trusts the old authority stops to",
         )
+    others: list[str] = []
+    with suppress(ConfigError):  # what is there is replaced, whatever it is
+        others = issued(directory)[1:]
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     authority_ends = now + datetime.timedelta(days=authority_days)
     server_ends = min(now + datetime.timedelta(days=days), authority_ends)
@@ -68,17 +78,52 @@ def make(
     ca = _signed(_authority(subject, ca_key), now, authority_ends, ca_key)
     server = _signed(_server(subject, ca_key, server_key, alternatives), now, server_ends, ca_key)
     _write(directory, {"ca.key": ca_key, "ca.pem": ca, "server.key": server_key, "server.pem": server})
+    for other in others:
+        renew(directory, name=other, days=days)
     return Made(directory, names, server_ends, authority_ends)
 
 
-def renew(directory: Path, hosts: Sequence[str] = (), *, days: int) -> Made:
-    """Another key and certificate for the server, by the authority that is there: whoever trusts it goes on
-    doing so. For the names that the server's certificate has, and `hosts`.
+def issued(directory: Path) -> list[str]:
+    """Names of the certificates that the authority there signed, all servers' first. Raises ConfigError."""
+    ca = _certificate(directory / "ca.pem")
+    found = [SERVER]
+    for path in sorted(directory.glob("*.pem")):
+        if path.stem not in ("ca", SERVER) and path.with_suffix(".key").exists():
+            with suppress(ConfigError, InvalidSignature, TypeError, ValueError):
+                _certificate(path).verify_directly_issued_by(ca)
+                found.append(path.stem)
+    return found
+
+
+def add(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int) -> Made:
+    """NAME.pem and NAME.key of one server alone, for `hosts`, by the authority that is there.
+
+    Raises ConfigError as `renew` does, and for a name that is none or that is there already.
+    """
+    if not _NAME.fullmatch(name) or name in ("ca", SERVER):
+        raise ConfigError(f"{name!r} is no name of one server's files", "like dashboard")
+    if there := [file for file in (f"{name}.pem", f"{name}.key") if (directory / file).exists()]:
+        raise ConfigError(f"{directory} has {' and '.join(there)} already", "renew it: earl certs renew")
+    return _issue(directory, name, map(alternative, (*hosts, *LOCAL)), days)
+
+
+def renew(directory: Path, hosts: Sequence[str] = (), *, days: int, name: str = SERVER) -> Made:
+    """Another key and certificate for servers, by the authority that is there: whoever trusts it goes on
+    doing so. For the names that the certificate has, and `hosts`. name: one of `issued`.
 
     Raises ConfigError for names that are none, files that are missing or no such, and an authority that has
     expired.
     """
-    ca, former = (_certificate(directory / name) for name in ("ca.pem", "server.pem"))
+    former = _certificate(directory / f"{name}.pem")
+    try:
+        had = former.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        had = x509.SubjectAlternativeName([])
+    return _issue(directory, name, [*had, *map(alternative, hosts)], days)
+
+
+def _issue(directory: Path, name: str, names: Iterable[x509.GeneralName], days: int) -> Made:
+    ca = _certificate(directory / "ca.pem")
     ca_key = _authority_key(directory / "ca.key")
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     authority_ends = ca.not_valid_after_utc
@@ -91,16 +136,12 @@ def renew(directory: Path, hosts: Sequence[str] = (), *, days: int) -> Made:
         raise ConfigError(
             f"ca.key in {directory} is not of ca.pem", "put those together that were made at once"
         )
-    try:
-        had = former.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        had = x509.SubjectAlternativeName([])
-    named = dict.fromkeys([*had, *map(alternative, hosts)])
+    named = dict.fromkeys(names)
     server_ends = min(now + datetime.timedelta(days=days), authority_ends)
     server_key = ec.generate_private_key(ec.SECP256R1())
     server = _signed(_server(ca.subject, ca_key, server_key, named), now, server_ends, ca_key)
     # The key first: whoever looks in between finds two that do not belong together, and waits for the other.
-    _write(directory, {"server.key": server_key, "server.pem": server})
+    _write(directory, {f"{name}.key": server_key, f"{name}.pem": server})
     return Made(directory, tuple(str(one.value) for one in named), server_ends, authority_ends)
 
 

@@ -38,6 +38,7 @@ def test_composes_secrets_follow_a_rotation(tmp_path: Path) -> None:
     told(script, directory)
     kept = {path: path.read_bytes() for path in directory.iterdir() if path.is_file()}
     assert len(token_file.read(tokens)) == len(Role)
+    assert kept[directory / "dashboard.key"] != kept[directory / "server.key"]
     told(EARL, "tokens", "rotate", "--file", tokens)
     open_files = {path: path.open() for path in (tokens, *derived.values())}
     told(script, directory)
@@ -60,6 +61,9 @@ def test_secrets_of_an_overlay_follow_a_rotation(tmp_path: Path) -> None:
     script, tokens = DEPLOY / "k8s" / "secrets.sh", tmp_path / "secrets" / "tokens.toml"
     told(script, tmp_path)
     certificate = (tmp_path / "secrets" / "server.pem").read_bytes()
+    # One that was made before the dashboard had its own gets it.
+    (tmp_path / "secrets" / "dashboard.pem").unlink()
+    (tmp_path / "secrets" / "dashboard.key").unlink()
     told(EARL, "tokens", "rotate", "--keep", "1d", "--file", tokens)
     token_file.write(tokens, [one for one in token_file.read(tokens) if one.role is not Role.VIEWER])
     told(script, tmp_path)
@@ -67,3 +71,4 @@ def test_secrets_of_an_overlay_follow_a_rotation(tmp_path: Path) -> None:
     for role in (Role.ENVIRONMENT, Role.VIEWER):
         assert (tmp_path / "secrets" / f"{role}_token").read_text() == handed_on(tokens, role)
     assert (tmp_path / "secrets" / "server.pem").read_bytes() == certificate
+    assert (tmp_path / "secrets" / "dashboard.pem").exists()

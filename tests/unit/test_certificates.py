@@ -58,6 +58,43 @@ def test_names_that_are_none(name):
         alternative(name)
 
 
+def named(path):
+    """The DNS names of a certificate."""
+    found = x509.load_pem_x509_certificate(path.read_bytes()).extensions
+    return found.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+
+
+def test_a_server_may_have_a_key_that_is_nobody_elses(tmp_path):
+    told("new", tmp_path, "--host", "scheduler")
+    told("add", tmp_path, "dashboard")
+    told("add", tmp_path, "page", "--host", "page.example.org")
+    assert (tmp_path / "dashboard.key").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "dashboard.key").read_bytes() != (tmp_path / "server.key").read_bytes()
+    with pytest.raises(errors.ConfigError, match=r"has dashboard\.pem and dashboard\.key already"):
+        told("add", tmp_path, "dashboard")
+    for name in ("ca", "server", "../x", ""):
+        with pytest.raises(errors.ConfigError, match="no name of one server's files"):
+            told("add", tmp_path, name)
+    own = make(tmp_path / "others", ["site.example.org"], days=2, authority_days=2)
+    for suffix in ("pem", "key"):
+        (tmp_path / f"site.{suffix}").write_bytes(own.path(f"server.{suffix}").read_bytes())
+    made = ("server", "dashboard", "page")
+    before = {name: (tmp_path / f"{name}.pem").read_bytes() for name in (*made, "site")}
+    said = told("renew", tmp_path, "--host", "gateway", "--days", "30")
+    assert "site" not in said and "site" not in told("show", tmp_path)
+    assert named(tmp_path / "server.pem") == ["scheduler", "localhost", "gateway"]
+    assert named(tmp_path / "dashboard.pem") == ["localhost"]
+    assert named(tmp_path / "page.pem") == ["page.example.org", "localhost"]
+    told("new", tmp_path, "--host", "scheduler", "--force")
+    authority = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
+    for name in made:
+        now = (tmp_path / f"{name}.pem").read_bytes()
+        assert now != before[name] and f"{name}.pem expires" in told("show", tmp_path)
+        x509.load_pem_x509_certificate(now).verify_directly_issued_by(authority)
+    assert named(tmp_path / "page.pem") == ["page.example.org", "localhost"]
+    assert (tmp_path / "site.pem").read_bytes() == before["site"]
+
+
 def test_a_file_that_is_no_certificate(tmp_path):
     (tmp_path / "server.pem").write_text("no")
     for where in (tmp_path, tmp_path / "none"):

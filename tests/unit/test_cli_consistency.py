@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CLI = (ROOT / "docs" / "cli.md").read_text()
 # A screen, a game, files, processes: nothing that a program would read.
 WITHOUT_JSON = {
-    "top", "dashboard", "env new", "env play", "env serve", "certs new", "certs renew", "tokens new",
-    "tokens rotate", "tokens show",
+    "top", "dashboard", "env new", "env play", "env serve", "certs add", "certs new", "certs renew",
+    "tokens new", "tokens rotate", "tokens show",
 }  # fmt: skip
 
 

@@ -166,26 +166,36 @@ def test_the_reference_stage_is_a_worker_like_the_others() -> None:
 
 
 def test_the_dashboards_only_look() -> None:
-    """With a viewer's token and no other secret but TLS's, at the run's directory read-only."""
+    """With a viewer's token and a certificate that is nobody else's, at the run's directory read-only."""
     service = compose()["services"]["dashboard"]
     said = service["environment"]
     assert set(said) & {"EARL_TOKENS", "EARL_REDIS_URL_FILE", "EARL_TOKEN"} == set()
     assert said["EARL_TOKEN_FILE"] == "/run/earl/viewer/viewer_token"
     mounted = [one["target"] for one in service["volumes"] if isinstance(one, dict)]
     assert mounted == ["/run/earl/viewer"] and "run:/var/lib/earl:ro" in service["volumes"]
-    assert service["secrets"] == ["tls_cert", "tls_key", "tls_ca"] and service["profiles"] == ["cpu", "gpu"]
+    assert service["secrets"] == ["dashboard_cert", "dashboard_key", "tls_ca"]
+    assert service["profiles"] == ["cpu", "gpu"]
     (published,) = service["ports"]
     _, outside, inside = published.replace(":-", "=").split(":")
     # The link names the port that it listens at.
     assert outside == inside and service["command"][-1].replace(":-", "=") == f"0.0.0.0:{inside}"
     pod = makers("base")["dashboard"]["spec"]["template"]["spec"]
-    assert {one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one} == {"viewer", "tls"}
+    assert {one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one} == {
+        "viewer",
+        "dashboard",
+    }
     (held,) = pod["containers"]
     assert {one["name"] for one in held["env"]} == set(said)
     assert all(one["readOnly"] for one in held["volumeMounts"] if one["name"] != "tmp")
     for overlay in OVERLAYS:
         (viewer,) = [one for one in objects(overlay) if one["metadata"]["name"] == "viewer"]
         assert list(viewer["data"]) == ["viewer_token"]
+        secrets = {one["metadata"]["name"]: one for one in objects(overlay) if one["kind"] == "Secret"}
+        shown = secrets["dashboard"]
+        assert set(shown["data"]) == {"dashboard.pem", "dashboard.key", "ca.pem"}
+        mounts = {one["name"]: one["mountPath"] for one in held["volumeMounts"]}
+        files = {one["value"] for one in held["env"] if one["name"].startswith("EARL_TLS_")}
+        assert files == {f"{mounts['tls']}/{name}" for name in shown["data"]}
     (inner,) = [
         one for one in objects("base") if one["metadata"]["name"] == "dashboard" and "ports" in one["spec"]
     ]
