@@ -11,7 +11,7 @@ from services.rollout.agent import Agent, Outcome
 from services.rollout.engines.base import EngineStats, Transfer
 from services.rollout.engines.figures import totals
 from services.rollout.pool import EnginePool
-from services.rollout.telemetry import BusySpans, Rate, Span, union
+from services.rollout.telemetry import BusySpans, Rate, Span, few
 
 # Spans of one engine that one heartbeat carries.
 ENGINE_SPANS = 4
@@ -101,7 +101,7 @@ class Gauges:
         """What was done since the last call: a few spans of each kind."""
         spans = self.spans.take(now_ns)
         for what, busy in self._engine_busy.items():
-            spans += [Span(what, start, end) for start, end in union(busy, ENGINE_SPANS)]
+            spans += [Span(what, start, end) for start, end in few(busy, ENGINE_SPANS)]
         self._engine_busy.clear()
         return spans
 

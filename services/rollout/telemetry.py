@@ -1,4 +1,4 @@
-"""What a heartbeat carries: busy spans coalesced to a few, rates between two heartbeats.
+"""What a heartbeat carries: busy spans, gathered into a few that are as long, rates between two heartbeats.
 
 Pure: time is an argument (Unix nanoseconds for spans, monotonic seconds for rates).
 """
@@ -19,8 +19,9 @@ class Span:
 class BusySpans:
     """Intervals during which at least one piece of work of a kind was going on.
 
-    Gaps shorter than join_ns are closed; at most `most` spans a kind leave with one heartbeat, the
-    smallest gaps being closed first, so that the timeline stays small whatever the load.
+    Gaps shorter than join_ns are closed; at most `most` spans a kind leave with one heartbeat, so that the
+    timeline stays small whatever the load. Heartbeats of a large fleet are far apart: what `few` gathers
+    shows how long a worker was busy, and when to within the gaps that it took out.
     """
 
     def __init__(self, join_ns: int = 20_000_000, most: int = 4) -> None:
@@ -58,14 +59,18 @@ class BusySpans:
         spans = [
             Span(what, start_ns, end_ns)
             for what, closed in self._closed.items()
-            for start_ns, end_ns in union(closed, self._most)
+            for start_ns, end_ns in few(closed, self._most)
         ]
         self._closed.clear()
         return spans
 
 
-def union(intervals: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Sorted, disjoint intervals, at most `most`, that cover the given ones, closing the smallest gaps."""
+def few(intervals: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    """Sorted, disjoint intervals, at most `most`, together as long as the union of the given ones.
+
+    Where there are more, the smallest gaps are taken out: what follows one is moved to what was before it, so
+    that no idle time becomes busy.
+    """
     joined: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
@@ -76,7 +81,8 @@ def union(intervals: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
         return joined
     by_gap = sorted(range(1, len(joined)), key=lambda i: joined[i][0] - joined[i - 1][1])
     edges = [0, *sorted(by_gap[len(by_gap) - (most - 1) :]), len(joined)]
-    return [(joined[a][0], joined[b - 1][1]) for a, b in pairwise(edges)]
+    parts = [joined[a:b] for a, b in pairwise(edges)]
+    return [(part[0][0], part[0][0] + sum(end - start for start, end in part)) for part in parts]
 
 
 class Rate:
