@@ -63,10 +63,23 @@ def test_a_logarithmic_chart_has_powers_of_two_and_what_lies_behind_it():
 
 def test_spans_that_cannot_be_told_apart_become_one():
     spans = [("step", 0.0, 1.0), ("step", 1.01, 2.0), ("read", 1.0, 1.005), ("step", 5.0, 6.0)]
-    assert merged(spans, 0.1) == [("step", 0.0, 2.0), ("step", 5.0, 6.0), ("read", 1.0, 1.005)]
+    drawn = merged(spans, 0.1)
+    assert [one[:3] for one in drawn] == [("step", 0.0, 2.0), ("step", 5.0, 6.0), ("read", 1.0, 1.005)]
+    assert [one[3] for one in drawn] == pytest.approx([0.995, 1.0, 1.0])
     svg = timeline({"trainer": spans}, [("train", 0.5)], 6.0)
     ElementTree.fromstring(f"<div>{svg}</div>")
-    assert "step: 5.00 to 6.00 s" in svg
+    assert "step: 5.00 to 6.00 s<" in svg
+
+
+def test_a_worker_that_was_seldom_busy_is_drawn_pale():
+    """Of a long run many heartbeats fall into one pixel."""
+    spans = [("env", float(start), start + 0.1) for start in range(10_000)]
+    [(_, _, _, busy)] = merged(spans, 10.0)
+    assert busy == pytest.approx(0.1, abs=1e-3)
+    svg = timeline({"rollout-0": spans, "trainer": [("train", 0.0, 1e4)]}, [], 1e4)
+    [seldom] = ElementTree.fromstring(f"<div>{svg}</div>").findall(".//rect[@opacity]")
+    assert seldom.get("opacity") == "0.15"
+    assert seldom[0].text == "env: 0.00 to 9999.10 s, busy 10%"
 
 
 def test_a_running_mean_starts_with_what_there_is():

@@ -11,8 +11,9 @@ WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 38
 COLOURS = 8
 ROW_HEIGHT = 26
-# Spans nearer to each other than this many pixels are drawn as one.
+# Spans nearer to each other than this many pixels are drawn as one, paler the less of it was work.
 JOIN_PIXELS = 0.7
+PALEST = 0.15
 # Width of a phase's name.
 LABEL_PIXELS = 95
 # Height of a band that is a strip.
@@ -264,11 +265,14 @@ def timeline(
         parts.append(
             f'<rect class="idle" x="{left}" y="{top + 3}" width="{width - left - RIGHT}" height="18"/>'
         )
-        for what, start, end in merged(spans, JOIN_PIXELS / scale):
+        for what, start, end, busy in merged(spans, JOIN_PIXELS / scale):
             x, wide = left + start * scale, max(0.6, (end - start) * scale)
             colour = f"c{colours[what] % COLOURS}"
-            title = f"<title>{escape(what)}: {start:.2f} to {end:.2f} s</title>"
+            share = f", busy {busy:.0%}" if busy < 0.995 else ""
+            title = f"<title>{escape(what)}: {start:.2f} to {end:.2f} s{share}</title>"
             place = f'x="{x:.1f}" y="{top + 3}" width="{wide:.1f}" height="18"'
+            if share:
+                place += f' opacity="{max(PALEST, busy):.2f}"'
             parts.append(f'<rect class="{colour}" {place}>{title}</rect>')
     parts.append(
         f'<text class="axis" x="{width / 2}" y="{height - 4}" text-anchor="middle">seconds</text></svg>'
@@ -282,22 +286,30 @@ def phase_marks(
     """A line where each phase begins, and its name where there is room for it before the next one's."""
     parts = []
     starts = [place(start_s) for _, start_s in phases]
-    for (name, _), x, after in zip(phases, starts, [*starts[1:], right], strict=True):
+    for (name, _), x, after in zip(phases, starts, [*starts, right][1:], strict=True):
         parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="4" y2="{bottom}"/>')
         if after - x >= LABEL_PIXELS:
             parts.append(f'<text class="tick" x="{x + 4}" y="14">{escape(name)}</text>')
     return parts
 
 
-def merged(spans: Sequence[tuple[str, float, float]], gap_s: float) -> list[tuple[str, float, float]]:
-    """Spans of one kind whose gap could not be seen, joined; shorter ones last, so that they stay visible."""
+def merged(spans: Sequence[tuple[str, float, float]], gap_s: float) -> list[tuple[str, float, float, float]]:
+    """Spans of one kind whose gap could not be seen, joined, and the fraction of each that was not gap.
+
+    Shorter ones last, so that they stay visible.
+    """
     out: list[tuple[str, float, float]] = []
+    gaps_s: list[float] = []
     latest: dict[str, int] = {}
     for what, start, end in sorted(spans, key=lambda span: span[1]):
         at = latest.get(what)
         if at is not None and start - out[at][2] <= gap_s:
+            gaps_s[at] += max(0.0, start - out[at][2])
             out[at] = (what, out[at][1], max(end, out[at][2]))
         else:
             latest[what] = len(out)
             out.append((what, start, end))
-    return sorted(out, key=lambda span: span[1] - span[2])
+            gaps_s.append(0.0)
+    shares = [1.0 - gap / max(end - start, 1e-9) for (_, start, end), gap in zip(out, gaps_s, strict=True)]
+    drawn = [(*span, share) for span, share in zip(out, shares, strict=True)]
+    return sorted(drawn, key=lambda span: span[1] - span[2])
