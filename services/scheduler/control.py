@@ -139,6 +139,7 @@ class Scheduler(Loop):
         batch, over = await self._batches.first(look, min(wait_s, WAIT_S)) or (None, self.over)
         if batch is None:
             return None, over
+        references = self.dock.locations("reference", batch.tickets)
         # What is planned is cut once others were answered: both take their time for a large batch.
         await asyncio.sleep(0)
         if self.ledger.book.batch is not batch:
@@ -150,7 +151,7 @@ class Scheduler(Loop):
             self.ledger.book.tickets,
             max(1, ranks),
             self.config.scheduler.advantage,
-            self.dock.locations("reference", batch.tickets),
+            references,
         )
         await self._journal.durable()
         return plan, False

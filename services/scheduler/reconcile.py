@@ -131,10 +131,10 @@ def _abandon(ledger: Ledger, version: int) -> None:
                 ledger.drop_group(purpose, group, Reason.ROLLED_BACK)
                 continue
             for ticket in tickets:
-                book.touch(ticket)
                 if ticket.state is State.LEASED:
                     ledger.retry(ticket)
-                if ticket.state is State.PENDING:
-                    ticket.min_version = min(ticket.min_version, version)
-                    ticket.floor = ticket.min_version
+                oldest = min(ticket.min_version, version)
+                if ticket.state is State.PENDING and (ticket.min_version, ticket.floor) != (oldest, oldest):
+                    book.touch(ticket)
+                    ticket.min_version = ticket.floor = oldest
     book.run.train_over = False

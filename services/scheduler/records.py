@@ -3,7 +3,7 @@
 A record's stored form is "<head>|<msgpack>": the head (state and fence of a ticket) is what the
 store compares before it sets, the rest is opaque to it. A ticket that is planned and trained keeps the
 record with which it became ready: the records of the batch and of the trained ids say so for all of them.
-One that was never leased has none: its group's says what it is.
+One of a group of several has none until it changes: its group's says what it is.
 """
 
 from __future__ import annotations

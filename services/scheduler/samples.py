@@ -44,6 +44,7 @@ class Samples:
         step: training steps done.
         """
         if not turns:
+            self._waiting.pop(ticket.id, None)  # of an attempt that was taken back
             return
         said = line(step, ticket, result, turns)
         if ticket.purpose is Purpose.EVALUATE:

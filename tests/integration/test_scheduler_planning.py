@@ -1,49 +1,85 @@
-"""A batch that is taken apart while it is being made ready for the trainer that it was planned for."""
+"""What happens while a batch that was planned is being made ready for its trainer."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from earl.bus import Bus, EmbeddedValkey
+from services.scheduler import roles
 from services.scheduler.control import Scheduler
+from services.scheduler.dock import Location
 from services.scheduler.ranges import RangeSet
 from services.scheduler.records import Attempt, Member, Result, Verdict
 from tests.support.runs import tictactoe
 
 
-async def test_a_batch_taken_apart_is_not_handed_out(tmp_path: Path) -> None:
+@asynccontextmanager
+async def played(directory: Path, **sections: Any) -> AsyncIterator[Scheduler]:
+    """A scheduler at work: worker "w" has played a batch of 16 for trainer "t"."""
     valkey = EmbeddedValkey()
-    bus = await Bus.connect(await valkey.start(tmp_path), "test", source="test")
+    bus = await Bus.connect(await valkey.start(directory), "test", source="test")
     over = asyncio.Event()
     try:
-        scheduler = await Scheduler.open(tictactoe(tmp_path), tmp_path, bus)
+        scheduler = await Scheduler.open(tictactoe(directory, **sections), directory, bus)
         working = asyncio.create_task(scheduler.run(over))
         try:
             await scheduler.join(Member(name="w", incarnation=1, stage=1, capacity=16))
             await scheduler.join(Member(name="t", incarnation=1, stage=3))
             await scheduler.reconcile("t", 1, 1, 1, RangeSet())
+            scheduler.ledger.seen("w", 1, time.monotonic(), 1)
             tickets, _ = await scheduler.lease("w", 1, 16, 5.0)
-            played = [
+            results = [
                 (
                     Attempt(one.id, one.attempt, one.fence),
-                    Result(total_tokens=4, trained_tokens=2, descriptor_key=f"k{one.id}"),
+                    Result(
+                        total_tokens=4, trained_tokens=2, oldest_version=1, newest_version=1,
+                        descriptor_key=f"k{one.id}",
+                    ),
                 )
                 for one in tickets
-            ]
-            verdicts = await scheduler.complete("w", 1, played, [()] * len(played))
+            ]  # fmt: skip
+            verdicts = await scheduler.complete("w", 1, results, [()] * len(results))
             assert {verdict for verdict, _ in verdicts} == {Verdict.ACCEPTED}
-
-            asked = asyncio.create_task(scheduler.next_batch("t", 1, 1, 5.0))
-            # What a new trainer's Reconcile does first, just after the batch was planned.
-            asyncio.get_running_loop().call_soon(scheduler.ledger.dissolve)
-            assert await asked == (None, False)
-
-            plan, _ = await scheduler.next_batch("t", 1, 1, 5.0)
-            assert plan is not None and len(plan.ranks[0]) == 16
+            yield scheduler
         finally:
             over.set()
             await working
     finally:
         await bus.close()
         await valkey.stop()
+
+
+async def test_a_batch_taken_apart_is_not_handed_out(tmp_path: Path) -> None:
+    async with played(tmp_path) as scheduler:
+        asked = asyncio.create_task(scheduler.next_batch("t", 1, 1, 5.0))
+        # What a new trainer's Reconcile does first, just after the batch was planned.
+        asyncio.get_running_loop().call_soon(scheduler.ledger.dissolve)
+        assert await asked == (None, False)
+        plan, _ = await scheduler.next_batch("t", 1, 1, 5.0)
+        assert plan is not None and len(plan.ranks[0]) == 16
+
+
+async def test_a_plan_names_the_columns_of_a_stage_that_leaves_just_then(tmp_path: Path) -> None:
+    # Its trainer cannot read them, says so by asking again, and they are made anew: without their names
+    # it would take the batch for one of a run that has no such stage.
+    sections = {"warmup": {"batches": 0}, "trainer": {"kl_coefficient": 0.1}}
+    async with played(tmp_path, **sections) as scheduler:
+        await scheduler.join(Member(name="ref", incarnation=1, stage=2))
+        lease, _, _ = await scheduler.lease_columns("reference", "ref", 1, 1_000_000, 5.0)
+        made = {(one.ticket_id, one.attempt): Location(("r",)) for one in lease.trajectories}
+        assert len(made) == 16
+        await scheduler.complete_columns("reference", "ref", 1, lease.fence, made, [])
+
+        def leave() -> None:
+            scheduler.ledger.leave("ref", "left", drained=True)
+            roles.follow(scheduler.dock, scheduler.ledger)
+
+        asked = asyncio.create_task(scheduler.next_batch("t", 1, 1, 5.0))
+        asyncio.get_running_loop().call_soon(leave)
+        plan, _ = await asked
+        assert plan is not None and [item.reference.keys for item in plan.ranks[0]] == [("r",)] * 16

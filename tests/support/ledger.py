@@ -339,6 +339,9 @@ class World:
             again.held[key] == book.held[key] for key in book.held
         )
         assert again.tickets == book.tickets and again.issues == book.issues
+        stored = {int(name) for kind, name in self.image.records if kind == "ticket"}
+        of_groups = {one.id for issue in book.issues.values() for one in issue.tickets()} - stored
+        assert of_groups | stored >= set(book.tickets) and not stored - set(book.tickets)
         pending = {ticket.id for ticket in book.tickets.values() if ticket.state is State.PENDING}
         assert pending <= set(book.pending)
         assert self.jumped or "dropped:too_stale" not in counts

@@ -19,9 +19,14 @@ workers = st.sampled_from([0, 1])
 class LedgerMachine(RuleBasedStateMachine):
     """Hypothesis chooses what happens; the world knows what is true."""
 
-    @initialize(seed=st.integers(0, 2**32), staleness=st.integers(0, 3), warmup=st.integers(0, 2))
-    def begin(self, seed: int, staleness: int, warmup: int) -> None:
-        rules = dataclasses.replace(RULES, staleness=staleness, warmup_batches=warmup)
+    @initialize(
+        seed=st.integers(0, 2**32), staleness=st.integers(0, 3), warmup=st.integers(0, 2),
+        members=st.integers(1, 3),
+    )  # fmt: skip
+    def begin(self, seed: int, staleness: int, warmup: int, members: int) -> None:
+        rules = dataclasses.replace(
+            RULES, staleness=staleness, warmup_batches=warmup, group_size=members, transcripts=members - 1
+        )
         self.world = World(random.Random(seed), rules)
         self.world.attempt(self.world.restart)
 
@@ -100,7 +105,9 @@ class LedgerMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("crash_chance", [0.0, 0.03])
 def test_long_walks(staleness: int, crash_chance: float) -> None:
     """Long enough for checkpoints, roll-backs and every phase to meet one another."""
-    rules = dataclasses.replace(RULES, staleness=staleness, warmup_batches=staleness % 2 * 2, steps=8)
+    rules = dataclasses.replace(
+        RULES, staleness=staleness, warmup_batches=staleness % 2 * 2, steps=8, group_size=2 + staleness % 2
+    )
     trained = 0
     for seed in range(12):
         world = World(random.Random(f"{seed} {staleness} {crash_chance}"), rules)

@@ -114,6 +114,15 @@ def test_training_is_written_with_the_step_that_learned_from_it_and_evaluations_
     }  # fmt: skip
 
 
+def test_an_attempt_that_was_taken_back_is_not_written_for_the_one_that_was_trained(tmp_path: Path) -> None:
+    samples = Samples(tmp_path / "samples.jsonl")
+    said(samples, 0, ticket(9))
+    said(samples, 0, ticket(9), turns=())
+    samples.trained(1, [9])
+    samples.close()
+    assert not list(read_lines(tmp_path / "samples.jsonl"))
+
+
 def test_sampled_tokens_are_kept_in_columns(tmp_path: Path) -> None:
     samples = Samples(tmp_path / "samples.jsonl")
     turn = Turn("assistant", "ab", 2, (Sampled(7, "a", -0.123456, 3), Sampled(8, "b", 0.0, 4)))
