@@ -21,8 +21,9 @@ SWEEP_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class _Seen:
-    """A live ticket: since when it is known, and in this state."""
+    """A live ticket that is traced: its traceparent, since when it is known, and in this state."""
 
+    parent: str
     began_ns: int
     state: str
     since_ns: int
@@ -43,8 +44,10 @@ class TicketTraces:
             self._next = book.run.next_ticket
 
     def parent(self, ticket_id: int) -> str:
-        """The ticket's traceparent, "" if it is not traced."""
-        return self._tickets.parent(ticket_id) if self._on else ""
+        """The traceparent of a live ticket that `moved` has seen, "" if it is not traced: nothing is
+        computed for it, which every lease of every ticket would pay."""
+        seen = self._live.get(ticket_id)
+        return seen.parent if seen is not None else ""
 
     def moved(self, ids: Iterable[int] = ()) -> None:
         """These may be in other states now; new ones are found without being named."""
@@ -65,17 +68,16 @@ class TicketTraces:
         now_ns = time.time_ns()
         for number in ids:
             ticket = self._book.tickets.get(number)
-            if ticket is not None and ticket.state in LIVE and self._tickets.parent(number):
+            if ticket is not None and ticket.state in LIVE and (parent := self._tickets.parent(number)):
                 # A ticket that is leased at once was pending all the same.
-                self._live[number] = _Seen(now_ns, State.PENDING.value, now_ns)
+                self._live[number] = _Seen(parent, now_ns, State.PENDING.value, now_ns)
 
     def _look(self, number: int, seen: _Seen, ticket: Ticket | None, now_ns: int) -> None:
         state = ticket.state.value if ticket is not None else "closed"
         if state == seen.state:
             return
-        parent = self._tickets.parent(number)
         attempt = ticket.attempt if ticket is not None else 0
-        tracing.record(f"ticket {seen.state}", parent, seen.since_ns, now_ns, {"attempt": attempt})
+        tracing.record(f"ticket {seen.state}", seen.parent, seen.since_ns, now_ns, {"attempt": attempt})
         seen.state, seen.since_ns = state, now_ns
         if ticket is not None and ticket.state in LIVE:
             return
@@ -88,7 +90,7 @@ class TicketTraces:
             told |= {"purpose": ticket.purpose.value, "group": ticket.group}
             if ticket.result is not None:
                 told |= {"tokens": ticket.result.total_tokens, "reward": ticket.result.reward}
-        tracing.record("ticket", parent, seen.began_ns, now_ns, told, root=True)
+        tracing.record("ticket", seen.parent, seen.began_ns, now_ns, told, root=True)
 
 
 def tickets_of(config: RunConfig) -> tracing.Tickets:
