@@ -1,154 +1,232 @@
-"""What metrics and traces cost: the demo's tokens per second with them and without, in turns.
+"""What metrics and traces cost: the demo with them and without, side by side.
 
-    off: obs.metrics = "", obs.traces = ""
-    on:  every process serves its metrics and is scraped; traces go to a collector that only takes them
+    off: obs.metrics = "", obs.traces = ""                           ─┐ both at the same time, each with
+    on:  every process serves its metrics and is scraped; traces go  ─┤ processes and ports of its own
+         to a collector that only takes them                          └─► looks at both ─► a pair
 
-Scraper and collector run in this process, on the same machine, and count against `on`.
+Scraper and collector are a process of their own, on the same machine, and count against `on`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
 import statistics
+import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from concurrent import futures
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
-import grpc
 import typer
 
-from benchmarks.every import every
+from benchmarks import footprint
+from benchmarks.children import ended, within
+from benchmarks.footprint import MARK, Place
 from benchmarks.learning import published
 from benchmarks.output import RESULTS, AsJson, Results
-from benchmarks.usage import watched
-from earl.cli.demo import demo_config
-from earl.cli.run import INTERRUPTED, OverridableCommand, overrides_of, run_to_end
+from benchmarks.role import Role
+from benchmarks.usage import Usage, Used, between
+from earl.cli.demo import RUN_FILE, demo_config, example
+from earl.cli.run import OverridableCommand, overrides_of
 from earl.config.load import Override
-from earl.obs.metrics import read_lines
-from earl.stack.endpoints import endpoints_of
-from earl.stack.rundir import run_path
 
 app = typer.Typer(add_completion=False)
 
+PARTS = ("metrics", "traces")
+SIDES = ("off", "on")
 COMPARES = (
-    "The demo's training steps with metrics (every endpoint scraped every 5 s) and traces (a collector that "
-    "takes them) and without, whole runs in turns. tokens_per_s: tokens of the episodes that steps learned "
-    "from, from the first step's end to the last one's. cost: 1 - on / off, of the medians; pairs: of each. "
-    "cpu_us_per_token: processor time of all processes of the run, collector and scraper among them, for "
-    "these tokens; cpu_cost: on / off - 1, of the medians; cpu_pairs: of each. What else the machine does "
-    "moves the first more than the second."
+    "The demo's training steps with `parts` (metrics: every endpoint scraped every 5 s; traces: a collector "
+    "that takes them, of obs.trace_fraction) and without. Both runs of a pair go on at the same time on the "
+    "same cores, so that whatever else the machine does, it does to both; who is started first alternates. "
+    "They take each other's processor time, so neither's tokens_per_s is that of a run alone. Trainer and "
+    "engine have one thread each (threads that wait for each other would wait for the other run). Figures "
+    "are of the time in which both were between two training steps, each from the end of its first step in "
+    "it to the end of its last: tokens of the episodes that these steps learned from, and processor time of "
+    "all processes of the run, of `on` collector and scraper too. cost: 1 - on / off of tokens_per_s; "
+    "cpu_cost: on / off - 1 of cpu_us_per_token; both the median of pairs and cpu_pairs, which have one of "
+    "each pair. The operating system shares the cores among threads and not among runs: cost says who came "
+    "further in this, cpu_cost what it took. cpu_us_by_kind: by kind of process, medians of each side. What "
+    "the engine's and the trainer's computing differ by is noise, but for their endpoints and spans."
 )
-SCRAPE_S = 5.0
-# Of each run little but training steps.
-SETTINGS = [("evaluation.at_start", "false"), ("evaluation.at_end", "false"), ("warmup.batches", "2")]
+# Of each run little but training steps, all that were asked for, and no threads that wait for each other.
+SETTINGS = [
+    ("evaluation.at_start", "false"),
+    ("evaluation.at_end", "false"),
+    ("warmup.batches", "2"),
+    ("scheduler.train_limit_s", "0"),
+    ("trainer.threads", "1"),
+    ("rollout.threads", "1"),
+]
+# Between looks for a training step that has ended; what a look is late by belongs to the next step.
+LOOK_S = 0.25
+# Of a pair: to start and end, and for each training step, at most.
+START_S = 600.0
+STEP_S = 60.0
+# For a run that was killed.
+END_S = 10.0
 
 
-@app.command(cls=OverridableCommand, epilog="Example: earl bench observability --rounds 3 --steps 60 --json")
+@app.command(cls=OverridableCommand, epilog="Example: earl bench observability --rounds 4 --steps 60 --json")
 def observability(
     ctx: typer.Context,
-    rounds: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 3,
-    steps: Annotated[int, typer.Option(min=3, help="Training steps of each run.")] = 60,
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 4,
+    steps: Annotated[int, typer.Option(min=5, help="Training steps of each run.")] = 60,
+    parts: Annotated[str, typer.Option(help="What is on in one run of a pair: metrics, traces.")] = (
+        ",".join(PARTS)
+    ),
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
-    """What metrics and traces cost: the demo's tokens per second with them and without, in turns."""
+    """What metrics and traces cost: the demo with them and without, side by side."""
+    asked = parts_of(parts)
+    given = [*SETTINGS, ("scheduler.steps", str(steps)), *overrides_of(ctx)]
+    demo_config(0, given)  # says what is wrong with them before anything is started
+    about = {"compares": COMPARES, "parts": asked, "steps": steps}
+    limit_s = START_S + STEP_S * steps
     runs: list[dict[str, Any]] = []
-    with published("observability", {"compares": COMPARES}, runs, summary, results, as_json=as_json):
+    with published("observability", about, runs, summary, results, as_json=as_json):
         for number in range(rounds):
-            # Whoever is second finds a warmer machine: they take turns in that, too.
-            for side in ("off", "on") if number % 2 == 0 else ("on", "off"):
-                runs.append(measured(side, number, [("scheduler.steps", str(steps)), *overrides_of(ctx)]))
+            runs += asyncio.run(pair(number, asked, given, limit_s))
+            sys.stderr.write(f"pair {number + 1} of {rounds}: {said(summary(runs[-2:]))}\n")
 
 
-def measured(side: str, number: int, overrides: list[Override]) -> dict[str, Any]:
-    """One whole run."""
-    with TemporaryDirectory() as scratch, collector() as (address, received):
-        off = [("obs.metrics", ""), ("obs.traces", "")]
-        shown = off if side == "off" else [("obs.traces", address)]
-        config = demo_config(0, [*SETTINGS, ("runs_dir", scratch), *shown, *overrides])
-        with scraped(run_path(config)) as scrapes, watched(run_path(config)) as usage:
-            outcome = run_to_end(config, resume=False, plain=True, started_at=time.monotonic())
-        if not outcome.complete:
-            sys.stderr.write("earl: the run was stopped before its last step\n")
-            raise typer.Exit(INTERRUPTED)
-        found, steps = tokens_per_s(outcome.directory), training_steps(outcome.directory)
-    cpu_us = usage.per_token([one["tokens"] for one in steps])
-    figures = {"side": side, "pair": number, "tokens_per_s": found, "cpu_us_per_token": cpu_us}
-    sys.stderr.write(f"{side}: {found:.0f} tokens/s, {cpu_us:.1f} us of processor time each\n")
-    return {**figures, "scrapes": sum(scrapes), "trace_bytes": sum(received)}
+def parts_of(text: str) -> list[str]:
+    """ "metrics,traces" as a list; typer.BadParameter for anything else."""
+    found = text.split(",")
+    if not set(found) <= set(PARTS):
+        raise typer.BadParameter(f"--parts {text!r} is no list of {', '.join(PARTS)}, separated by commas")
+    return found
 
 
-def tokens_per_s(directory: Path) -> float:
-    """Of the training steps, the first one left out."""
-    lines = training_steps(directory)
-    seconds = lines[-1]["time_s"] - lines[0]["time_s"]
-    return sum(one["tokens"] for one in lines[1:]) / seconds
+async def pair(
+    number: int, parts: Collection[str], overrides: Sequence[Override], limit_s: float
+) -> list[dict[str, Any]]:
+    """Two whole runs at the same time; `off` first. Neither is left, nor what takes from `on`.
+
+    Raises ProcessFailed if a run fails, DeadlineExceeded, MeasurementWrong.
+    """
+    mark = f"bench-{secrets.token_hex(4)}"
+    runs: dict[str, Run] = {}
+    async with AsyncExitStack() as stack:
+        stack.callback(lambda: [run.gone() for run in runs.values()])  # once their places have ended them
+        places = {
+            side: stack.enter_context(footprint.fresh("observability", f"{mark}-{side}", "*"))
+            for side in SIDES
+        }
+        directory = places["on"].directory / places["on"].mark
+        collector, told = await Role.start(
+            "benchmarks.collector", directory=str(directory), scrape="metrics" in parts
+        )
+        stack.push_async_callback(collector.stop)
+        shown = {"off": settings((), ""), "on": settings(parts, told["address"])}
+        for side in SIDES if number % 2 == 0 else SIDES[::-1]:
+            beside = [collector.process.pid] if side == "on" else []
+            runs[side] = Run(side, places[side], [*shown[side], *overrides], beside)
+        async with within(limit_s, "a pair of runs"):
+            going = list(runs.values())
+            while going:
+                await asyncio.sleep(LOOK_S)
+                going = [run for run in going if run.goes_on()]
+        taken = await collector.ask()
+    found = between({side: runs[side].usage.looks for side in SIDES})
+    first = next(iter(runs))
+    return [
+        {"side": side, "pair": number, "first": side == first}
+        | figures(found[side])
+        | (taken if side == "on" else {})
+        for side in SIDES
+    ]
 
 
-def training_steps(directory: Path) -> list[dict[str, Any]]:
-    return [one for one in read_lines(directory / "metrics.jsonl") if one.get("phase") == "train"]
+def settings(parts: Collection[str], traces: str) -> list[Override]:
+    """Of a run with these parts. traces: the collector's address."""
+    metrics = [] if "metrics" in parts else [("obs.metrics", "")]
+    return [*metrics, ("obs.traces", traces if "traces" in parts else "")]
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of both sides and what they differ by."""
-    rates, cpu_us = (
-        [[run[figure] for run in runs if run["side"] == side] for side in ("off", "on")]
-        for figure in ("tokens_per_s", "cpu_us_per_token")
-    )
-    if not all(rates):
-        return {}
-    off, on = map(statistics.median, rates)
-    cpu_off, cpu_on = map(statistics.median, cpu_us)
+class Run:
+    """One run as a process of its own, with a name and a directory that no other has.
+
+    beside: other processes whose processor time counts as the run's.
+    """
+
+    def __init__(
+        self, side: str, place: Place, overrides: Iterable[Override], beside: Collection[int]
+    ) -> None:
+        dotted = [text for key, value in overrides for text in (f"--{key}", value)]
+        self._said = place.directory / "said.log"
+        with self._said.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "earl.cli.main", "train", str(example(RUN_FILE)), "--plain",
+                    "--name", place.mark, "--runs-dir", str(place.directory), *dotted,
+                ],
+                env=os.environ | {MARK: place.mark}, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self._side = side
+        self.usage = Usage(place.directory / place.mark, [self._process.pid, *beside])
+
+    def goes_on(self) -> bool:
+        """Looks at it. Raises ProcessFailed if it has ended before its last step."""
+        code = self._process.poll()
+        self.usage.look()
+        if code:
+            said = self._said.read_text(encoding="utf-8", errors="replace")
+            raise ended(f"the run that is {self._side}", code, said)
+        return code is None
+
+    def gone(self) -> None:
+        """Waits for one that was told to end, or has ended."""
+        self._process.wait(END_S)
+
+
+def figures(used: Used) -> dict[str, Any]:
     return {
-        "off_tokens_per_s": off,
-        "on_tokens_per_s": on,
-        "cost": 1 - on / off,
-        "pairs": [1 - b / a for a, b in zip(*rates, strict=False)],
-        "cpu_cost": cpu_on / cpu_off - 1,
-        "cpu_pairs": [b / a - 1 for a, b in zip(*cpu_us, strict=False)],
+        "tokens_per_s": used.tokens_per_s,
+        "cpu_us_per_token": used.cpu_us_per_token,
+        "cpu_us_by_kind": used.cpu_us_by_kind,
+        "steps": used.steps,
+        "tokens": used.tokens,
+        "seconds": used.seconds,
     }
 
 
-@contextmanager
-def collector() -> Iterator[tuple[str, list[int]]]:
-    """An OTLP collector's Export, which keeps nothing: its address, and the sizes of what came."""
-    received: list[int] = []
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of both sides and what the runs of a pair differ by; {} without a pair."""
+    of = {side: [run for run in runs if run["side"] == side] for side in SIDES}
+    if not all(of.values()):
+        return {}
+    pairs = list(zip(of["off"], of["on"], strict=True))
+    cost = [1 - on["tokens_per_s"] / off["tokens_per_s"] for off, on in pairs]
+    cpu_cost = [on["cpu_us_per_token"] / off["cpu_us_per_token"] - 1 for off, on in pairs]
+    kinds = sorted({kind for run in runs for kind in run["cpu_us_by_kind"]})
+    medians = {
+        f"{side}_{figure}": statistics.median(run[figure] for run in of[side])
+        for figure in ("tokens_per_s", "cpu_us_per_token")
+        for side in SIDES
+    }
+    return {
+        **medians,
+        "cost": statistics.median(cost),
+        "pairs": cost,
+        "cpu_cost": statistics.median(cpu_cost),
+        "cpu_pairs": cpu_cost,
+        "cpu_us_by_kind": {
+            kind: {
+                side: statistics.median(run["cpu_us_by_kind"].get(kind, 0.0) for run in of[side])
+                for side in SIDES
+            }
+            for kind in kinds
+        },
+    }
 
-    def export(request: bytes, context: grpc.ServicerContext) -> bytes:
-        received.append(len(request))
-        return b""
 
-    name = "opentelemetry.proto.collector.trace.v1.TraceService"
-    handler = grpc.method_handlers_generic_handler(
-        name, {"Export": grpc.unary_unary_rpc_method_handler(export)}
+def said(figures: dict[str, Any]) -> str:
+    """A summary in a line; microseconds of processor time a token by kind, without and with."""
+    kinds = ", ".join(
+        f"{kind} {one['off']:.1f} {one['on']:.1f}" for kind, one in figures["cpu_us_by_kind"].items()
     )
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"http://127.0.0.1:{port}", received
-    finally:
-        server.stop(None).wait(5.0)
-
-
-@contextmanager
-def scraped(directory: Path) -> Iterator[list[int]]:
-    """Scrapes what endpoints.json names, as a Prometheus would, until the block ends; 1 for each answer."""
-    answers: list[int] = []
-
-    def scrape() -> None:
-        for address in endpoints_of(directory).values():
-            try:
-                with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:
-                    answers.append(1 if answer.read() else 0)
-            except OSError:
-                continue  # a process that is ending
-
-    with every(SCRAPE_S, scrape):
-        yield answers
+    return f"cost {figures['cost']:.2%}, of processor time {figures['cpu_cost']:.2%} (us a token: {kinds})"
