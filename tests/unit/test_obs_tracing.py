@@ -1,5 +1,7 @@
 """Which tickets are traced, what leaves a process, and that it leaves as told."""
 
+import threading
+
 import pytest
 
 from earl.config.load import load_run
@@ -56,6 +58,22 @@ def test_spans_arrive_as_they_were_told():
     assert outer.parent_span_id == root.span_id and inner.parent_span_id == outer.span_id
     assert (inner.start_time_unix_nano, inner.end_time_unix_nano) == (5_000, 9_000)
     assert {one.key: one.value.int_value for one in outer.attributes} == {"earl.turn": 3}
+
+
+def test_spans_leave_while_the_process_goes_on(monkeypatch):
+    class Told(Collector):
+        def Export(self, request, context):
+            answer = super().Export(request, context)
+            came.set()
+            return answer
+
+    came = threading.Event()
+    monkeypatch.setattr(tracing, "EXPORT_EVERY_S", 0.01)
+    parent = tracing.Tickets("run", 7, 1.0).parent(1)
+    with Told() as collector, tracing.exporting(collector.address, "rollout-0", "run"):
+        tracing.record("first", parent, 1, 2)
+        assert came.wait(30.0)
+        assert [span.name for span in collector.spans("earl-rollout")] == ["first"]
 
 
 def test_a_collector_that_is_away_costs_a_bounded_wait(monkeypatch):
