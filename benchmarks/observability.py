@@ -37,18 +37,20 @@ app = typer.Typer(add_completion=False)
 PARTS = ("metrics", "traces")
 SIDES = ("off", "on")
 COMPARES = (
-    "The demo's training steps with `parts` (metrics: every endpoint scraped every 5 s; traces: a collector "
-    "that takes them, of obs.trace_fraction) and without. Both runs of a pair go on at the same time on the "
-    "same cores, so that whatever else the machine does, it does to both; who is started first alternates. "
-    "They take each other's processor time, so neither's tokens_per_s is that of a run alone. Trainer and "
-    "engine have one thread each (threads that wait for each other would wait for the other run). Figures "
-    "are of the time in which both were between two training steps, each from the end of its first step in "
-    "it to the end of its last: tokens of the episodes that these steps learned from, and processor time of "
-    "all processes of the run, of `on` collector and scraper too. cost: 1 - on / off of tokens_per_s; "
-    "cpu_cost: on / off - 1 of cpu_us_per_token; both the median of pairs and cpu_pairs, which have one of "
-    "each pair. The operating system shares the cores among threads and not among runs: cost says who came "
-    "further in this, cpu_cost what it took. cpu_us_by_kind: by kind of process, medians of each side. What "
-    "the engine's and the trainer's computing differ by is noise, but for their endpoints and spans."
+    "The demo's training steps with `parts` (metrics: every endpoint scraped every 5 s; traces: a collector"
+    " that takes them, of obs.trace_fraction) and without. Both runs of a pair go on at the same time on "
+    "the same cores, so that whatever else the machine does, it does to both; who is started first "
+    "alternates. They take each other's processor time, so neither's tokens_per_s is that of a run alone. "
+    "Trainer and engine have one thread each (threads that wait for each other would wait for the other "
+    "run). Figures are of the time in which both were between two training steps, each from the end of its "
+    "first step in it to the end of its last: tokens of the episodes that these steps learned from, and "
+    "processor time of all processes of the run, of `on` collector and scraper too. cost: 1 - on / off of "
+    "tokens_per_s; cpu_cost: on / off - 1 of cpu_us_per_token; both the median of pairs and cpu_pairs, "
+    "which have one of each pair. The cores are shared among threads and not among runs: who comes further "
+    "in this is chance, too, so that cost takes more pairs than cpu_cost to be told from noise. How far "
+    "both are from 0 with parts none is that noise. cpu_us_by_kind: by kind of process, medians of each "
+    "side. What the engine's and the trainer's computing differ by is noise, but for their endpoints and "
+    "spans."
 )
 # Of each run little but training steps, all that were asked for, and no threads that wait for each other.
 SETTINGS = [
@@ -73,7 +75,7 @@ def observability(
     ctx: typer.Context,
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 4,
     steps: Annotated[int, typer.Option(min=5, help="Training steps of each run.")] = 60,
-    parts: Annotated[str, typer.Option(help="What is on in one run of a pair: metrics, traces.")] = (
+    parts: Annotated[str, typer.Option(help="What is on in one run of a pair: metrics, traces, or none.")] = (
         ",".join(PARTS)
     ),
     as_json: AsJson = False,
@@ -93,10 +95,12 @@ def observability(
 
 
 def parts_of(text: str) -> list[str]:
-    """ "metrics,traces" as a list; typer.BadParameter for anything else."""
-    found = text.split(",")
+    """ "metrics,traces" as a list, "none" as an empty one; typer.BadParameter for anything else."""
+    found = text.split(",") if text != "none" else []
     if not set(found) <= set(PARTS):
-        raise typer.BadParameter(f"--parts {text!r} is no list of {', '.join(PARTS)}, separated by commas")
+        raise typer.BadParameter(
+            f"--parts {text!r} is no list of {', '.join(PARTS)}, separated by commas, or none"
+        )
     return found
 
 
@@ -104,6 +108,9 @@ async def pair(
     number: int, parts: Collection[str], overrides: Sequence[Override], limit_s: float
 ) -> list[dict[str, Any]]:
     """Two whole runs at the same time; `off` first. Neither is left, nor what takes from `on`.
+
+    They share all cores: with half of them each, what the same work takes differed by up to 5 % of the one
+    half and the other.
 
     Raises ProcessFailed if a run fails, DeadlineExceeded, MeasurementWrong.
     """

@@ -141,7 +141,8 @@ def test_each_part_can_be_measured_by_itself():
     assert settings((), "http://x") == [("obs.metrics", ""), ("obs.traces", "")]
     assert settings(["metrics"], "http://x") == [("obs.traces", "")]
     assert settings(["traces"], "http://x") == [("obs.metrics", ""), ("obs.traces", "http://x")]
-    assert parts_of("traces") == ["traces"] and parts_of("metrics,traces") == ["metrics", "traces"]
+    assert [parts_of(text) for text in ("none", "traces")] == [[], ["traces"]]
+    assert parts_of("metrics,traces") == ["metrics", "traces"]
     with pytest.raises(typer.BadParameter, match="--parts 'logs' is no list of metrics, traces"):
         parts_of("logs")
 
