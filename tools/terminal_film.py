@@ -83,6 +83,8 @@ class _Emulated(pyte.Screen):
     _first: tuple[Any, Any] | None = None
 
     def set_title(self, param: str) -> None:
+        if param.startswith(";"):
+            return  # the end of another command, of two digits: pyte knows those of one alone
         super().set_title(param)
         self.titles += 1
 

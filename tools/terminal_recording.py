@@ -184,8 +184,8 @@ def secrets(directory: Path) -> list[str]:
     return sorted({*paths, socket.gethostname()} - {"/", "localhost"})
 
 
-def readme_session() -> Cast:
-    """STEPS, in a directory that has nothing but the examples."""
+def readme_session(keep: Path | None) -> Cast:
+    """STEPS, in a directory that has nothing but the examples. keep: a file for the cast, refused or not."""
     with tempfile.TemporaryDirectory(prefix="recording-") as scratch:
         directory = Path(scratch)
         (directory / "examples").symlink_to(ROOT / "examples")
@@ -194,6 +194,8 @@ def readme_session() -> Cast:
         except BaseException:
             subprocess.run(CLEAN_UP, cwd=directory, check=False, timeout=120)
             raise
+        if keep is not None:
+            keep.write_text(cast.dumps(), encoding="utf-8")
         cast.refuse(secrets(directory))
         return cast
 
@@ -205,9 +207,7 @@ def main() -> None:
     parser.add_argument("--from", dest="kept", type=Path, help="Draw this cast; run nothing.")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    cast = Cast.loads(asked.kept.read_text("utf-8")) if asked.kept else readme_session()
-    if asked.keep:
-        asked.keep.write_text(cast.dumps(), encoding="utf-8")
+    cast = Cast.loads(asked.kept.read_text("utf-8")) if asked.kept else readme_session(asked.keep)
     asked.out.write_text(drawn(cast), encoding="utf-8")
     print(f"{asked.out.name}: {asked.out.stat().st_size >> 10} KiB")
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from tests.support.film import animated, needs_nothing, still
 from tools.terminal_film import FRAME_S, LONGEST_S, Cast, Event, Screen, Style, caption, drawn, frames
 
+FIGURES = Path(__file__).resolve().parents[2] / "docs" / "figures"
+
 
 def cast(*events: tuple[float, str, str]) -> Cast:
     return Cast(40, 4, [Event(*event) for event in events])
+
+
+def test_the_recording_in_readme_is_small_moves_and_needs_nothing() -> None:
+    file = FIGURES / "recording.svg"
+    svg = file.read_text(encoding="utf-8")
+    assert file.stat().st_size < 400_000
+    needs_nothing(svg)
+    assert animated(svg) > 10
+    shown = "\n".join(still(svg))
+    assert "earl down" in shown and "report.html" in shown and "A real run." in shown
 
 
 def test_waits_are_cut_and_what_is_marked_passes_faster() -> None:
@@ -39,6 +52,13 @@ def test_a_full_screen_program_gives_back_what_it_covered() -> None:
     assert "covered" in screen.text and "$ top" not in screen.text and screen.cursor is None
     screen.feed("\x1b[<u\x1b[?1049l\x1b[?25h")
     assert screen.text.split() == ["$", "top"] and screen.cursor == (0, 1)
+
+
+def test_only_a_title_is_a_title() -> None:
+    screen = Screen(40, 4)
+    screen.feed("\x1b]2;ended 0\a")
+    screen.feed("\x1b]22;default\aa")  # the pointer's shape, as full-screen programs ask for it
+    assert (screen.titles, screen.title) == (1, "ended 0") and screen.text.startswith("a")
 
 
 def test_colours_are_the_cells_own() -> None:
