@@ -207,7 +207,10 @@ def main() -> None:
     parser.add_argument("--from", dest="kept", type=Path, help="Draw this cast; run nothing.")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if asked.kept and asked.keep:
+        parser.error("--from runs nothing that --keep could keep")
     cast = Cast.loads(asked.kept.read_text("utf-8")) if asked.kept else readme_session(asked.keep)
+    cast.refuse(secrets(Path(tempfile.gettempdir())))
     asked.out.write_text(drawn(cast), encoding="utf-8")
     print(f"{asked.out.name}: {asked.out.stat().st_size >> 10} KiB")
 

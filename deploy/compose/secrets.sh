@@ -6,8 +6,8 @@
 #
 # tokens/tokens.toml of every role, for the services; the token of env hosts and of viewers alone, each in a directory
 # of its own; a certificate authority with one certificate for all services (HOST: more names by which this machine is
-# reached) and one for the dashboard alone; passwords of Valkey and of Grafana's user admin. Containers run as user and group 10001, which must be
-# able to read them and nobody else may: run it as root.
+# reached) and one for the dashboard alone; passwords of Valkey and of Grafana's user admin. Containers run as user and
+# group 10001, which must be able to read them and nobody else may: run it as root.
 #
 # What is there is kept, but for the tokens that are taken from tokens.toml: run it again after `earl tokens rotate`.
 set -eu
@@ -58,6 +58,7 @@ if [ ! -e "$directory/server.pem" ]; then
     earl certs new "$directory" "$@"
 fi
 if [ ! -e "$directory/dashboard.pem" ]; then
+    rm -f "$directory/dashboard.key" # of one that was interrupted
     earl certs add "$directory" dashboard # for localhost
 fi
 # password FILE: 32 random bytes, but for the signs that a URL would not take.

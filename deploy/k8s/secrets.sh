@@ -33,6 +33,7 @@ if [ ! -e "$directory/server.pem" ]; then
     earl certs new "$directory" "$@"
 fi
 if [ ! -e "$directory/dashboard.pem" ]; then
+    rm -f "$directory/dashboard.key" # of one that was interrupted
     earl certs add "$directory" dashboard # for localhost, where its port is forwarded to
 fi
 if [ ! -e "$directory/redis_password" ]; then

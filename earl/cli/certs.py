@@ -88,9 +88,9 @@ def renew(
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are good.")] = 90,
 ) -> None:
     """Make the certificates of servers anew, by the same authority; what runs shows them from then on."""
-    from earl.rpc.certificates import SERVER, issued, renew
+    from earl.rpc.certificates import SERVER, own, renew
 
-    for name in issued(directory):
+    for name in (SERVER, *own(directory)):
         made = renew(directory, (host or ()) if name == SERVER else (), days=days, name=name)
         print(f"for {', '.join(made.names)}")
         print(f"{made.path(f'{name}.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
@@ -102,11 +102,11 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show when the certificates of a directory expire; exit code 2 if one has."""
-    from earl.rpc.certificates import ends, issued
+    from earl.rpc.certificates import SERVER, ends, own
 
     expired = False
     found: dict[str, str] = {}
-    for name in (*(f"{one}.pem" for one in issued(directory)), "ca.pem"):
+    for name in (*(f"{one}.pem" for one in (SERVER, *own(directory))), "ca.pem"):
         moment = ends(directory / name)
         left = moment - datetime.datetime.now(datetime.UTC)
         expired = expired or left <= datetime.timedelta()

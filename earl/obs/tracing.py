@@ -123,8 +123,9 @@ def record(
     root: it has no parent, and is `parent` itself. attributes: numbers and short texts, never what an agent
     or an environment said; they are sent as earl.<name>.
     """
-    if parent and _exporter is not None:
-        _exporter.record(name, parent, start_ns, end_ns, attributes or {}, own, root)
+    exporter = _exporter  # another thread may end it
+    if parent and exporter is not None:
+        exporter.record(name, parent, start_ns, end_ns, attributes or {}, own, root)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -34,7 +33,8 @@ FILES = ("ca.pem", "ca.key", "server.pem", "server.key")
 SERVER = "server"
 # Clocks of a fleet differ.
 BEFORE = datetime.timedelta(minutes=5)
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+# The subject holds 64 characters, "EARL " among them.
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,57}")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 
@@ -67,9 +67,7 @@ def make(
             f"{directory} has {', '.join(there)} already",
             "name another directory, or replace them with --force: what trusts the old authority stops to",
         )
-    others: list[str] = []
-    with suppress(ConfigError):  # what is there is replaced, whatever it is
-        others = issued(directory)[1:]
+    others = own(directory)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     authority_ends = now + datetime.timedelta(days=authority_days)
     server_ends = min(now + datetime.timedelta(days=days), authority_ends)
@@ -83,14 +81,17 @@ def make(
     return Made(directory, names, server_ends, authority_ends)
 
 
-def issued(directory: Path) -> list[str]:
-    """Names of the certificates that the authority there signed, all servers' first. Raises ConfigError."""
-    ca = _certificate(directory / "ca.pem")
-    found = [SERVER]
+def own(directory: Path) -> list[str]:
+    """Names of the servers that `add` has given certificates of their own, whatever authority signed them.
+
+    Their subjects say so: copies of others, and what other tools made, are left as they are.
+    """
+    found = []
     for path in sorted(directory.glob("*.pem")):
-        if path.stem not in ("ca", SERVER) and path.with_suffix(".key").exists():
-            with suppress(ConfigError, InvalidSignature, TypeError, ValueError):
-                _certificate(path).verify_directly_issued_by(ca)
+        if not _NAME.fullmatch(path.stem) or path.stem in ("ca", SERVER):
+            continue
+        with suppress(ConfigError):
+            if path.with_suffix(".key").exists() and _certificate(path).subject == _subject(path.stem):
                 found.append(path.stem)
     return found
 
@@ -103,13 +104,14 @@ def add(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int) -> 
     if not _NAME.fullmatch(name) or name in ("ca", SERVER):
         raise ConfigError(f"{name!r} is no name of one server's files", "like dashboard")
     if there := [file for file in (f"{name}.pem", f"{name}.key") if (directory / file).exists()]:
-        raise ConfigError(f"{directory} has {' and '.join(there)} already", "renew it: earl certs renew")
+        remedy = "renew it: earl certs renew" if name in own(directory) else f"remove {' and '.join(there)}"
+        raise ConfigError(f"{directory} has {' and '.join(there)} already", remedy)
     return _issue(directory, name, map(alternative, (*hosts, *LOCAL)), days)
 
 
 def renew(directory: Path, hosts: Sequence[str] = (), *, days: int, name: str = SERVER) -> Made:
     """Another key and certificate for servers, by the authority that is there: whoever trusts it goes on
-    doing so. For the names that the certificate has, and `hosts`. name: one of `issued`.
+    doing so. For the names that the certificate has, and `hosts`. name: SERVER, or one of `own`.
 
     Raises ConfigError for names that are none, files that are missing or no such, and an authority that has
     expired.
@@ -139,7 +141,7 @@ def _issue(directory: Path, name: str, names: Iterable[x509.GeneralName], days: 
     named = dict.fromkeys(names)
     server_ends = min(now + datetime.timedelta(days=days), authority_ends)
     server_key = ec.generate_private_key(ec.SECP256R1())
-    server = _signed(_server(ca.subject, ca_key, server_key, named), now, server_ends, ca_key)
+    server = _signed(_server(ca.subject, ca_key, server_key, named, name), now, server_ends, ca_key)
     # The key first: whoever looks in between finds two that do not belong together, and waits for the other.
     _write(directory, {f"{name}.key": server_key, f"{name}.pem": server})
     return Made(directory, tuple(str(one.value) for one in named), server_ends, authority_ends)
@@ -199,16 +201,22 @@ def _server(
     issuer_key: ec.EllipticCurvePrivateKey,
     key: ec.EllipticCurvePrivateKey,
     names: Iterable[x509.GeneralName],
+    name: str = SERVER,
 ) -> x509.CertificateBuilder:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EARL service")])
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
     return (
-        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+        x509.CertificateBuilder(issuer, _subject(name), key.public_key(), x509.random_serial_number())
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(issued_by, critical=False)
     )
+
+
+def _subject(name: str) -> x509.Name:
+    """Of a certificate that is all servers', or of one server's own, by the name of its files."""
+    said = "EARL service" if name == SERVER else f"EARL {name}"
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, said)])
 
 
 def _signed(

@@ -69,7 +69,7 @@ def few(intervals: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
     """Sorted, disjoint intervals, at most `most`, together as long as the union of the given ones.
 
     Where there are more, the smallest gaps are taken out: what follows one is moved to what was before it, so
-    that no idle time becomes busy.
+    that they are not longer together than what was busy.
     """
     joined: list[tuple[int, int]] = []
     for start, end in sorted(intervals):

@@ -259,7 +259,7 @@ class Trainer:
             )
         if self._lead is not None:
             # The scheduler needs a moment to learn which worker is gone.
-            self._requests.stop.wait(min(PAUSE_S, 0.1 * 2**patience.plans))
+            self._requests.stop.wait(min(PAUSE_S, 0.1 * 2 ** min(patience.plans, 10)))
 
     def _report(self, plan: Plan, metrics: dict[str, float]) -> None:
         """Tell the scheduler that the batch is trained, with figures of all ranks."""

@@ -339,7 +339,7 @@ class World:
             again.held[key] == book.held[key] for key in book.held
         )
         assert again.tickets == book.tickets and again.issues == book.issues
-        stored = {int(name) for kind, name in self.image.records if kind == "ticket"}
+        stored = {int(name) for kind, name, _ in self.image.peek() if kind == "ticket"}
         of_groups = {one.id for issue in book.issues.values() for one in issue.tickets()} - stored
         assert of_groups | stored >= set(book.tickets) and not stored - set(book.tickets)
         pending = {ticket.id for ticket in book.tickets.values() if ticket.state is State.PENDING}
@@ -370,6 +370,9 @@ class World:
                 self.join(rollout)
         if not self.reconciled or "trainer" not in self.ledger.book.members:
             self.reconcile_or_rejoin()
+        for rollout in self.rollouts:  # who was silent for long says so before time passes
+            self.load(rollout)
+        self.ledger.seen("trainer", self.trainer, self.now)
         for _ in range(2000):
             if program.phase(self.ledger) == program.DONE:
                 break

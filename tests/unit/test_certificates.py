@@ -80,8 +80,11 @@ def test_a_server_may_have_a_key_that_is_nobody_elses(tmp_path):
         (tmp_path / f"site.{suffix}").write_bytes(own.path(f"server.{suffix}").read_bytes())
     made = ("server", "dashboard", "page")
     before = {name: (tmp_path / f"{name}.pem").read_bytes() for name in (*made, "site")}
+    for suffix in ("pem", "key"):
+        (tmp_path / f"server-old.{suffix}").write_bytes((tmp_path / f"server.{suffix}").read_bytes())
     said = told("renew", tmp_path, "--host", "gateway", "--days", "30")
     assert "site" not in said and "site" not in told("show", tmp_path)
+    assert "server-old" not in said and (tmp_path / "server-old.pem").read_bytes() == before["server"]
     assert named(tmp_path / "server.pem") == ["scheduler", "localhost", "gateway"]
     assert named(tmp_path / "dashboard.pem") == ["localhost"]
     assert named(tmp_path / "page.pem") == ["page.example.org", "localhost"]
@@ -93,6 +96,21 @@ def test_a_server_may_have_a_key_that_is_nobody_elses(tmp_path):
         x509.load_pem_x509_certificate(now).verify_directly_issued_by(authority)
     assert named(tmp_path / "page.pem") == ["page.example.org", "localhost"]
     assert (tmp_path / "site.pem").read_bytes() == before["site"]
+
+
+def test_a_servers_own_certificate_outlives_the_authority_that_it_was_of(tmp_path):
+    told("new", tmp_path, "--host", "scheduler")
+    told("add", tmp_path, "dashboard")
+    for name in ("ca.pem", "ca.key", "server.pem", "server.key"):
+        (tmp_path / name).unlink()
+    told("new", tmp_path, "--host", "scheduler")
+    authority = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
+    x509.load_pem_x509_certificate((tmp_path / "dashboard.pem").read_bytes()).verify_directly_issued_by(
+        authority
+    )
+    (tmp_path / "dashboard.pem").unlink()
+    with pytest.raises(errors.ConfigError, match=r"has dashboard\.key already.*remove dashboard\.key"):
+        told("add", tmp_path, "dashboard")
 
 
 def test_a_file_that_is_no_certificate(tmp_path):
