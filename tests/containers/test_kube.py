@@ -62,6 +62,7 @@ def cluster(image: str) -> Iterator[Cluster]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_pods_of_the_demo_train(cluster: Cluster) -> None:
+    others = {pod["Id"] for pod in kube.pods()}
     services = ("valkey", "prepare", "scheduler", "gateway")
     names = (*services, "dashboard", "env", "trainer", "reference", "rollout")
     for name in names:
@@ -86,4 +87,4 @@ async def test_pods_of_the_demo_train(cluster: Cluster) -> None:
     link = containers.link_in(containers.said(cluster.container("dashboard")))
     assert link.startswith("https://localhost:8080/?token=")
     await asyncio.to_thread(cluster.down)
-    assert kube.pods() == []
+    assert {pod["Id"] for pod in kube.pods()} <= others
