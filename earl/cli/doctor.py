@@ -73,8 +73,7 @@ async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
         model = await asked("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))
         found.append(machine.of_model(config, model))
         rollout = await asked("services.rollout.needs", needed(config))
-        sizes = probed["memory"]["facts"], rollout, int(model["facts"].get("bytes", 0))
-        found.append(machine.of_arenas(config, *sizes))
+        found.append(machine.of_arenas(config, probed["memory"]["facts"], rollout, model))
     found += machine.of_redis(await redis(config.bus.redis_url if config is not None else ""))
     if gateway:
         found.append(await at_gateway(gateway, config.environment.name if config is not None else ""))

@@ -109,13 +109,15 @@ def of_ports(config: RunConfig) -> Finding:
 
 
 def of_arenas(
-    config: RunConfig, memory: Mapping[str, Any], rollout: Mapping[str, Any], model_bytes: int
+    config: RunConfig, memory: Mapping[str, Any], rollout: Mapping[str, Any], model: Mapping[str, Any]
 ) -> Finding:
-    """Whether arena_dir has room for the arenas. rollout: what the probe found about one worker."""
-    facts, error = rollout["facts"], rollout["error"]
-    if error is not None:
-        return Finding("arenas", False, True, error["message"], error["remedy"], facts)
-    need = config.rollout.workers * int(facts["arena_bytes"]) + SLOTS * model_bytes
+    """Whether arena_dir has room for the arenas. rollout, model: what the probes found about one worker, and
+    about the model."""
+    for probed in (rollout, model):
+        if (error := probed["error"]) is not None:
+            return Finding("arenas", False, True, error["message"], error["remedy"], probed["facts"])
+    need = config.rollout.workers * int(rollout["facts"]["arena_bytes"])
+    need += SLOTS * int(model["facts"].get("bytes", 0))
     free = int(memory.get("free_bytes", 0))
     said = (
         f"about {need / GIB:.2f} GiB are needed in {config.data_plane.arena_dir}, {free / GIB:.2f} are free"

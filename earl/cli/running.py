@@ -88,9 +88,8 @@ async def only(directories: Sequence[Path], roles: Sequence[Role]) -> SchedulerC
 
 
 def has_ended(directory: Path) -> bool:
-    """Whether its launcher said so; of services that no launcher started, False."""
-    record = read_record(directory)
-    return record is not None and bool(record.outcome) and not is_held(directory)
+    """Whether it had a launcher that is gone; of services that no launcher started, False."""
+    return read_record(directory) is not None and not is_held(directory)
 
 
 async def named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL_S) -> SchedulerClient:

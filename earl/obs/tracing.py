@@ -40,6 +40,9 @@ EXPORT_S = 3.0
 # An export costs a process and the collector milliseconds each, however few spans are in it. One that waits
 # with many goes earlier.
 EXPORT_EVERY_S = 5.0
+EXPORTED_SPANS = 512
+# At most; what comes beside is lost.
+WAITING_SPANS = 2048
 
 Attribute = str | int | float | bool
 
@@ -186,7 +189,12 @@ class _Exporter:
         exporter = OTLPSpanExporter(
             endpoint=endpoint, insecure=not endpoint.startswith("https://"), timeout=EXPORT_S
         )
-        self._processor = BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_EVERY_S * 1e3)
+        self._processor = BatchSpanProcessor(
+            exporter,
+            max_queue_size=WAITING_SPANS,
+            schedule_delay_millis=EXPORT_EVERY_S * 1e3,
+            max_export_batch_size=EXPORTED_SPANS,
+        )
 
     def record(
         self,

@@ -89,13 +89,13 @@ class Book:
     def issue(self, issue: Issue) -> None:
         """New tickets, pending. One record says so for a group of several."""
         tickets = issue.tickets()
-        if len(tickets) > 1:
+        if len(tickets) == 1:
+            self._touched[issue.first] = ""
+        else:
             self.issues[issue.group] = issue
             self._untouched[issue.group] = {ticket.id for ticket in tickets}
             self.write("group", str(issue.group))
         for ticket in tickets:
-            if len(tickets) == 1:
-                self._touched[ticket.id] = ""
             self.tickets[ticket.id] = ticket
             self._enter(ticket)
 

@@ -33,7 +33,7 @@ class Samples:
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._path = path
         self._limit_bytes = limit_bytes
-        # By ticket, each without its step.
+        # By ticket; which step learns from it is not known yet.
         self._waiting: dict[int, dict[str, Any]] = {}
         self._file = LineFile(path)
         self._thinning = ExpendableFile(path)

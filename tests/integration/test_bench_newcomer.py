@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,15 +21,6 @@ def step(number: int, phase: str, win_rate: float) -> dict[str, object]:
 
 
 LINES = [step(number, *one) for number, one in enumerate(RISING)]
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary directories are made."""
-    directory = tmp_path / "temporary"
-    directory.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    return directory
 
 
 def checkout(directory: Path, *, setup: str, demo: str) -> Path:

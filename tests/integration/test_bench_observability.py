@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -18,15 +17,6 @@ from earl.errors import ProcessFailed
 from tests.support.launched import SMALL
 
 SERVICES = {"scheduler", "gateway", "env", "trainer", "rollout", "engine", "valkey", "launcher"}
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary directories are made."""
-    directory = tmp_path / "temporary"
-    directory.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    return directory
 
 
 def below(directory: Path) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,14 +90,16 @@ def test_one_port_for_the_metrics_of_all_processes_is_found(tmp_path: Path):
 def test_arenas_that_do_not_fit_are_found(tmp_path: Path):
     config = tictactoe(tmp_path, rollout={"workers": 2})
     worker = {"facts": {"arena_bytes": 1 << 30}, "error": None}
-    fits = machine.of_arenas(config, {"free_bytes": 4 << 30}, worker, 1 << 29)
+    model = {"facts": {"bytes": 1 << 29}, "error": None}
+    fits = machine.of_arenas(config, {"free_bytes": 4 << 30}, worker, model)
     assert fits.works and fits.facts["need_bytes"] == 3 << 30
-    small = machine.of_arenas(config, {"free_bytes": 64 << 20}, worker, 1 << 29)
+    small = machine.of_arenas(config, {"free_bytes": 64 << 20}, worker, model)
     assert failing(small) == ["arenas"] and "--shm-size" in small.remedy
     unknown = {"facts": {}, "error": {"message": "its probe ended with 1", "remedy": "see why"}}
-    found = machine.of_arenas(config, {"free_bytes": 4 << 30}, unknown, 1 << 29)
-    assert failing(found) == ["arenas"]
-    assert (found.said, found.remedy) == ("its probe ended with 1", "see why")
+    for probed in ((unknown, model), (worker, unknown)):
+        found = machine.of_arenas(config, {"free_bytes": 4 << 30}, *probed)
+        assert failing(found) == ["arenas"]
+        assert (found.said, found.remedy) == ("its probe ended with 1", "see why")
 
 
 def test_models_are_looked_at_without_their_weights(tmp_path: Path):
@@ -142,14 +142,6 @@ async def test_without_a_url_the_embedded_server_is_tried(monkeypatch: pytest.Mo
     [missing] = machine.of_redis(await doctor.redis(""))
     assert failing(missing) == ["redis"] and "No module named 'redis'" in missing.said
     assert 'pip install "earl[stack]"' in missing.remedy
-
-
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary directories are made: short, so that sockets fit."""
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as directory:
-        monkeypatch.setattr(tempfile, "tempdir", directory)
-        yield Path(directory)
 
 
 def serves(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,9 +89,10 @@ def test_a_token_that_would_travel_in_plain_text_is_said(
     (directory / "run.json").write_text(config.model_dump_json())
     with pytest.raises(InsecureCall, match="in plain text; set EARL_TLS_CA"):
         told()
-    write_record(directory, LaunchRecord(1, "mark", outcome="stopped"))
-    with pytest.raises(ConfigError, match="no run in"):
-        told()
+    for outcome in ("stopped", ""):  # of a launcher that was killed
+        write_record(directory, LaunchRecord(1, "mark", outcome=outcome))
+        with pytest.raises(ConfigError, match="no run in"):
+            told()
 
 
 def test_every_stage_is_shown_with_its_last_switch() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from types import SimpleNamespace
+
 import pytest
 
+from earl.errors import TrainerError
 from services.trainer.patience import LEAST_PLANS, SILENCES, Patience
-
-PAUSE_S = 2.0
+from services.trainer.worker import PAUSE_S, Trainer
 
 
 def given_up_after(silence_s: float) -> float:
@@ -39,3 +43,26 @@ def test_a_plan_that_was_trained_begins_it_anew() -> None:
     patience.trained()
     patience.failed(1000.0)
     assert not patience.has_ended(1000.0, 10.0) and patience.plans == 1
+
+
+def gives_up(lead: SimpleNamespace | None, others: bool) -> bool:
+    """Whether a rank raises on its next plan that cannot be trained. others: how the other ranks vote."""
+    rank = SimpleNamespace(
+        _patience=Patience(LEAST_PLANS - 1, time.monotonic() - 1.0),
+        _lead=lead,
+        _group=SimpleNamespace(agree=lambda vote: vote and others),
+        _requests=SimpleNamespace(stop=threading.Event()),
+    )
+    rank._requests.stop.set()  # no pause
+    try:
+        Trainer._abandon(rank, SimpleNamespace(batch_id=7))  # type: ignore[arg-type]
+    except TrainerError as error:
+        assert f"{LEAST_PLANS} plans in a row could not be trained, the last one batch 7" in str(error)
+        return True
+    return False
+
+
+def test_all_ranks_give_up_with_the_first_one_that_knows_what_the_scheduler_said() -> None:
+    patient, at_its_end = SimpleNamespace(silence_s=60.0), SimpleNamespace(silence_s=0.1)
+    assert gives_up(at_its_end, others=True) and gives_up(None, others=True)
+    assert not gives_up(patient, others=True) and not gives_up(None, others=False)
