@@ -9,8 +9,8 @@ import typer
 
 from benchmarks.learning import over_seeds, published
 from benchmarks.output import RESULTS, AsJson, Results, Seeds, whole_numbers
-from earl.cli.demo import demo_config
-from earl.cli.run import OverridableCommand, overrides_of
+from earl.cli.run.demo import demo_config
+from earl.cli.run.launch import OverridableCommand, overrides_of
 
 app = typer.Typer(add_completion=False)
 

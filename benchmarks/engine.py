@@ -24,8 +24,8 @@ from earl.errors import EngineNotInstalled, MeasurementWrong
 from earl.models.source import resolve
 from earl.models.spec import load_spec
 from earl.obs.machine import installed
-from services.rollout.engines.base import EngineSpec, GenerateRequest
-from services.rollout.engines.client import EngineProcess
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.process.client import EngineProcess
 
 app = typer.Typer(add_completion=False)
 

@@ -22,14 +22,14 @@ from earl.cli.compare.figures import figures
 from earl.cli.report.charts import smooth
 from earl.cli.report.data import RunRecord, read_run
 from earl.cli.report.panels import TRAIN
-from earl.cli.run import INTERRUPTED, OverridableCommand, overrides_of, resume_hint, run_to_end
+from earl.cli.run.launch import INTERRUPTED, OverridableCommand, overrides_of, resume_hint, run_to_end
 from earl.config.load import Override, load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.models.create import create_model
 from earl.parallelism import Parallelism
 from earl.stack.rundir import free_name
-from services.scheduler.layouts import Layouts
+from services.scheduler.parallelism.legal_layouts import Layouts
 
 app = typer.Typer(add_completion=False)
 

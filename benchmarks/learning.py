@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.output import RESULTS, AsJson, Results, Seeds, publish, whole_numbers
-from earl.cli.figures import figures
-from earl.cli.run import INTERRUPTED, OverridableCommand, overrides_of, resume_hint, run_to_end
+from earl.cli.lib.figures import figures
+from earl.cli.run.launch import INTERRUPTED, OverridableCommand, overrides_of, resume_hint, run_to_end
 from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.stack.rundir import free_name

@@ -28,8 +28,8 @@ from benchmarks.learning import published
 from benchmarks.output import RESULTS, AsJson, Results
 from benchmarks.role import Role
 from benchmarks.usage import Usage, Used, between
-from earl.cli.demo import RUN_FILE, demo_config, example
-from earl.cli.run import OverridableCommand, overrides_of
+from earl.cli.run.demo import RUN_FILE, demo_config, example
+from earl.cli.run.launch import OverridableCommand, overrides_of
 from earl.config.load import Override
 
 app = typer.Typer(add_completion=False)

@@ -24,11 +24,11 @@ import typer
 from benchmarks.children import REPORT, last_line
 from benchmarks.machine import ROOT
 from benchmarks.output import RESULTS, AsJson, Results, publish
-from earl.dispatch.blocks import Reads, Want, plan_reads
-from earl.dispatch.mesh import MeshLayout
-from earl.dispatch.placements import Placement, cut_of
-from earl.dispatch.ragged import ContextSlice, Packed, RaggedIndex, plan_batch
-from earl.dispatch.schedule import schedule
+from earl.dispatch.layout.mesh import MeshLayout
+from earl.dispatch.layout.placements import Placement, cut_of
+from earl.dispatch.plan.class_plan import Reads, Want, plan_reads
+from earl.dispatch.plan.schedule import schedule
+from earl.dispatch.plan.sequence_plan import ContextSlice, Packed, RaggedIndex, plan_batch
 from earl.errors import MeasurementWrong
 
 app = typer.Typer(add_completion=False)

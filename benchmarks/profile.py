@@ -27,8 +27,8 @@ from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
 from benchmarks.trainer_memory import SMOLLM2
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, spec_of
-from services.rollout.engines.base import EngineSpec, GenerateRequest
-from services.rollout.engines.client import EngineProcess
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.process.client import EngineProcess
 from services.scheduler.profile.command import Measured, measure
 from services.scheduler.profile.rows import STAGES, Row
 from services.scheduler.profile.table import ProfileTable

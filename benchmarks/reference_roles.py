@@ -25,10 +25,10 @@ import numpy as np
 from benchmarks.children import REPORT
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.layout import Box
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.layout.box import Box
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher, Read
+from earl.dispatch.registry.registry import Registry
 from earl.errors import MeasurementWrong
 from earl.rpc import options
 from services.trainer.reference.shelf import Shelf, key

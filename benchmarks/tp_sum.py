@@ -55,7 +55,7 @@ def _rank(rank: int, ranks: int, memory: int, meeting: str) -> None:
     import torch
     import torch.distributed
 
-    from services.rollout.engines.shared_sum import SharedSum
+    from services.rollout.engines.torch.shm_allreduce import SharedSum
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)

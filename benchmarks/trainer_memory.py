@@ -98,7 +98,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """One step in this process, which must be fresh. Peaks are resident memory as the kernel counts it."""
     import torch
 
-    from services.trainer.runtime import keep_pages
+    from services.trainer.ranks.runtime import keep_pages
 
     torch.set_num_threads(case["threads"])
     keep_pages()
@@ -137,12 +137,12 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
     from earl.config.run import RunConfig
     from earl.models import module
     from earl.models.spec import ModelSpec, Rope
-    from services.trainer.batch import Columns
-    from services.trainer.cut import Cut
-    from services.trainer.group import Group
-    from services.trainer.parallel import Policy
-    from services.trainer.plan import Item, Plan
-    from services.trainer.step import Stepper
+    from services.trainer.model.sharded_policy import Policy
+    from services.trainer.ranks.process_group import Group
+    from services.trainer.ranks.rank_mesh import Cut
+    from services.trainer.step.batch import Columns
+    from services.trainer.step.plan import Item, Plan
+    from services.trainer.step.step import Stepper
 
     if not case["chunked_logprobs"]:
         module.token_logprobs = plain_logprobs
@@ -207,6 +207,6 @@ def data_bytes() -> int:
 
 if __name__ == "__main__":
     print(json.dumps(measure(json.loads(sys.argv[1]))), flush=True)
-    from services.trainer.group import leave
+    from services.trainer.ranks.process_group import leave
 
     leave(0)

@@ -20,8 +20,8 @@ from benchmarks import footprint
 from benchmarks.children import last_line
 from benchmarks.footprint import Place
 from benchmarks.output import RESULTS, AsJson, Results, publish
-from earl.cli.demo import RUN_FILE, example
-from earl.cli.run import OverridableCommand, overrides_of
+from earl.cli.run.demo import RUN_FILE, example
+from earl.cli.run.launch import OverridableCommand, overrides_of
 
 app = typer.Typer(add_completion=False)
 

@@ -49,7 +49,7 @@ KEYWORDS = {"trust_remote_code": "never run code from a checkpoint", "allow_pick
 GENERATED = re.compile(r"^earl/v1/")
 STUB_IMPORTERS = re.compile(
     r"^(earl/(rpc|bus|v1)/|tests/|benchmarks/|(earl|services)/(.*/)?"
-    r"(codec|service|servicer|host|session|store|registry)[a-z_]*\.py$)"
+    r"([a-z_]+_)?(codec|service|servicer|host|session|store|registry|client|membership|events)[a-z_]*\.py$)"
 )
 
 ERRORS = ROOT / "earl" / "errors.py"

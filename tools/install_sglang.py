@@ -48,7 +48,7 @@ MODULES = (
     "transforms/v2/__init__",
     "transforms/v2/functional",
 )
-PROOF = "from sglang.srt.entrypoints.engine import Engine; import services.rollout.engines.wire"
+PROOF = "from sglang.srt.entrypoints.engine import Engine; import services.rollout.engines.contract.wire"
 
 
 def stand_in(site: Path) -> None:

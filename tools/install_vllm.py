@@ -17,7 +17,9 @@ from install import OLDEST, ROOT, made, pip, torch_arguments, torch_pin
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 # Imports what the engine process imports; the first import also writes vLLM's byte code.
-PROOF = "import vllm.v1.engine.core, vllm.engine.arg_utils, earl.errors, services.rollout.engines.wire"
+PROOF = (
+    "import vllm.v1.engine.core, vllm.engine.arg_utils, earl.errors, services.rollout.engines.contract.wire"
+)
 
 
 def main() -> int:

@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.control.stand import Load, Stand, stand
 from earl.bus import Bus, EmbeddedValkey
 from earl.v1 import scheduler_pb2
-from services.scheduler.records import Change, Changes, Purpose, Ticket, encode
-from services.scheduler.store import LedgerStore
+from services.scheduler.journal.redis_store import LedgerStore
+from services.scheduler.state.records import Change, Changes, Purpose, Ticket, encode
 
 WINDOW_S = 5.0
 # Before anything is measured, and after a change.

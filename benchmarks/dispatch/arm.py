@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.dispatch.member import Done, Member, Round
 from benchmarks.dispatch.pattern import TENSOR, fill, key
-from earl.dispatch.store import TensorSpec
+from earl.dispatch.publish.tensor_store import TensorSpec
 
 
 class Arm:

@@ -14,9 +14,9 @@ from benchmarks.children import REPORT
 from benchmarks.dispatch.lines import answer, commands, main
 from benchmarks.dispatch.member import WAIT_S, Member
 from benchmarks.dispatch.pattern import COLUMNS, DTYPE, MIB, TENSOR, fill, right
-from earl.dispatch.dispatcher import Read
-from earl.dispatch.layout import Box
-from earl.dispatch.store import TensorSpec
+from earl.dispatch.layout.box import Box
+from earl.dispatch.publish.tensor_store import TensorSpec
+from earl.dispatch.read.reader import Read
 from earl.errors import ChecksumMismatch
 
 ROWS = 1024

@@ -8,8 +8,8 @@ import time
 from benchmarks.dispatch.arm import Arm
 from benchmarks.dispatch.member import WAIT_S, Done, Member, Round
 from benchmarks.dispatch.pattern import PRODUCERS, TENSOR, central_key, key, readers, sources
-from earl.dispatch.dispatcher import Read, Repeated, VersionRead
-from earl.dispatch.store import TensorSpec
+from earl.dispatch.publish.tensor_store import TensorSpec
+from earl.dispatch.read.reader import Read, Repeated, VersionRead
 
 
 class Direct(Arm):

@@ -24,9 +24,9 @@ from benchmarks.dispatch.lines import answer, commands, main
 from benchmarks.dispatch.member import WAIT_S, Member
 from benchmarks.dispatch.nic import EGRESS, INGRESS, Nics
 from benchmarks.dispatch.pattern import COLUMNS, DTYPE, ROW_BYTES, TENSOR, fill, key, right
-from earl.dispatch.dispatcher import Read
-from earl.dispatch.layout import Box
-from earl.dispatch.store import TensorSpec
+from earl.dispatch.layout.box import Box
+from earl.dispatch.publish.tensor_store import TensorSpec
+from earl.dispatch.read.reader import Read
 
 TRANSPORT = "ucx"
 # The host whose card the controller uses.

@@ -19,9 +19,9 @@ import numpy as np
 from benchmarks.dispatch.pattern import PRODUCERS, Pattern
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.dispatcher import Dispatcher
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher
+from earl.dispatch.registry.registry import Registry
 from earl.errors import DeadlineExceeded
 
 WAIT_S = 60.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earl.dispatch.layout import Box
+from earl.dispatch.layout.box import Box
 from earl.errors import ConfigError
 
 PRODUCERS = CONSUMERS = 4

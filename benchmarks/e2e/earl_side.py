@@ -21,7 +21,7 @@ from benchmarks.e2e.settings import Settings, Trace, reached
 from earl.config.run import RunConfig
 from earl.obs.machine import installed
 from earl.stack.rundir import to_toml
-from services.scheduler.seeds import env_seed
+from services.scheduler.state.seeds import env_seed
 
 POLL_S = 0.02
 # From the first signal to the stack's end, at most; then it is killed.

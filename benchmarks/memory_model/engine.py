@@ -19,12 +19,12 @@ from benchmarks.memory_model.measured import peak_bytes
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.descriptor import numpy_dtype
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.describe.descriptor import numpy_dtype
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.registry.registry import Registry
 from earl.models.spec import ModelSpec
-from services.rollout.engines.base import EngineSpec, GenerateRequest
-from services.rollout.engines.client import EngineProcess
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.process.client import EngineProcess
 
 NEW_TOKENS = 8
 LOAD_S = 60.0

@@ -16,15 +16,15 @@ import torch
 
 from benchmarks.memory_model.cases import TURN_TOKENS, Case
 from benchmarks.memory_model.measured import peak_bytes, present_bytes
-from services.trainer.batch import Columns
-from services.trainer.cut import Cut
-from services.trainer.group import Group, leave
-from services.trainer.parallel import Policy
-from services.trainer.plan import Item, Plan
+from services.trainer.model.sharded_policy import Policy
+from services.trainer.ranks.process_group import Group, leave
+from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.runtime import settle
 from services.trainer.reference.place import Place, take_place
 from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices
-from services.trainer.runtime import settle
-from services.trainer.step import Stepper
+from services.trainer.step.batch import Columns
+from services.trainer.step.plan import Item, Plan
+from services.trainer.step.step import Stepper
 
 # Weights' deviation.
 DEVIATION = 0.02

@@ -13,11 +13,11 @@ import numpy as np
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.allocator import occupied, rounded
-from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.layout import Box
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import Placed, TensorStore
+from earl.dispatch.layout.box import Box
+from earl.dispatch.memory.allocator import occupied, rounded
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.publish.tensor_store import Placed, TensorStore
+from earl.dispatch.registry.registry import Registry
 from earl.models.spec import ModelSpec, spec_of
 from earl.models.weights import Checkpoint
 

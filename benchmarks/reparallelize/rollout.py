@@ -20,12 +20,12 @@ from earl.errors import EarlError, MeasurementWrong
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import available_bytes
 from earl.parallelism import Parallelism
-from services.rollout.cuts import Cuts
-from services.rollout.engines.base import EngineSpec, GenerateRequest
-from services.rollout.engines.client import EngineProcess
-from services.rollout.members import Publication
-from services.rollout.pool import EnginePool
-from services.rollout.switch import Command, SwitchReport
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.process.client import EngineProcess
+from services.rollout.pool.layouts import Cuts
+from services.rollout.pool.pool import EnginePool
+from services.rollout.pool.replicas import Publication
+from services.rollout.pool.switch import Command, SwitchReport
 
 # Two greedy tokens whose log-probs are closer are a tie: rounding decides between them.
 TIE = 1e-4

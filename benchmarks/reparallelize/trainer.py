@@ -84,19 +84,19 @@ def _rank(job: Job) -> None:
     from earl.bus import Bus
     from earl.config.data_plane import DataPlaneConfig
     from earl.config.run import RunConfig
-    from earl.dispatch.registry import Registry
-    from earl.dispatch.store import TensorStore
+    from earl.dispatch.publish.tensor_store import TensorStore
+    from earl.dispatch.registry.registry import Registry
     from earl.models.spec import load_spec
-    from services.trainer.cut import Cut
-    from services.trainer.epochs import Command, Deadlines
-    from services.trainer.group import Group, leave
-    from services.trainer.parallel import Policy
-    from services.trainer.publish import WeightSlots, arena_bytes
-    from services.trainer.recut import TrainerChange
-    from services.trainer.runtime import settle
-    from services.trainer.side import Side
-    from services.trainer.step import Stepper
-    from services.trainer.switch import switch
+    from services.trainer.model.sharded_policy import Policy
+    from services.trainer.ranks.io_thread import Side
+    from services.trainer.ranks.process_group import Group, leave
+    from services.trainer.ranks.rank_mesh import Cut
+    from services.trainer.ranks.runtime import settle
+    from services.trainer.ranks.switch_requests import Command, Deadlines
+    from services.trainer.reshard.switch import switch
+    from services.trainer.reshard.trainer_state import TrainerChange
+    from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
+    from services.trainer.step.step import Stepper
 
     trainer = {"ranks": job.ranks, "threads": job.threads, "lr": 1e-5}
     config = RunConfig.model_validate(
@@ -148,8 +148,8 @@ def _rank(job: Job) -> None:
 
 def _batch(stepper: Any, version: int) -> tuple[Any, Any]:
     """(plan, this rank's columns) of SEQUENCES random sequences of TOKENS tokens."""
-    from services.trainer.batch import Columns
-    from services.trainer.plan import Item, Plan
+    from services.trainer.step.batch import Columns
+    from services.trainer.step.plan import Item, Plan
 
     rng = np.random.default_rng(version)
     tokens = rng.integers(0, stepper.policy.spec.vocab, (SEQUENCES, TOKENS)).astype(np.int32)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earl.dispatch.layout import Box, shard_box
-from earl.dispatch.mesh import MeshLayout
-from earl.dispatch.placements import Placement, placement_boxes
+from earl.dispatch.layout.box import Box, shard_box
+from earl.dispatch.layout.mesh import MeshLayout
+from earl.dispatch.layout.placements import Placement, placement_boxes
 from earl.models.slices import FAMILIES, Own, Part, own_parameters
 from earl.models.spec import ModelSpec
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.reshard.cases import CARRIER, Case, first_held, owned
-from earl.dispatch.layout import Box
+from earl.dispatch.layout.box import Box
 from earl.models.spec import ModelSpec
 
 BUCKET_BYTES = 64 << 20

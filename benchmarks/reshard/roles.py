@@ -25,11 +25,11 @@ from benchmarks.reshard.cases import CARRIER, DTYPE, VERSIONS, Case, held, layou
 from benchmarks.reshard.gather import GatherBroadcast
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.allocator import occupied
-from earl.dispatch.classes import classes_of
-from earl.dispatch.dispatcher import Dispatcher, Repeated, VersionRead
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.describe.tensor_classes import classes_of
+from earl.dispatch.memory.allocator import occupied
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher, Repeated, VersionRead
+from earl.dispatch.registry.registry import Registry
 from earl.models.spec import ModelSpec
 
 LEASE_S = 3600.0

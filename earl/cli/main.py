@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from earl.cli.lazy import Commands
+from earl.cli.lib.lazy import Commands
 from earl.errors import EarlError
 from earl.visible import visible
 

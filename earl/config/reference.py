@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from earl.config.run import RunConfig
-from earl.dispatch.allocator import GRAIN_BYTES
+from earl.dispatch.memory.allocator import GRAIN_BYTES
 from earl.errors import ConfigError
 
 LOGPROB_BYTES = 4

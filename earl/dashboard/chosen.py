@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from earl.cli.decisions import Line
+from earl.cli.lib.decisions import Line
 from earl.errors import IllegalParallelism
 
 

@@ -12,11 +12,11 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from earl.cli.lib.switches import Record as Switched
+from earl.cli.lib.switches import record_of
 from earl.cli.report.data import Record, flat, judged, start_ns, surviving
 from earl.cli.report.heatmap import columns
 from earl.cli.report.panels import SMOOTHING_STEPS, TRAIN
-from earl.cli.switches import Record as Switched
-from earl.cli.switches import record_of
 from earl.config.run import RunConfig
 from earl.dashboard.chosen import Chosen
 from earl.errors import IllegalParallelism

@@ -86,7 +86,7 @@ def device(config: DataPlaneConfig, facts: Facts) -> None:
     import numpy as np
     import torch
 
-    from earl.dispatch.device_arena import DeviceRegion, cuda_device, open_arena
+    from earl.dispatch.memory.device_arena import DeviceRegion, cuda_device, open_arena
 
     name = config.arena_device if config.arena_device != "cpu" else "cuda:0"
     facts["torch"] = torch.__version__
@@ -172,7 +172,7 @@ def offers(info: str) -> Facts:
 @contextmanager
 def _directory(config: DataPlaneConfig) -> Iterator[Path]:
     """One of its own in arena_dir, gone afterwards with all in it; what killed probes left goes too."""
-    from earl.dispatch.arena_file import remove_stale
+    from earl.dispatch.memory.arena_file import remove_stale
 
     try:
         for left in Path(config.arena_dir).glob(f"{_PREFIX}*"):
@@ -206,9 +206,9 @@ async def _read(
     """
     import numpy as np
 
-    from earl.dispatch.arena import Arena
-    from earl.dispatch.pieces import Pieces, Regions
-    from earl.dispatch.serving import ServingProcess
+    from earl.dispatch.describe.pieces import Pieces, Regions
+    from earl.dispatch.memory.arena import Arena
+    from earl.dispatch.serve.server_process import ServingProcess
 
     secret = secrets.token_bytes(32)
     async with AsyncExitStack() as stack:

@@ -3,7 +3,7 @@
     tokens [T] ─ embed ─► [T, H] ─ blocks (linear layers on packed tokens, attention per sequence)
                ─ norm ─► hidden [T, H] ─► logits, or log-probs of given targets, chunk by chunk
 
-Logits equal transformers' to 1e-4 (tests/unit/test_models_module.py). Every block is called through
+Logits equal transformers' to 1e-4 (tests/unit/models/test_module.py). Every block is called through
 its forward, and the root's forward reaches all that the root owns, so FSDP2's fully_shard may wrap
 the blocks and the root. With tp, this rank's module holds its slices only (earl.models.slices); with cp, its
 tokens and rows are this rank's part of the packed ones. Whose terms gradients are: earl.models.parallel.

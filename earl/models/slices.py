@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from earl.dispatch.layout import Box
+from earl.dispatch.layout.box import Box
 from earl.models.spec import ModelSpec
 from earl.models.tp import check_tp
 

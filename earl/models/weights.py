@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from earl.dispatch.layout import Box
+from earl.dispatch.layout.box import Box
 from earl.errors import ModelNotFound, UnsupportedModel
 from earl.models.module import Decoder
 from earl.models.slices import own_parameters

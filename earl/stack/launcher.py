@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from earl.config.run import RunConfig
-from earl.dispatch.arena_file import arena_directory
+from earl.dispatch.memory.arena_file import arena_directory
 from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnavailable
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role

@@ -7,8 +7,8 @@ from dataclasses import fields
 from earl.obs.tracing import checked
 from earl.parallelism import Parallelism
 from earl.v1 import common_pb2, rollout_pb2, scheduler_pb2
-from services.rollout.agent import Outcome, Ticket
-from services.rollout.switch import Command, SwitchReport
+from services.rollout.episode.agent import Outcome, Ticket
+from services.rollout.pool.switch import Command, SwitchReport
 
 # A message is one line that a person reads: more of it only costs the ledger memory.
 MESSAGE_CHARACTERS = 500

@@ -36,8 +36,8 @@ from earl.profiling import (
     encode,
     read_job,
 )
-from services.rollout.engines.base import EngineSpec, GenerateRequest
-from services.rollout.engines.client import EngineProcess
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.process.client import EngineProcess
 
 # Tokens of a turn: fewer say little, and so many are as good as more.
 FEWEST, MOST = 4, 256

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
-from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.registry import Registry
-from earl.dispatch.sequences import SequenceStore
-from earl.dispatch.store import TensorStore
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.publish.sequence_store import SequenceStore
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.registry.registry import Registry
 from earl.env.base import Limits
 from earl.env.session import GatewayClient
 from earl.models.spec import load_spec
@@ -35,18 +35,18 @@ from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
 from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
-from services.rollout import columns
-from services.rollout.agent import Agent
-from services.rollout.codec_scheduler import SchedulerLink
-from services.rollout.cuts import Cuts
-from services.rollout.engines.base import EngineSpec
-from services.rollout.engines.client import EngineProcess
-from services.rollout.figures import figures
-from services.rollout.gauges import Gauges
-from services.rollout.pool import EnginePool
-from services.rollout.servicer import RolloutServicer
-from services.rollout.telemetry import BusySpans
-from services.rollout.worker import Parts, RolloutWorker
+from services.rollout.api.servicer import RolloutServicer
+from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.process.client import EngineProcess
+from services.rollout.episode import columns
+from services.rollout.episode.agent import Agent
+from services.rollout.episode.busy_spans import BusySpans
+from services.rollout.pool.layouts import Cuts
+from services.rollout.pool.pool import EnginePool
+from services.rollout.worker.gauges import Gauges
+from services.rollout.worker.metrics import figures
+from services.rollout.worker.scheduler_client import SchedulerLink
+from services.rollout.worker.worker import Parts, RolloutWorker
 
 SERVICE = "earl.v1.RolloutService"
 MEMBERSHIPS = 3

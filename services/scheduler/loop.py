@@ -19,16 +19,17 @@ from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing
 from earl.rpc.access import OPEN, Access
-from services.scheduler import program, roles
-from services.scheduler.bell import Bell
-from services.scheduler.chronicle import Chronicle
-from services.scheduler.codec import rules_of
-from services.scheduler.journal import Journal
-from services.scheduler.ledger import Ledger
-from services.scheduler.records import State
-from services.scheduler.steering import Steering
-from services.scheduler.store import LedgerStore
-from services.scheduler.traces import TicketTraces, tickets_of
+from services.scheduler.api.codec import rules_of
+from services.scheduler.batches import consumers
+from services.scheduler.files.recorder import Chronicle
+from services.scheduler.files.traces import TicketTraces, tickets_of
+from services.scheduler.journal.group_commit import Journal
+from services.scheduler.journal.redis_store import LedgerStore
+from services.scheduler.ledger import phases
+from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.parallelism.controller import Steering
+from services.scheduler.state.records import State
+from services.scheduler.wakeup import Bell
 
 TICK_S = 0.1
 # How often the elapsed time is stored while nothing else is.
@@ -53,7 +54,7 @@ class Loop:
         self.steering = Steering(
             config, run_dir, self.monitor, ledger.book, self.report, self._journal.durable, access
         )
-        self.dock = roles.dock_of([roles.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
+        self.dock = consumers.dock_of([consumers.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
         ledger.held_back = self.dock.held_back
         # Whether tickets were leased since the last tick.
         self._taken = False
@@ -74,7 +75,7 @@ class Loop:
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop`. Raises BusUnavailable or LedgerFenced, after which nothing is answered."""
         self.ledger.book.now = time.monotonic()
-        program.resume(self.ledger, self.elapsed_s)
+        phases.resume(self.ledger, self.elapsed_s)
         self._settle()
         works = (self._journal.run(), self._tick(), self._follow(), self.steering.driver.run(), stop.wait())
         tasks: list[asyncio.Task] = [asyncio.create_task(work) for work in works]
@@ -100,7 +101,7 @@ class Loop:
 
     @property
     def done(self) -> bool:
-        return program.phase(self.ledger) == program.DONE
+        return phases.phase(self.ledger) == phases.DONE
 
     @property
     def over(self) -> bool:
@@ -140,9 +141,9 @@ class Loop:
 
     def _settle(self) -> None:
         """The program follows what changed, and whoever waits looks again."""
-        if not self.over and program.advance(self.ledger, self.elapsed_s):
+        if not self.over and phases.advance(self.ledger, self.elapsed_s):
             asyncio.get_running_loop().call_soon(self._settle)
-        roles.follow(self.dock, self.ledger)
+        consumers.follow(self.dock, self.ledger)
         self.traces.moved()
         self.monitor.playing(self.ledger.book.buckets[State.LEASED], time.monotonic())
         if self.over:

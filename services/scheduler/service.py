@@ -19,9 +19,9 @@ from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
 from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
-from services.scheduler.control import Scheduler
-from services.scheduler.figures import figures
-from services.scheduler.servicer import SERVICE, SchedulerServicer
+from services.scheduler.api.metrics import figures
+from services.scheduler.api.servicer import SERVICE, SchedulerServicer
+from services.scheduler.scheduler import Scheduler
 
 # Objects that were made and not yet given up before cycles are looked for among them; younger generations'
 # collections before an older one's.

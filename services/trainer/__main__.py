@@ -20,7 +20,7 @@ def main() -> int:
     arguments = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     log.setup(arguments.name if rank == 0 else f"{arguments.name}-{rank}")
-    await_peers("services.trainer.rank")
+    await_peers("services.trainer.rank_process")
     try:
         config, directory = service_run(arguments.run, "trainer")
         # Threads that wait must not spin: engines and environments share this machine's cores.
@@ -31,8 +31,8 @@ def main() -> int:
             return launch(sys.argv[1:], config.trainer.ranks)
     except EarlError as error:
         return ended_by(error)
-    from services.trainer.group import leave  # heavy: after the configuration was read
-    from services.trainer.rank import run_rank
+    from services.trainer.rank_process import run_rank
+    from services.trainer.ranks.process_group import leave  # heavy: after the configuration was read
 
     leave(run_rank(config, directory, arguments.name))
 

@@ -78,7 +78,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from services.trainer.rendezvous import BACKEND
+    from services.trainer.ranks.rendezvous import BACKEND
 
     config = LaunchConfig(
         min_nodes=nodes.count,

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from earl.config.run import RunConfig
-from earl.dispatch.layout import Box
+from earl.dispatch.layout.box import Box
 from earl.errors import EarlError, OutOfMemory, ran_out_of_memory
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import forget_peaks, host_bytes, peak_bytes
@@ -38,16 +38,16 @@ from earl.profiling import (
     encode,
     read_job,
 )
-from services.trainer.batch import Columns
-from services.trainer.cut import Cut
-from services.trainer.group import Group, leave
 from services.trainer.launch import follow_agent, launch
-from services.trainer.parallel import Policy
-from services.trainer.plan import Item, Plan
+from services.trainer.model.sharded_policy import Policy
+from services.trainer.ranks.process_group import Group, leave
+from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.runtime import settle
 from services.trainer.reference.place import take_place
 from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices
-from services.trainer.runtime import settle
-from services.trainer.step import Stepper
+from services.trainer.step.batch import Columns
+from services.trainer.step.plan import Item, Plan
+from services.trainer.step.step import Stepper
 
 # Steps of one visit at most: so many are as good as more.
 MOST = 64

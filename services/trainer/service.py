@@ -16,30 +16,30 @@ from typing import Any
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
-from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.dispatcher import Dispatcher
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher
+from earl.dispatch.registry.registry import Registry
 from earl.models.spec import load_spec
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.peers import peer
 from earl.rpc.token_file import Role
-from services.trainer.activity import Activity
-from services.trainer.codec_scheduler import PATIENCE_S, SchedulerLink
-from services.trainer.cut import Cut, check
-from services.trainer.epochs import Epochs
-from services.trainer.figures import serve_figures
-from services.trainer.group import Group
-from services.trainer.lead import SLACK_S, Lead
-from services.trainer.parallel import Policy
-from services.trainer.publish import WeightSlots, arena_bytes
-from services.trainer.requests import Requests
-from services.trainer.runtime import settle
-from services.trainer.side import Side
-from services.trainer.step import Stepper
-from services.trainer.worker import Trainer
+from services.trainer.api.metrics import serve_figures
+from services.trainer.api.scheduler_client import PATIENCE_S, SchedulerLink
+from services.trainer.model.sharded_policy import Policy
+from services.trainer.rank0 import SLACK_S, Lead
+from services.trainer.ranks.activity import Activity
+from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.rank_mesh import Cut, check
+from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.runtime import settle
+from services.trainer.ranks.switch_requests import Epochs
+from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
+from services.trainer.step.step import Stepper
+from services.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

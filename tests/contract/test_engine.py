@@ -1,4 +1,4 @@
-"""What every engine promises (services/rollout/engines/base.py): sampling, sessions and the queue."""
+"""What every engine promises (engines/contract/engine.py): sampling, sessions and the queue."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from earl.errors import (
     EngineBusy,
     EngineError,
 )
-from services.rollout.engines.base import GenerateRequest
+from services.rollout.engines.contract.engine import GenerateRequest
 from tests.support import engines
 from tests.support.engines import (
     CONTEXT,

@@ -1,4 +1,4 @@
-"""KV that goes from engine to engine (services/rollout/engines/base.py: offer_kv, take_kv, withdraw_kv)."""
+"""KV that goes from engine to engine (engines/contract/engine.py: offer_kv, take_kv, withdraw_kv)."""
 
 import asyncio
 import signal
@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.errors import ArenaFull, DataPlaneError, EngineBusy, EngineError, WeightsIncomplete
-from services.rollout.engines.base import EngineSpec, GenerateRequest, KvOffer, TokenChunk
-from services.rollout.engines.client import EngineProcess
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest, KvOffer, TokenChunk
+from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
 from tests.support.engines import CONTEXT, MODELS, ask, assert_close, prompt, recompute
 

@@ -1,4 +1,4 @@
-"""What every engine promises (services/rollout/engines/base.py): interruption, weights, life and death."""
+"""What every engine promises (engines/contract/engine.py): interruption, weights, life and death."""
 
 import asyncio
 import copy
@@ -23,8 +23,8 @@ from earl.errors import (
     VersionGone,
     WeightsIncomplete,
 )
-from services.rollout.engines.base import KvOffer
-from services.rollout.engines.client import EngineProcess
+from services.rollout.engines.contract.engine import KvOffer
+from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
 from tests.support.engines import (
     CONTEXT,
@@ -316,8 +316,8 @@ async def test_processes_end_with_the_service(spec, tmp_path):
     (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
     script = """
 import asyncio, pathlib, sys, msgspec
-from services.rollout.engines.base import EngineSpec
-from services.rollout.engines.client import EngineProcess
+from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.process.client import EngineProcess
 
 async def main():
     spec = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=EngineSpec)

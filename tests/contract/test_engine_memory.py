@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from services.rollout.engines.client import EngineProcess
+from services.rollout.engines.process.client import EngineProcess
 from tests.support import engines
 from tests.support.engines import MODELS, ask, assert_close, prompt, recompute
 

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from earl.errors import ConfigError, EngineError, EngineLost, EngineNotInstalled, UnsupportedModel
-from services.rollout.engines.base import EngineSpec
-from services.rollout.engines.client import EngineProcess
-from services.rollout.engines.interpreter import interpreter_of
+from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.process.client import EngineProcess
+from services.rollout.engines.process.interpreter import interpreter_of
 from tests.support import engines
 from tests.support.engines import MODELS, ask, assert_close, assert_gone, prompt, recompute, whole_blocks
 
@@ -29,8 +29,8 @@ HALFWAY = """
 import pathlib, sys, msgspec
 from earl.errors import WeightsIncomplete
 from services.rollout.engines import wire
-from services.rollout.engines.base import EngineSpec, GenerateRequest
-from services.rollout.engines.vllm_engine import VllmEngine
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.vllm.engine import VllmEngine
 
 spec = msgspec.json.decode(pathlib.Path(sys.argv[1]).read_bytes(), type=EngineSpec)
 keys = sys.argv[3:]

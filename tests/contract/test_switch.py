@@ -12,14 +12,14 @@ import torch
 from earl.errors import EngineLost
 from earl.models.spec import load_spec
 from earl.parallelism import Parallelism
-from services.rollout import handover
-from services.rollout import pool as pool_module
-from services.rollout.cuts import Cuts
-from services.rollout.engines.base import GenerateRequest, Generation
-from services.rollout.engines.client import EngineProcess
-from services.rollout.members import Publication
-from services.rollout.pool import EnginePool
-from services.rollout.switch import Command
+from services.rollout.engines.contract.engine import GenerateRequest, Generation
+from services.rollout.engines.process.client import EngineProcess
+from services.rollout.pool import kv_handover
+from services.rollout.pool import pool as pool_module
+from services.rollout.pool.layouts import Cuts
+from services.rollout.pool.pool import EnginePool
+from services.rollout.pool.replicas import Publication
+from services.rollout.pool.switch import Command
 from tests.support import engines
 from tests.support.engines import MODELS, ask, assert_close, assert_gone, prompt
 
@@ -153,7 +153,7 @@ def likeliest(ids: list[int], new: list[int]) -> np.ndarray:
 @pytest.mark.slow
 async def test_turns_go_on_through_two_switches(cuts, weights, monkeypatch):
     # The tokens are few, and the machine may be slow: KV goes along all the same.
-    monkeypatch.setattr(handover, "worth_moving", lambda tokens, *_: set(tokens))
+    monkeypatch.setattr(kv_handover, "worth_moving", lambda tokens, *_: set(tokens))
     async with ready(cuts, weights) as (pool, made):
         turns = Turns(pool)
         for epoch, cut in ((1, TWO), (2, ONE)):

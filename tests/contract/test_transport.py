@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from earl.bus.connection import open_redis
-from earl.dispatch.descriptor import RegionRef
-from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.layout import Box
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import Placed, TensorStore
+from earl.dispatch.describe.descriptor import RegionRef
+from earl.dispatch.layout.box import Box
+from earl.dispatch.publish.tensor_store import Placed, TensorStore
+from earl.dispatch.read.reader import Dispatcher, Read
+from earl.dispatch.registry.registry import Registry
 from earl.errors import ChecksumMismatch, DescriptorMissing, PeerLost, ReadTimeout, RegionGone, VersionGone
 from tests.support.content import MIB, assert_random, assert_same, random_bytes
 from tests.support.dispatch import (

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from earl.dispatch.dispatcher import Dispatcher
+from earl.dispatch.read.reader import Dispatcher
 from earl.errors import PeerLost, ReadTimeout, RegionGone, TransportUnavailable
 from tests.support.content import MIB, assert_random, assert_same, random_bytes
 from tests.support.dispatch import (

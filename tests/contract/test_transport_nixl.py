@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.store import TensorStore
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.transport.nixl_agent import wire_here
 from earl.dispatch.transport.nixl_link import NixlLink
 from earl.dispatch.transport.nixl_node import NixlNode

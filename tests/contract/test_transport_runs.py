@@ -20,10 +20,10 @@ import pytest
 import pytest_asyncio
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.arena import Arena, Region
-from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.descriptor import RegionRef
-from earl.dispatch.serving import ServingProcess
+from earl.dispatch.describe.descriptor import RegionRef
+from earl.dispatch.memory.arena import Arena, Region
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.serve.server_process import ServingProcess
 from earl.dispatch.transport import ucp
 from earl.dispatch.transport.ucx import UcxTcp
 from earl.errors import ChecksumMismatch, PeerLost, RegionGone

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from earl.bus.connection import open_redis
-from earl.dispatch.dispatcher import Read, SequenceRead
-from earl.dispatch.layout import Box
-from earl.dispatch.ragged import ContextSlice
-from earl.dispatch.sequences import SequenceStore
+from earl.dispatch.layout.box import Box
+from earl.dispatch.plan.sequence_plan import ContextSlice
+from earl.dispatch.publish.sequence_store import SequenceStore
+from earl.dispatch.read.reader import Read, SequenceRead
 from earl.errors import ArenaFull, ChecksumMismatch, DescriptorMissing, LayoutError, LayoutGap, RegionGone
 from tests.support.dispatch import PATHS, READ_S, Plane, plane_fixtures
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from earl.dispatch.classes import TensorClass
-from earl.dispatch.dispatcher import Repeated, VersionRead
-from earl.dispatch.layout import Box
-from earl.dispatch.mesh import MeshLayout
+from earl.dispatch.describe.tensor_classes import TensorClass
+from earl.dispatch.layout.box import Box
+from earl.dispatch.layout.mesh import MeshLayout
+from earl.dispatch.read.reader import Repeated, VersionRead
 from earl.errors import RegionGone, VersionGone
 from tests.support.dispatch import PATHS, READ_S, Plane, plane_fixtures
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from earl.cli.running import with_run
+from earl.cli.lib.find_run import with_run
 from earl.errors import DeadlineExceeded, ServiceUnavailable
 from earl.stack.codec import SchedulerClient
 from earl.stack.status import RunStatus, StageState

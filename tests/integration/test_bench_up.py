@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks import footprint
 from benchmarks.up import app, earl
-from earl.cli.demo import RUN_FILE, example
+from earl.cli.run.demo import RUN_FILE, example
 from tests.support.launched import SMALL
 
 

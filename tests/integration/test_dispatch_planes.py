@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earl.dispatch import codec
-from earl.dispatch.arena import Arena
-from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.layout import shard_box
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import Placed, TensorSpec, TensorStore
+from earl.dispatch.layout.box import shard_box
+from earl.dispatch.memory.arena import Arena
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.publish.tensor_store import Placed, TensorSpec, TensorStore
+from earl.dispatch.read.reader import Dispatcher, Read
+from earl.dispatch.registry import codec
+from earl.dispatch.registry.registry import Registry
 from earl.errors import ArenaFull, DescriptorMissing, LayoutError, LayoutGap, VersionGone
 from tests.support.content import MIB, random_bytes
 from tests.support.dispatch import PREFIX, READ_S, OwnerProcess, Plane, changed, plane_fixtures

@@ -17,7 +17,7 @@ from tests.support.recorded import TICTACTOE
 
 def doctor(*arguments: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """(exit code, all of it, findings by name)."""
-    command = [sys.executable, "-c", "from earl.cli.doctor import app; app()", *arguments, "--json"]
+    command = [sys.executable, "-c", "from earl.cli.machine.doctor import app; app()", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
     found = json.loads(done.stdout)
     return done.returncode, found, {finding["name"]: finding for finding in found["findings"]}

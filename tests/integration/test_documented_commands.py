@@ -1,8 +1,8 @@
 """Every command of the documentation as it stands there, page after page, by somebody in a fresh clone.
 
 A page is followed from its first command to its last; what it asks for in words (a run to look at) is typed
-in between. A command that a page gets is executed here without more ado; tests/unit/test_docs_commands.py
-demands that its page is among these, or that NOT_EXECUTED says why not.
+in between. A command that a page gets is executed here without more ado;
+tests/unit/docs/test_docs_commands.py demands that its page is among these, or that NOT_EXECUTED says why not.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from earl.config.run import RunConfig
-from earl.dispatch.dispatcher import Dispatcher, Read, Receipt
-from earl.dispatch.layout import Box
+from earl.dispatch.layout.box import Box
+from earl.dispatch.read.reader import Dispatcher, Read, Receipt
 from earl.models.module import Decoder
 from earl.models.spec import load_spec
 from earl.models.weights import load_decoder

@@ -13,10 +13,10 @@ import pytest
 
 from earl.bus import Bus, EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.dispatcher import Dispatcher, SequenceRead
-from earl.dispatch.registry import Registry
-from earl.dispatch.sequences import SequenceStore
-from earl.dispatch.store import TensorStore
+from earl.dispatch.publish.sequence_store import SequenceStore
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher, SequenceRead
+from earl.dispatch.registry.registry import Registry
 from earl.env.base import Ending
 from earl.errors import DescriptorMissing
 from earl.parallelism import Parallelism
@@ -24,10 +24,10 @@ from earl.rpc.access import OPEN
 from earl.rpc.server import Server
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
-from services.rollout import columns
-from services.rollout.agent import Outcome, Ticket
-from services.rollout.codec_scheduler import SchedulerLink
-from services.rollout.reports import Reporter
+from services.rollout.episode import columns
+from services.rollout.episode.agent import Outcome, Ticket
+from services.rollout.worker.reporter import Reporter
+from services.rollout.worker.scheduler_client import SchedulerLink
 
 KEY = "trajectories/rollout-0/1#{}/1"
 TICKET = Ticket(

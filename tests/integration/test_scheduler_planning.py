@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from earl.bus import Bus, EmbeddedValkey
-from services.scheduler import roles
-from services.scheduler.control import Scheduler
-from services.scheduler.dock import Location
-from services.scheduler.ranges import RangeSet
-from services.scheduler.records import Attempt, Member, Result, Verdict
+from services.scheduler.batches import consumers
+from services.scheduler.batches.columns import Location
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.records import Attempt, Member, Result, Verdict
+from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.runs import tictactoe
 
 
@@ -77,7 +77,7 @@ async def test_a_plan_names_the_columns_of_a_stage_that_leaves_just_then(tmp_pat
 
         def leave() -> None:
             scheduler.ledger.leave("ref", "left", drained=True)
-            roles.follow(scheduler.dock, scheduler.ledger)
+            consumers.follow(scheduler.dock, scheduler.ledger)
 
         asked = asyncio.create_task(scheduler.next_batch("t", 1, 1, 5.0))
         asyncio.get_running_loop().call_soon(leave)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from earl.bus import Bus
-from earl.cli.decisions import read_decisions
+from earl.cli.lib.decisions import read_decisions
 from earl.config.environment import EnvironmentConfig
 from earl.config.run import RunConfig
 from earl.config.scheduler import EvaluationConfig, SchedulerConfig

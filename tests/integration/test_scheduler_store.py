@@ -16,8 +16,9 @@ import pytest
 from earl.bus import Bus, EmbeddedValkey
 from earl.errors import BusUnavailable, LedgerFenced
 from earl.v1.events_pb2 import Event
-from services.scheduler.ledger import Ledger
-from services.scheduler.records import (
+from services.scheduler.journal.redis_store import LedgerStore
+from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.state.records import (
     KINDS,
     BatchCommitted,
     Changes,
@@ -26,7 +27,6 @@ from services.scheduler.records import (
     Result,
     TrajectoryReady,
 )
-from services.scheduler.store import LedgerStore
 from tests.support.ledger import RULES, Image, World
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from earl.cli.parallelism import app
+from earl.cli.show.parallelism import app
 from earl.config.environment import EnvironmentConfig
 from earl.config.rollout import RolloutConfig
 from earl.config.run import RunConfig
@@ -293,7 +293,7 @@ async def test_an_operator_shows_changes_and_pins(
     stack: Stack, workers: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(stack.directory.parent)
-    monkeypatch.setattr("earl.cli.completion.RUNS", Path("."))  # the one that goes on is found
+    monkeypatch.setattr("earl.cli.lib.completion.RUNS", Path("."))  # the one that goes on is found
 
     async def told(*arguments: str) -> Any:
         run = CliRunner().invoke

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from earl.cli.sink import app
+from earl.cli.show.sink import app
 from tests.support.launched import launch_in
 from tests.support.recorded import recorded
 

@@ -24,11 +24,11 @@ import psutil
 import pytest
 from textual.widgets import DataTable
 
-from earl.cli.look import Looker
+from earl.cli.lib.snapshot import Looker
 from earl.cli.top.screen import Top
 from earl.stack.record import is_held, read_record
 from tests.support.launched import MARK, ROOT, SMALL, TICTACTOE
-from tests.unit.test_cli_top import screen_of
+from tests.unit.cli.top.test_top import screen_of
 
 WAIT_S = 30.0
 

@@ -20,8 +20,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from earl.cli.decisions import read_decisions
-from earl.cli.parallelism import app as operator
+from earl.cli.lib.decisions import read_decisions
+from earl.cli.show.parallelism import app as operator
 from earl.errors import EpisodesFailing
 from earl.obs.catalogue import METRICS
 from earl.parallelism import Parallelism
@@ -68,7 +68,7 @@ def assert_decided(launched: Launched, steps: int) -> None:
     report = (launched.run_directory / "report.html").read_text()
     assert "Parallelism of rollout" in report and "Parallelism of trainer" in report
     told = subprocess.run(
-        [sys.executable, "-c", "from earl.cli.explain import app; app()", str(launched.run_directory)],
+        [sys.executable, "-c", "from earl.cli.show.explain import app; app()", str(launched.run_directory)],
         capture_output=True, text=True, check=True, timeout=60, cwd=ROOT,
     )  # fmt: skip
     assert f"rollout, step {steps + 1} (decided after step {steps}, 1 device)" in told.stdout

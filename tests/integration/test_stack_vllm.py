@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.rollout.engines.interpreter import interpreter_of
+from services.rollout.engines.process.interpreter import interpreter_of
 from tests.support import engines
 
 pytestmark = pytest.mark.skipif(

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from earl.parallelism import Parallelism
-from services.trainer import checkpoint
-from services.trainer.group import Group
-from services.trainer.saved import SavedModel
+from services.trainer.checkpoint import checkpoint
+from services.trainer.checkpoint.reader import SavedModel
+from services.trainer.ranks.process_group import Group
 from tests.support.cuts import CONFIGS, RANKS, SCRATCH, compute, config_of
 from tests.support.policy import gathered, model_directory, stepper_for
 

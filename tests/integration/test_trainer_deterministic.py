@@ -19,12 +19,12 @@ import xxhash
 
 from earl.config.run import RunConfig
 from earl.v1 import scheduler_pb2
-from services.trainer import checkpoint
-from services.trainer.codec import decode_plan
-from services.trainer.group import Group, leave
-from services.trainer.plan import Plan
-from services.trainer.runtime import settle
-from services.trainer.step import Stepper
+from services.trainer.api.codec import decode_plan
+from services.trainer.checkpoint import checkpoint
+from services.trainer.ranks.process_group import Group, leave
+from services.trainer.ranks.runtime import settle
+from services.trainer.step.plan import Plan
+from services.trainer.step.step import Stepper
 from tests.support.policy import (
     columns_of,
     configuration,

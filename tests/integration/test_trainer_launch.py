@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from earl.loopback import is_loopback
-from services.trainer.group import INTERFACES
+from services.trainer.ranks.process_group import INTERFACES
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = "tests.support.told_rank"

@@ -14,14 +14,14 @@ import torch
 
 from earl.bus import Bus, EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher, Read
+from earl.dispatch.registry.registry import Registry
 from earl.errors import DeadlineExceeded, VersionGone
-from services.trainer.group import Group
-from services.trainer.parallel import Policy
-from services.trainer.publish import WeightSlots, arena_bytes
-from services.trainer.side import Side
+from services.trainer.model.sharded_policy import Policy
+from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.process_group import Group
+from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 from tests.support.policy import configuration, model_directory, stepper_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")

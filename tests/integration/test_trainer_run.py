@@ -15,13 +15,13 @@ import pytest
 from safetensors import safe_open
 
 from earl.config.run import RunConfig
-from earl.dispatch.dispatcher import Read
+from earl.dispatch.read.reader import Read
 from earl.models.weights import check_model
 from earl.rpc.client import Client
 from earl.v1 import scheduler_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
-from services.trainer.export import write
-from services.trainer.manifest import FILE, Manifest
+from services.trainer.checkpoint.export import write
+from services.trainer.checkpoint.manifest import FILE, Manifest
 from tests.support.rollout import PlayedRollout
 from tests.support.stack import Stack, audited
 

@@ -9,7 +9,7 @@ from earl.rpc import Client
 from earl.rpc.access import OPEN
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from services.trainer.codec_scheduler import SchedulerLink
+from services.trainer.api.scheduler_client import SchedulerLink
 from tests.support.runs import tictactoe
 from tests.support.stack import Stack
 

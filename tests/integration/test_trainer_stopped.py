@@ -13,7 +13,7 @@ from earl.config.run import RunConfig
 from earl.rpc.client import Client
 from earl.v1 import trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
-from services.trainer.manifest import FILE, Manifest
+from services.trainer.checkpoint.manifest import FILE, Manifest
 from tests.support.rollout import PlayedRollout
 from tests.support.stack import Stack
 

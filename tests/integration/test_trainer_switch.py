@@ -9,7 +9,7 @@ import pytest
 
 from earl.bus import EmbeddedValkey
 from earl.config.model import ScratchModel
-from services.trainer.side import Side
+from services.trainer.ranks.io_thread import Side
 from tests.support.policy import SCRATCH, model_directory
 from tests.support.processes import run_ranks
 

@@ -17,12 +17,12 @@ import torch
 from earl.bus import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
 from earl.models.parallel import TensorParallel
-from services.rollout.engines.base import EngineSpec, LoadReport
-from services.rollout.engines.data_thread import DataThread
-from services.rollout.engines.ranks import Rank
-from services.rollout.engines.runner import Runner
-from services.rollout.engines.staging import Stager
-from services.trainer.side import Side
+from services.rollout.engines.contract.data_thread import DataThread
+from services.rollout.engines.contract.engine import EngineSpec, LoadReport
+from services.rollout.engines.contract.weight_staging import Stager
+from services.rollout.engines.torch.model_runner import Runner
+from services.rollout.engines.torch.ranks import Rank
+from services.trainer.ranks.io_thread import Side
 from tests.support.mesh_trainer import PUBLISHED, RANKS, SPEC, decoder
 
 CALL_S = 60.0

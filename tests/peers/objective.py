@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.scheduler.advantages import group_advantages
-from services.trainer.advantages import per_token, token_weights
-from services.trainer.losses import STAT_NAMES, PolicyGradient, policy_gradient
+from services.scheduler.batches.advantages import group_advantages
+from services.trainer.model.losses import STAT_NAMES, PolicyGradient, policy_gradient
+from services.trainer.step.advantages import per_token, token_weights
 
 TOLERANCE = 1e-5
 MEANS = {"bnpo": "token", "dapo": "token", "grpo": "sequence", "dr_grpo": "constant"}

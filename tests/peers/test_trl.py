@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.trainer.batch import Columns
-from services.trainer.group import Group
-from services.trainer.plan import Item, Plan
+from services.trainer.ranks.process_group import Group
+from services.trainer.step.batch import Columns
+from services.trainer.step.plan import Item, Plan
 from tests.peers import asking, cases, objective
 from tests.support import needs
 from tests.support.policy import alone, configuration, stepper_for

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from earl.dispatch import codec
-from earl.dispatch.classes import ClassShard, TensorClass, spaced
-from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef, host_id
-from earl.dispatch.resolve import Copies, FromArena, Read
-from earl.dispatch.resolve_classes import CREDIT_BYTES, resolve
+from earl.dispatch.describe.descriptor import ArenaRef, Descriptor, RegionRef, host_id
+from earl.dispatch.describe.tensor_classes import ClassShard, TensorClass, spaced
+from earl.dispatch.read.resolve import Copies, FromArena, Read
+from earl.dispatch.read.resolve_classes import CREDIT_BYTES, resolve
+from earl.dispatch.registry import codec
 from earl.dispatch.transport.copying import copy
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from earl.config.model import ScratchModel
 from earl.config.run import RunConfig
 from earl.parallelism import Parallelism
-from services.trainer import checkpoint
-from services.trainer.group import Group, leave
+from services.trainer.checkpoint import checkpoint
+from services.trainer.ranks.process_group import Group, leave
 from tests.support.policy import (
     ADAPTED_CONFIG,
     RANKS_CONFIG,

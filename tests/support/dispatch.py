@@ -20,12 +20,12 @@ import pytest_asyncio
 from earl.bus.connection import open_redis
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.descriptor import ArenaRef, Descriptor, RegionRef
-from earl.dispatch.dispatcher import Dispatcher, Read, Receipt
-from earl.dispatch.layout import Box
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.describe.descriptor import ArenaRef, Descriptor, RegionRef
+from earl.dispatch.layout.box import Box
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher, Read, Receipt
+from earl.dispatch.registry.registry import Registry
 from tests.support.content import MIB
 
 # Ends what hangs: a busy machine is slow, and need not fail for it.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorSpec, TensorStore
+from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
+from earl.dispatch.registry.registry import Registry
 from tests.support.content import random_bytes
 
 

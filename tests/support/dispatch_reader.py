@@ -13,8 +13,8 @@ import numpy as np
 
 from earl.bus.connection import open_redis
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.registry import Registry
+from earl.dispatch.read.reader import Dispatcher, Read
+from earl.dispatch.registry.registry import Registry
 
 # Its test ends it long before.
 READ_S = 60.0

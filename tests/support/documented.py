@@ -26,7 +26,7 @@ SPOKEN_PROGRAMS = PROGRAMS - {".", "cd", "earl", "export"} | {"podman", "promtoo
 SUITE = "is the suite, or a check, itself: .ci/run calls it in a fresh clone"
 MINUTES = "trains for many minutes: {} does"
 CONTAINERS = "takes images and a Docker daemon: tests/containers does it with podman"
-CLUSTER = "takes a cluster or a registry, never done here: tests/unit/test_deploy.py checks what it is given"
+CLUSTER = "takes a cluster, never done here: tests/unit/deploy/test_deploy.py checks what it is given"
 ROTATION = "takes the image: tests/integration/test_deploy_secrets.py does it without"
 OWN_ENVIRONMENT = "takes an environment of gigabytes: .ci/run calls `make setup-vllm` and `make test-vllm`"
 NODE = "takes npm's registry: tests/integration/test_env_typescript.py"
@@ -139,7 +139,7 @@ SPOKEN: Mapping[str, Mapping[str, str]] = {
     },
     "docs/adapters.md": {"pytest -m slow tests/integration/test_adapters_sweep.py": SUITE},
     "docs/benchmarks.md": {
-        "python -m tests.peers.asking": "takes TRL's environment; what it wrote: tests/unit/test_peers.py"
+        "python -m tests.peers.asking": "takes TRL's environment; its output: tests/unit/stack/test_peers.py"
     },
     "docs/comparison.md": {"pip install": NAMED},
     "docs/dashboard.md": {
@@ -149,7 +149,7 @@ SPOKEN: Mapping[str, Mapping[str, str]] = {
     "docs/deploy.md": {
         "podman play kube": f"{NAMED}: tests/containers/test_kube.py calls it",
         "python -m earl.stack.prepare --run FILE": RUNS_IT.format("tests/drills/test_own_start.py"),
-        "python -m earl.rpc.probe localhost:7000 [SERVICE]": RUNS_IT.format("tests/unit/test_rpc_probe.py"),
+        "python -m earl.rpc.probe localhost:7000 [SERVICE]": RUNS_IT.format("tests/unit/rpc/test_probe.py"),
         "python -m earl.bus.ping": RUNS_IT.format("tests/containers/test_compose.py"),
         **dict.fromkeys(
             (

@@ -22,13 +22,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.layout import shard_box
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import Placed, TensorStore
+from earl.dispatch.layout.box import shard_box
+from earl.dispatch.publish.tensor_store import Placed, TensorStore
+from earl.dispatch.registry.registry import Registry
 from earl.models.module import Decoder
 from earl.models.spec import spec_of
-from services.rollout.engines.base import EngineSpec, GenerateRequest
-from services.rollout.engines.client import EngineProcess
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.process.client import EngineProcess
 
 SELECTED = os.environ.get("EARL_TEST_ENGINES", "torch").split(",")
 # Every engine that the suite can run against. vLLM's start is the dear part of it, with two ranks

@@ -11,11 +11,10 @@ import random
 from dataclasses import dataclass, field
 
 from earl.errors import EarlError, LedgerError
-from services.scheduler import program
-from services.scheduler.ledger import Ledger
-from services.scheduler.ranges import RangeSet
-from services.scheduler.reconcile import reconcile
-from services.scheduler.records import (
+from services.scheduler.ledger import phases
+from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.ledger.reconcile import reconcile
+from services.scheduler.state.records import (
     Attempt,
     Batch,
     BatchCommitted,
@@ -28,7 +27,8 @@ from services.scheduler.records import (
     Ticket,
     Verdict,
 )
-from services.scheduler.rules import Rules
+from services.scheduler.state.rules import Rules
+from services.scheduler.state.ticket_ranges import RangeSet
 
 RULES = Rules(
     seed=7, warmup_batches=2, warmup_episodes=3, steps=4, group_size=2, batch_groups=2,
@@ -121,7 +121,7 @@ class World:
         chance = self.choices.random()
         try:
             answer = operation()
-            program.advance(self.ledger, self.now)
+            phases.advance(self.ledger, self.now)
         except LedgerError:
             self._store()
             raise
@@ -141,7 +141,7 @@ class World:
 
     def act_quietly(self, operation):
         answer = operation()
-        program.advance(self.ledger, self.now)
+        phases.advance(self.ledger, self.now)
         self._store()
         return answer
 
@@ -272,7 +272,7 @@ class World:
     def next_batch(self) -> Batch | None:
         def ask() -> Batch | None:
             self.ledger.trainer("trainer", self.trainer, self.now)
-            return program.next_batch(self.ledger, self.now)
+            return phases.next_batch(self.ledger, self.now)
 
         return self.act(ask)
 
@@ -374,7 +374,7 @@ class World:
             self.load(rollout)
         self.ledger.seen("trainer", self.trainer, self.now)
         for _ in range(2000):
-            if program.phase(self.ledger) == program.DONE:
+            if phases.phase(self.ledger) == phases.DONE:
                 break
             self.now += 1.0
             self.act(lambda: self.ledger.expire(self.now))
@@ -386,7 +386,7 @@ class World:
             self.ledger.seen("trainer", self.trainer, self.now)
             self.train(manifest_first=False)
             self.check()
-        assert program.phase(self.ledger) == program.DONE, self.ledger.book.counts()
+        assert phases.phase(self.ledger) == phases.DONE, self.ledger.book.counts()
         counts = self.ledger.book.counts()
         assert not set(counts) & {"pending", "leased", "ready", "planned"}, counts
         rules = self.rules

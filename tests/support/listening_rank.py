@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from services.trainer.group import Group, leave
+from services.trainer.ranks.process_group import Group, leave
 
 
 def listening(process: psutil.Process | None) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from earl.cli.env.codec import Latency, Listed
-from earl.cli.look import Look, State
+from earl.cli.lib.gateway_codec import Latency, Listed
+from earl.cli.lib.snapshot import Look, State
 from earl.stack.status import (
     Lease,
     Ledger,

@@ -13,16 +13,16 @@ import torch
 
 from earl.bus import Bus
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.registry.registry import Registry
 from earl.models.module import Decoder, initialise
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
-from services.trainer.cut import Cut
-from services.trainer.group import Group, leave
-from services.trainer.parallel import Policy
-from services.trainer.publish import WeightSlots, arena_bytes
-from services.trainer.side import Side
+from services.trainer.model.sharded_policy import Policy
+from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.process_group import Group, leave
+from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 
 RANKS = 4
 # What the ranks cut unevenly: 7 rows of a head's 14, 11 of 22 inner ones, 29 of the vocabulary. Four tp ranks

@@ -13,11 +13,11 @@ import sys
 import numpy as np
 import torch
 
-from earl.dispatch.exchange import Recut
-from earl.dispatch.layout import Box
-from earl.dispatch.placements import Placement, placement_boxes
-from services.trainer.group import Group, leave
-from services.trainer.move import Column, Memory, Moved, move
+from earl.dispatch.layout.box import Box
+from earl.dispatch.layout.placements import Placement, placement_boxes
+from earl.dispatch.plan.reshard_plan import Recut
+from services.trainer.ranks.process_group import Group, leave
+from services.trainer.reshard.reshard import Column, Memory, Moved, move
 
 RANKS = 4
 CHUNK_BYTES = 512

@@ -16,14 +16,14 @@ from earl.config.run import RunConfig
 from earl.models.create import write_scratch
 from earl.models.spec import load_spec
 from earl.parallelism import Parallelism
-from services.trainer.batch import Columns
-from services.trainer.cut import Cut
-from services.trainer.group import Group
-from services.trainer.manifest import Progress
-from services.trainer.parallel import Policy
-from services.trainer.plan import Item, Plan
-from services.trainer.step import Stepper
-from services.trainer.tickets import TicketSet
+from services.trainer.checkpoint.manifest import Progress
+from services.trainer.checkpoint.ticket_ranges import TicketSet
+from services.trainer.model.sharded_policy import Policy
+from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.step.batch import Columns
+from services.trainer.step.plan import Item, Plan
+from services.trainer.step.step import Stepper
 
 # Sizes that 2 and 3 ranks cut unevenly; of 4 vocabulary rows the last of 3 ranks gets none.
 SCRATCH = ScratchModel(hidden_size=24, intermediate_size=20, layers=2, heads=2, kv_heads=1)

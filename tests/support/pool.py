@@ -8,8 +8,7 @@ from typing import Any
 
 from earl.errors import ContextTooLong, EngineLost, VersionGone
 from earl.models.spec import ModelSpec
-from services.rollout.cuts import Cuts
-from services.rollout.engines.base import (
+from services.rollout.engines.contract.engine import (
     Engine,
     EngineSpec,
     EngineStats,
@@ -20,8 +19,9 @@ from services.rollout.engines.base import (
     KvSession,
     LoadReport,
 )
-from services.rollout.members import Publication
-from services.rollout.pool import EnginePool
+from services.rollout.pool.layouts import Cuts
+from services.rollout.pool.pool import EnginePool
+from services.rollout.pool.replicas import Publication
 
 VOCABULARY, CONTEXT, TOKEN_BYTES = 97, 256, 8
 MODEL = ModelSpec("llama", 16, 1, 4, 4, 4, 16, VOCABULARY)

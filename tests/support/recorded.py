@@ -9,13 +9,13 @@ from pathlib import Path
 
 from earl.config.load import load_run
 from earl.transcript import Sampled, Turn
-from services.scheduler.dock import Progress
-from services.scheduler.endings import Endings
-from services.scheduler.fleet import Moved
-from services.scheduler.monitor import Monitor
-from services.scheduler.records import Ending, Evaluation, Member, Purpose, Result, Ticket
-from services.scheduler.report import RunReport
-from services.scheduler.samples import Samples
+from services.scheduler.batches.columns import Progress
+from services.scheduler.files.endings import Endings
+from services.scheduler.files.metrics_files import RunReport
+from services.scheduler.files.samples import Samples
+from services.scheduler.monitor.workers import Moved
+from services.scheduler.monitor.workload import Monitor
+from services.scheduler.state.records import Ending, Evaluation, Member, Purpose, Result, Ticket
 from tests.support.selection import selecting
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"

@@ -12,13 +12,13 @@ from collections.abc import Callable
 import numpy as np
 
 from earl.bus import Bus
-from earl.dispatch.dispatcher import Dispatcher
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher
+from earl.dispatch.registry.registry import Registry
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from services.rollout.columns import DTYPES, shelf
+from services.rollout.episode.columns import DTYPES, shelf
 from tests.support.stack import Stack
 
 NAME = "rollout-0"

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from earl.parallelism import Parallelism
-from services.scheduler.monitor import KvUse, Monitor, Seen, Step
-from services.scheduler.selection import Selection
+from services.scheduler.monitor.length_sketch import Quantiles
+from services.scheduler.monitor.workload import KvUse, Monitor, Seen, Step
+from services.scheduler.parallelism.selector_loop import Selection
 from services.scheduler.selector.decision import Candidate, Decision, Workload
 from services.scheduler.selector.stages import Stages
-from services.scheduler.sketch import Quantiles
 
 DP2, TP2 = Parallelism(dp=2), Parallelism(tp=2)
 

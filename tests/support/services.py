@@ -17,8 +17,8 @@ from pathlib import Path
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.run import RunConfig
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.registry.registry import Registry
 from earl.env import EnvHost, Environment, StepResult
 from earl.env.base import Limits, Observation
 from earl.env.session import GatewayClient
@@ -33,25 +33,25 @@ from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from services.env_gateway import servicer as gateway_servicer
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.servicer import EnvGatewayServicer
-from services.rollout import columns
 from services.rollout import service as rollout_service
-from services.rollout.agent import Agent
-from services.rollout.codec_scheduler import SchedulerLink
-from services.rollout.engines.client import EngineProcess
-from services.rollout.gauges import Gauges
-from services.rollout.pool import EnginePool
-from services.rollout.servicer import RolloutServicer
-from services.rollout.telemetry import BusySpans
-from services.rollout.worker import Parts, RolloutWorker
-from services.scheduler import servicer as scheduler_servicer
-from services.scheduler.control import Scheduler
-from services.scheduler.servicer import SchedulerServicer
-from services.trainer.activity import Activity
-from services.trainer.codec_scheduler import SchedulerLink as TrainerLink
-from services.trainer.epochs import Epochs
-from services.trainer.requests import Requests
-from services.trainer.servicer import TrainerServicer
-from services.trainer.servicer import serve as serve_trainer
+from services.rollout.api.servicer import RolloutServicer
+from services.rollout.engines.process.client import EngineProcess
+from services.rollout.episode import columns
+from services.rollout.episode.agent import Agent
+from services.rollout.episode.busy_spans import BusySpans
+from services.rollout.pool.pool import EnginePool
+from services.rollout.worker.gauges import Gauges
+from services.rollout.worker.scheduler_client import SchedulerLink
+from services.rollout.worker.worker import Parts, RolloutWorker
+from services.scheduler.api import servicer as scheduler_servicer
+from services.scheduler.api.servicer import SchedulerServicer
+from services.scheduler.scheduler import Scheduler
+from services.trainer.api.scheduler_client import SchedulerLink as TrainerLink
+from services.trainer.api.servicer import TrainerServicer
+from services.trainer.api.servicer import serve as serve_trainer
+from services.trainer.ranks.activity import Activity
+from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.switch_requests import Epochs
 from tests.support.runs import tictactoe
 
 BIND = "127.0.0.1:0"

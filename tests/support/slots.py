@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 
-from services.rollout.engines.base import GenerateRequest
-from services.rollout.engines.batch import GIVE_BACK
-from services.rollout.engines.slots import Slots
-from services.rollout.engines.waiting import Waiting
+from services.rollout.engines.contract.batch import GIVE_BACK
+from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.torch.slots import Slots
+from services.rollout.engines.torch.waiting_request import Waiting
 
 SLOTS, CONTEXT, PAGE, NEW = 4, 80, 8, 12
 

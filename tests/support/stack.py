@@ -24,7 +24,7 @@ from typing import Any
 
 from earl.bus import Bus
 from earl.config.run import RunConfig
-from earl.dispatch.arena_file import arena_directory
+from earl.dispatch.memory.arena_file import arena_directory
 from earl.rpc.audit import AUDIT_FILE
 from earl.stack import plan
 from earl.stack.ports import resolve_bind

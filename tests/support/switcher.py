@@ -16,18 +16,18 @@ import torch
 
 from earl.bus import Bus
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.layout import Box
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.layout.box import Box
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher, Read
+from earl.dispatch.registry.registry import Registry
 from earl.parallelism import Parallelism
-from services.trainer.epochs import Command, Deadlines, Outcome
-from services.trainer.group import Group, leave
-from services.trainer.publish import WeightSlots, arena_bytes
-from services.trainer.recut import TrainerChange
-from services.trainer.side import Side
-from services.trainer.step import Stepper
-from services.trainer.switch import switch
+from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.process_group import Group, leave
+from services.trainer.ranks.switch_requests import Command, Deadlines, Outcome
+from services.trainer.reshard.switch import switch
+from services.trainer.reshard.trainer_state import TrainerChange
+from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
+from services.trainer.step.step import Stepper
 from tests.support.policy import ADAPTED_CONFIG, RANKS_CONFIG, configuration, gathered, stepper_for, train
 
 CALL_S = 30.0

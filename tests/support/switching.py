@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from earl.parallelism import Parallelism
-from services.scheduler.book import Book
-from services.scheduler.ledger import Ledger
-from services.scheduler.records import Member
-from services.scheduler.switches import Answer, By, Command, Course, Ended, Replica, Switch
-from services.scheduler.switching import Switching
+from services.scheduler.ledger.index import Book
+from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.parallelism.switch_state import Switching
+from services.scheduler.state.records import Member
+from services.scheduler.state.switch_records import Answer, By, Command, Course, Ended, Replica, Switch
 from tests.support.ledger import RULES, Image
 
 STAGE, NUMBER = "rollout", 1

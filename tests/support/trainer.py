@@ -15,9 +15,9 @@ import numpy as np
 from safetensors import safe_open
 
 from earl.bus import Bus
-from earl.dispatch.dispatcher import Dispatcher, SequenceRead
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher, SequenceRead
+from earl.dispatch.registry.registry import Registry
 from earl.errors import UnknownWorker
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2

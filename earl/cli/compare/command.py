@@ -14,9 +14,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from earl.cli import completion
 from earl.cli.compare.figures import Figure, Measured, Value, figures, ratio, steps
 from earl.cli.compare.panels import rows, side_by_side, together
+from earl.cli.lib import completion
 from earl.cli.report.data import RunRecord, read_run
 from earl.cli.report.page import document
 from earl.cli.report.panels import card, table

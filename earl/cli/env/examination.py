@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from earl.cli import completion
 from earl.cli.env.arguments import AsJson, Task, access, task_of
+from earl.cli.lib import completion
 from earl.env.conformance.card import Card, Check, Verdict
 from earl.env.conformance.plan import Plan, chosen, recorded
 from earl.errors import ConfigError

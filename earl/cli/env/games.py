@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from earl.cli.env.arguments import access
-from earl.cli.env.codec import CALL_S, listed
+from earl.cli.lib.gateway_codec import CALL_S, listed
 from earl.env import Action, Ending, GatewayClient, Limits, Observation
 from earl.env.codec import observation
 from earl.env.conformance.acts import Act, Call, tools_of

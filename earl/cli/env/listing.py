@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from earl.cli.env.arguments import AsJson, Gateway, access, gateway_of
-from earl.cli.env.codec import CALL_S, Listed, listed, signature
+from earl.cli.lib.gateway_codec import CALL_S, Listed, listed, signature
 from earl.rpc.token_file import LOOKS
 from earl.visible import visible
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from earl.cli import completion
 from earl.cli.env.arguments import Task, task_of
-from earl.cli.env.codec import signature
 from earl.cli.env.games import Game, Shown, at_gateway, at_host
+from earl.cli.lib import completion
+from earl.cli.lib.gateway_codec import signature
 from earl.env.base import Action, ToolCall
 from earl.env.tool_calls import render
 from earl.errors import ConfigError

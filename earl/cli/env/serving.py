@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from earl.cli import completion
 from earl.cli.env.arguments import Gateway, gateway_of
+from earl.cli.lib import completion
 from earl.env.base import ISOLATIONS
 from earl.errors import ConfigError, ProcessFailed
 from earl.rpc.auth import split_address

@@ -6,8 +6,8 @@ import json
 
 import typer
 
+from earl.cli.lib.find_run import AsJson, NamedRun
 from earl.cli.report.page import write_report
-from earl.cli.running import AsJson, NamedRun
 
 app = typer.Typer(add_completion=False)
 

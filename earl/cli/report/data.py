@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from earl.cli.decisions import Line, read_decisions
+from earl.cli.lib.decisions import Line, read_decisions
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.obs.metrics import flat, read_lines

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
-from earl.cli.decisions import Line, changes
+from earl.cli.lib.decisions import Line, changes
 from earl.cli.report.charts import Band, Mark, Series, line_chart
 from earl.parallelism import Parallelism
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from earl.cli.decisions import changes
+from earl.cli.lib.decisions import changes
+from earl.cli.lib.switches import record_of
 from earl.cli.report.charts import Series, line_chart, smooth
 from earl.cli.report.data import Record, RunRecord
 from earl.cli.report.heatmap import columns, heat_map
 from earl.cli.report.layouts import layouts_chart
-from earl.cli.switches import record_of
 
 TRAIN = "train"
 SMOOTHING_STEPS = 8

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from earl.cli.look import looker_of
-from earl.cli.running import Gateway, RunDir, Scheduler
+from earl.cli.lib.find_run import Gateway, RunDir, Scheduler
+from earl.cli.lib.snapshot import looker_of
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)

@@ -1,4 +1,4 @@
-"""The screen of `earl top`: the tables of `earl.cli.panels`, brought up to date in place.
+"""The screen of `earl top`: the tables of `earl.cli.show.panels`, brought up to date in place.
 
     every_s ─► Looker.look ─► Look ─► headline, remarks, tables: only cells that changed are written
 
@@ -20,12 +20,12 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static
 
-from earl.cli import panels
-from earl.cli.live_view import sparkline
-from earl.cli.look import Look, State
-from earl.cli.panels import Table
-from earl.cli.recent import Recent
-from earl.cli.running import CALL_S
+from earl.cli.lib.find_run import CALL_S
+from earl.cli.lib.recent import Recent
+from earl.cli.lib.snapshot import Look, State
+from earl.cli.run.live_view import sparkline
+from earl.cli.show import panels
+from earl.cli.show.panels import Table
 from earl.errors import EarlError
 from earl.stack.status import RunStatus, WorkerState
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from earl.dispatch.pieces import Pieces
+from earl.dispatch.describe.pieces import Pieces
 
 # Up to here one assignment between memoryviews takes less than making two arrays; it holds the GIL.
 _SMALL_RUN_BYTES = 1 << 16

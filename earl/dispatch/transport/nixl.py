@@ -27,9 +27,9 @@ import numpy as np
 import xxhash
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.arena_file import SLOT_BYTES, SLOT_WORDS
-from earl.dispatch.descriptor import ArenaRef
-from earl.dispatch.pieces import Pieces
+from earl.dispatch.describe.descriptor import ArenaRef
+from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.memory.arena_file import SLOT_BYTES, SLOT_WORDS
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.copying import copy
 from earl.dispatch.transport.handshake import check_dialled

@@ -8,7 +8,7 @@ import contextlib
 import msgspec
 import numpy as np
 
-from earl.dispatch.arena_file import SLOT_BYTES, Header
+from earl.dispatch.memory.arena_file import SLOT_BYTES, Header
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.handshake import greet

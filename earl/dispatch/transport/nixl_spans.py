@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from earl.dispatch.pieces import Pieces, Regions
+from earl.dispatch.describe.pieces import Pieces, Regions
 from earl.errors import LayoutError
 
 # A span costs about as much as reading this many bytes: smaller gaps are read along.

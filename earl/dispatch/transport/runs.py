@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from earl.dispatch.pieces import Pieces, counted
+from earl.dispatch.describe.pieces import Pieces, counted
 
 _READ = 0x100  # PyBUF_READ
 _view = ctypes.pythonapi.PyMemoryView_FromMemory

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from earl.dispatch.arena import MappedArena
-from earl.dispatch.descriptor import ArenaRef, host_id
-from earl.dispatch.pieces import Pieces
+from earl.dispatch.describe.descriptor import ArenaRef, host_id
+from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.memory.arena import MappedArena
 from earl.dispatch.transport.base import Transport, refuse_mismatch, settle
 from earl.dispatch.transport.copying import copy
 from earl.errors import PeerLost, RegionGone, TransportUnavailable

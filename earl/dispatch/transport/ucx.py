@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.descriptor import ArenaRef
-from earl.dispatch.pieces import Pieces, Regions, most_blocks
+from earl.dispatch.describe.descriptor import ArenaRef
+from earl.dispatch.describe.pieces import Pieces, Regions, most_blocks
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.buffers import Buffers

@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from earl.dispatch.pieces import most_blocks
+from earl.dispatch.describe.pieces import most_blocks
 from earl.errors import EarlError, PeerLost, RegionGone
 
 MAGIC = "earl-read-2"

@@ -23,7 +23,7 @@ from services.scheduler.memory.rollout import RolloutNumbers, rollout_memory
 from services.scheduler.memory.trainer import Lora, TrainerNumbers, trainer_memory
 
 Device = Literal["cpu", "cuda"]
-# services.trainer.prefixes.SHORTEST_SHARED.
+# services.trainer.step.prefix_packing.SHORTEST_SHARED.
 SHORTEST_SHARED = 8
 
 
@@ -112,8 +112,9 @@ class _Pass:
 
 
 def _micro_batch(load: Load, sequences: int, capacity: int, share: bool, cut: Parallelism) -> _Pass:
-    """The fullest of services.trainer.prefixes.bins: full, if there are tokens enough. A sequence is cut
-    by context parallelism only; several are moved for attention, as if of unlike length (packing.py)."""
+    """The fullest of services.trainer.step.prefix_packing.bins: full, if there are tokens enough. A
+    sequence is cut by context parallelism only; several are moved for attention, as if of unlike length
+    (packing.py)."""
     context = load.context_tokens
     padded = max(context, min(capacity, sequences * context))
     rows = padded

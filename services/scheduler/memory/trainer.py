@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from services.scheduler.memory.numbers import ModelNumbers, Shapes, elements
 from services.scheduler.memory.parts import MARGIN, ROW_BYTES, WIDE_BYTES, Memory, chunk_elements, largest
 
-# services.trainer.publish.SLOTS.
+# services.trainer.reshard.weight_slots.SLOTS.
 SLOTS = 2
 # AdamW keeps two moments in float32.
 MOMENTS = 2

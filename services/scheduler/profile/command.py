@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from earl.cli.run import INTERRUPTED, OverridableCommand, overrides_of
+from earl.cli.run.launch import INTERRUPTED, OverridableCommand, overrides_of
 from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, ModelNotFound

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from earl.errors import ConfigError, IllegalParallelism
 from earl.parallelism import Parallelism
-from services.scheduler.csv_text import Cells, positive, records, text_of
+from services.scheduler.profile.csv_text import Cells, positive, records, text_of
 
 STAGES = ("rollout", "reference", "trainer")
 COLUMNS = (

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from earl.errors import ConfigError
-from services.scheduler.csv_text import Cells, positive, records, text_of
+from services.scheduler.profile.csv_text import Cells, positive, records, text_of
 from services.scheduler.selector.decision import Workload
 
 COLUMNS = ("step", "mean_tokens", "p95_tokens", "max_tokens", "concurrency", "devices")

@@ -32,8 +32,8 @@ def main() -> int:
             return launch(sys.argv[1:], ranks, "services.trainer.reference")
     except EarlError as error:
         return ended_by(error)
-    from services.trainer.group import leave  # heavy: after the configuration was read
-    from services.trainer.rank import run_rank
+    from services.trainer.rank_process import run_rank
+    from services.trainer.ranks.process_group import leave  # heavy: after the configuration was read
     from services.trainer.reference.service import serve
 
     leave(run_rank(config, directory, arguments.name, serve))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from earl.parallelism import Parallelism
 from earl.rpc.access import Access
 from earl.v1 import common_pb2, scheduler_pb2
-from services.trainer.codec_membership import PATIENCE_S, Membership
+from services.trainer.api.membership import PATIENCE_S, Membership
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.peers import advertised
 from earl.rpc.server import Server
 from earl.rpc.tokens import accepted
-from services.trainer.activity import Activity
-from services.trainer.codec_membership import PATIENCE_S
-from services.trainer.epochs import Epochs, Outcome
+from services.trainer.api.membership import PATIENCE_S
+from services.trainer.api.servicer import StageServicer, serve
+from services.trainer.ranks.activity import Activity
+from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.switch_requests import Epochs, Outcome
 from services.trainer.reference.codec_scheduler import Column, Item, Offer, ReferenceLink
 from services.trainer.reference.origin import Origin
-from services.trainer.requests import Requests
-from services.trainer.servicer import StageServicer, serve
-from services.trainer.side import Side
 
 log = logging.getLogger(__name__)
 

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from earl.config.run import RunConfig
-from earl.dispatch.descriptor import numpy_dtype
-from earl.dispatch.dispatcher import Dispatcher, Read
-from earl.dispatch.layout import Box
+from earl.dispatch.describe.descriptor import numpy_dtype
+from earl.dispatch.layout.box import Box
+from earl.dispatch.read.reader import Dispatcher, Read
 from earl.errors import CheckpointError
 from earl.models.spec import ModelSpec
 from earl.models.weights import save_checkpoint
+from services.trainer.ranks.io_thread import Side
 from services.trainer.reference.policy import ReferencePolicy
-from services.trainer.side import Side
 
 # Bytes that are read at once: a receive buffer of this size exists beside the model.
 PART_BYTES = 256 << 20

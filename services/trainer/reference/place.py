@@ -9,7 +9,7 @@ import torch.distributed as dist
 from earl.errors import ConfigError
 from earl.models.parallel import TensorParallel
 from earl.parallelism import Parallelism
-from services.trainer.group import Group
+from services.trainer.ranks.process_group import Group
 
 
 @dataclass(frozen=True, slots=True)

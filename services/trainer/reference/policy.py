@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from earl.dispatch.layout import Box, chunk_range
+from earl.dispatch.layout.box import Box, chunk_range
 from earl.errors import TrainerError
 from earl.models.module import Decoder
 from earl.models.parallel import TensorParallel
 from earl.models.slices import tp_box
 from earl.models.spec import ModelSpec
 from earl.models.weights import Checkpoint, load_decoder
-from services.trainer.prefixes import bins, rows_of
+from services.trainer.step.prefix_packing import bins, rows_of
 
 
 @dataclass(frozen=True, slots=True)

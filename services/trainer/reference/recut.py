@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from earl.dispatch.exchange import Recut
-from earl.dispatch.layout import Box
+from earl.dispatch.layout.box import Box
+from earl.dispatch.plan.reshard_plan import Recut
 from earl.errors import IllegalParallelism
 from earl.models.spec import ModelSpec
 from earl.models.tp import check_tp
 from earl.parallelism import Parallelism
-from services.trainer.move import Column, Memory, boxes_by_rank
 from services.trainer.reference.place import Place, take_place
 from services.trainer.reference.policy import ReferencePolicy, Trajectory
-from services.trainer.switch import canary_tokens
+from services.trainer.reshard.reshard import Column, Memory, boxes_by_rank
+from services.trainer.reshard.switch import canary_tokens
 
 
 def check(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> None:

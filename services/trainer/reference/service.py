@@ -17,21 +17,23 @@ from earl.bus import Bus
 from earl.bus.published import last_published
 from earl.config.reference import reference_bytes
 from earl.config.run import RunConfig
-from earl.dispatch.arena_file import arena_directory
-from earl.dispatch.dispatcher import Dispatcher
-from earl.dispatch.registry import Registry
-from earl.dispatch.store import TensorStore
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher
+from earl.dispatch.registry.registry import Registry
 from earl.models.spec import load_spec
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.peers import peer
 from earl.rpc.token_file import Role
-from services.trainer.activity import Activity
-from services.trainer.codec_membership import PATIENCE_S
-from services.trainer.epochs import Epochs
-from services.trainer.figures import serve_figures
-from services.trainer.group import Group
+from services.trainer.api.membership import PATIENCE_S
+from services.trainer.api.metrics import serve_figures
+from services.trainer.ranks.activity import Activity
+from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.switch_requests import Epochs
 from services.trainer.reference.codec_scheduler import ReferenceLink
 from services.trainer.reference.lead import SLACK_S, Lead
 from services.trainer.reference.origin import Origin
@@ -40,9 +42,7 @@ from services.trainer.reference.policy import ReferencePolicy
 from services.trainer.reference.recut import check
 from services.trainer.reference.shelf import Shelf
 from services.trainer.reference.worker import ReferenceStage
-from services.trainer.requests import Requests
 from services.trainer.service import CLOSE_S
-from services.trainer.side import Side
 
 
 def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> None:

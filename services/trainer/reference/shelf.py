@@ -15,8 +15,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from earl.dispatch.layout import Box
-from earl.dispatch.store import TensorSpec, TensorStore
+from earl.dispatch.layout.box import Box
+from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
 from earl.errors import ArenaFull
 
 # Trajectories whose end is remembered: many more than are on their way at once.

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from earl.config.run import RunConfig
-from earl.dispatch.dispatcher import Dispatcher, SequenceRead
+from earl.dispatch.read.reader import Dispatcher, SequenceRead
 from earl.errors import DataPlaneError
 from earl.obs import tracing
-from services.trainer.activity import READING, SWITCHING, Activity, gathered, memory_fraction
-from services.trainer.epochs import Command
-from services.trainer.reader import transfers
+from services.trainer.ranks.activity import READING, SWITCHING, Activity, gathered, memory_fraction
+from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.switch_requests import Command
 from services.trainer.reference.codec_scheduler import Column, Item, decode_lease
 from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, SWITCH, VOID, Lead
 from services.trainer.reference.origin import Origin, Published
@@ -34,8 +34,8 @@ from services.trainer.reference.place import Place
 from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices, trainable
 from services.trainer.reference.recut import ReferenceChange
 from services.trainer.reference.shelf import Shelf, key
-from services.trainer.side import Side
-from services.trainer.switch import log_outcome, switch
+from services.trainer.reshard.switch import log_outcome, switch
+from services.trainer.step.reader import transfers
 
 log = logging.getLogger(__name__)
 

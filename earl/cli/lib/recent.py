@@ -1,0 +1,56 @@
+"""Latencies of the last minute, out of counts since the beginning, from look to look. Pure.
+
+counts of a look ─► kept for WINDOW_S ─► counts now - counts then ─► quantiles of what lies between
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from earl.cli.lib.gateway_codec import Latency, Listed
+from earl.obs.histogram import Histogram
+
+WINDOW_S = 60.0
+
+# When a look was taken, and the counts that it found.
+_Seen = deque[tuple[float, tuple[int, ...]]]
+
+
+class Recent:
+    """Remembers the looks of the last WINDOW_S at each environment."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], _Seen] = {}
+
+    def of(self, listed: Sequence[Listed], now_s: float) -> tuple[Listed, ...]:
+        """The same with latencies of what was answered in the last WINDOW_S, or since the first look if that
+        was later. now_s: of this look, on a clock that only goes forward.
+
+        At the first look, and of a gateway that gives no counts, they are those since the gateway began.
+        """
+        return tuple(
+            replace(
+                one,
+                reset=self._of((one.name, "reset"), one.reset, now_s),
+                step=self._of((one.name, "step"), one.step, now_s),
+            )
+            for one in listed
+        )
+
+    def _of(self, key: tuple[str, str], latency: Latency, now_s: float) -> Latency:
+        total = Histogram()
+        if len(latency.counts) != len(total.counts):
+            return latency
+        seen = self._seen.setdefault(key, deque())
+        if seen and any(now < then for now, then in zip(latency.counts, seen[-1][1], strict=True)):
+            seen.clear()  # the gateway was started again
+        seen.append((now_s, latency.counts))
+        while len(seen) > 1 and seen[1][0] <= now_s - WINDOW_S:
+            seen.popleft()
+        if len(seen) == 1:
+            return latency
+        total.counts = [now - then for now, then in zip(latency.counts, seen[0][1], strict=True)]
+        total.longest = latency.longest_s
+        return replace(latency, count=total.count, p50_s=total.quantile(0.5), p99_s=total.quantile(0.99))

@@ -1,0 +1,182 @@
+"""Say what works on this machine, each thing tried out, and what to do about the rest.
+
+Each probe runs in a process of its own and within PROBE_S, so that no library can take the command down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from earl.cli.machine import machine
+from earl.cli.machine.findings import Finding, data_plane
+from earl.config.data_plane import DataPlaneConfig
+from earl.config.load import load_run
+from earl.config.run import RunConfig
+from earl.errors import EarlError
+from earl.rpc.peers import told
+
+app = typer.Typer(add_completion=False)
+
+PROBES = ("memory", "ucx", "nixl", "rdma", "device")
+PROBE_S = 60.0
+
+
+@app.command(epilog="Example: earl doctor examples/tictactoe.toml")
+def doctor(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file that is meant.")
+    ] = None,
+    gateway: Annotated[
+        str, typer.Option("--gateway", metavar="HOST:PORT", help="Look at the env hosts there, too.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
+) -> None:
+    """Say what works on this machine, each thing tried out, and what to do about the rest.
+
+    Cores, memory, open files, clock; Redis, or the embedded Valkey where none is named; shared memory, UCX
+    and NIXL, which each move 16 MiB from an arena. With a run file its ports, its model and room for its
+    arenas, too. Exit code 1 if anything that the run file, or a run without one, needs does not work here;
+    what it does not need may be missing.
+    """
+    config = load_run(run_file) if run_file is not None else None
+    findings = asyncio.run(examined(config, gateway or os.environ.get("EARL_GATEWAY", "")))
+    works = not any(finding.fatal for finding in findings)
+    if as_json:
+        print(json.dumps({"works": works, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        print(
+            "\n".join(lines(findings, str(run_file) if run_file is not None else "a run with the defaults"))
+        )
+    raise typer.Exit(0 if works else 1)
+
+
+async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
+    """Every finding, in the order in which they are read."""
+    plane = config.data_plane if config is not None else DataPlaneConfig()
+    found = [*machine.of_machine(machine.machine())]
+    probed = await probe_all(plane)
+    if config is not None:
+        found.append(machine.of_ports(config))
+        model = await asked("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))
+        found.append(machine.of_model(config, model))
+        rollout = await asked("services.rollout.worker.arena_size", needed(config))
+        found.append(machine.of_arenas(config, probed["memory"]["facts"], rollout, model))
+    found += machine.of_redis(await redis(config.bus.redis_url if config is not None else ""))
+    if gateway:
+        found.append(await at_gateway(gateway, config.environment.name if config is not None else ""))
+    return [*found, *data_plane(plane, probed)]
+
+
+def needed(config: RunConfig) -> str:
+    """What the probe of a worker's needs reads. Not the bus: its URL may hold a password, and a remedy shows
+    what was read."""
+    return config.model_dump_json(exclude_defaults=True, exclude={"bus"})
+
+
+async def redis(configured: str) -> dict[str, Any]:
+    """{"facts", "error"} of the server that EARL_REDIS_URL names, else `configured`, else of the embedded."""
+    try:
+        url = told("EARL_REDIS_URL") or configured
+    except EarlError as error:
+        return _failed(error.message, error.remedy)
+    if url:
+        return await asked("earl.bus.probe", url, piped="echo REDIS_URL")
+    # Also of a probe that had to be killed nothing stays.
+    with tempfile.TemporaryDirectory(prefix="earl-doctor-", ignore_cleanup_errors=True) as scratch:
+        return await asked("earl.bus.probe", "", piped="true", environment={"TMPDIR": scratch})
+
+
+async def at_gateway(address: str, name: str) -> Finding:
+    from earl.cli.env.arguments import access
+    from earl.cli.lib.gateway_codec import CALL_S, listed
+    from earl.rpc.token_file import LOOKS
+
+    try:
+        found = await listed(address, access(*LOOKS), CALL_S)
+    except EarlError as error:
+        return machine.of_gateway(address, name, None, error)
+    return machine.of_gateway(address, name, {one.name: one.hosts for one in found}, None)
+
+
+def lines(findings: Sequence[Finding], who: str) -> Iterable[str]:
+    """A line for each finding, its remedy below it, and the verdict."""
+    for finding in findings:
+        mark = "ok" if finding.works else "NO" if finding.needed else "no"
+        yield f"{mark}  {finding.name:<15}  {finding.said}"
+        if finding.remedy:
+            yield f"{'':<21}-> {finding.remedy}"
+    fatal = ", ".join(finding.name for finding in findings if finding.fatal)
+    yield f"{who} cannot work here: {fatal}" if fatal else f"{who} works here"
+
+
+async def probe_all(config: DataPlaneConfig) -> dict[str, dict[str, Any]]:
+    """What each probe found, by name. One after the other: rates are not shared, nor is the arena's room."""
+    return {name: await probe(name, config) for name in PROBES}
+
+
+async def probe(name: str, config: DataPlaneConfig, timeout_s: float = PROBE_S) -> dict[str, Any]:
+    """{"facts", "error"} of one probe of the data plane."""
+    written = config.model_dump_json(exclude_defaults=True)
+    return await asked("earl.dispatch.probe", written, name, timeout_s=timeout_s)
+
+
+async def asked(
+    module: str,
+    given: str,
+    *arguments: str,
+    piped: str = "",
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = PROBE_S,
+) -> dict[str, Any]:
+    """{"facts", "error"} of `python -m module`; a crash and a timeout are errors like any other.
+
+    given: what it reads on standard input. piped: the command by which a person gives it that, where it is
+    not to be shown as it is. environment: beside this process's.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        env=os.environ | (environment or {}),
+    )
+    piped = piped or f"printf %s {shlex.quote(given)}"
+    by_hand = " ".join((piped, "| python -m", module, *arguments))
+    try:
+        async with asyncio.timeout(timeout_s):
+            out, err = await process.communicate(given.encode())
+    except TimeoutError:
+        return _failed(f"its probe did not end within {timeout_s:g} s", f"look why: {by_hand}")
+    finally:
+        if process.returncode is None:
+            # With what it started: a serving process of its own may be stuck too.
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    with suppress(ValueError, IndexError):
+        return json.loads(out.decode().splitlines()[-1])  # libraries may talk before it
+    last = (err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    said = f"its probe ended with {process.returncode}: {last}"
+    if last.startswith("ModuleNotFoundError"):
+        return _failed(said, 'pip install "earl[stack]", or what is missing alone')
+    return _failed(said, f"see all of it: {by_hand}")
+
+
+def _failed(message: str, remedy: str) -> dict[str, Any]:
+    return {"facts": {}, "error": {"message": message, "remedy": remedy}}

@@ -1,0 +1,191 @@
+"""What this machine and the servers of a run file are like, as facts and as findings with what to do.
+
+`facts` looks, `findings` judges: pure, so that every machine can be tried in a test.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from earl.cli.machine.findings import Finding
+from earl.config.run import RunConfig
+from earl.errors import EarlError
+from earl.obs.limits import available_bytes, host_bytes
+from earl.stack.ports import binds, resolve_all
+
+# Each process of a run holds hundreds of files, sockets and libraries.
+LEAST_FILES = 1024
+# Beside the model: a Python with torch, for every process that computes.
+LEAST_BYTES = 2 << 30
+MOST_SKEW_S = 1.0
+CLOCK_S = 0.02
+CLOCK_TRIES = 5
+# A version of the weights is published into one of two slots.
+SLOTS = 2
+GIB = 1 << 30
+
+_CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """cores: that this process may use; quota: of them by its cgroup, 0 for no bound. Sizes in bytes.
+
+    clock_error: by how much the monotonic clock and the wall clock disagreed over a moment, as a fraction.
+    """
+
+    cores: int
+    quota: float
+    memory_bytes: int
+    available_bytes: int
+    open_files: int
+    clock_error: float
+
+
+def machine() -> Machine:
+    """This one, as it is now."""
+    return Machine(
+        len(os.sched_getaffinity(0)),
+        quota(_CGROUP_CPU.read_text(encoding="ascii") if _CGROUP_CPU.is_file() else "max 100000"),
+        host_bytes(),
+        available_bytes(),
+        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        min(clock_error() for _ in range(CLOCK_TRIES)),
+    )
+
+
+def clock_error() -> float:
+    """Over one moment; too much if the process was kept waiting between two readings."""
+    monotonic, wall = time.monotonic(), time.time()
+    time.sleep(CLOCK_S)
+    passed_s = time.monotonic() - monotonic
+    return abs(time.time() - wall - passed_s) / passed_s
+
+
+def quota(text: str) -> float:
+    """Cores of a cgroup's cpu.max, such as "150000 100000"; 0 for "max"."""
+    bound, period = text.split()
+    return int(bound) / int(period) if bound.isdigit() else 0.0
+
+
+def of_machine(here: Machine) -> Iterator[Finding]:
+    """What is always said."""
+    usable = min(here.cores, here.quota) if here.quota else here.cores
+    said = f"{here.cores} to use" + (f", bounded to {here.quota:g} by the cgroup" if here.quota else "")
+    few = "give it two or more: rollout and trainer take turns on one" if usable < 2 else ""
+    yield Finding("cores", usable > 0, True, said, few, {"cores": here.cores, "quota": here.quota})
+    said = f"{here.available_bytes / GIB:.1f} of {here.memory_bytes / GIB:.1f} GiB are free"
+    little = here.available_bytes < LEAST_BYTES
+    remedy = f"free some: a small run takes {LEAST_BYTES / GIB:g} GiB" if little else ""
+    facts = {"memory_bytes": here.memory_bytes, "available_bytes": here.available_bytes}
+    yield Finding("memory", not little, True, said, remedy, facts)
+    enough = here.open_files == resource.RLIM_INFINITY or here.open_files >= LEAST_FILES
+    remedy = "" if enough else f"raise it: ulimit -n {LEAST_FILES}"
+    yield Finding(
+        "open files", enough, True, f"{here.open_files} at once", remedy, {"nofile": here.open_files}
+    )
+    steady = here.clock_error < 0.5
+    remedy = "" if steady else "let NTP slew the clock instead of setting it"
+    said = f"the wall clock runs with the monotonic one to {here.clock_error:.1%}"
+    yield Finding("clock", steady, True, said, remedy, {"clock_error": here.clock_error})
+
+
+def of_ports(config: RunConfig) -> Finding:
+    """Whether all that the run file binds on this machine is free now."""
+    asked = binds(config)
+    try:
+        resolve_all(config)
+    except EarlError as error:
+        return Finding("ports", False, True, error.message, error.remedy, asked)
+    chosen = sum(bind.endswith(":0") for bind in asked.values())
+    said = f"{len(asked) - chosen} are asked for and free, {chosen} are chosen at the start"
+    return Finding("ports", True, True, said, "", asked)
+
+
+def of_arenas(
+    config: RunConfig, memory: Mapping[str, Any], rollout: Mapping[str, Any], model: Mapping[str, Any]
+) -> Finding:
+    """Whether arena_dir has room for the arenas. rollout, model: what the probes found about one worker, and
+    about the model."""
+    for probed in (rollout, model):
+        if (error := probed["error"]) is not None:
+            return Finding("arenas", False, True, error["message"], error["remedy"], probed["facts"])
+    need = config.rollout.workers * int(rollout["facts"]["arena_bytes"])
+    need += SLOTS * int(model["facts"].get("bytes", 0))
+    free = int(memory.get("free_bytes", 0))
+    said = (
+        f"about {need / GIB:.2f} GiB are needed in {config.data_plane.arena_dir}, {free / GIB:.2f} are free"
+    )
+    fits = need <= free
+    remedy = (
+        ""
+        if fits
+        else (
+            "make the tmpfs larger (mount -o remount,size=…; docker run --shm-size), name another one in "
+            "data_plane.arena_dir, or set rollout.arena_bytes"
+        )
+    )
+    return Finding("arenas", fits, True, said, remedy, {"need_bytes": need, "free_bytes": free})
+
+
+def of_model(config: RunConfig, probed: Mapping[str, Any]) -> Finding:
+    facts, error = probed["facts"], probed["error"]
+    if error is not None:
+        return Finding("model", False, True, error["message"], error["remedy"], facts)
+    if not config.model.path:
+        said = f"made at the start, with random weights and a vocabulary of {facts['words']} words"
+    elif "package" in facts:
+        said = f"out of package {facts['package']} {facts['version']}, converted once"
+    else:
+        said = f"{facts['family']} of {facts['parameters'] / 1e6:,.0f} M parameters in {facts['path']}"
+        said += ", with its chat template" if facts["chat_template"] else ""
+    return Finding("model", True, True, said, "", facts)
+
+
+def of_redis(probed: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of a server that the run file or EARL_REDIS_URL names, or of the embedded one where none does."""
+    facts, error = probed["facts"], probed["error"]
+    if error is not None:
+        yield Finding("redis", False, True, error["message"], error["remedy"], facts)
+        return
+    if facts["embedded"]:
+        yield Finding("redis", True, True, f"the embedded Valkey {facts['version']} starts", "", facts)
+        return
+    said = f"{facts['server']} {facts['version']} at {facts['url']}"
+    if facts["evicts"]:
+        remedy = "set maxmemory-policy noeviction: the ledger must not be thrown away"
+        yield Finding("redis", False, True, f"{said} evicts ({facts['maxmemory_policy']})", remedy, facts)
+        return
+    kept = "keeps what it is told" if facts["appendonly"] else "forgets all when it ends"
+    remedy = (
+        "" if facts["appendonly"] else "set appendonly yes and appendfsync always, to resume after its end"
+    )
+    yield Finding("redis", True, True, f"{said}, {kept}", remedy, facts)
+    near = abs(facts["skew_s"]) <= MOST_SKEW_S
+    remedy = "" if near else "keep both clocks by NTP: times in logs and traces are compared"
+    yield Finding(
+        "redis clock", near, False, f"{facts['skew_s']:+.3f} s against this machine's", remedy, facts
+    )
+
+
+def of_gateway(address: str, name: str, listed: Mapping[str, int] | None, error: EarlError | None) -> Finding:
+    """listed: hosts by environment. name: that the run file asks for, "" for any."""
+    if error is not None or listed is None:
+        said = error.message if error is not None else "no answer"
+        remedy = error.remedy if error is not None else ""
+        return Finding("environments", False, True, said, remedy or f"start a gateway at {address}")
+    facts = {"gateway": address, "hosts": dict(listed)}
+    if not listed or (name and name not in listed):
+        said = f"no host serves {name or 'anything'} at {address}"
+        remedy = f"start one: earl env serve MODULE:CLASS --gateway {address}"
+        return Finding("environments", False, True, said, remedy, facts)
+    hosts = listed[name] if name else sum(listed.values())
+    return Finding(
+        "environments", True, True, f"{hosts} hosts serve {name or 'environments'} at {address}", "", facts
+    )

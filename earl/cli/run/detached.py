@@ -1,0 +1,172 @@
+"""A launcher that nobody looks at: `python -m earl.cli.run.detached`, as `earl up` starts it.
+
+    earl up ── what to run, a line of JSON on standard input ──► detached launcher, in a session of its own
+       ▲ ◄── how far it is, lines of JSON on standard output ────┘        │
+       └ leaves once everything is ready                                  └ stays until the run is over
+
+Until then the two belong together: standard input that ends says that `earl up` is gone, and the launch
+ends at once. What the launcher says goes to standard error, until it has the run's directory, and from
+then on to its logs/earl.log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, Any, Literal
+
+from pydantic import BaseModel
+
+from earl.cli.run.launch import INTERRUPTED, handled, last_words, write_results
+from earl.cli.run.plain_view import LoggedView
+from earl.config.run import RunConfig
+from earl.errors import EarlError
+from earl.obs import log
+from earl.stack.launcher import Outcome, Signals, launch
+from earl.stack.rundir import RunDirectory
+from earl.stack.status import ProcessState, RunStatus
+
+logger = logging.getLogger(__name__)
+NAME = "earl"
+
+
+class Order(BaseModel):
+    """What `earl up` asks for. waited_s: that it had taken before this process began."""
+
+    config: RunConfig
+    resume: bool
+    waited_s: float = 0.0
+
+
+class News(BaseModel):
+    """One line of what the launcher says to `earl up`.
+
+    "taken": the run's directory is this launch's. "processes": their states. "ready": all of them are, but
+    for those that failed and that the run goes on without.
+    "failed": nothing is left running; error is the catalogue's name.
+    """
+
+    kind: Literal["taken", "processes", "ready", "failed"]
+    directory: str = ""
+    states: dict[str, str] = {}
+    seconds: float = 0.0
+    error: str = ""
+    message: str = ""
+    remedy: str = ""
+    exit_code: int = 1
+    notes: list[str] = []
+
+
+class Channel:
+    """To `earl up`, until everything is ready; what is said later is for nobody."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file: IO[str] | None = file
+
+    @property
+    def open(self) -> bool:
+        return self._file is not None
+
+    def say(self, news: News) -> None:
+        if self._file is not None:
+            try:
+                self._file.write(news.model_dump_json(exclude_defaults=True) + "\n")
+                self._file.flush()
+            except BrokenPipeError:
+                self.close()  # its standard input tells, too
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(BrokenPipeError):
+                self._file.close()
+            self._file = None
+
+
+async def follow(order: Order, channel: Channel, started_at: float) -> Outcome:
+    """The whole run. Raises what the launch raises."""
+    signals = handled()
+    view = LoggedView()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin.fileno(), left_alone, signals)
+    said: dict[str, str] = {}
+
+    def update(processes: Sequence[ProcessState], status: RunStatus) -> None:
+        view.update(processes, status)
+        states = {one.name: one.state for one in processes}
+        if not channel.open or states == said:
+            return
+        said.update(states)
+        channel.say(News(kind="processes", states=states))
+        if all(one.is_settled for one in processes) and not signals.stop.is_set():
+            loop.remove_reader(sys.stdin.fileno())
+            channel.say(News(kind="ready", seconds=time.monotonic() - started_at))
+            channel.close()
+
+    def taken(directory: RunDirectory) -> None:
+        keep_words(directory)
+        channel.say(News(kind="taken", directory=str(directory.path)))
+
+    return await launch(
+        order.config,
+        resume=order.resume,
+        started_at=started_at,
+        signals=signals,
+        on_update=update,
+        on_taken=taken,
+    )
+
+
+def left_alone(signals: Signals) -> None:
+    """Standard input has ended: whoever waited for this run is gone."""
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    signals.rush()
+
+
+def keep_words(directory: RunDirectory) -> None:
+    """From now on standard output and error are the run's log of this process."""
+    with open(directory.log(NAME), "ab") as kept:
+        for descriptor in (1, 2):
+            os.dup2(kept.fileno(), descriptor)
+    log.setup(NAME)
+    # Of every call that this process makes: nothing that a person wants.
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def failed(error: EarlError) -> News:
+    return News(
+        kind="failed",
+        error=type(error).__name__,
+        message=error.message,
+        remedy=error.remedy,
+        exit_code=error.exit_code,
+        notes=list(getattr(error, "__notes__", [])),
+    )
+
+
+def main() -> int:
+    channel = Channel(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+    logging.getLogger().addHandler(logging.NullHandler())  # until there is a log
+    order = Order.model_validate_json(sys.stdin.readline())
+    started_at = time.monotonic() - order.waited_s
+    try:
+        outcome = asyncio.run(follow(order, channel, started_at))
+    except EarlError as error:
+        told: dict[str, Any] = {"fields": {"error": type(error).__name__, "exit_code": error.exit_code}}
+        logger.error("%s", error, extra=told)
+        channel.say(failed(error))
+        return error.exit_code
+    if outcome.begun:
+        write_results(outcome, order.config)
+    for line in last_words(outcome):
+        logger.info("%s", line)
+    return 0 if outcome.complete else INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""End a run as Ctrl-C would, and wait until nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from earl.cli.lib.find_run import AsJson, RunDir, chosen, config_of, newest
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, ProcessFailed
+from earl.stack import leftovers
+from earl.stack.leftovers import Leftovers
+from earl.stack.record import is_held, read_record
+
+app = typer.Typer(add_completion=False)
+
+# Of a launcher that has just taken the directory: its record comes at once.
+RECORD_S = 5.0
+# Beyond stack.stop_s, which bounds the workers' end and that of all others: the last status, the report.
+SLACK_S = 60.0
+HURRIED_S = 20.0
+# A launcher that was killed leaves its warden to end the rest.
+WARDEN_S = 15.0
+POLL_S = 0.05
+
+
+@app.command(epilog="Example: earl down runs/tictactoe")
+def down(
+    run: RunDir = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Do not wait for a checkpoint: end everything at once.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """End a run as Ctrl-C would, and wait until nothing of it is left.
+
+    The trainer saves a checkpoint and leaves, the report is written, every process is told to stop.
+    Of a run whose launcher was killed, what is left is ended and removed. Ends with code 13 if anything
+    could not be, and with 2 for services that no launcher started, which it does not touch.
+    """
+    ended = end(found(run), now=now)
+    if as_json:
+        print(json.dumps(ended.as_object()))
+    else:
+        for line in ended.lines():
+            sys.stderr.write(f"{line}\n")
+    if ended.remains:
+        raise ProcessFailed(f"of {ended.directory} there still is {ended.remains}", "end it yourself")
+
+
+def found(run: Path | None) -> Path:
+    """The run that goes on, or else the newest one of which something is left. Raises ConfigError."""
+    try:
+        return chosen(run)
+    except ConfigError:
+        if run is None and not any(is_held(directory) for directory in newest()):
+            for directory in newest():
+                record = read_record(directory)
+                if record is not None and leftovers.find(directory, record):
+                    return directory
+        raise
+
+
+@dataclass(slots=True)
+class Ended:
+    """How it went. was_running: False for a run that had no launcher. left: what had to be cleaned up."""
+
+    directory: Path
+    was_running: bool
+    outcome: str = ""
+    seconds: float = 0.0
+    left: Leftovers = field(default_factory=Leftovers)
+    remains: Leftovers = field(default_factory=Leftovers)
+
+    def as_object(self) -> dict[str, Any]:
+        return {
+            "run": self.directory.name,
+            "directory": str(self.directory),
+            "was_running": self.was_running,
+            "outcome": self.outcome or None,
+            "down_s": round(self.seconds, 3),
+            "left": asdict(self.left),
+            "remains": asdict(self.remains),
+            "resume": self.resume or None,
+        }
+
+    @property
+    def resume(self) -> str:
+        """The command that goes on with it, "" if there is nothing to go on with."""
+        toml = self.directory / "run.toml"
+        return f"earl up {toml} --resume" if self.outcome != "complete" and toml.is_file() else ""
+
+    def lines(self) -> list[str]:
+        name = str(self.directory)
+        if self.was_running:
+            said = [f"{name} is down after {self.seconds:.1f} s: {self.outcome or 'its launcher was killed'}"]
+        else:
+            said = [f"{name} did not run{'' if self.left else ', and nothing of it was left'}"]
+        if self.left:
+            said.append(f"cleaned up: {self.left}")
+        if (report := self.directory / "report.html").is_file():
+            said.append(f"report: {report}")
+        return [*said, *([f"resume with: {self.resume}"] if self.resume else [])]
+
+
+def end(directory: Path, *, now: bool) -> Ended:
+    """Ends a run and cleans up after it; raises ConfigError for what is none, or was not launched here."""
+    config = config_of(directory)
+    began = time.monotonic()
+    was_running = is_held(directory)
+    if was_running:
+        stop(directory, config, now=now)
+        until_ended(directory)
+    record = read_record(directory)
+    if record is None and not was_running:
+        raise ConfigError(
+            f"{directory} has no launch of `earl` that could be ended: nothing was touched",
+            "if it is of a fleet, end its services where they were started",
+        )
+    left = leftovers.clean(directory, record)
+    remains = leftovers.find(directory, record)
+    outcome = record.outcome if record is not None else ""
+    return Ended(directory, was_running, outcome, time.monotonic() - began, left, remains)
+
+
+def stop(directory: Path, config: RunConfig, *, now: bool) -> None:
+    """Tells the launcher to end, more and more firmly; returns when it has ended."""
+    launcher = opened(directory)
+    if launcher is None:
+        return
+    bounds = [(signal.SIGTERM, 2 * config.stack.stop_s + SLACK_S), (signal.SIGUSR1, HURRIED_S)]
+    if now:
+        bounds = bounds[1:]
+    try:
+        for number, bound_s in bounds:
+            send(launcher, number)
+            if wait(launcher, bound_s):
+                return
+            sys.stderr.write(f"{directory} has not ended within {bound_s:g} s: told again\n")
+        send(launcher, signal.SIGKILL)
+        wait(launcher, WARDEN_S)
+    finally:
+        os.close(launcher)
+
+
+def opened(directory: Path) -> int | None:
+    """A pidfd of the launcher that holds the directory; None if it has ended meanwhile."""
+    until = time.monotonic() + RECORD_S
+    while is_held(directory):
+        record = read_record(directory)
+        if record is not None:
+            try:
+                descriptor = os.pidfd_open(record.pid)
+            except OSError:
+                descriptor = -1
+            # Held still: the record's pid is of who holds it.
+            if descriptor >= 0 and is_held(directory):
+                return descriptor
+            if descriptor >= 0:
+                os.close(descriptor)
+        if time.monotonic() > until:
+            raise ProcessFailed(
+                f"{directory} is held by a process that does not say which it is", "end that `earl` yourself"
+            )
+        time.sleep(POLL_S)
+    return None
+
+
+def send(descriptor: int, number: signal.Signals) -> None:
+    try:
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return
+
+
+def wait(descriptor: int, bound_s: float) -> bool:
+    """Whether the process ended within the bound. A pidfd is readable once it has."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(bound_s * 1000))
+
+
+def until_ended(directory: Path) -> None:
+    """A warden may still be at work for a launcher that was killed."""
+    record = read_record(directory)
+    until = time.monotonic() + WARDEN_S
+    while record is not None and not record.outcome and time.monotonic() < until:
+        if not leftovers.live(record.mark):
+            return
+        time.sleep(POLL_S)

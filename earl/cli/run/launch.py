@@ -1,0 +1,103 @@
+"""What `earl train`, `earl demo` and the benchmarks share: launch a run in front of a person.
+
+The view goes to standard error, so that standard output carries results alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand
+
+from earl.cli.lib.figures import closing_lines, figures
+from earl.cli.report.page import write_report
+from earl.cli.run.view import open_view
+from earl.config.load import Override, split_overrides
+from earl.config.run import RunConfig
+from earl.stack.launcher import Outcome, Signals, launch
+
+INTERRUPTED = 130
+# The figures, in the run's directory.
+RESULT = "result.json"
+OVERRIDES = "earl.overrides"
+
+
+class OverridableCommand(TyperCommand):
+    """A command that takes `--section.key value` anywhere; they are in `ctx.meta[OVERRIDES]`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # the shell asks for completions: half a command
+            return super().parse_args(ctx, [arg for arg in args if not ("." in arg and arg.startswith("--"))])
+        rest, overrides = split_overrides(args)
+        ctx.meta[OVERRIDES] = overrides
+        return super().parse_args(ctx, rest)
+
+
+def overrides_of(ctx: Any, **top_level: object) -> list[Override]:
+    """The command line's overrides, and those keys without a section that were given as options."""
+    given = [(key, str(value)) for key, value in top_level.items() if value not in (None, "")]
+    return [*ctx.meta.get(OVERRIDES, []), *given]
+
+
+def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: float) -> Outcome:
+    """Launches the stack, shows it, writes the report; Ctrl-C and SIGTERM end it cleanly.
+
+    started_at: time.monotonic() at the command's start. Raises what the launch raises.
+    """
+
+    async def launched() -> Outcome:
+        signals = handled()
+        return await launch(
+            config, resume=resume, started_at=started_at, signals=signals, on_update=view.update
+        )
+
+    with open_view(plain=plain) as view:
+        outcome = asyncio.run(launched())
+    if outcome.begun:
+        sys.stderr.write(f"report: {write_results(outcome, config)}\n")
+    return outcome
+
+
+def handled() -> Signals:
+    """What this process is told by Ctrl-C and its like, and by `earl down --now`, on the running loop."""
+    signals = Signals()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, signals.ask)
+    loop.add_signal_handler(signal.SIGUSR1, signals.rush)
+    return signals
+
+
+def write_results(outcome: Outcome, config: RunConfig) -> Path:
+    """The run's figures and its report; the report's path."""
+    result = json.dumps(figures(outcome, config.seed), indent=1)
+    (outcome.directory / RESULT).write_text(result + "\n", encoding="utf-8")
+    return write_report(outcome.directory)
+
+
+def resume_hint(outcome: Outcome) -> str:
+    return f"resume with: earl train {outcome.directory}/run.toml --resume"
+
+
+def last_words(outcome: Outcome) -> Iterator[str]:
+    """How it went, a line each, the last of which says how to resume if there is reason to."""
+    yield from closing_lines(outcome.status)
+    if not outcome.begun:
+        yield f"earl: stopped before it began; {outcome.directory} has its logs"
+    elif not outcome.complete:
+        yield f"earl: {outcome.status.message or 'stopped'}; {resume_hint(outcome)}"
+
+
+def finish(outcome: Outcome, config: RunConfig, *, as_json: bool) -> int:
+    """Says how it went, on standard error and, as one JSON object, on standard output; the exit code."""
+    for text in last_words(outcome):
+        sys.stderr.write(f"{text}\n")
+    if as_json:
+        print(json.dumps(figures(outcome, config.seed)), flush=True)
+    return 0 if outcome.complete else INTERRUPTED

@@ -1,0 +1,83 @@
+"""Show a run on a web page, while it goes on or after it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from earl.cli.lib import completion
+from earl.cli.lib.find_run import RUNS, config_of, newest
+from earl.errors import ConfigError
+from earl.stack.rundir import DASHBOARD_LINK
+
+app = typer.Typer(add_completion=False)
+
+PROBE_S = 0.5
+
+
+@app.command(epilog="Example: earl dashboard runs/demo-seed0 --open")
+def dashboard(
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN_DIR]",
+            help="A directory such as runs/demo-seed0; else the newest.",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    bind: Annotated[str, typer.Option(help="Serve it here, even if the run has a page of its own.")] = "",
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Show a run on a web page, while it goes on or after it.
+
+    Prints a link that works once. A run that goes on has a page of its own, whose link is printed; for any
+    other one the page is served until Ctrl-C, and each link that was used is followed by the next one.
+    Nothing on the page changes the run.
+    """
+    directory = run_dir if run_dir is not None else last_run()
+    config = config_of(directory)
+    if not bind and (link := served(directory)):
+        show(link, open_)
+        return
+    from earl.dashboard.serve import serve
+    from earl.rpc.main import run
+
+    first = True
+
+    def on_link(link: str) -> None:
+        nonlocal first
+        show(link, open_ and first)
+        first = False
+
+    run(lambda stop: serve(directory, config, bind=bind or "127.0.0.1:0", stop=stop, on_link=on_link))
+
+
+def show(link: str, in_browser: bool) -> None:
+    print(link, flush=True)
+    if in_browser and not webbrowser.open(link):
+        sys.stderr.write("no browser could be opened; open the link by hand\n")
+
+
+def last_run() -> Path:
+    """Raises ConfigError."""
+    found = newest()
+    if not found:
+        raise ConfigError(f"there is no run in ./{RUNS}", "name the directory of one: earl dashboard RUN_DIR")
+    return found[0]
+
+
+def served(directory: Path) -> str:
+    """The link of the page that the run has itself; empty if nothing listens there."""
+    try:
+        link = (directory / DASHBOARD_LINK).read_text(encoding="utf-8").strip()
+        address = urlsplit(link)
+        socket.create_connection((address.hostname or "", address.port or 0), PROBE_S).close()
+    except (OSError, ValueError):
+        return ""
+    return link

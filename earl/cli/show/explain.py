@@ -1,0 +1,234 @@
+"""Say why a run's selector decided as it did: workload, candidates, verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from earl.cli.lib.decisions import FILE, Candidate, Line, changes, read_decisions
+from earl.cli.lib.find_run import NamedRun
+from earl.cli.lib.switches import Record, read_switches, switch_text
+from earl.errors import ConfigError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog="Example: earl explain runs/growing-context --stage rollout --step 12")
+def explain(
+    run_dir: NamedRun,
+    step: Annotated[int | None, typer.Option(help="Training step decided for; else the last.")] = None,
+    stage: Annotated[str, typer.Option(help="rollout, reference or trainer; else all.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
+) -> None:
+    """Say why a run's selector decided as it did: workload, candidates, verdict.
+
+    A decision for a step is taken after the step before it, from what that one was. Without --step the
+    last decision is told, and the steps at which the verdict changed. Works while the run goes on.
+    """
+    decided = chosen(run_dir, stage)
+    told = [at(lines, step, run_dir) for lines in decided.values()]
+    ended = {(one.stage, one.epoch): one for one in read_switches(run_dir)}
+    if as_json:
+        print(json.dumps(as_object(told, decided if step is None else {}, ended)))
+        return
+    print("\n\n".join("\n".join(decision_lines(line, ended.get((line.stage, line.epoch)))) for line in told))
+    if step is None:
+        print("\n" + "\n".join(change_lines(decided)))
+        print("".join(f"\n{text}" for text in switch_lines(ended.values(), stage)), end="\n" if ended else "")
+
+
+def chosen(run_dir: Path, stage: str) -> dict[str, list[Line]]:
+    """The decisions to tell of, by stage. Raises ConfigError: no run, or none were taken."""
+    run_json = run_dir / "run.json"
+    if not run_json.is_file():
+        raise ConfigError(
+            f"{run_dir} is no run directory: it has no run.json", "give one like runs/demo-seed0"
+        )
+    decided = read_decisions(run_dir)
+    if not decided:
+        raise ConfigError(f"{run_dir} has no decisions ({FILE}): {none_because(run_json)}", HOW)
+    if not stage:
+        return decided
+    if stage not in decided:
+        raise ConfigError(
+            f"{run_dir} has no decisions for stage {stage!r}", f"it has some for {', '.join(sorted(decided))}"
+        )
+    return {stage: decided[stage]}
+
+
+HOW = (
+    "measure the stages with `earl profile`, name the file in scheduler.profile, and start or resume the run "
+    'with scheduler.selector = "on" or "observe"'
+)
+
+
+def none_because(run_json: Path) -> str:
+    """Why a run decided nothing, as far as its run file tells."""
+    try:
+        scheduler = json.loads(run_json.read_text(encoding="utf-8"))["scheduler"]
+        if scheduler["selector"] == "static":
+            return 'scheduler.selector is "static"'
+        return "no training step is done yet" if scheduler["profile"] else "it had no profile"
+    except (ValueError, KeyError, TypeError):
+        return "it is a run of before the selector"
+
+
+def at(lines: Sequence[Line], step: int | None, run_dir: Path) -> Line:
+    """The decision for a step, the last one for None. Raises ConfigError naming the steps that there are."""
+    if step is None:
+        return lines[-1]
+    found = next((line for line in lines if line.step == step), None)
+    if found is None:
+        raise ConfigError(
+            f"{run_dir} has no decision for {lines[0].stage} at step {step}",
+            f"it has some for steps {lines[0].step} to {lines[-1].step}",
+        )
+    return found
+
+
+def as_object(
+    told: Sequence[Line],
+    decided: Mapping[str, Sequence[Line]],
+    ended: Mapping[tuple[str, int], Record],
+) -> dict[str, object]:
+    """{"decisions": lines as in decisions.jsonl, each with the switch that carried it out or null, "changes":
+    where verdicts changed, by stage}."""
+
+    def became(line: Line) -> dict[str, object] | None:
+        switch = ended.get((line.stage, line.epoch))
+        return switch.model_dump(mode="json") if switch is not None else None
+
+    return {
+        "decisions": [{**line.model_dump(mode="json"), "switch": became(line)} for line in told],
+        "changes": {
+            stage: [{"step": line.step, **line.verdict.model_dump(mode="json")} for line in changes(lines)]
+            for stage, lines in decided.items()
+        },
+    }
+
+
+# --- as text --------------------------------------------------------------------------------
+
+
+def decision_lines(line: Line, switch: Record | None = None) -> Iterable[str]:
+    """One decision as an engineer reads it. switch: that carried it out, if it has ended."""
+    yield f"{line.stage}, step {line.step} (decided after step {line.step - 1}, {_devices(line.devices)})"
+    yield f"  {line.sentence}"
+    if became := outcome(line, switch):
+        yield f"  {became}"
+    yield ""
+    yield from aligned(workload_rows(line), "<>>")
+    yield f"  {'; '.join(beside(line))}"
+    yield ""
+    order = sorted(line.candidates, key=lambda one: (not one.fits, one.step_s or float("inf")))
+    rows = [("parallelism", "tokens/s/device", "step", "memory", "")]
+    rows += [candidate_row(one, line) for one in order]
+    yield from aligned(rows, "<>>><")
+    yield ""
+    yield f"  {'; '.join(grounds(line))}"
+
+
+def outcome(line: Line, switch: Record | None) -> str:
+    """What became of a decision, in a sentence; "" where there was nothing to do."""
+    if switch is not None:
+        return f"{line.stage} {switch_text(switch)}"
+    if line.epoch:
+        return f"carried out as epoch {line.epoch}, which has not ended"
+    return f"not carried out: {line.held}" if line.held else ""
+
+
+def workload_rows(line: Line) -> list[tuple[str, ...]]:
+    seen, expected = line.seen, line.expected
+    most = f" (most {seen.concurrency_most:.4g})" if seen.concurrency_most > seen.concurrency * 1.005 else ""
+    rows = [
+        ("mean tokens", f"{seen.mean_tokens:,.0f}", expected and f"{expected.mean_tokens:,.0f}"),
+        ("95th percentile", f"{seen.p95_tokens:,.0f}", expected and f"{expected.p95_tokens:,.0f}"),
+        ("longest", f"{seen.max_tokens:,.0f}", expected and f"{expected.max_tokens:,.0f}"),
+        ("sequences at once", f"{seen.concurrency:.4g}{most}", expected and f"{expected.concurrency:.4g}"),
+    ]
+    head = ("workload", "seen", "expected" if expected else "")
+    return [head, *((name, value, other or "") for name, value, other in rows)]
+
+
+def beside(line: Line) -> Iterable[str]:
+    """What was measured beside the workload."""
+    seen = line.seen
+    yield f"growth {line.growth:+.1%} a step"
+    if seen.tokens_per_device_s is not None:
+        yield f"{seen.tokens_per_device_s:,.0f} tokens/s a device measured"
+    if seen.memory_fraction is not None:
+        yield f"{seen.memory_fraction:.0%} of the fullest device's memory"
+    if seen.kv is not None:
+        yield f"KV {seen.kv.used_fraction:.0%} of {seen.kv.total_tokens:,.0f} tokens"
+
+
+def candidate_row(one: Candidate, line: Line) -> tuple[str, ...]:
+    marks = [] if one.fits else [f"does not fit: {one.why}" if one.why else "does not fit"]
+    if one.source == "extrapolated":
+        marks.append("beyond the profile")
+    if one.parallelism.replica == line.verdict.after.replica:
+        marks.insert(0, "chosen")
+    if one.parallelism.replica == line.running.replica:
+        marks.insert(0, "runs")
+    return (
+        str(one.parallelism),
+        _number(one.tokens_per_device_s) if one.tokens_per_device_s else "unknown",
+        f"{_number(one.step_s)} s" if one.step_s is not None else "",
+        f"{one.memory_fraction:.0%}" if one.memory_fraction is not None else "unknown",
+        ", ".join(marks),
+    )
+
+
+def grounds(line: Line) -> Iterable[str]:
+    """What the verdict was weighed by."""
+    verdict = line.verdict
+    if verdict.urgent:
+        yield "urgent: no payback was asked for"
+    elif verdict.saving_s:
+        steps = f", over {verdict.horizon_steps:.3g} steps" if verdict.horizon_steps else ""
+        yield f"{verdict.saving_s:.3g} s a step to gain{steps}"
+    if abs(line.correction - 1.0) > 0.005:
+        yield f"the profile is corrected by x {line.correction:.3g} here, for what was measured"
+    if verdict.cost_s is not None:
+        yield f"a switch costs {verdict.cost_s:.3g} s"
+    yield f"policy {line.policy}, decided in {line.decision_ms:.2f} ms"
+
+
+def change_lines(decided: Mapping[str, Sequence[Line]]) -> Iterable[str]:
+    """The steps at which verdicts changed."""
+    for stage, lines in decided.items():
+        found = changes(lines)
+        span = f"steps {lines[0].step} to {lines[-1].step}"
+        if not found:
+            yield f"{stage}: the verdict was {lines[-1].verdict.after} throughout, {span}"
+            continue
+        yield f"{stage}: the verdict changed {len(found)} time{'s' * (len(found) > 1)}, {span}"
+        yield from (f"  step {line.step}: {line.verdict.reason}" for line in found)
+
+
+def switch_lines(ended: Iterable[Record], stage: str) -> Iterable[str]:
+    """What was switched in all, whoever asked for it."""
+    for one in ended:
+        if stage in ("", one.stage):
+            yield f"{one.stage} {switch_text(one)}; {one.by}: {one.reason}"
+
+
+def aligned(rows: Sequence[Sequence[str]], sides: str) -> Iterable[str]:
+    """Rows in columns, each to its side (< or >)."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(sides))]
+    for row in rows:
+        cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
+        yield f"  {'   '.join(cells)}".rstrip()
+
+
+def _number(value: float) -> str:
+    """Three digits or more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'s' if count != 1 else ''}"

@@ -1,0 +1,45 @@
+"""Write a run's timeline as a trace that Perfetto and Chrome open."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from earl.errors import ConfigError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(epilog="Example: earl trace runs/tictactoe --out trace.json.gz")
+def trace(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo-seed0.")],
+    out: Annotated[Path, typer.Option(help="The trace's file; .gz at its end compresses it.")] = Path(
+        "trace.json"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as a JSON object.")] = False,
+) -> None:
+    """Write a run's timeline as a trace that Perfetto (ui.perfetto.dev) and Chrome open.
+
+    Processes are tracks: who generated, trained, published when; steps, switches with their reasons,
+    evaluations; counters of throughput, lengths, queues, memory. Works while the run goes on.
+    """
+    from earl.cli.report.data import read_run
+    from earl.cli.show.trace_events import trace_of
+
+    made = trace_of(read_run(run_dir))
+    text = json.dumps(made, separators=(",", ":")).encode()
+    try:
+        out.write_bytes(gzip.compress(text) if out.suffix == ".gz" else text)
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be written: {error.strerror}", "give another file with --out"
+        ) from None
+    count = len(made["traceEvents"])
+    if as_json:
+        print(json.dumps({"trace": str(out), "events": count, "bytes": out.stat().st_size}))
+    else:
+        print(f"{out}: {count} events; open it at https://ui.perfetto.dev")

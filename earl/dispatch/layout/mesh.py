@@ -1,0 +1,102 @@
+"""Tensors dealt over a mesh of owners, described once however many there are. Pure.
+
+A `MeshLayout` is mesh shape + placements + owners for a whole class of tensors of one shape: its
+leading `stack` dimensions number them. 61 layers of 256 experts, each matrix a tensor of its own, are one
+layout of shape (61, 256, 2048, 7168) with stack 2; experts dealt over ranks are ("shard", 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from earl.dispatch.layout.box import Box, Layout, ShardBox
+from earl.dispatch.layout.placements import (
+    Cut,
+    Placement,
+    Runs,
+    check,
+    cut_of,
+    placement_boxes,
+    placement_runs,
+)
+from earl.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True)
+class MeshLayout:
+    """How every tensor of a class lies over owners, who stand row-major over the mesh.
+
+    Example: MeshLayout((8, 6), (2, 2), (("replicate",), ("shard", 0)), ("a", "b", "c", "d")).
+    """
+
+    shape: tuple[int, ...]
+    mesh_shape: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    owners: tuple[str, ...]
+    stack: int = 0
+
+    def __post_init__(self) -> None:
+        check(self.shape, self.mesh_shape, self.placements)
+        if len(self.owners) != prod(self.mesh_shape):
+            raise LayoutError(
+                f"{len(self.owners)} owners on a mesh {self.mesh_shape}", "name one owner for each coordinate"
+            )
+        if not 0 <= self.stack <= len(self.shape):
+            raise LayoutError(f"stack {self.stack} of shape {self.shape}", "stack counts leading dimensions")
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors the class has, numbered row-major over the stack."""
+        return prod(self.shape[: self.stack])
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Where owner number `rank` stands on the mesh."""
+        return tuple(int(i) for i in np.unravel_index(rank, self.mesh_shape))
+
+    def runs(self, rank: int) -> tuple[Runs, ...]:
+        """The ranges of each dimension, the stack's too, that owner number `rank` holds, in local order."""
+        return placement_runs(self.shape, self.mesh_shape, self.placements, self.coordinates(rank))
+
+    def cuts(self) -> tuple[Cut, ...]:
+        """One cut per dimension; its parts are the coordinates of the mesh dimensions that act, row-major."""
+        return tuple(
+            cut_of(length, tuple((self.placements[i], self.mesh_shape[i]) for i in self._acting(dim)))
+            for dim, length in enumerate(self.shape)
+        )
+
+    def holders(self) -> np.ndarray:
+        """int32[parts of dimension 0, …, parts of the last, replicas]: who holds a product of parts."""
+        acting = [self._acting(dim) for dim in range(len(self.shape))]
+        placed = [i for one in acting for i in one]
+        idle = [i for i in range(len(self.mesh_shape)) if i not in placed]
+        ranks = np.arange(len(self.owners), dtype=np.int32).reshape(self.mesh_shape)
+        parts = [prod(self.mesh_shape[i] for i in one) for one in acting]
+        return ranks.transpose([*placed, *idle]).reshape([*parts, -1])
+
+    def layout(self, name: str, dtype: str, tensor: int = 0) -> Layout:
+        """One tensor of the class with every owner's boxes spelled out: for few tensors and owners."""
+        at = tuple(int(i) for i in np.unravel_index(tensor, self.shape[: self.stack])) if self.stack else ()
+        shards: list[ShardBox] = []
+        for rank, owner in enumerate(self.owners):
+            at_mesh = self.coordinates(rank)
+            for box in placement_boxes(self.shape, self.mesh_shape, self.placements, at_mesh):
+                if all(a <= i < b for i, a, b in zip(at, box.start, box.stop, strict=False)):
+                    shards.append(ShardBox(owner, Box(box.start[self.stack :], box.stop[self.stack :])))
+        return Layout(name, dtype, self.shape[self.stack :], tuple(shards))
+
+    def _acting(self, dim: int) -> list[int]:
+        """The mesh dimensions that cut a tensor dimension, from the left."""
+        return [i for i, placement in enumerate(self.placements) if placement[1:2] == (dim,)]
+
+
+def box_runs(shape: Sequence[int], box: Box) -> tuple[Runs, ...]:
+    """A box as what a reader wants of each dimension. Raises LayoutError outside the shape."""
+    if len(box.start) != len(shape) or not Box.whole(shape).contains(box):
+        raise LayoutError(
+            f"box {box} lies outside shape {tuple(shape)}", "ask in the tensor's global indices"
+        )
+    return tuple(((a, b),) if a < b else () for a, b in zip(box.start, box.stop, strict=True))

@@ -1,0 +1,273 @@
+"""DTensor placements and their like, as plain tuples: what each mesh dimension does to a tensor. Pure.
+
+    ("replicate",)                      every rank of the mesh dimension holds it all
+    ("shard", dim)                      torch.chunk along dim, uneven lengths too
+    ("strided_shard", dim, split)       cut into `split` parts, then each over the ranks: stacked matrices
+    ("zigzag", dim)                     rank r of n holds chunks r and 2n-1-r of 2n: context parallelism
+
+One placement per mesh dimension, applied from the left; `cutting_order` brings DTensor's, which FSDP2
+writes in another order than it cuts, into that form. All act on one tensor dimension each, so a rank's
+part is a product of ranges per dimension (`runs`), and a whole layout one `Cut` per dimension, whatever
+the size of the mesh. Experts stacked in one tensor [experts, …] are ("shard", 0) over the
+expert-parallel ranks, with any cut inside each expert beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from earl.dispatch.layout.box import Box, chunk_range
+from earl.errors import LayoutError
+
+Placement = tuple[str] | tuple[str, int] | tuple[str, int, int]
+# Ranges of one dimension, start <= index < stop, in the order in which they lie in local memory.
+Runs = tuple[tuple[int, int], ...]
+
+
+def check(shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[Placement]) -> None:
+    """Raises LayoutError for a placement that is none, a dimension out of range, or a count that differs."""
+    if len(mesh_shape) != len(placements) or any(count < 1 for count in mesh_shape):
+        raise LayoutError(
+            f"mesh {tuple(mesh_shape)} with placements {tuple(placements)}",
+            "give one placement per mesh dimension, of at least one rank",
+        )
+    for placement in placements:
+        match placement:
+            case ("replicate",):
+                continue
+            case ("shard" | "zigzag", int(dim)) if 0 <= dim < len(shape):
+                continue
+            case ("strided_shard", int(dim), int(split)) if 0 <= dim < len(shape) and split >= 1:
+                continue
+            case ("partial", *_):
+                raise LayoutError(
+                    f"placement {placement!r}: no rank holds the tensor's values, only terms of a sum",
+                    "reduce it first: tensor.redistribute(placements=[Replicate()]) or Shard(dim)",
+                )
+        raise LayoutError(
+            f"placement {placement!r} of a tensor of shape {tuple(shape)}",
+            "use replicate, shard, strided_shard or zigzag, with a dimension that the tensor has",
+        )
+
+
+def cutting_order(
+    mesh_shape: Sequence[int], placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[Placement, ...]]:
+    """(mesh dimensions in the order in which they cut, their placements in that order).
+
+    torch writes an order of its own as strided shards: `split` counts the ranks of the later mesh dimensions
+    that cut before. Such become plain shards here, and then uneven lengths too fall as they were cut: FSDP2
+    over TP, (("strided_shard", 0, 4), ("shard", 0)) on a mesh (2, 4), is (1, 0) and two plain shards. A
+    `split` that no order explains (of a stack of matrices, say) stays, at its turn from the left.
+    """
+    found = list(placements)
+    chains: dict[int, list[int]] = {}
+    for i in reversed(range(len(placements))):
+        placement = placements[i]
+        if placement[0] == "replicate":
+            continue
+        dim = int(placement[1])  # pyright: ignore[reportGeneralTypeIssues]
+        chain = chains.setdefault(dim, [])
+        before = [prod(mesh_shape[j] for j in chain[:n]) for n in range(len(chain) + 1)]
+        split = int(placement[2]) if placement[0] == "strided_shard" else 1  # pyright: ignore[reportGeneralTypeIssues]
+        if placement[0] == "strided_shard" and split in before:
+            found[i] = ("shard", dim)
+        chain.insert(before.index(split) if split in before else 0, i)
+    order = list(range(len(placements)))
+    for chain in chains.values():
+        for place, i in zip(sorted(chain), chain, strict=True):
+            order[place] = i
+    return tuple(order), tuple(found[i] for i in order)
+
+
+def placement_runs(
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    placements: Sequence[Placement],
+    coordinates: Sequence[int],
+) -> tuple[Runs, ...]:
+    """For each tensor dimension, the global ranges that the rank at these mesh coordinates holds.
+
+    Their product, laid end to end in each dimension, is its local array. Raises LayoutError.
+    """
+    check(shape, mesh_shape, placements)
+    if len(coordinates) != len(mesh_shape) or any(
+        not 0 <= at < n for at, n in zip(coordinates, mesh_shape, strict=False)
+    ):
+        raise LayoutError(f"coordinates {tuple(coordinates)}", f"use those of a mesh {tuple(mesh_shape)}")
+    runs: list[Runs] = [((0, int(n)),) for n in shape]
+    for count, placement, index in zip(mesh_shape, placements, coordinates, strict=True):
+        if placement[0] != "replicate":
+            dim = int(placement[1])  # pyright: ignore[reportGeneralTypeIssues]
+            runs[dim] = _held(runs[dim], placement, count, index)
+    return tuple(tuple(run for run in one if run[0] < run[1]) for one in runs)
+
+
+def placement_boxes(
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    placements: Sequence[Placement],
+    coordinates: Sequence[int],
+) -> tuple[Box, ...]:
+    """The boxes of a rank's local part, in the order in which its rows lie in local memory.
+
+    A strided or zigzag shard may give several; one that holds nothing gives none. Raises LayoutError.
+    """
+    runs = placement_runs(shape, mesh_shape, placements, coordinates)
+    return tuple(Box(tuple(a for a, _ in corner), tuple(b for _, b in corner)) for corner in product(*runs))
+
+
+def boxes_placements(
+    shape: Sequence[int], mesh_shape: Sequence[int], boxes: Sequence[Sequence[Box]]
+) -> tuple[Placement, ...] | None:
+    """The placements under which ranks, row-major over the mesh, hold these boxes; None without any.
+
+    Where several say the same, the plainest: replicate, then shard, strided_shard, zigzag.
+    """
+    ranks = list(product(*map(range, mesh_shape)))
+    if len(boxes) != len(ranks):
+        raise LayoutError(f"{len(boxes)} ranks' boxes for a mesh {tuple(mesh_shape)}", "give each rank's")
+    # The last rank and the first differ most: they refuse nearly all that does not fit.
+    tried = [(at, tuple(boxes[i])) for i, at in enumerate(ranks)]
+    tried = tried[-1:] + tried[:-1]
+    dims = range(len(shape))
+    options: list[list[Placement]] = []
+    for i in range(len(mesh_shape)):
+        later = [mesh_shape[j] for j in range(i + 1, len(mesh_shape))]
+        splits = sorted({prod(some) for n in range(len(later)) for some in (later[n:], later[: n + 1])} - {1})
+        one: list[Placement] = [("replicate",)]
+        one += [("shard", dim) for dim in dims]
+        one += [("strided_shard", dim, split) for dim in dims for split in splits]
+        one += [("zigzag", dim) for dim in dims]
+        options.append(one)
+    for placements in product(*options):
+        if all(placement_boxes(shape, mesh_shape, placements, at) == held for at, held in tried):
+            return placements
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """How one dimension is dealt over parts: segments sorted by start, covering it exactly once.
+
+    start, stop, local: int64[S]; part: int32[S]. local: where a segment begins in its part's local index.
+    """
+
+    parts: int
+    start: np.ndarray
+    stop: np.ndarray
+    part: np.ndarray
+    local: np.ndarray
+
+    def meet(self, wanted: Runs) -> Meeting:
+        """What of each part the wanted ranges (global, in the reader's order) need."""
+        lows = np.array([a for a, _ in wanted], np.int64)
+        highs = np.array([b for _, b in wanted], np.int64)
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(highs - lows)])
+        first = np.searchsorted(self.stop, lows, "right")
+        last = np.searchsorted(self.start, highs, "left")
+        counts = np.maximum(last - first, 0)
+        run = np.repeat(np.arange(len(wanted)), counts)
+        segment = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + first[run]
+        start = np.maximum(self.start[segment], lows[run])
+        extent = np.minimum(self.stop[segment], highs[run]) - start
+        source = self.local[segment] + start - self.start[segment]
+        target = before[run] + start - lows[run]
+        return Meeting(self.part[segment], start, extent, source, target, extent)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meeting:
+    """Ranges of one dimension that a reader takes from parts, in the order of its own index.
+
+    part: int32[S]. start: global index; whole: how far it goes on without a break; source, target: index
+    in the part and in the reader; extent: length. int64[S] each. Once joined, extent may exceed whole.
+    """
+
+    part: np.ndarray
+    start: np.ndarray
+    whole: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    extent: np.ndarray
+
+    def joined(self) -> Meeting:
+        """Neighbours both in the part and in the reader become one, wherever they lie in the tensor."""
+        if len(self.part) < 2:
+            return self
+        end = self.source + self.extent
+        new = np.ones(len(self.part), bool)
+        new[1:] = (self.part[1:] != self.part[:-1]) | (self.source[1:] != end[:-1])
+        at = np.flatnonzero(new)
+        extent = np.add.reduceat(self.extent, at)
+        return Meeting(
+            self.part[at], self.start[at], self.whole[at], self.source[at], self.target[at], extent
+        )
+
+
+@lru_cache(maxsize=1024)
+def cut_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> Cut:
+    """The cut of one dimension by (placement, ranks) of the mesh dimensions that act on it, from the left."""
+    counts = [count for _, count in steps]
+    starts: list[int] = []
+    stops: list[int] = []
+    parts: list[int] = []
+    locals_: list[int] = []
+    for part, indexes in enumerate(product(*map(range, counts))):
+        runs: Runs = ((0, length),)
+        for (placement, count), index in zip(steps, indexes, strict=True):
+            runs = _held(runs, placement, count, index)
+        local = 0
+        for start, stop in runs:
+            if start < stop:
+                starts.append(start)
+                stops.append(stop)
+                parts.append(part)
+                locals_.append(local)
+                local += stop - start
+    order = np.argsort(np.array(starts, np.int64), kind="stable")
+    return Cut(
+        prod(counts),
+        np.array(starts, np.int64)[order],
+        np.array(stops, np.int64)[order],
+        np.array(parts, np.int32)[order],
+        np.array(locals_, np.int64)[order],
+    )
+
+
+def _held(runs: Runs, placement: Placement, count: int, index: int) -> Runs:
+    """What rank `index` of `count` holds of these ranges."""
+    length = sum(stop - start for start, stop in runs)
+    if placement[0] == "shard":
+        return _cut(runs, [chunk_range(length, index, count)])
+    if placement[0] == "zigzag":
+        return _cut(runs, [chunk_range(length, i, 2 * count) for i in (index, 2 * count - 1 - index)])
+    wanted: list[tuple[int, int]] = []
+    split = int(placement[2])  # pyright: ignore[reportGeneralTypeIssues]
+    for i in range(split):
+        low, high = chunk_range(length, i, split)
+        first, last = chunk_range(high - low, index, count)
+        wanted.append((low + first, low + last))
+    return _cut(runs, wanted)
+
+
+def _cut(runs: Runs, wanted: Sequence[tuple[int, int]]) -> Runs:
+    """The global ranges of local ranges `wanted`, where `runs` laid end to end are the local indices."""
+    cut: list[tuple[int, int]] = []
+    for low, high in wanted:
+        base = 0
+        for start, stop in runs:
+            first, last = max(low, base), min(high, base + stop - start)
+            if first < last:
+                piece = (start + first - base, start + last - base)
+                if cut and cut[-1][1] == piece[0]:
+                    piece = (cut.pop()[0], piece[1])
+                cut.append(piece)
+            base += stop - start
+    return tuple(cut)

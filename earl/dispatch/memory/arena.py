@@ -1,0 +1,330 @@
+"""Registered memory of a worker: `Arena` for its owner, `MappedArena` for whoever reads it.
+
+The owner allocates regions, writes them in place, seals (publishes) and frees them. A reader maps
+the same file read-only, after checking that its nonce is the descriptor's.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import xxhash
+
+from earl.dispatch.describe.descriptor import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, host_id
+from earl.dispatch.describe.pieces import Pieces, Regions
+from earl.dispatch.memory import arena_file
+from earl.dispatch.memory.allocator import Slabs
+from earl.dispatch.memory.arena_file import SLOT_WORDS, Header
+from earl.errors import ArenaFull, LayoutError, RegionGone, TransportUnavailable
+
+_GENERATION, _OFFSET, _SIZE = 0, 1, 2
+# Odd generations are of published regions.
+_PUBLISHED = np.uint64(1)
+# How much is touched between two chances for other threads.
+_TOUCHED_BYTES = 64 << 20
+
+
+class Region:
+    """A lease on part of an arena: write it through `array`, then `seal`, later `free`."""
+
+    def __init__(self, arena: Arena, slot: int, offset_bytes: int, size_bytes: int) -> None:
+        self._arena = arena
+        self._slot = slot
+        self.offset_bytes = offset_bytes
+        self.size_bytes = size_bytes
+        self.ref: RegionRef | None = None
+
+    def array(self, dtype: np.dtype | type, shape: Sequence[int], offset: int = 0) -> np.ndarray:
+        """A writable array in the arena, `offset` bytes into the region. Raises LayoutError past its end."""
+        dtype = np.dtype(dtype)
+        size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if offset < 0 or offset + size_bytes > self.size_bytes:
+            raise LayoutError(
+                f"array of {size_bytes} bytes at {offset} in a region of {self.size_bytes}",
+                "allocate a larger region",
+            )
+        return np.ndarray(tuple(shape), dtype, self._arena.memory, self.offset_bytes + offset)
+
+    def seal(self, checksum: bool) -> RegionRef:
+        """Publish the bytes as they are now: from here on readers may copy them."""
+        if self.ref is None:
+            checksums = ()
+            if checksum:
+                whole = self.array(np.uint8, (self.size_bytes,))
+                checksums = block_checksums(whole)
+            self.ref = self._arena._publish(self._slot, self, checksums)
+        return self.ref
+
+    def free(self) -> None:
+        """End the lease: later reads are refused, reads under way notice. Freeing twice is harmless."""
+        self._arena._free(self._slot, self)
+
+
+class Arena:
+    """An owner's memory. Allocation and freeing are thread-safe; `close` removes the file."""
+
+    def __init__(self, path: Path, fd: int, owner: str, header: Header) -> None:
+        self._fd = fd
+        self._path = path
+        self._header = header
+        flags, access = mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
+        self._map = mmap.mmap(fd, header.size_bytes, flags=flags, prot=access)
+        self.memory = np.frombuffer(self._map, np.uint8)
+        for pages in _pages(self.memory):
+            np.bitwise_or(pages, 0, out=pages)
+        self._map[: len(header.pack())] = header.pack()
+        self._table = _table(self._map, header)
+        self._space = Slabs(header.data_offset, header.size_bytes)
+        self._free_slots = list(range(header.slots - 1, -1, -1))
+        self._live: dict[int, Region] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.ref = ArenaRef(
+            owner, header.incarnation, str(path), header.nonce, header.size_bytes, "", "cpu", host_id()
+        )
+
+    @classmethod
+    def create(cls, directory: Path, owner: str, incarnation: int, size_bytes: int) -> Self:
+        """A new arena with `size_bytes` for regions, wholly allocated and touched; dead owners' files go.
+
+        Raises ConfigError when the file system is too small or the file exists.
+        """
+        arena_file.ensure_directory(directory)
+        arena_file.remove_stale(directory)
+        header = arena_file.header_for(size_bytes, secrets.randbits(64), incarnation)
+        path = arena_file.arena_path(directory, owner, incarnation)
+        return cls(path, arena_file.create(path, header.size_bytes), owner, header)
+
+    @property
+    def free_bytes(self) -> int:
+        with self._lock:
+            return self._space.free_bytes
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest region that there is room for now."""
+        with self._lock:
+            return self._space.largest_bytes if self._free_slots else 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What `free_bytes` is when nothing is allocated."""
+        return self._header.size_bytes - self._header.data_offset
+
+    def served_at(self, *, ucx_address: str = "", nixl_address: str = "") -> None:
+        """Name the serving process's address in what is published from now on."""
+        self.ref = replace(self.ref, ucx_address=ucx_address, nixl_address=nixl_address)
+
+    @property
+    def data_offset(self) -> int:
+        """Of the first byte for regions, from the start of the file."""
+        return self._header.data_offset
+
+    def moved_to(self, device: str) -> None:
+        """Name the device where regions are written in what is published from now on."""
+        self.ref = replace(self.ref, device=device)
+
+    def allocate(self, size_bytes: int) -> Region:
+        """A region of this size, its bytes undefined. Raises ArenaFull when there is no room now."""
+        if size_bytes < 0:
+            raise LayoutError(f"a region of {size_bytes} bytes", "ask for 0 or more")
+        with self._lock:
+            if self._closed:
+                raise ArenaFull(f"{self.ref.owner}: the arena is closed", "make a new one")
+            if not self._free_slots:
+                raise ArenaFull(
+                    f"{self.ref.owner}: all {self._header.slots} regions of the arena are in use, with "
+                    f"{self._space.free_bytes} of {self.capacity_bytes} bytes free",
+                    "wait until readers have consumed regions, or put more into each",
+                )
+            offset = self._space.take(size_bytes)
+            if offset is None:
+                raise ArenaFull(
+                    f"{self.ref.owner}: no room for {size_bytes} bytes beside {len(self._live)} regions; "
+                    f"{self._space.free_bytes} free, at most {self._space.largest_bytes} in one piece",
+                    "wait until readers have consumed regions, or make the arena larger",
+                )
+            slot = self._free_slots.pop()
+            region = self._live[slot] = self._region(slot, offset, size_bytes)
+            return region
+
+    def close(self) -> None:
+        """Free every region and remove the file. Arrays handed out stay valid memory, unread by others."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for slot in list(self._live):
+                self._retire(slot)
+            self._live.clear()
+        arena_file.remove(self._path)
+        os.close(self._fd)
+
+    def _region(self, slot: int, offset_bytes: int, size_bytes: int) -> Region:
+        """What `allocate` gives out; arenas elsewhere than in the file alone have their own."""
+        return Region(self, slot, offset_bytes, size_bytes)
+
+    def _publish(self, slot: int, region: Region, checksums: tuple[int, ...]) -> RegionRef:
+        with self._lock:
+            # The slot may be another region's by now.
+            if self._live.get(slot) is not region:
+                raise RegionGone(f"{self.ref.owner}: sealing a freed region", "allocate a new one")
+            row = self._table[slot]
+            row[_OFFSET], row[_SIZE] = region.offset_bytes, region.size_bytes
+            row[_GENERATION] += np.uint64(1)  # odd: published
+            generation = int(row[_GENERATION])
+        return RegionRef(self.ref, slot, generation, region.offset_bytes, region.size_bytes, checksums)
+
+    def _free(self, slot: int, region: Region) -> None:
+        with self._lock:
+            if self._closed or self._live.get(slot) is not region:
+                return
+            self._retire(slot)
+            del self._live[slot]
+            self._space.give(region.offset_bytes)
+            self._free_slots.append(slot)
+
+    def _retire(self, slot: int) -> None:
+        if int(self._table[slot, _GENERATION]) & 1:
+            self._table[slot, _GENERATION] += np.uint64(1)  # even: nobody's
+
+
+class MappedArena:
+    """Another process's arena, read-only. Dropping the last reference closes it."""
+
+    _fd = -1
+
+    def __init__(self, path: str, nonce: int, incarnation: int) -> None:
+        """Map it. Raises RegionGone when the file is gone or another's, TransportUnavailable when barred."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise RegionGone(f"arena {path} is gone", "its owner ended; read a newer descriptor") from None
+        except OSError as error:
+            raise TransportUnavailable(
+                f"arena {path} cannot be opened: {error.strerror}", "serve it over ucx"
+            ) from error
+        try:
+            file_bytes = os.fstat(fd).st_size
+            self._header = Header.unpack(os.pread(fd, arena_file.PAGE_BYTES, 0), path, file_bytes)
+            if (self._header.nonce, self._header.incarnation) != (nonce, incarnation):
+                raise RegionGone(
+                    f"arena {path} is of incarnation {self._header.incarnation:x}, not {incarnation:x}",
+                    "its owner restarted; read a newer descriptor",
+                )
+            self._map = mmap.mmap(fd, file_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.path = path
+        self.nonce = nonce
+        self._fd = fd
+        self._table = _table(self._map, self._header)
+        self.memory = np.frombuffer(self._map, np.uint8)
+        for pages in _pages(self.memory):
+            pages.max()
+
+    @property
+    def abandoned(self) -> bool:
+        """True once the owner, or who cleaned up after it, removed the file."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def check(self, slots: np.ndarray, generations: np.ndarray) -> None:
+        """Raises RegionGone unless each slot (int64[N]) holds its generation (uint64[N]), published, now."""
+        known, at = self._known(slots)
+        found = self._table[at, _GENERATION]
+        good = known & (found == generations) & (generations & _PUBLISHED).astype(bool)
+        if not good.all():
+            at = int(np.flatnonzero(~good)[0])
+            raise RegionGone(
+                f"region {slots[at]} of {self.path} is at generation {found[at]}, not {generations[at]}",
+                "it was freed or reused; read a newer descriptor",
+            )
+
+    def extents(self, slots: np.ndarray, generations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(offsets, sizes), int64[N] bytes, of published regions, within the file. Raises RegionGone."""
+        _, at = self._known(slots)
+        words = self._table[at].astype(np.int64)
+        offsets, sizes = words[:, _OFFSET], words[:, _SIZE]
+        # A generation only grows: one that is still there was there when its extent was looked at.
+        self.check(slots, generations)
+        outside = (offsets < self._header.data_offset) | (sizes < 0)
+        outside |= sizes > self._header.size_bytes - offsets
+        if outside.any():
+            slot = slots[np.flatnonzero(outside)[0]]
+            raise RegionGone(f"region {slot} of {self.path} leaves its arena", "its owner is faulty")
+        return offsets, sizes
+
+    def _known(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(bool[N], whether there is such a slot; int64[N], the slot or another one)."""
+        at = slots % self._header.slots
+        return at == slots, at
+
+    def check_extents(self, pieces: Pieces) -> None:
+        """Raises RegionGone unless every piece lies in its region, which is where its owner says."""
+        self.check_reach(pieces.regions, pieces.reach)
+
+    def check_reach(self, regions: Regions, reach: np.ndarray) -> None:
+        """`check_extents` of pieces that reach so far into each region: int64[N]."""
+        offsets, sizes = self.extents(regions.slot, regions.generation)
+        moved = np.flatnonzero(offsets != regions.offset_bytes)
+        if len(moved):
+            slot = regions.slot[moved[0]]
+            raise RegionGone(f"region {slot} of {self.path} lies elsewhere", "read a newer descriptor")
+        self.refuse_beyond(regions.slot, sizes, reach)
+
+    def refuse_beyond(self, slots: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -> None:
+        """Raises RegionGone where a region of so many bytes is shorter than what is read of it: int64[N]."""
+        beyond = reach > sizes
+        if beyond.any():
+            at = int(np.argmax(beyond))
+            raise RegionGone(
+                f"region {slots[at]} of {self.path}: {sizes[at]} bytes, not {reach[at]}",
+                "read a newer descriptor",
+            )
+
+    def digests(self, regions: Regions, blocks: Iterable[tuple[int, int]]) -> list[int]:
+        """xxh3-64 of checksum blocks, each (region, block), as the bytes are now."""
+        found: list[int] = []
+        for region, block in blocks:
+            offset, size = int(regions.offset_bytes[region]), int(regions.size_bytes[region])
+            start = block * regions.block_bytes
+            stop = min(start + regions.block_bytes, size)
+            found.append(xxhash.xxh3_64_intdigest(self.memory[offset + start : offset + stop].data))
+        return found
+
+    def close(self) -> None:
+        """Give up the file; the mapping ends when the last array over it does."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            del self.memory, self._table, self._map
+
+    def __del__(self) -> None:
+        # A file descriptor left open would keep the memory of an arena whose owner removed it.
+        self.close()
+
+
+def _pages(memory: np.ndarray) -> Iterator[np.ndarray]:
+    """A byte of every page, some MiB at a time: what populates all at once keeps the GIL meanwhile."""
+    for start in range(0, len(memory), _TOUCHED_BYTES):
+        yield memory[start : start + _TOUCHED_BYTES : arena_file.PAGE_BYTES]
+
+
+def _table(mapped: mmap.mmap, header: Header) -> np.ndarray:
+    words = np.frombuffer(mapped, np.uint64, header.slots * SLOT_WORDS, header.table_offset)
+    return words.reshape(header.slots, SLOT_WORDS)
+
+
+def block_checksums(region: np.ndarray, block_bytes: int = CHECKSUM_BLOCK_BYTES) -> tuple[int, ...]:
+    """xxh3-64 of each block of a region's bytes, uint8[N]."""
+    starts = range(0, len(region), block_bytes)
+    return tuple(xxhash.xxh3_64_intdigest(region[i : i + block_bytes].data) for i in starts)

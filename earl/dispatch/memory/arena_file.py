@@ -1,0 +1,194 @@
+"""The arena's file: where it lies, how it starts, who may remove it.
+
+```
+header (one page)  magic · nonce · incarnation · size · slots · data offset
+slot table         slots × 4 uint64: generation, offset, size, unused
+data               regions, from a page boundary to the end
+```
+A slot's generation is odd while its region is published and even otherwise; it only grows, so a
+reader that finds the generation it was told, before and after copying, copied that very region.
+The owner holds an exclusive flock on the file as long as it lives: a file that can be locked has
+no owner and is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.memory.allocator import GRAIN_BYTES
+from earl.errors import ConfigError, RegionGone
+
+MAGIC = b"EARLARN1"
+PAGE_BYTES = mmap.PAGESIZE
+SLOT_WORDS = 4
+SLOT_BYTES = 8 * SLOT_WORDS
+MIN_SLOTS = 1 << 10
+MAX_SLOTS = 1 << 16
+_HEADER = struct.Struct("<8s6Q")
+_CREATE_ATTEMPTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the first page says. All sizes in bytes; offsets from the start of the file."""
+
+    nonce: int
+    incarnation: int
+    size_bytes: int
+    slots: int
+    table_offset: int
+    data_offset: int
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(
+            MAGIC,
+            self.nonce,
+            self.incarnation,
+            self.size_bytes,
+            self.slots,
+            self.table_offset,
+            self.data_offset,
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes, path: str, file_bytes: int) -> Header:
+        """Raises RegionGone when this is no arena of the file's size."""
+        if len(data) >= _HEADER.size:
+            magic, *fields = _HEADER.unpack_from(data)
+            header = cls(*fields)
+            table_stop = header.table_offset + header.slots * SLOT_BYTES
+            if (
+                magic == MAGIC
+                and header.size_bytes == file_bytes
+                and _HEADER.size <= header.table_offset
+                and table_stop <= header.data_offset <= file_bytes
+                and header.table_offset % 8 == 0
+            ):
+                return header
+        raise RegionGone(f"{path} is no arena ({file_bytes} bytes)", "read a newer descriptor")
+
+
+def header_for(size_bytes: int, nonce: int, incarnation: int) -> Header:
+    """The header of an arena whose data area holds `size_bytes`, rounded up to whole pages.
+
+    A region for every GRAIN_BYTES, at least MIN_SLOTS, at most MAX_SLOTS.
+    """
+    slots = min(MAX_SLOTS, max(MIN_SLOTS, size_bytes // GRAIN_BYTES))
+    data_offset = _pages(PAGE_BYTES + slots * SLOT_BYTES)
+    return Header(nonce, incarnation, data_offset + _pages(size_bytes), slots, PAGE_BYTES, data_offset)
+
+
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def arena_directory(config: DataPlaneConfig, run_dir: Path) -> Path:
+    """Where a run's arenas lie: the same for every process of the run, another for every other run."""
+    resolved = run_dir.resolve()
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", resolved.name)[:64]
+    return Path(config.arena_dir) / f"earl-{name}-{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
+
+
+def arena_path(directory: Path, owner: str, incarnation: int) -> Path:
+    """One file per life of an owner."""
+    return directory / f"{re.sub(r'[^A-Za-z0-9._-]', '_', owner)}-{incarnation:016x}.arena"
+
+
+def ensure_directory(directory: Path) -> None:
+    """Make it, private to this user. Raises ConfigError when another user owns it or it cannot be made."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.lstat()
+    except OSError as error:
+        raise ConfigError(
+            f"arena directory {directory} cannot be made: {error.strerror}", "set data_plane.arena_dir"
+        ) from error
+    if status.st_uid != os.geteuid():
+        raise ConfigError(
+            f"arena directory {directory} belongs to user {status.st_uid}", "set data_plane.arena_dir"
+        )
+
+
+def create(path: Path, size_bytes: int) -> int:
+    """A new locked file descriptor with every byte allocated, so that no later touch can fail.
+
+    Raises ConfigError when the file system is too small or an arena of this name is alive.
+    """
+    for _ in range(_CREATE_ATTEMPTS):
+        ensure_directory(path.parent)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # another owner's close removed the empty directory in between
+        except FileExistsError:
+            raise ConfigError(
+                f"arena {path} exists", "give every owner its own name and every life its own incarnation"
+            ) from None
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not _is_at(fd, path):
+            os.close(fd)
+            continue  # a cleaner took it for a dead owner's before the lock
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.ENOMEM):
+                raise
+            raise ConfigError(
+                f"an arena of {size_bytes} bytes does not fit {path.parent}: {_free_bytes(path.parent)} free",
+                "make the tmpfs larger, ask for a smaller arena, or set data_plane.arena_dir",
+            ) from error
+        return fd
+    raise ConfigError(f"arena {path} was removed while it was made", "stop what removes files there")
+
+
+def remove_stale(directory: Path) -> list[Path]:
+    """Remove the arenas of owners that are dead; returns what was removed."""
+    removed: list[Path] = []
+    for path in sorted(directory.glob("*.arena")):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # gone meanwhile, or not ours to judge
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(fd, path):
+                path.unlink(missing_ok=True)
+                removed.append(path)
+        except BlockingIOError:
+            pass  # its owner lives
+        finally:
+            os.close(fd)
+    return removed
+
+
+def remove(path: Path) -> None:
+    """Remove an arena's file, and its directory when it was the last."""
+    path.unlink(missing_ok=True)
+    try:
+        path.parent.rmdir()
+    except OSError:
+        pass  # others' arenas are still there
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        at = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), at)
+
+
+def _free_bytes(directory: Path) -> int:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,145 @@
+"""The owner's side of ragged sequences: columns of many rows, one record each in one hash of Redis.
+
+```
+reserve(name, rows) ─ caller writes the columns in place ─► publish(names) ─► readers … ─► remove(names)
+```
+A sequence costs a region and a record of a few words; lease and head (arena, columns) are the owner's,
+so that renewing costs the same however many sequences wait. Readers know one as "<key>#<name>".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from earl.dispatch.describe.descriptor import numpy_dtype, packed
+from earl.dispatch.memory.arena import Arena, Region
+from earl.dispatch.registry import codec
+from earl.dispatch.registry.registry import Registry
+from earl.errors import LayoutError, RegionGone
+
+
+class SequenceStore:
+    """One owner's sequences. key: of no other owner and no other life of it. columns: (name, dtype's name).
+
+    Use from one loop; arrays from `reserve` may be filled anywhere.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        registry: Registry,
+        key: str,
+        columns: Sequence[tuple[str, str]],
+        *,
+        checksum: bool,
+    ) -> None:
+        self.key = key
+        self.arena = arena
+        self._registry = registry
+        self._columns = tuple(columns)
+        self._items = [numpy_dtype(dtype).itemsize for _, dtype in columns]
+        self._checksum = checksum
+        # Name -> rows and region; and what was published of it.
+        self._held: dict[str, tuple[int, Region]] = {}
+        self._records: dict[str, bytes] = {}
+        self._publishing = asyncio.Lock()
+
+    def key_of(self, name: str) -> str:
+        """By which readers know a sequence."""
+        return f"{self.key}#{name}"
+
+    def name_of(self, key: str) -> str | None:
+        """The sequence that readers know by this key; None if it is not one of this owner's."""
+        owner, _, name = key.partition("#")
+        return name if owner == self.key and name else None
+
+    @property
+    def names(self) -> list[str]:
+        """What is held: reserved or published."""
+        return list(self._held)
+
+    def rows(self, name: str) -> int:
+        """Of a sequence that is held. Raises KeyError."""
+        return self._held[name][0]
+
+    def reserve(self, name: str, rows: int) -> dict[str, np.ndarray]:
+        """Writable columns, each [rows], in the arena; then `publish([name])`.
+
+        Raises ArenaFull, and LayoutError when the name is taken.
+        """
+        if not name or name in self._held:
+            raise LayoutError(f"{self.key_of(name)} is held already, or has no name", "remove it first")
+        offsets, sizes = packed(np.array([rows], np.int64), self._items)
+        region = self.arena.allocate(int(sizes[0]))
+        self._held[name] = rows, region
+        return {
+            column: region.array(numpy_dtype(dtype), (rows,), int(offset))
+            for (column, dtype), offset in zip(self._columns, offsets[0], strict=True)
+        }
+
+    async def publish(self, names: Iterable[str]) -> None:
+        """Seal these and make them known, in one round trip; from here on they must not be written.
+
+        Raises LayoutError for a name that is not held, BusUnavailable.
+        """
+        names = list(names)
+        unknown = [name for name in names if name not in self._held]
+        if unknown:
+            raise LayoutError(f"{self.key_of(unknown[0])} was never reserved, or was removed", "reserve it")
+        work = [(name, *self._held[name]) for name in names]
+        sealed = await asyncio.to_thread(self._seal, work) if self._checksum else self._seal(work)
+        # What was removed meanwhile is not to be known any more.
+        for name, region, record in sealed:
+            if name in self._held and self._held[name][1] is region:
+                self._records[name] = record
+        await self._put([name for name in names if name in self._records])
+
+    async def remove(self, names: Iterable[str]) -> None:
+        """Free their regions and forget their records; names not held are ignored."""
+        held = [name for name in names if name in self._held]
+        for name in held:
+            self._records.pop(name, None)
+            self._held.pop(name)[1].free()
+        # What is being published may be one of these.
+        async with self._publishing:
+            await self._registry.remove_records(
+                self.key, [name for name in held if name not in self._records]
+            )
+
+    async def renew(self) -> bool:
+        """Extend the lease; False if records were lost and had to be published again."""
+        expected = len(self._records)
+        if not expected or await self._registry.renew_records(self.key) >= expected:
+            return True
+        await self._put(list(self._records))
+        return False
+
+    def free(self) -> None:
+        """Free every region: the owner is leaving."""
+        for _, region in self._held.values():
+            region.free()
+        self._held.clear()
+        self._records.clear()
+
+    def _seal(self, work: Sequence[tuple[str, int, Region]]) -> list[tuple[str, Region, bytes]]:
+        """The records of what is not freed meanwhile."""
+        sealed: list[tuple[str, Region, bytes]] = []
+        for name, rows, region in work:
+            with contextlib.suppress(RegionGone):
+                sealed.append((name, region, codec.encode_record(rows, region.seal(self._checksum))))
+        return sealed
+
+    async def _put(self, names: Sequence[str]) -> None:
+        async with self._publishing:
+            records = {name: self._records[name] for name in names if name in self._records}
+            if not records:
+                return
+            head = codec.encode_head(self.arena.ref, self._columns)
+            # Fewer than these: the hash was lost, and what was in it.
+            expected = len(self._records)
+            if await self._registry.publish_records(self.key, head, records) < expected:
+                await self._registry.publish_records(self.key, head, dict(self._records))

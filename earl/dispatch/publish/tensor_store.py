@@ -1,0 +1,350 @@
+"""The owner's side: put tensors under a key, keep their descriptors alive, free them.
+
+```
+put: allocate ─ copy ─┐
+reserve ─ caller writes in place ─┴─► seal (checksums) ─► publish (one round trip) ─► renew … ─► remove
+```
+Producing in place spares a copy of every byte; `put` is for what exists already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.describe.descriptor import (
+    Descriptor,
+    RegionRef,
+    ShardRef,
+    TensorShards,
+    dtype_name,
+    numpy_dtype,
+    row_major,
+)
+from earl.dispatch.describe.tensor_classes import ClassShard, TensorClass, spaced
+from earl.dispatch.layout.box import Box
+from earl.dispatch.memory.allocator import rounded
+from earl.dispatch.memory.arena import Arena, Region
+from earl.dispatch.memory.device_arena import open_arena
+from earl.dispatch.publish.sequence_store import SequenceStore
+from earl.dispatch.registry import codec
+from earl.dispatch.registry.registry import Registry
+from earl.dispatch.serve.server_process import ServingProcess
+from earl.errors import BusUnavailable, EarlError, LayoutError
+
+log = logging.getLogger(__name__)
+
+# Renewals per lease: two may fail before a descriptor lapses.
+_RENEWALS_PER_LEASE = 3
+_LONGEST_RENEWAL_S = 2.0
+# Below this a copy or checksum takes less time than handing it to a thread.
+_INLINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Room for a tensor, or for `box` of one of `shape`. Example: TensorSpec("int32", (412,))."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box | None = None
+
+    @property
+    def held(self) -> Box:
+        return self.box if self.box is not None else Box.whole(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An array that is `box` of a tensor of `global_shape`; dtype by name, else the array's."""
+
+    array: np.ndarray
+    global_shape: tuple[int, ...]
+    box: Box
+    dtype: str = ""
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.dtype or dtype_name(self.array.dtype), self.global_shape, self.box)
+
+
+@dataclass(slots=True)
+class _Entry:
+    version: int
+    region: Region
+    specs: dict[str, TensorSpec]
+    offsets: dict[str, int]
+    # (class, rank on its mesh, offset of its first tensor, bytes from each to the next)
+    classes: tuple[tuple[TensorClass, int, int, int], ...] = ()
+    # Of the published descriptor; empty before publish and once withheld.
+    encoded: bytes = b""
+
+
+class TensorStore:
+    """Everything one owner publishes. Use from one loop; arrays from `reserve` may be filled anywhere."""
+
+    def __init__(self, arena: Arena, registry: Registry, *, checksum: bool = False) -> None:
+        self.arena = arena
+        self._registry = registry
+        self._checksum = checksum
+        self._entries: dict[str, _Entry] = {}
+        self._sequences: list[SequenceStore] = []
+        self._renewing: asyncio.Task[None] | None = None
+        self._serving: ServingProcess | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        registry: Registry,
+        config: DataPlaneConfig,
+        directory: Path,
+        owner: str,
+        *,
+        incarnation: int,
+        size_bytes: int,
+    ) -> TensorStore:
+        """An arena of `size_bytes` in the run's `arena_directory`, served over the wire where configured.
+
+        Raises ConfigError when the arena does not fit, TransportUnavailable when it cannot be served.
+        """
+        arena = await asyncio.to_thread(open_arena, config, directory, owner, incarnation, size_bytes)
+        store = cls(arena, registry, checksum=config.checksums == "always")
+        if config.wired:
+            try:
+                store._serving = await ServingProcess.start(arena.ref, config, await registry.secret())
+            except BaseException:
+                arena.close()
+                raise
+            arena.served_at(**{f"{config.wire}_address": store._serving.address})
+            store._checksum = config.checksums != "off"
+        return store
+
+    async def put(self, key: str, tensors: Mapping[str, np.ndarray | Placed], version: int = 0) -> Descriptor:
+        """Copy the tensors into the arena and publish them. Raises ArenaFull, LayoutError, BusUnavailable."""
+        return (await self.put_many({key: tensors}, version))[0]
+
+    async def put_many(
+        self, items: Mapping[str, Mapping[str, np.ndarray | Placed]], version: int = 0
+    ) -> list[Descriptor]:
+        """`put` for many keys, one round trip for all. Raises as `put`, having kept none of them."""
+        reserved: list[str] = []
+        try:
+            for key, tensors in items.items():
+                placed = {name: _placed(tensor) for name, tensor in tensors.items()}
+                arrays = self.reserve(key, {name: p.spec for name, p in placed.items()}, version)
+                reserved.append(key)
+                copies = [(arrays[name], p.array) for name, p in placed.items()]
+                await _off_loop(sum(a.nbytes for a, _ in copies), _copy_all, copies)
+            return await self.publish(reserved)
+        except BaseException:
+            self._free(reserved)
+            raise
+
+    def reserve(self, key: str, specs: Mapping[str, TensorSpec], version: int = 0) -> dict[str, np.ndarray]:
+        """Writable arrays in the arena, by name, shaped as each spec's box; then `publish([key])`.
+
+        Raises ArenaFull, and LayoutError when the key is taken or a box leaves its shape.
+        """
+        if key in self._entries:
+            raise LayoutError(f"{key} is held already", "remove it first, or publish under another key")
+        offsets: dict[str, int] = {}
+        size_bytes = 0
+        for name, spec in specs.items():
+            if len(spec.held.start) != len(spec.shape) or not Box.whole(spec.shape).contains(spec.held):
+                raise LayoutError(f"{key} {name}: box {spec.held} outside shape {spec.shape}", "mend the box")
+            offsets[name] = size_bytes
+            size_bytes += rounded(spec.held.size * numpy_dtype(spec.dtype).itemsize)
+        region = self.arena.allocate(size_bytes)
+        self._entries[key] = _Entry(version, region, dict(specs), offsets)
+        return {
+            name: region.array(numpy_dtype(spec.dtype), spec.held.shape, offsets[name])
+            for name, spec in specs.items()
+        }
+
+    def reserve_classes(
+        self, key: str, classes: Sequence[tuple[TensorClass, int]], version: int = 0, room_bytes: int = 0
+    ) -> dict[str, np.ndarray]:
+        """`reserve` for the part that this owner holds of whole classes, each with its rank on their mesh.
+
+        Writable arrays by tensor, each shaped as the part of it; tensors of which it holds nothing are left
+        out. room_bytes: of the region at least, where regions of several sizes take turns.
+        Raises ArenaFull, and LayoutError when the key is taken.
+        """
+        if key in self._entries:
+            raise LayoutError(f"{key} is held already", "remove it first, or publish under another key")
+        placed: list[tuple[TensorClass, int, int, int]] = []
+        size_bytes = 0
+        for one, rank in classes:
+            count, part_bytes = one.extent(rank)
+            placed.append((one, rank, size_bytes, spaced(part_bytes)))
+            size_bytes += count * spaced(part_bytes)
+        region = self.arena.allocate(max(size_bytes, room_bytes))
+        self._entries[key] = _Entry(version, region, {}, {}, tuple(placed))
+        arrays: dict[str, np.ndarray] = {}
+        for one, rank, offset, step in placed:
+            names, shape = one.held(rank)
+            for i, name in enumerate(names):
+                arrays[name] = region.array(numpy_dtype(one.dtype), shape, offset + i * step)
+        return arrays
+
+    def sequences(self, key: str, columns: Sequence[tuple[str, str]]) -> SequenceStore:
+        """Room for ragged sequences under a key of this owner's life; columns: (name, dtype's name)."""
+        made = SequenceStore(self.arena, self._registry, key, columns, checksum=self._checksum)
+        self._sequences.append(made)
+        self._keep_renewing()
+        return made
+
+    async def publish(self, keys: str | Iterable[str]) -> list[Descriptor]:
+        """Seal what was reserved under these keys and make it known, in one round trip.
+
+        From here on the arrays must not be written until the key is removed.
+        """
+        keys = [keys] if isinstance(keys, str) else list(keys)
+        descriptors: list[Descriptor] = []
+        encoded: dict[str, bytes] = {}
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is None:
+                raise LayoutError(f"{key} was never reserved, or was removed", "reserve it first")
+            ref = await _off_loop(
+                entry.region.size_bytes if self._checksum else 0, entry.region.seal, self._checksum
+            )
+            classes = tuple(
+                ClassShard(one, rank, ref, offset, step) for one, rank, offset, step in entry.classes
+            )
+            descriptor = Descriptor(key, entry.version, _tensors(entry, ref), classes)
+            entry.encoded = encoded[key] = codec.encode(descriptor)
+            descriptors.append(descriptor)
+        await self._registry.publish_encoded(encoded)
+        self._keep_renewing()
+        return descriptors
+
+    async def withhold(self, keys: str | Iterable[str]) -> None:
+        """Forget their descriptors for good, so that no reader comes; regions and who reads them stay.
+
+        Keys not held are ignored. Raises BusUnavailable.
+        """
+        keys = [keys] if isinstance(keys, str) else list(keys)
+        held = [key for key in keys if key in self._entries]
+        for key in held:
+            self._entries[key].encoded = b""
+        await self._registry.remove(held)
+
+    async def remove(self, keys: str | Iterable[str]) -> None:
+        """Free their regions and forget their descriptors; keys not held are ignored."""
+        keys = [keys] if isinstance(keys, str) else list(keys)
+        held = [key for key in keys if key in self._entries]
+        self._free(held)
+        await self._registry.remove(held)
+
+    @property
+    def keys(self) -> list[str]:
+        """What is held: reserved or published."""
+        return list(self._entries)
+
+    @property
+    def serving_pid(self) -> int:
+        """The process that serves this arena over the wire; 0 when none does."""
+        return self._serving.pid if self._serving is not None else 0
+
+    async def close(self) -> None:
+        """Forget all descriptors, stop serving, remove the arena. Never raises for a Redis that is gone."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+            self._renewing = None
+        keys = self.keys
+        self._free(keys)
+        for sequences in self._sequences:
+            sequences.free()
+        try:
+            await self._registry.remove([*keys, *(sequences.key for sequences in self._sequences)])
+        except BusUnavailable as error:
+            log.warning("descriptors of %s lapse by themselves: %s", self.arena.ref.owner, error)
+        finally:
+            self.arena.close()
+            if self._serving is not None:
+                await self._serving.stop()
+
+    async def __aenter__(self) -> TensorStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _keep_renewing(self) -> None:
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(), name="renew descriptors")
+
+    def _free(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                entry.region.free()
+
+    def _published(self) -> dict[str, bytes]:
+        return {key: entry.encoded for key, entry in self._entries.items() if entry.encoded}
+
+    async def _renew(self) -> None:
+        while True:
+            # Often: a Redis that restarted empty must soon know everything again.
+            await asyncio.sleep(min(self._registry.lease_s / _RENEWALS_PER_LEASE, _LONGEST_RENEWAL_S))
+            try:
+                lapsed = await self._registry.renew(list(self._published()))
+                published = self._published()
+                again = {key: published[key] for key in lapsed if key in published}
+                if again:
+                    await self._registry.publish_encoded(again)
+                    # Those removed or withheld meanwhile must not have come back.
+                    await self._registry.remove(again.keys() - self._published().keys())
+                kept = [await sequences.renew() for sequences in self._sequences]
+                if again or not all(kept):
+                    count = len(again) + kept.count(False)
+                    log.warning("published %d descriptors again that were lost", count)
+            except EarlError as error:
+                log.warning("leases of %s not renewed: %s", self.arena.ref.owner, error)
+
+
+def _placed(tensor: np.ndarray | Placed) -> Placed:
+    placed = tensor if isinstance(tensor, Placed) else Placed(tensor, tensor.shape, Box.whole(tensor.shape))
+    spec = placed.spec
+    if placed.array.shape != spec.held.shape or placed.array.dtype != numpy_dtype(spec.dtype):
+        raise LayoutError(
+            f"array of {placed.array.dtype} {placed.array.shape} for box {spec.held} of {spec.dtype}",
+            "give the array the box's shape and the dtype that carries it (uint16 for bfloat16)",
+        )
+    return placed
+
+
+def _tensors(entry: _Entry, ref: RegionRef) -> tuple[TensorShards, ...]:
+    tensors: list[TensorShards] = []
+    for name, spec in entry.specs.items():
+        strides = row_major(spec.held.shape, numpy_dtype(spec.dtype).itemsize)
+        shard = ShardRef(spec.held, ref, entry.offsets[name], strides)
+        tensors.append(TensorShards(name, spec.dtype, spec.shape, (shard,)))
+    return tuple(tensors)
+
+
+def _copy_all(copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    for target, source in copies:
+        np.copyto(target, source, casting="no")
+
+
+async def _off_loop(size_bytes: int, function, *args):
+    """Run it here when it touches few bytes, else on a thread; cancelling waits for it to end."""
+    if size_bytes <= _INLINE_BYTES:
+        return function(*args)
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(work)
+    finally:
+        if not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([work])

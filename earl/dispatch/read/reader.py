@@ -1,0 +1,240 @@
+"""The reader's side: name tensors by key and box, or sequences, get them in arrays of your own.
+
+```
+read: registry (one round trip) ─ plan ─ pieces by arena ─ transport per arena ─ receipt
+```
+Promise: when `read` returns, every target holds exactly the published bytes; when it raises, nothing
+writes into a target any more. For keys of weights, what is gone is VersionGone: take the newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.describe.descriptor import ArenaRef
+from earl.dispatch.read.cached_plan import Repeated, VersionRead
+from earl.dispatch.read.resolve import Copies, Form, FromArena, Read, assemble
+from earl.dispatch.read.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve
+from earl.dispatch.read.resolve_sequences import SequenceRead, resolve_sequences
+from earl.dispatch.registry.registry import WEIGHTS_PREFIX, Registry
+from earl.dispatch.requirement import refuse_unmet
+from earl.dispatch.transport.base import Transport, run_all
+from earl.dispatch.transport.shm import SharedMemory
+from earl.errors import ReadTimeout, RegionGone, TransportUnavailable, VersionGone
+
+__all__ = [
+    "Dispatcher",
+    "PathTotal",
+    "Read",
+    "Receipt",
+    "Repeated",
+    "SequenceRead",
+    "VersionRead",
+    "refuse_unmet",
+]
+
+AnyRead = Read | SequenceRead | VersionRead
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a transfer did: bytes by the path really used ("shm", "ucx-tcp", "nixl-tcp", "nixl-rdma"),
+
+    seconds, checksums verified, requests that were sent again. planned_s: of the seconds, those until it was
+    known what lies where."""
+
+    size_bytes_by_path: Mapping[str, int]
+    seconds: float
+    verified: bool
+    retries: int = 0
+    planned_s: float = 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.size_bytes_by_path.values())
+
+    @property
+    def path(self) -> str:
+        return "+".join(sorted(self.size_bytes_by_path))
+
+
+@dataclass(slots=True)
+class PathTotal:
+    """All transfers of one path since the dispatcher was made."""
+
+    size_bytes: int = 0
+    seconds: float = 0.0
+    transfers: int = 0
+    retries: int = 0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one read takes out of one arena, how it comes, and how that went."""
+
+    source: FromArena
+    transport: Transport
+    weights: bool
+    verified: bool
+    retries: int = 0
+
+
+class Dispatcher:
+    """Reads for one loop. `totals` counts by path."""
+
+    def __init__(self, registry: Registry, config: DataPlaneConfig, secret: bytes) -> None:
+        self._registry = registry
+        self._config = config
+        self._secret = secret
+        self._shm = SharedMemory()
+        self._wire: Transport | None = None
+        # With which peer it begins: readers that all began with the same one would wait for each other.
+        self._turn = secrets.randbelow(1 << 16)
+        self.totals: dict[str, PathTotal] = {}
+
+    @classmethod
+    async def create(cls, registry: Registry, config: DataPlaneConfig) -> Dispatcher:
+        """Raises TransportUnavailable when what the configuration requires is not there."""
+        refuse_unmet(config)
+        return cls(registry, config, await registry.secret())
+
+    async def read(self, reads: Sequence[AnyRead], deadline_s: float) -> Receipt:
+        """Fill every read's arrays, together, before the deadline.
+
+        Raises DescriptorMissing, VersionGone, RegionGone, LayoutGap, LayoutError, PeerLost, ReadTimeout,
+        ChecksumMismatch, TransportUnavailable, BusUnavailable.
+        """
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(deadline_s):
+                batches = await self._batches(reads)
+                planned_s = time.perf_counter() - started
+                await run_all(self._read_batch(batch) for batch in batches)
+        except TimeoutError:
+            raise ReadTimeout(
+                f"{len(reads)} reads were not done within {deadline_s} s",
+                "is the owner frozen or the wire slow? data_plane.read_s bounds a read",
+            ) from None
+        return self._receipt(batches, time.perf_counter() - started, planned_s)
+
+    def _receipt(self, batches: Sequence[_Batch], seconds: float, planned_s: float) -> Receipt:
+        by_path: dict[str, int] = {}
+        for batch in batches:
+            path = batch.transport.path
+            by_path[path] = by_path.get(path, 0) + batch.source.size_bytes
+            self.totals.setdefault(path, PathTotal()).retries += batch.retries
+        for path, size_bytes in by_path.items():
+            total = self.totals[path]
+            total.size_bytes += size_bytes
+            total.seconds += seconds
+            total.transfers += 1
+        verified = bool(batches) and all(batch.verified for batch in batches)
+        retries = sum(batch.retries for batch in batches)
+        return Receipt(by_path, seconds, verified, retries, planned_s)
+
+    async def describe(self, keys: Sequence[str]) -> dict[str, Form]:
+        """Dtype and shape of every tensor that these descriptors hold together, by name. Raises as `read`."""
+        descriptors = await self._registry.get(list(keys))
+        forms = {name: Form(t.layout.dtype, t.layout.shape) for name, t in assemble(descriptors).items()}
+        for one in PublishedClasses(descriptors).classes():
+            forms |= dict.fromkeys(one.names(), Form(one.dtype, one.shape))
+        return forms
+
+    async def close(self) -> None:
+        """Release mappings and connections."""
+        await self._shm.close()
+        if self._wire is not None:
+            await self._wire.close()
+
+    async def __aenter__(self) -> Dispatcher:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _batches(self, reads: Sequence[AnyRead]) -> list[_Batch]:
+        boxes = [read for read in reads if isinstance(read, Read)]
+        sequences = [read for read in reads if isinstance(read, SequenceRead)]
+        versions = [read for read in reads if isinstance(read, VersionRead)]
+        groups = dict.fromkeys(read.keys for read in (*boxes, *versions))
+        keys = list(dict.fromkeys(key for group in groups for key in group))
+        of_weights = {group for group in groups if any(key.startswith(WEIGHTS_PREFIX) for key in group)}
+        # Records come in the order of one read's keys; further reads of sequences are rare.
+        owners = [one.by_owner() for one in sequences]
+        first, *others = [one.names for one in owners] or [{}]
+        found = [await self._registry.fetch(keys, first)]
+        found += [await self._registry.fetch([], names) for names in others]
+        descriptors, records = found[0][0], [one for _, one in found]
+        published = [read for read in boxes if read.keys in of_weights]
+        samples = Copies()
+        once = Copies()
+        resolve(published, descriptors, once, self._turn)
+        weights = once.by_arena()
+        plain: list[FromArena] = []
+        for read in versions:
+            sources = weights if read.keys in of_weights else plain
+            sources += read.slices.plan(read.keys, descriptors, self._turn)
+        resolve([read for read in boxes if read.keys not in of_weights], descriptors, samples, self._turn)
+        for read, names, known in zip(sequences, owners, records, strict=False):
+            resolve_sequences(read, names, known, samples)
+        batches: list[_Batch] = []
+        for versioned, sources in ((True, weights), (False, plain + samples.by_arena())):
+            for source in sources:
+                transport = await self._transport(source.arena, versioned)
+                batches.append(_Batch(source, transport, versioned, self._verifies(transport)))
+        return batches
+
+    async def _read_batch(self, batch: _Batch) -> None:
+        arena, verify = batch.source.arena, batch.verified
+        try:
+            for pieces in batch.source.pieces(CREDIT_BYTES):
+                batch.retries += await batch.transport.read(arena, pieces, verify=verify)
+                batch.verified &= pieces.verifiable
+        except RegionGone as error:
+            raise _gone(arena, batch.weights, error) from error
+
+    def _verifies(self, transport: Transport) -> bool:
+        if self._config.checksums == "wire":
+            return transport is not self._shm
+        return self._config.checksums == "always"
+
+    async def _transport(self, arena: ArenaRef, weights: bool) -> Transport:
+        """shm where this process can map the arena, otherwise the wire, within what is configured."""
+        wire = self._config.wire
+        address = arena.nixl_address if wire == "nixl" else arena.ucx_address
+        if self._config.mapped:
+            try:
+                await self._shm.open(arena)
+                return self._shm
+            except (RegionGone, TransportUnavailable) as error:
+                if self._config.transport == "shm" or not address:
+                    raise _gone(arena, weights, error) from error
+        if self._config.require == "shm":
+            raise TransportUnavailable(
+                f"arena of {arena.owner} is not reachable by shared memory",
+                'put reader and owner on one machine, or drop data_plane.require = "shm"',
+            )
+        if not address:
+            raise TransportUnavailable(
+                f"{arena.owner} does not serve its arena over {wire}",
+                "give owner and reader the same data_plane.transport and require",
+            )
+        if self._wire is None:
+            # Heavy: each loads a UCX of its own.
+            if wire == "nixl":
+                from earl.dispatch.transport.nixl import Nixl as Wire
+            else:
+                from earl.dispatch.transport.ucx import UcxTcp as Wire
+            self._wire = Wire(self._config, self._secret)
+        return self._wire
+
+
+def _gone(arena: ArenaRef, weights: bool, error: Exception) -> Exception:
+    if not weights or not isinstance(error, RegionGone):
+        return error
+    return VersionGone(f"weights of {arena.owner}: {error.message}", "take the newer version")

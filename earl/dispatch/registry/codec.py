@@ -1,0 +1,311 @@
+"""Descriptors to protobuf bytes and back. Decoding validates everything that a reader relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from earl.dispatch.describe.descriptor import (
+    CHECKSUM_BLOCK_BYTES,
+    ArenaRef,
+    Descriptor,
+    RegionRef,
+    SequenceRecords,
+    ShardRef,
+    TensorShards,
+    numpy_dtype,
+    packed,
+    row_major,
+)
+from earl.dispatch.describe.pieces import Regions
+from earl.dispatch.describe.tensor_classes import ClassShard, TensorClass
+from earl.dispatch.layout.box import Box
+from earl.dispatch.layout.mesh import MeshLayout
+from earl.dispatch.layout.placements import Placement
+from earl.errors import LayoutError
+from earl.v1 import layout_pb2 as pb
+
+_PREFIX = "DTYPE_"
+_KIND = "PLACEMENT_KIND_"
+# A mesh of more owners than this is no mesh.
+_MOST_RANKS = 1 << 16
+# No arena and no tensor is larger.
+_MOST_BYTES = 1 << 48
+# Words of a sequence's record before its digests.
+_WORDS = 4
+
+
+def encode(descriptor: Descriptor) -> bytes:
+    """A LayoutDescriptor's bytes; each arena and region appears once."""
+    message = pb.LayoutDescriptor(key=descriptor.key, version=descriptor.version)
+    arenas: dict[ArenaRef, int] = {}
+    regions: dict[int, int] = {}  # by identity: hashing a region hashes all its checksums
+
+    def number(region: RegionRef) -> int:
+        if id(region) not in regions:
+            if region.arena not in arenas:
+                arenas[region.arena] = len(arenas)
+                message.arenas.append(_arena(region.arena))
+            regions[id(region)] = len(regions)
+            message.regions.append(_region(region, arenas[region.arena]))
+        return regions[id(region)]
+
+    for tensor in descriptor.tensors:
+        dtype = pb.Dtype.Value(_PREFIX + tensor.dtype.upper())
+        layout = message.tensors.add(name=tensor.name, dtype=dtype, shape=tensor.shape)
+        item_bytes = numpy_dtype(tensor.dtype).itemsize
+        for shard in tensor.shards:
+            entry = layout.shards.add(region=number(shard.region), offset_bytes=shard.offset_bytes)
+            entry.box.start.extend(shard.box.start)
+            entry.box.stop.extend(shard.box.stop)
+            if shard.strides_bytes != row_major(shard.box.shape, item_bytes):
+                entry.strides_bytes.extend(shard.strides_bytes)
+    for shard in descriptor.classes:
+        _add_class(message, shard, number(shard.region))
+    return message.SerializeToString()
+
+
+def decode(data: bytes) -> Descriptor:
+    """The values of a LayoutDescriptor. Raises LayoutError when it is damaged or inconsistent."""
+    message = pb.LayoutDescriptor()
+    try:
+        message.ParseFromString(data)
+        arenas = [_arena_of(arena) for arena in message.arenas]
+        regions = [
+            RegionRef(
+                arenas[r.arena],
+                r.slot,
+                r.generation,
+                r.offset_bytes,
+                r.size_bytes,
+                tuple(r.checksums),
+                r.checksum_block_bytes,
+            )
+            for r in message.regions
+        ]
+        for region in regions:
+            _check_region(region)
+        tensors = tuple(_tensor(layout, regions) for layout in message.tensors)
+        classes = tuple(_class(one, regions) for one in message.classes)
+    except (DecodeError, IndexError, ValueError, OverflowError) as error:
+        raise LayoutError(f"damaged descriptor of {len(data)} bytes: {error}", "publish it again") from error
+    return Descriptor(message.key, message.version, tensors, classes)
+
+
+def encode_head(arena: ArenaRef, columns: Sequence[tuple[str, str]]) -> bytes:
+    """A SequenceHead's bytes. columns: (name, dtype's name)."""
+    message = pb.SequenceHead(arena=_arena(arena), checksum_block_bytes=CHECKSUM_BLOCK_BYTES)
+    for name, dtype in columns:
+        message.columns.add(name=name, dtype=pb.Dtype.Value(_PREFIX + dtype.upper()))
+    return message.SerializeToString()
+
+
+def encode_record(rows: int, region: RegionRef) -> bytes:
+    """One sequence's words."""
+    words = (rows, region.slot, region.generation, region.offset_bytes, *region.checksums)
+    return np.array(words, "<u8").tobytes()
+
+
+def decode_sequences(head: bytes, records: Sequence[bytes]) -> SequenceRecords:
+    """Some sequences of one owner, in order. Raises LayoutError when anything is damaged."""
+    message = pb.SequenceHead()
+    lengths = np.array([len(record) for record in records], np.int64)
+    try:
+        message.ParseFromString(head)
+        columns = tuple((c.name, _dtype(c.dtype)) for c in message.columns)
+        if not columns or message.checksum_block_bytes < 1 or not message.HasField("arena"):
+            raise ValueError("no columns, no arena or no size of blocks")
+        if (lengths % 8).any() or (lengths < 8 * _WORDS).any():
+            raise ValueError(f"records of {lengths.min()} to {lengths.max()} bytes")
+    except (DecodeError, ValueError) as error:
+        raise LayoutError(f"damaged sequences of {len(head)} bytes: {error}", "publish them again") from error
+    words = np.frombuffer(b"".join(records), "<u8")
+    counts = lengths // 8
+    first = np.cumsum(counts) - counts
+    table = words[first[:, None] + np.arange(_WORDS)] if len(first) else np.zeros((0, _WORDS), np.uint64)
+    rows = table[:, 0].astype(np.int64)
+    if (table[:, [0, 1, 3]] >= 1 << 40).any():
+        raise LayoutError(f"damaged records: rows {rows[:4]}", "publish them again")
+    _, sizes = packed(rows, [numpy_dtype(dtype).itemsize for _, dtype in columns])
+    digests = np.ones(len(words), bool)
+    digests[(first[:, None] + np.arange(_WORDS)).ravel()] = False
+    regions = Regions(
+        table[:, 1].astype(np.int64),
+        table[:, 2].astype(np.uint64),
+        table[:, 3].astype(np.int64),
+        sizes,
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(counts - _WORDS)]),
+        words[digests].astype(np.uint64),
+        message.checksum_block_bytes,
+    )
+    blocks = -(-sizes // message.checksum_block_bytes)
+    if ((counts > _WORDS) & (counts - _WORDS != blocks)).any():
+        raise LayoutError("damaged records: not a digest for each block", "publish them again")
+    return SequenceRecords(_arena_of(message.arena), columns, rows, regions)
+
+
+def _dtype(number: int) -> str:
+    name = pb.Dtype.Name(number).removeprefix(_PREFIX).lower()
+    numpy_dtype(name)
+    return name
+
+
+def _arena_of(a: pb.ArenaRef) -> ArenaRef:
+    return ArenaRef(
+        a.owner,
+        a.incarnation,
+        a.path,
+        a.nonce,
+        a.size_bytes,
+        a.ucx_address,
+        a.device,
+        a.host,
+        a.nixl_address,
+    )
+
+
+def _tensor(layout: pb.TensorLayout, regions: list[RegionRef]) -> TensorShards:
+    dtype = _dtype(layout.dtype)
+    item_bytes = numpy_dtype(dtype).itemsize
+    shape = tuple(layout.shape)
+    shards: list[ShardRef] = []
+    for entry in layout.shards:
+        box = Box(tuple(entry.box.start), tuple(entry.box.stop))
+        strides = tuple(entry.strides_bytes) or row_major(box.shape, item_bytes)
+        region = regions[entry.region]
+        if len(box.start) != len(shape) or len(strides) != len(shape):
+            raise LayoutError(f"{layout.name}: box {box} in shape {shape}", "publish it again")
+        last = entry.offset_bytes + item_bytes
+        last += sum((n - 1) * stride for n, stride in zip(box.shape, strides, strict=True))
+        if box.size and last > region.size_bytes:
+            raise LayoutError(
+                f"{layout.name}: box {box} ends at byte {last} of a region of {region.size_bytes}",
+                "publish it again",
+            )
+        shards.append(ShardRef(box, region, entry.offset_bytes, strides))
+    return TensorShards(layout.name, dtype, shape, tuple(shards))
+
+
+def _check_region(region: RegionRef) -> None:
+    blocks = -(-region.size_bytes // region.checksum_block_bytes) if region.checksum_block_bytes else 0
+    if max(region.offset_bytes, region.size_bytes) > _MOST_BYTES or region.slot >= 1 << 32:
+        raise ValueError(f"a region of {region.size_bytes} bytes at {region.offset_bytes}")
+    if region.checksums and len(region.checksums) != blocks:
+        raise ValueError(f"{len(region.checksums)} digests for {blocks} blocks")
+
+
+def _add_class(message: pb.LayoutDescriptor, shard: ClassShard, region: int) -> None:
+    one, layout = shard.tensors, shard.tensors.layout
+    entry = message.classes.add(
+        template=one.template,
+        dtype=pb.Dtype.Value(_PREFIX + one.dtype.upper()),
+        shape=layout.shape,
+        stack=layout.stack,
+        mesh_shape=layout.mesh_shape,
+        rank=shard.rank,
+        region=region,
+        offset_bytes=shard.offset_bytes,
+        tensor_bytes=shard.tensor_bytes,
+    )
+    for kind, *numbers in layout.placements:
+        values = dict(zip(("dim", "split"), numbers, strict=False))
+        entry.placements.add(kind=pb.PlacementKind.Value(_KIND + str(kind).upper()), **values)
+
+
+def _class(entry: pb.TensorClass, regions: list[RegionRef]) -> ClassShard:
+    one, rank, number, offset_bytes, tensor_bytes, stop_bytes = _known_class(entry.SerializeToString())
+    region = regions[number]
+    if stop_bytes > region.size_bytes:
+        raise LayoutError(
+            f"{one.template}: ends at byte {stop_bytes} of a region of {region.size_bytes}",
+            "publish it again",
+        )
+    return ClassShard(one, rank, region, offset_bytes, tensor_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _known_class(data: bytes) -> tuple[TensorClass, int, int, int, int, int]:
+    """(class, rank, region's number, offset, bytes from each tensor to the next, where the last one ends):
+
+    the same for every version."""
+    entry = pb.TensorClass.FromString(data)
+    placements = tuple((one.kind, one.dim, one.split) for one in entry.placements)
+    cut = tuple(entry.shape), entry.stack, tuple(entry.mesh_shape), placements
+    one = _tensor_class(entry.template, entry.dtype, *cut)
+    if not entry.rank < len(one.layout.owners):
+        raise LayoutError(
+            f"{one.template}: rank {entry.rank} of {len(one.layout.owners)}", "publish it again"
+        )
+    count, size_bytes = one.extent(entry.rank)
+    if count > 1 and entry.tensor_bytes < size_bytes:
+        raise LayoutError(
+            f"{one.template}: tensors of {size_bytes} bytes, {entry.tensor_bytes} apart", "publish it again"
+        )
+    stop = entry.offset_bytes + (count - 1) * entry.tensor_bytes + size_bytes if count else 0
+    return one, entry.rank, entry.region, entry.offset_bytes, entry.tensor_bytes, stop
+
+
+@lru_cache(maxsize=4096)
+def _tensor_class(
+    template: str,
+    dtype: int,
+    shape: tuple[int, ...],
+    stack: int,
+    mesh_shape: tuple[int, ...],
+    said: tuple[tuple[int, int, int], ...],
+) -> TensorClass:
+    """The same object for all ranks, so that classes compare fast."""
+    ranks = prod(mesh_shape)
+    if ranks > _MOST_RANKS:
+        raise LayoutError(f"{template}: a mesh of {ranks} ranks", "publish it again")
+    if prod(shape) > _MOST_BYTES or any(split > _MOST_RANKS for _, _, split in said):
+        raise LayoutError(f"{template}: shape {shape}, placements {said}", "publish it again")
+    placements: list[Placement] = []
+    for number, dim, split in said:
+        kind = pb.PlacementKind.Name(number).removeprefix(_KIND).lower()
+        match kind:
+            case "replicate":
+                placements.append((kind,))
+            case "strided_shard":
+                placements.append((kind, dim, split))
+            case _:
+                placements.append((kind, dim))
+    return TensorClass(
+        template, _dtype(dtype), MeshLayout(shape, mesh_shape, tuple(placements), _ranks(ranks), stack)
+    )
+
+
+@lru_cache(maxsize=16)
+def _ranks(count: int) -> tuple[str, ...]:
+    """Names of a mesh's owners: the same object each time, so that layouts compare fast."""
+    return tuple(map(str, range(count)))
+
+
+def _arena(arena: ArenaRef) -> pb.ArenaRef:
+    return pb.ArenaRef(
+        owner=arena.owner,
+        incarnation=arena.incarnation,
+        path=arena.path,
+        nonce=arena.nonce,
+        size_bytes=arena.size_bytes,
+        ucx_address=arena.ucx_address,
+        nixl_address=arena.nixl_address,
+        device=arena.device,
+        host=arena.host,
+    )
+
+
+def _region(region: RegionRef, arena: int) -> pb.Region:
+    return pb.Region(
+        arena=arena,
+        offset_bytes=region.offset_bytes,
+        size_bytes=region.size_bytes,
+        generation=region.generation,
+        slot=region.slot,
+        checksums=region.checksums,
+        checksum_block_bytes=region.checksum_block_bytes,
+    )

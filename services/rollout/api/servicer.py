@@ -1,0 +1,48 @@
+"""earl.v1.RolloutService: decode, ask the worker, encode."""
+
+from __future__ import annotations
+
+from earl.v1 import rollout_pb2
+from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
+from services.rollout.codec import decode_command, encode_parallelism, encode_report
+from services.rollout.worker.worker import Parts, RolloutWorker
+
+# Longest that one DrainRollout call waits, whatever it asks for.
+MAX_DRAIN_S = 600.0
+
+
+class RolloutServicer(RolloutServiceServicer):
+    def __init__(self, worker: RolloutWorker, parts: Parts) -> None:
+        self._worker = worker
+        self._gauges = parts.gauges
+        self._scheduler = parts.scheduler
+        self._pool = parts.pool
+
+    async def GetRolloutStatus(self, request, context) -> rollout_pb2.GetRolloutStatusResponse:
+        engines = [
+            rollout_pb2.EngineStatus(
+                name=f"{self._scheduler.worker.name}/engine-{number}",
+                tp=stats.tp,
+                version=stats.version,
+                running=stats.running,
+                waiting=stats.waiting,
+                kv_used_fraction=stats.kv_used_fraction,
+                generated_tokens=stats.generated_tokens,
+                prefilled_tokens=stats.prefilled_tokens,
+            )
+            for number, stats in enumerate(self._gauges.engines)
+        ]
+        return rollout_pb2.GetRolloutStatusResponse(
+            worker=self._scheduler.worker,
+            engines=engines,
+            epoch=self._pool.epoch,
+            episodes=self._worker.episodes,
+            parallelism=encode_parallelism(self._pool.parallelism),
+        )
+
+    async def ReparallelizeRollout(self, request, context) -> rollout_pb2.ReparallelizeRolloutResponse:
+        return encode_report(await self._pool.reparallelize(decode_command(request)))
+
+    async def DrainRollout(self, request, context) -> rollout_pb2.DrainRolloutResponse:
+        wait_s = min(max(request.wait_s, 0.0), MAX_DRAIN_S)
+        return rollout_pb2.DrainRolloutResponse(remaining=await self._worker.drain(wait_s))

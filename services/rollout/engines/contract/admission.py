@@ -1,0 +1,52 @@
+"""What an engine refuses before it starts, the same for every engine. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from earl.errors import ContextTooLong, EngineBusy, EngineError, WeightsIncomplete
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+
+
+def check_request(request: GenerateRequest, spec: EngineSpec, vocabulary: int) -> None:
+    """Raises ContextTooLong or EngineError, saying which value cannot be generated from."""
+    context = spec.max_context_tokens
+    if len(request.ids) + request.max_new_tokens > context:
+        raise ContextTooLong(
+            f"{len(request.ids)} tokens and {request.max_new_tokens} to generate exceed the context of "
+            f"{context} tokens",
+            "end the episode, or raise rollout.max_context_tokens",
+        )
+    if not request.ids or request.max_new_tokens < 1:
+        raise EngineError(
+            f"a request of {len(request.ids)} tokens for {request.max_new_tokens} new ones",
+            "give at least one of each",
+        )
+    if min(request.ids) < 0 or max(request.ids) >= vocabulary:
+        wrong = next(token for token in request.ids if not 0 <= token < vocabulary)
+        raise EngineError(f"token id {wrong} is outside the vocabulary of {vocabulary}", "mend the tokens")
+    if not (math.isfinite(request.temperature) and request.temperature >= 0):
+        raise EngineError(f"temperature {request.temperature} is not >= 0", "give 0 for greedy")
+
+
+def check_room(spec: EngineSpec, waiting: int) -> None:
+    """Raises EngineBusy if as many requests wait as may."""
+    if waiting >= spec.max_waiting:
+        raise EngineBusy(
+            f"engine {spec.name} has {waiting} requests waiting",
+            "wait for some to end, or raise max_waiting",
+        )
+
+
+def check_complete(spec: EngineSpec, complete: bool) -> None:
+    """Raises WeightsIncomplete if no version is wholly loaded."""
+    if not complete:
+        raise WeightsIncomplete(
+            f"engine {spec.name} has no complete weights", "load a version before generating"
+        )
+
+
+def check_unused(request: GenerateRequest, used: bool) -> None:
+    """Raises EngineError if the request's id is in flight."""
+    if used:
+        raise EngineError(f"request id {request.request_id!r} is in flight", "give every request its own")

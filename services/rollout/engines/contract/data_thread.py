@@ -1,0 +1,158 @@
+"""A rank's side of the data plane: a thread with an event loop, off the compute path.
+
+    step loop ── start(call, work) ──► thread's loop: Dispatcher, Registry ──► outcome of the call
+              ◄── wake, take ───────────────────────────────────────────────────┘
+
+Every call gets an outcome, however its work ends. The thread begins with the first call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from earl.bus import Bus
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.read.reader import Dispatcher
+from earl.dispatch.registry.registry import Registry
+from earl.errors import EarlError, EngineError
+from services.rollout.engines.contract.engine import EngineSpec, Transfer
+
+JOIN_S = 5.0
+
+
+class DataThread:
+    """Of one rank. `wake` becomes readable when a call ended; then `take` says how.
+
+    Used from the step loop's thread, but for what says otherwise.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self.config = DataPlaneConfig.model_validate_json(spec.data_plane or "{}")
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task] = set()
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._bus: Bus | None = None
+        self._registry: Registry | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._finished: list[tuple[int, Any]] = []
+        self._lock = threading.Lock()
+        self.wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def start(self, call: int, work: Coroutine[Any, Any, Any], what: str, dropped: EarlError) -> asyncio.Task:
+        """Run it in the thread; returns its task, for `cancel`. what: the call in words, for errors;
+        dropped: the outcome if it is cancelled."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="data plane", daemon=True)
+            self._thread.start()
+        created = threading.Event()
+        tasks: list[asyncio.Task] = []
+
+        def create(loop: asyncio.AbstractEventLoop) -> None:
+            task = loop.create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(lambda task: self._note(call, task, what, dropped))
+            tasks.append(task)
+            created.set()
+
+        self._loop.call_soon_threadsafe(create, self._loop)
+        if not created.wait(JOIN_S):
+            raise EngineError(f"engine {self._spec.name}: its data plane is stuck for {JOIN_S:g} s")
+        return tasks[0]
+
+    def cancel(self, task: asyncio.Task) -> None:
+        """Stop it; its call ends with what `start` was given. What is started next begins after this."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    def take(self) -> list[tuple[int, Any]]:
+        """(call, result or EarlError) of each call that ended since the last time."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake, 4096)
+        with self._lock:
+            finished, self._finished = self._finished, []
+        return finished
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """Totals of what was read, by path."""
+        if self._dispatcher is None:
+            return []
+        return [
+            Transfer(
+                path=path,
+                size_bytes=t.size_bytes,
+                seconds=t.seconds,
+                transfers=t.transfers,
+                retries=t.retries,
+            )
+            for path, t in list(self._dispatcher.totals.items())
+        ]
+
+    def close(self) -> None:
+        """Stop the thread and what runs in it."""
+        if self._loop is None or self._thread is None:
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        with contextlib.suppress(TimeoutError):
+            closing.result(JOIN_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(JOIN_S)
+
+    # --- in the thread ------------------------------------------------------------------------
+
+    async def registry(self) -> Registry:
+        """Raises EngineError if the engine was given no Redis."""
+        if self._registry is None:
+            if not self._spec.redis_url:
+                raise EngineError(f"engine {self._spec.name} was given no Redis", "set EngineSpec.redis_url")
+            self._bus = await Bus.connect(self._spec.redis_url, self._spec.run)
+            self._registry = Registry(self._bus.redis, self._bus.prefix, self.config.descriptor_lease_s)
+        return self._registry
+
+    async def dispatcher(self) -> Dispatcher:
+        """Raises EngineError if the engine was given no Redis, TransportUnavailable."""
+        if self._dispatcher is None:
+            self._dispatcher = await Dispatcher.create(await self.registry(), self.config)
+        return self._dispatcher
+
+    def on_close(self, closer: Callable[[], Awaitable[None]]) -> None:
+        """`close` awaits it before the connections end."""
+        self._closers.append(closer)
+
+    def _note(self, call: int, task: asyncio.Task, what: str, dropped: EarlError) -> None:
+        """However a task ends, even before it began, its call gets an outcome."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            outcome = dropped
+        elif isinstance(error, EarlError):
+            outcome = error
+        elif error is not None:
+            outcome = EngineError(f"{what}: {type(error).__name__}: {error}")
+        else:
+            outcome = task.result()
+        with self._lock:
+            self._finished.append((call, outcome))
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waker, b"x")
+
+    async def _close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for closer in self._closers:
+            await closer()
+        if self._dispatcher is not None:
+            await self._dispatcher.close()
+        if self._bus is not None:
+            await self._bus.close()

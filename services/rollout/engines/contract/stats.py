@@ -1,0 +1,83 @@
+"""What an engine counts for its stats, beside its own counters."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from earl.obs.memory import DeviceMemory, on_cuda, on_host
+from services.rollout.engines.contract.engine import BusyPeriod, Transfer
+
+# Steps closer than this are one busy period; so many periods are kept until they are asked for.
+JOIN_NS = 5_000_000
+BUSY_PERIODS = 4096
+
+
+class Busy:
+    """When the engine was stepping: `start` before a step, `end` after it."""
+
+    def __init__(self) -> None:
+        self._periods: deque[BusyPeriod] = deque(maxlen=BUSY_PERIODS)
+        self._started_ns = self._clock_ns = 0
+        # Nanoseconds that steps took in all.
+        self.total_ns = 0
+
+    def start(self) -> None:
+        self._started_ns, self._clock_ns = time.time_ns(), time.perf_counter_ns()
+
+    def end(self) -> int:
+        """The nanoseconds that the step took."""
+        took_ns = time.perf_counter_ns() - self._clock_ns
+        self.total_ns += took_ns
+        ended_ns = self._started_ns + took_ns
+        if self._periods and self._started_ns - self._periods[-1].end_ns < JOIN_NS:
+            self._periods[-1].end_ns = ended_ns
+        else:
+            self._periods.append(BusyPeriod("generate", self._started_ns, ended_ns))
+        return took_ns
+
+    def take(self) -> list[BusyPeriod]:
+        """The periods that were not yet reported."""
+        periods, self._periods = list(self._periods), deque(maxlen=BUSY_PERIODS)
+        return periods
+
+
+class PrefillRate:
+    """How long tokens take whose KV is computed many at a time: of the steps of late that mostly did that."""
+
+    _KEPT = 0.9
+
+    def __init__(self) -> None:
+        self._tokens = self._took_ns = 0.0
+
+    def note(self, sequences: int, tokens: int, took_ns: int) -> None:
+        """A step of so many sequences and tokens."""
+        if tokens >= 2 * sequences:
+            self._tokens = self._KEPT * self._tokens + tokens
+            self._took_ns = self._KEPT * self._took_ns + took_ns
+
+    def nanoseconds(self, tokens: int) -> int:
+        """Of so many tokens; 0 before the first such step."""
+        return int(tokens * self._took_ns / self._tokens) if self._tokens else 0
+
+
+def totals(transfers: Iterable[Transfer]) -> list[Transfer]:
+    """One Transfer for each path: the sum over ranks, or engines."""
+    by_path: dict[str, Transfer] = {}
+    for transfer in transfers:
+        total = by_path.setdefault(transfer.path, Transfer(path=transfer.path))
+        total.size_bytes += transfer.size_bytes
+        total.seconds += transfer.seconds
+        total.transfers += transfer.transfers
+        total.retries += transfer.retries
+    return list(by_path.values())
+
+
+def device_memory(device: str, others: Sequence[int] = (), *, alike: int = 1) -> DeviceMemory | None:
+    """Of this process's CUDA device; on a CPU what this process and the others (process ids) hold of the
+    host, and as many more sets of them as `alike` says. None where this process does not know."""
+    if device.startswith("cuda"):
+        return on_cuda()
+    return on_host([os.getpid(), *others], alike)

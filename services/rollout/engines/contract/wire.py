@@ -1,0 +1,281 @@
+"""The messages between a service and its engine, and how they are framed.
+
+A frame is 4 bytes of length (little endian) and a msgpack list of messages; each side writes at
+most one frame a step, so that the cost of a message is shared by the whole batch.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+
+import msgspec
+
+from earl import errors
+from services.rollout.engines.contract.engine import (
+    EngineCaps,
+    EngineSpec,
+    EngineStats,
+    GenerateRequest,
+    KvOffer,
+    KvReport,
+    LoadReport,
+)
+
+LENGTH = struct.Struct("<I")
+# A frame longer than this is a broken stream, not a message.
+MAX_FRAME_BYTES = 1 << 30
+# A reader that takes nothing for so long is stuck.
+SEND_S = 60.0
+
+
+class WireError(msgspec.Struct, array_like=True):
+    """An error of the catalogue in earl.errors, by its class's name."""
+
+    kind: str
+    message: str
+    remedy: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> WireError:
+        if isinstance(error, errors.EarlError):
+            return cls(type(error).__name__, error.message, error.remedy)
+        return cls("EngineError", f"{type(error).__name__}: {error}", "see the engine's log")
+
+    def rebuild(self) -> errors.EarlError:
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, errors.EarlError)):
+            kind = errors.EngineError
+        return kind(self.message, self.remedy)
+
+
+# --- to the engine --------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, tag=True, array_like=True):
+    """First message to every rank, from the service or from rank 0.
+
+    store: file of the process group's store, "" if tp is 1. sums: descriptor of the memory in which ranks on
+    CPUs add up, inherited by each of them; -1 if they use a process group."""
+
+    spec: EngineSpec
+    rank: int
+    epoch: int
+    store: str
+    sums: int = -1
+
+
+class Generate(msgspec.Struct, tag=True, array_like=True):
+    request: GenerateRequest
+    # Send chunks as they come; otherwise one message at the end.
+    stream: bool
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    request_id: str
+
+
+class Release(msgspec.Struct, tag=True, array_like=True):
+    session: str
+
+
+class Pause(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    keep: bool
+
+
+class Resume(msgspec.Struct, tag=True, array_like=True):
+    call: int
+
+
+class BeginUpdate(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    version: int
+
+
+class Load(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    version: int
+    keys: list[str]
+    deadline_s: float
+
+
+class Commit(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    version: int
+
+
+class GetStats(msgspec.Struct, tag=True, array_like=True):
+    call: int
+
+
+class OfferKv(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    name: str
+    known: dict[str, int]
+    deadline_s: float
+
+
+class TakeKv(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    offer: KvOffer
+    deadline_s: float
+
+
+class WithdrawKv(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    name: str
+
+
+class Stop(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+# To engines whose caps.live_reshape is True.
+HandoverCommand = OfferKv | TakeKv | WithdrawKv
+Command = (
+    Start
+    | Generate
+    | Abort
+    | Release
+    | Pause
+    | Resume
+    | BeginUpdate
+    | Load
+    | Commit
+    | GetStats
+    | HandoverCommand
+    | Stop
+)
+
+# --- from the engine ------------------------------------------------------------------------
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True):
+    """workers: process ids of what the engine started itself."""
+
+    caps: EngineCaps
+    workers: list[int] = []
+
+
+class Tokens(msgspec.Struct, tag=True, array_like=True):
+    """A TokenChunk, or a whole Generation if the request does not stream."""
+
+    request_id: str
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish: str
+    reused_tokens: int
+    began_ns: int = 0
+    ended_ns: int = 0
+
+
+class Refused(msgspec.Struct, tag=True, array_like=True):
+    """A request ended with an error."""
+
+    request_id: str
+    error: WireError
+
+
+class Answer(msgspec.Struct, tag=True, array_like=True):
+    """The end of a call, or (call 0) of the start that failed."""
+
+    call: int
+    error: WireError | None = None
+    stats: EngineStats | None = None
+    load: LoadReport | None = None
+    offer: KvOffer | None = None
+    taken: KvReport | None = None
+
+
+Reply = Ready | Tokens | Refused | Answer
+
+encoder = msgspec.msgpack.Encoder()
+command_decoder = msgspec.msgpack.Decoder(list[Command])
+reply_decoder = msgspec.msgpack.Decoder(list[Reply])
+
+
+def frame(messages: list) -> bytes:
+    """One frame of these messages."""
+    body = encoder.encode(messages)
+    return LENGTH.pack(len(body)) + body
+
+
+class ChannelClosed(ConnectionError):
+    """The other end is gone."""
+
+
+class Channel:
+    """The engine's end of a stream socket: whole frames in and out, blocking only where said.
+
+    Raises ChannelClosed when the other end is gone.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def receive(self) -> list[bytes]:
+        """The bodies of all frames that have arrived; does not block."""
+        while True:
+            try:
+                data = self.sock.recv(1 << 18)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            if not data:
+                raise ChannelClosed("closed by the other end")
+            self._received += data
+        bodies = []
+        while (body := self._take()) is not None:
+            bodies.append(body)
+        return bodies
+
+    def receive_one(self, deadline_s: float | None = None) -> bytes:
+        """The body of the next frame; blocks until it is there, the other end is gone, or it was
+        silent for deadline_s, which counts as gone."""
+        while (body := self._take()) is None:
+            if not select.select([self.sock], [], [], deadline_s)[0]:
+                raise ChannelClosed(f"silent for {deadline_s} s")
+            try:
+                data = self.sock.recv(1 << 18)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            if not data:
+                raise ChannelClosed("closed by the other end")
+            self._received += data
+        return body
+
+    def _take(self) -> bytes | None:
+        if len(self._received) < LENGTH.size:
+            return None
+        (size,) = LENGTH.unpack_from(self._received)
+        if size > MAX_FRAME_BYTES:
+            raise ChannelClosed(f"frame of {size} bytes is longer than {MAX_FRAME_BYTES}")
+        end = LENGTH.size + size
+        if len(self._received) < end:
+            return None
+        body = bytes(self._received[LENGTH.size : end])
+        del self._received[:end]
+        return body
+
+    def send(self, body: bytes) -> None:
+        """Write one frame; blocks while the socket is full, for SEND_S at most."""
+        data = memoryview(LENGTH.pack(len(body)) + body)
+        while data:
+            try:
+                data = data[self.sock.send(data) :]
+            except BlockingIOError:
+                if not select.select([], [self.sock], [], SEND_S)[1]:
+                    raise ChannelClosed(f"took nothing for {SEND_S} s") from None
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error

@@ -1,0 +1,60 @@
+"""`python -m services.rollout.engines.process FD [FOLLOWER_FD ...]`: one rank of an engine.
+
+FD is an inherited socket: to the service for rank 0, which also inherits one socket for each
+follower; to rank 0 for a follower. The first message is wire.Start. When the socket closes, the
+process ends. vLLM and SGLang start their own ranks: for EARL they are one process.
+A rank that runs out of memory ends with EngineOutOfMemory's exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+
+from earl.errors import EngineOutOfMemory, ran_out_of_memory
+from services.rollout.engines.contract import wire
+
+
+def main(arguments: list[str]) -> None:
+    # Ctrl-C goes to the whole group; the service decides when its engines end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    own, *followers = (wire.Channel(socket.socket(fileno=int(fd))) for fd in arguments)
+    start, *commands = wire.command_decoder.decode(own.receive_one())
+    if not isinstance(start, wire.Start):
+        raise wire.ChannelClosed("the first message is not Start")
+    if start.spec.engine == "vllm":
+        from services.rollout.engines.contract.stepped_loop import EngineLoop
+        from services.rollout.engines.vllm.engine import VllmEngine
+
+        EngineLoop(own, VllmEngine).run(start, commands)
+    elif start.spec.engine == "sglang":
+        from services.rollout.engines.contract.stepped_loop import EngineLoop
+        from services.rollout.engines.sglang.engine import SglangEngine
+
+        EngineLoop(own, SglangEngine).run(start, commands)
+    elif start.rank > 0:
+        from services.rollout.engines.torch.ranks import follow
+
+        follow(own, start)
+    else:
+        from services.rollout.engines.process.leader import Leader
+
+        Leader(own, followers).run(start, commands)
+
+
+if __name__ == "__main__":
+    code = 1
+    try:
+        main(sys.argv[1:])
+        code = 0
+    except wire.ChannelClosed:
+        code = 0
+    except Exception as error:  # noqa: BLE001  (the process ends here; the service sees the exit code)
+        traceback.print_exc()
+        if ran_out_of_memory(error):
+            code = EngineOutOfMemory.exit_code
+    # Process groups and the weights thread have nothing to save; their teardown may hang.
+    os._exit(code)

@@ -1,0 +1,400 @@
+"""An engine in processes of its own, seen from the service's event loop.
+
+    service loop ── frames of commands ──► rank 0 ── one frame a step ──► rank 1 … tp-1
+                 ◄── frames of replies ───        ◄──── staging done ────
+
+The loop never computes: it encodes what was asked in this turn of the loop into one frame and
+decodes one frame per engine step. The ranks are spawned (never forked into), and all of them end
+when this process or any one of them does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from earl.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EarlError,
+    EngineError,
+    EngineLost,
+    EngineOutOfMemory,
+    ReshapeRefused,
+)
+from earl.models.spec import load_spec
+from earl.models.tp import check_tp
+from services.rollout.engines.contract import wire
+from services.rollout.engines.contract.engine import (
+    Engine,
+    EngineSpec,
+    EngineStats,
+    GenerateRequest,
+    Generation,
+    KvOffer,
+    KvReport,
+    LoadReport,
+    TokenChunk,
+)
+from services.rollout.engines.process.interpreter import interpreter_of
+from services.rollout.engines.process.rendezvous import Meeting
+
+log = logging.getLogger(__name__)
+
+STOP_S = 5.0
+# Between a process's last words and its exit status, whichever comes first.
+LAST_WORDS_S = 0.5
+# Bound of the calls that only wait for the step that runs.
+CALL_S = 60.0
+
+
+def refuse_impossible(spec: EngineSpec) -> None:
+    """What can be known before a process is started. Raises ModelNotFound, UnsupportedModel,
+    IllegalParallelism, ConfigError."""
+    model = load_spec(spec.model_dir)
+    check_tp(model, spec.tp)
+    if spec.max_context_tokens > model.max_positions:
+        raise ConfigError(
+            f"rollout.max_context_tokens {spec.max_context_tokens} exceeds the model's "
+            f"{model.max_positions} positions",
+            f"use at most {model.max_positions}",
+        )
+
+
+class EngineProcess(Engine):
+    """Runs `python -m services.rollout.engines.process` in the engine's own environment: one process for
+    each rank of spec.tp, or one that starts its ranks itself (vLLM, SGLang)."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._workers: list[int] = []
+        self._watchers: list[asyncio.Task] = []
+        self._meeting: Meeting | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._receiver: asyncio.Task | None = None
+        self._outbox: list[Any] = []
+        self._calls: dict[int, asyncio.Future] = {}
+        self._call_ids = itertools.count(1)
+        self._whole: dict[str, asyncio.Future] = {}
+        self._streams: dict[str, asyncio.Queue] = {}
+        self._ready: asyncio.Future | None = None
+        self._lost = asyncio.Event()
+        self._lost_because = ""
+        self._stopping = False
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        refuse_impossible(self.spec)
+        self._ready = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self.spec.start_s):
+                await self._spawn()
+                self.caps = await self._ready
+            # Nothing of them is left on disk from here on, however they end.
+            self._end_meeting()
+        except TimeoutError:
+            await self._end("its start took too long")
+            raise DeadlineExceeded(
+                f"engine {self.spec.name} did not start in {self.spec.start_s:g} s", "see its log on stderr"
+            ) from None
+        except BaseException:
+            await self._end("its start failed")
+            raise
+
+    async def _spawn(self) -> None:
+        python = interpreter_of(self.spec)
+        tp = self.spec.tp if self.spec.engine == "torch" else 1
+        meeting = self._meeting = Meeting(self.spec.name, tp)
+        ours, theirs = socket.socketpair()
+        pairs = [socket.socketpair() for _ in range(1, tp)]
+        environment = dict(os.environ, OMP_NUM_THREADS=str(self.spec.threads), TOKENIZERS_PARALLELISM="false")
+        if tp > 1:
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                environment.setdefault(name, "lo")
+        try:
+            for rank in range(tp):
+                own = theirs if rank == 0 else pairs[rank - 1][1]
+                followers = [a.fileno() for a, _ in pairs] if rank == 0 else []
+                fds = [own.fileno(), *followers]
+                command = [python, "-m", "services.rollout.engines.process", *map(str, fds)]
+                # What libraries print goes to stderr: stdout is the service's ready line.
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    pass_fds=[*fds, *meeting.inherited],
+                    env=environment,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=2,
+                )
+                self._processes.append(process)
+                self._watchers.append(asyncio.create_task(self._watch(process)))
+        finally:
+            theirs.close()
+            for pair in pairs:
+                pair[0].close()
+                pair[1].close()
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._receiver = asyncio.create_task(self._receive(reader))
+        self._watchers.append(self._receiver)
+        self._post(wire.Start(self.spec, 0, 0, meeting.store, meeting.sums))
+
+    async def stop(self) -> None:
+        if not self._lost.is_set():
+            self._stopping = True
+            self._post(wire.Stop())
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await asyncio.gather(*(process.wait() for process in self._processes))
+            except TimeoutError:
+                pass  # _end kills what is left
+        await self._end("it was stopped")
+
+    async def _end(self, because: str) -> None:
+        """Kill what still runs, wait for it, and fail every call."""
+        self._lose(because)
+        await asyncio.gather(*(process.wait() for process in self._processes))
+        for task in self._watchers:
+            task.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+        self._end_meeting()
+
+    def _end_meeting(self) -> None:
+        if self._meeting is not None:
+            self._meeting.end()
+
+    def _lose(self, because: str) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+        if self._lost.is_set():
+            return
+        self._lost_because = because
+        self._lost.set()
+        waiting = [*self._calls.values(), *self._whole.values()]
+        if self._ready is not None:
+            waiting.append(self._ready)
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._lost_error())
+                future.exception()  # whoever still waits sees it; nobody else needs to
+        for queue in self._streams.values():
+            queue.put_nowait(self._lost_error())
+
+    def _lost_error(self) -> EngineLost:
+        message = f"engine {self.spec.name} is gone: {self._lost_because}"
+        if not self._stopping and EngineOutOfMemory.exit_code in [one.returncode for one in self._processes]:
+            return EngineOutOfMemory(message, "lower rollout.max_sequences or rollout.kv_tokens")
+        return EngineLost(message, "its requests can run on another engine")
+
+    async def wait_lost(self) -> None:
+        await self._lost.wait()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks, and of what they started."""
+        return [*(process.pid for process in self._processes), *self._workers]
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+        if self._receiver is not None and process is self._processes[0]:
+            # What it said last, for example why it could not start, is still to be read.
+            await asyncio.wait([self._receiver], timeout=LAST_WORDS_S)
+        self._note_end()
+
+    def _note_end(self) -> None:
+        """One that ends by itself takes the others along; those that `stop` asked end in their own time."""
+        if not self._stopping:
+            self._lose(self._why())
+
+    def _why(self) -> str:
+        codes = [(rank, process.returncode) for rank, process in enumerate(self._processes)]
+        ended = [(rank, code) for rank, code in codes if code is not None]
+        # Ranks that lost another one end with 0: the others tell more.
+        for rank, code in sorted(ended, key=lambda each: each[1] == 0):
+            if code == EngineOutOfMemory.exit_code:
+                return f"rank {rank} ran out of memory"
+            return f"rank {rank} ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+        return "its connection closed"
+
+    # --- frames -------------------------------------------------------------------------------
+
+    def _post(self, message: Any) -> None:
+        if self._lost.is_set() or self._writer is None:
+            raise self._lost_error()
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(message)
+
+    def _flush(self) -> None:
+        messages, self._outbox = self._outbox, []
+        if self._writer is not None and not self._lost.is_set():
+            self._writer.write(wire.frame(messages))
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
+                if size > wire.MAX_FRAME_BYTES:
+                    raise ValueError(f"a frame of {size} bytes")
+                for reply in wire.reply_decoder.decode(await reader.readexactly(size)):
+                    self._handle(reply)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            # Its exit status is about to be known; a process that only closed the socket is ended.
+            await asyncio.wait([asyncio.create_task(self._processes[0].wait())], timeout=LAST_WORDS_S)
+            self._note_end()
+        except Exception as error:
+            log.exception("engine %s: its reply cannot be read", self.spec.name)
+            self._lose(f"its reply cannot be read: {error}")
+
+    def _handle(self, reply: wire.Reply) -> None:
+        match reply:
+            case wire.Tokens():
+                self._handle_tokens(reply)
+            case wire.Refused():
+                self._handle_refused(reply.request_id, reply.error.rebuild())
+            case wire.Answer():
+                future = self._calls.pop(reply.call, None) if reply.call else self._ready
+                if future is None or future.done():
+                    return
+                if reply.error is not None:
+                    future.set_exception(reply.error.rebuild())
+                else:
+                    future.set_result(reply.stats or reply.load or reply.offer or reply.taken)
+            case wire.Ready():
+                self._workers = reply.workers
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(reply.caps)
+
+    def _handle_tokens(self, reply: wire.Tokens) -> None:
+        columns: dict[str, Any] = {
+            "request_id": reply.request_id,
+            "ids": reply.ids,
+            "logprobs": reply.logprobs,
+            "versions": reply.versions,
+            "finish": reply.finish,
+            "reused_tokens": reply.reused_tokens,
+        }
+        future = self._whole.get(reply.request_id)
+        if future is not None:
+            if not future.done():
+                future.set_result(Generation(**columns, began_ns=reply.began_ns, ended_ns=reply.ended_ns))
+        elif reply.request_id in self._streams:
+            self._streams[reply.request_id].put_nowait(TokenChunk(**columns))
+
+    def _handle_refused(self, request_id: str, error: EarlError) -> None:
+        future = self._whole.get(request_id)
+        if future is not None:
+            if not future.done():
+                future.set_exception(error)
+        elif request_id in self._streams:
+            self._streams[request_id].put_nowait(error)
+
+    async def _call(self, message_type: Any, *values: Any, deadline_s: float = CALL_S) -> Any:
+        call = next(self._call_ids)
+        future = asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        try:
+            self._post(message_type(call, *values))
+            async with asyncio.timeout(deadline_s):
+                return await future
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"engine {self.spec.name} did not answer {message_type.__name__} in {deadline_s:g} s",
+                "it is overloaded or stuck: stop it and start it again",
+            ) from None
+        finally:
+            self._calls.pop(call, None)
+
+    # --- generation ---------------------------------------------------------------------------
+
+    def _check_unused(self, request_id: str) -> None:
+        if request_id in self._whole or request_id in self._streams:
+            raise EngineError(f"request id {request_id!r} is in flight already", "give every request its own")
+
+    async def generate_all(self, request: GenerateRequest) -> Generation:
+        self._check_unused(request.request_id)
+        future = asyncio.get_running_loop().create_future()
+        self._post(wire.Generate(request, False))
+        self._whole[request.request_id] = future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            await self.abort(request.request_id)
+            raise
+        finally:
+            del self._whole[request.request_id]
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        self._check_unused(request.request_id)
+        queue: asyncio.Queue[TokenChunk | EarlError] = asyncio.Queue()
+        self._post(wire.Generate(request, True))
+        self._streams[request.request_id] = queue
+        finished = False
+        try:
+            while not finished:
+                item = await queue.get()
+                finished = isinstance(item, EarlError) or bool(item.finish)
+                if isinstance(item, EarlError):
+                    raise item
+                yield item
+        finally:
+            del self._streams[request.request_id]
+            if not finished:
+                await self.abort(request.request_id)
+
+    async def abort(self, request_id: str) -> None:
+        if not self._lost.is_set():
+            self._post(wire.Abort(request_id))
+
+    async def release(self, session: str) -> None:
+        if not self._lost.is_set():
+            self._post(wire.Release(session))
+
+    # --- control ------------------------------------------------------------------------------
+
+    async def pause(self, keep: bool = True) -> None:
+        await self._call(wire.Pause, keep)
+
+    async def resume(self) -> None:
+        await self._call(wire.Resume)
+
+    async def begin_update(self, version: int) -> None:
+        await self._call(wire.BeginUpdate, version)
+
+    async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
+        # The engine ends the read itself at the deadline; the margin lets it say so.
+        return await self._call(wire.Load, version, list(keys), deadline_s, deadline_s=deadline_s + 5.0)
+
+    async def commit(self, version: int) -> LoadReport:
+        return await self._call(wire.Commit, version)
+
+    async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:
+        self._refuse_handover()
+        return await self._call(wire.OfferKv, name, dict(known), deadline_s, deadline_s=deadline_s + 5.0)
+
+    async def take_kv(self, offer: KvOffer, deadline_s: float) -> KvReport:
+        self._refuse_handover()
+        return await self._call(wire.TakeKv, offer, deadline_s, deadline_s=deadline_s + 5.0)
+
+    async def withdraw_kv(self, name: str) -> None:
+        self._refuse_handover()
+        await self._call(wire.WithdrawKv, name)
+
+    def _refuse_handover(self) -> None:
+        if not self.caps.live_reshape:
+            raise ReshapeRefused(
+                f"engine {self.spec.name} ({self.spec.engine}) hands no KV over",
+                "let the other engine compute it again from the token ids",
+            )
+
+    async def stats(self) -> EngineStats:
+        return await self._call(wire.GetStats)

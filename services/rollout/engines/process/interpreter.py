@@ -1,0 +1,43 @@
+"""Which Python runs an engine: the service's own for torch, that of the engine's environment for others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from earl.errors import EngineNotInstalled
+from services.rollout.engines.contract.engine import EngineSpec
+
+# Beside the running environment's directory: where `make setup-vllm` puts it.
+ENVIRONMENTS = {"vllm": ".venv-vllm", "sglang": ".venv-sglang"}
+REMEDIES = {
+    "vllm": "run `make setup-vllm`, or set rollout.engine_python to the Python of an environment with vLLM",
+    "sglang": "make an environment with sglang 0.5.23 and EARL in it (docs/engines.md), and set "
+    "rollout.engine_python to its Python",
+}
+
+
+def interpreter_of(spec: EngineSpec) -> str:
+    """The interpreter's path. Raises EngineNotInstalled if there is none."""
+    if spec.python:
+        found = shutil.which(os.path.expanduser(spec.python))
+        if found is None:
+            raise EngineNotInstalled(
+                f"rollout.engine_python = {spec.python!r} is no executable", _remedy(spec.engine)
+            )
+        return found
+    if spec.engine not in ENVIRONMENTS:
+        return sys.executable
+    python = Path(sys.prefix).parent / ENVIRONMENTS[spec.engine] / "bin" / "python"
+    if not python.is_file():
+        raise EngineNotInstalled(
+            f"engine {spec.name} is rollout.engine = {spec.engine!r}, and there is no {python}",
+            _remedy(spec.engine),
+        )
+    return str(python)
+
+
+def _remedy(engine: str) -> str:
+    return REMEDIES.get(engine, "give the Python of an environment that has EARL, or leave it empty")

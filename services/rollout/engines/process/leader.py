@@ -1,0 +1,278 @@
+"""Rank 0's loop between the service's socket, the followers' and the engine.
+
+    wait for commands, loads and hand-overs that ended, followers (not at all while there is work)
+      ─► handle ─► step ─► send replies, one frame a turn at most ─► …
+
+An idle engine waits in select and uses no CPU. The loop ends with Stop or when a socket closes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import select
+import time
+from collections.abc import Callable, Mapping
+
+from earl.errors import EarlError, EngineError
+from services.rollout.engines.contract import wire
+from services.rollout.engines.contract.engine import KvOffer, KvReport, LoadReport
+from services.rollout.engines.torch.engine import TorchEngine
+from services.rollout.engines.torch.kv_handover import Moving
+from services.rollout.engines.torch.ranks import (
+    DropShard,
+    Followers,
+    Loaded,
+    LoadShard,
+    OfferRows,
+    Rank,
+    TakeRows,
+    WithdrawRows,
+    loaded,
+    report_decoder,
+)
+
+# How soon an engine that could not step looks again, if nothing is said to it before.
+LOOK_AGAIN_S = 0.001
+
+
+class Leader:
+    """Rank 0's loop."""
+
+    def __init__(self, service: wire.Channel, followers: list[wire.Channel]) -> None:
+        self._service, self._channels = service, followers
+        # What each rank said about its part of a call, until all have, and what is then to be done.
+        self._parts: dict[int, tuple[list[Loaded], Callable[[list[Loaded]], wire.Answer]]] = {}
+        # Under which key ranks publish an offer.
+        self._offers: dict[str, str] = {}
+        self._stopped = False
+        # Whether the last turn made a step, or nothing keeps the next one from it.
+        self._stepped = True
+
+    def run(self, start: wire.Start, commands: list[wire.Command]) -> None:
+        """Start, then serve until Stop or until a socket closes."""
+        try:
+            self._start(start)
+        except EarlError as error:
+            self._service.send(wire.encoder.encode([wire.Answer(0, wire.WireError.of(error))]))
+            return
+        self._service.send(wire.encoder.encode([wire.Ready(self._engine.caps)]))
+        try:
+            self._handle(commands)
+            while not self._stopped:
+                self._turn()
+        finally:
+            self._rank.data.close()
+
+    def _start(self, start: wire.Start) -> None:
+        for number, channel in enumerate(self._channels, start=1):
+            order = wire.Start(start.spec, number, start.epoch, start.store, start.sums)
+            channel.send(wire.encoder.encode([order]))
+        self._spec, self._rank = start.spec, Rank(start)
+        self._followers = Followers(self._channels)
+        self._followers.await_applied()
+        self._engine = TorchEngine(start.spec, self._rank, self._followers)
+
+    def _turn(self) -> None:
+        sources = [self._service, self._rank.data.wake, *self._channels]
+        pause_s = 0.0 if self._stepped else LOOK_AGAIN_S
+        readable, _, _ = select.select(sources, [], [], pause_s if self._engine.has_work else None)
+        if self._rank.data.wake in readable:
+            for call, outcome in self._rank.data.take():
+                self._note_loaded(0, loaded(self._rank.data, call, outcome))
+        for rank, channel in enumerate(self._channels, start=1):
+            if channel in readable:
+                self._hear(rank, channel)
+        if self._service in readable:
+            for body in self._service.receive():
+                self._handle(wire.command_decoder.decode(body))
+        self._stepped = not self._engine.has_work or self._engine.step()
+        if self._engine.outbox:
+            replies, self._engine.outbox = self._engine.outbox, []
+            self._service.send(wire.encoder.encode(replies))
+
+    def _handle(self, commands: list[wire.Command]) -> None:
+        for command in commands:
+            match command:
+                case wire.Generate(request, stream):
+                    self._engine.submit(request, stream)
+                case wire.Abort(request_id):
+                    self._engine.abort(request_id)
+                case wire.Release(session):
+                    self._engine.release(session)
+                case wire.Stop():
+                    self._stopped = True
+                case _:
+                    self._handle_call(command)
+
+    def _handle_call(self, command: wire.Command) -> None:
+        answer = self._engine.outbox.append
+        match command:
+            case wire.Pause(call, keep):
+                self._engine.pause(keep)
+                answer(wire.Answer(call))
+            case wire.Resume(call):
+                self._engine.resume()
+                answer(wire.Answer(call))
+            case wire.BeginUpdate(call, _):
+                self._drop()
+                answer(wire.Answer(call))
+            case wire.Load(call, version, keys, deadline_s):
+                self._load(call, version, keys, deadline_s)
+            case wire.Commit(call, version):
+                self._commit(call, version)
+            case wire.GetStats(call):
+                answer(wire.Answer(call, stats=self._engine.stats()))
+            case wire.OfferKv(call, name, known, deadline_s):
+                self._try(call, lambda: self._offer_kv(call, name, known, deadline_s))
+            case wire.TakeKv(call, offer, deadline_s):
+                self._try(call, lambda: self._take_kv(call, offer, deadline_s))
+            case wire.WithdrawKv(call, name):
+                self._withdraw_kv(call, name)
+
+    def _try(self, call: int, begin: Callable[[], None]) -> None:
+        """Begin a call, or answer it with why not."""
+        try:
+            begin()
+        except EarlError as error:
+            self._engine.outbox.append(wire.Answer(call, wire.WireError.of(error)))
+
+    # --- what all ranks do --------------------------------------------------------------------
+
+    def _hear(self, rank: int, channel: wire.Channel) -> None:
+        for body in channel.receive():
+            report = report_decoder.decode(body)
+            if isinstance(report, Loaded):
+                self._note_loaded(rank, report)
+
+    def _await_parts(self, call: int, answer: Callable[[list[Loaded]], wire.Answer]) -> None:
+        """answer: makes the call's once every rank has said how its part ended; may raise EarlError."""
+        self._parts[call] = [], answer
+
+    def _note_loaded(self, rank: int, report: Loaded) -> None:
+        self._engine.transfers[rank] = report.transfers
+        if report.call not in self._parts:
+            return  # nobody waits for it
+        reports, answer = self._parts[report.call]
+        reports.append(report)
+        if len(reports) > len(self._channels):
+            del self._parts[report.call]
+            self._try(report.call, lambda: self._engine.outbox.append(answer(reports)))
+
+    # --- weights ------------------------------------------------------------------------------
+
+    def _drop(self) -> None:
+        self._rank.stager.drop()
+        self._followers.send(DropShard())
+
+    def _load(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
+        def answer(reports: list[Loaded]) -> wire.Answer:
+            refuse_failed(reports)
+            parts = [each.report for each in reports if each.report is not None]
+            size_bytes, read_s = sum(part.size_bytes for part in parts), max(part.read_s for part in parts)
+            return wire.Answer(call, load=LoadReport(version=version, size_bytes=size_bytes, read_s=read_s))
+
+        self._await_parts(call, answer)
+        self._followers.send(LoadShard(call, version, keys, deadline_s))
+        self._rank.stager.begin(call, version, keys, deadline_s)
+
+    def _commit(self, call: int, version: int) -> None:
+        try:
+            report, others = self._engine.commit(version)
+        except EarlError as error:
+            self._engine.outbox.append(wire.Answer(call, wire.WireError.of(error)))
+            return
+        for rank, other in others:
+            self._note_loaded(rank, other)
+        self._engine.outbox.append(wire.Answer(call, load=report))
+
+    # --- KV for other engines -----------------------------------------------------------------
+
+    def _offer_kv(self, call: int, name: str, known: Mapping[str, int], deadline_s: float) -> None:
+        if name in self._offers:
+            raise EngineError(f"engine {self._spec.name} offers {name} already", "withdraw it first")
+        moving = self._engine.handover.offer(known, self._engine.version)
+        key = f"kv/{name}/{self._spec.name}/{secrets.token_hex(4)}"
+
+        def answer(reports: list[Loaded]) -> wire.Answer:
+            try:
+                refuse_failed(reports)
+            except EarlError:
+                if name in self._offers:
+                    self._withdraw(0, name)
+                raise
+            return wire.Answer(call, offer=self._offer(name, keys, moving, reports))
+
+        if not moving.rows:
+            self._engine.outbox.append(wire.Answer(call, offer=self._offer(name, [], moving, [])))
+            return
+        self._offers[name] = key
+        keys = [f"{key}/{rank}" for rank in range(len(self._channels) + 1)]
+        self._await_parts(call, answer)
+        self._followers.send(OfferRows(call, key, moving.rows, moving.version, deadline_s))
+        self._rank.kv.offer(call, keys[0], moving.rows, moving.version, deadline_s)
+
+    def _offer(self, name: str, keys: list[str], moving: Moving, reports: list[Loaded]) -> KvOffer:
+        return KvOffer(
+            name=name,
+            keys=keys,
+            version=moving.version,
+            sessions=self._engine.handover.offered(moving),
+            size_bytes=moved_bytes(reports),
+        )
+
+    def _take_kv(self, call: int, offer: KvOffer, deadline_s: float) -> None:
+        clock = time.perf_counter()
+        moving = self._engine.begin_take(offer)
+
+        def answer(reports: list[Loaded]) -> wire.Answer:
+            try:
+                refuse_failed(reports)
+            except EarlError:
+                self._engine.handover.fail(moving)
+                raise
+            kept = self._engine.handover.taken(moving, self._engine.version)
+            names = {one.session for one in kept}
+            report = KvReport(
+                sessions=len(kept),
+                tokens=sum(len(one.ids) for one in kept),
+                size_bytes=moved_bytes(reports),
+                seconds=time.perf_counter() - clock,
+                left_out=[one.session for one in offer.sessions if one.session not in names],
+            )
+            return wire.Answer(call, taken=report)
+
+        if not moving.rows:
+            self._engine.outbox.append(answer([]))
+            return
+        self._await_parts(call, answer)
+        order = TakeRows(call, offer.keys, moving.rows, self._engine.take_moves(), deadline_s)
+        self._followers.send(order)
+        self._rank.take_kv(order)
+
+    def _withdraw_kv(self, call: int, name: str) -> None:
+        def answer(reports: list[Loaded]) -> wire.Answer:
+            refuse_failed(reports)
+            return wire.Answer(call)
+
+        if name not in self._offers:
+            self._engine.outbox.append(wire.Answer(call))
+            return
+        self._await_parts(call, answer)
+        self._withdraw(call, name)
+
+    def _withdraw(self, call: int, name: str) -> None:
+        key = self._offers.pop(name)
+        self._followers.send(WithdrawRows(call, key))
+        self._rank.kv.withdraw(call, f"{key}/0")
+
+
+def refuse_failed(reports: list[Loaded]) -> None:
+    """Raises the first rank's error, if any had one."""
+    for each in reports:
+        if each.error is not None:
+            raise each.error.rebuild()
+
+
+def moved_bytes(reports: list[Loaded]) -> int:
+    """KV that all ranks published or read together."""
+    return sum(each.moved.size_bytes for each in reports if each.moved is not None)

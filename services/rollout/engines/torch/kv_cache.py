@@ -1,0 +1,157 @@
+"""The KV cache of one rank: rows of slots, backed by memory only where they were written.
+
+    keys, values of a layer: [slots, kv_heads, rows, head_dim]
+
+On a CPU the cache is one anonymous mapping without reserve: a page costs memory from its first write
+until `give_back`. Slots' rows are padded so that rows [n * page_tokens, ...) of a head begin a page;
+what is committed is therefore exact in pages. On other devices the tensor is allocated whole, and the
+caller sizes it by its bound (`room_within`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from earl.dispatch.describe.descriptor import numpy_dtype
+from services.rollout.engines.torch.attention import ALIGNED
+from services.rollout.engines.torch.kv_handover import Rows
+
+PAGE_BYTES = mmap.PAGESIZE
+# Linux's MAP_NORESERVE; Python names it from 3.13 on.
+_NORESERVE = 0x4000
+
+
+def room_within(kv_tokens: int, slots: int, context: int, device: torch.device) -> tuple[int, int]:
+    """(slots, rows of each) that the cache is made with: all of them where memory is committed page by
+    page (CPU), elsewhere as many whole contexts as kv_tokens hold (0: no bound), one of them at least."""
+    if device.type == "cpu" or kv_tokens == 0:
+        return slots, context
+    context = min(context, kv_tokens)
+    return min(slots, kv_tokens // context), context
+
+
+class KvCache:
+    """Rows of KV. Rows that were never written, or were given back, read as zeros."""
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        context: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._row_bytes = head_dim * dtype.itemsize
+        # Memory is committed in multiples of so many tokens of a sequence.
+        self.page_tokens = PAGE_BYTES // math.gcd(PAGE_BYTES, self._row_bytes) if device.type == "cpu" else 1
+        # Rows of a slot: the context, rounded up to whole pages and aligned blocks of attention.
+        multiple = math.lcm(self.page_tokens, ALIGNED)
+        self.rows = -(-context // multiple) * multiple
+        shape = (layers, 2, slots, kv_heads, self.rows, head_dim)
+        self._device, self._dtype = device, dtype
+        self.item_bytes = dtype.itemsize
+        # What carries rows on the host, and all of them in place there: [layers, 2, slots, kv_heads, rows,
+        # head_dim]; None if the cache is on another device.
+        self.host_dtype = numpy_dtype(str(dtype).removeprefix("torch."))
+        self.host: np.ndarray | None = None
+        self._mapping: mmap.mmap | None = None
+        if device.type == "cpu":
+            self._mapping = mmap.mmap(
+                -1,
+                math.prod(shape) * dtype.itemsize,
+                flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE,
+            )
+            # A huge page would be committed whole for one row of it.
+            self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
+            self._all = torch.frombuffer(self._mapping, dtype=dtype).view(shape)
+            self.host = np.frombuffer(self._mapping, self.host_dtype).reshape(shape)
+        else:
+            self._all = torch.zeros(shape, dtype=dtype, device=device)
+        # Per layer, [slots, kv_heads, rows, head_dim].
+        self.keys = [self._all[layer, 0] for layer in range(layers)]
+        self.values = [self._all[layer, 1] for layer in range(layers)]
+        # Bytes of one token of a sequence, over all layers.
+        self.token_bytes = layers * 2 * kv_heads * self._row_bytes
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """The first `count` rows of slot `source` become those of slot `target`."""
+        self._all[:, :, target, :, :count].copy_(self._all[:, :, source, :, :count])
+
+    # --- for other engines; `at` of rows is not looked at: they lie end to end ------------------
+
+    def copy_out(self, rows: Sequence[Rows], into: np.ndarray, stop: threading.Event) -> None:
+        """Copy them into [layers, 2, kv_heads, tokens, head_dim], beside the steps; not to the end if `stop`
+        is set."""
+        with self._beside_steps():
+            for one, target in zip(rows, _end_to_end(rows, into), strict=True):
+                if stop.is_set():
+                    return
+                if self.host is not None:
+                    np.copyto(target, self.host[:, :, one.slot, :, one.first : one.first + one.count])
+                else:
+                    torch.from_numpy(target).view(self._dtype).copy_(self._rows(one))
+
+    def copy_in(self, rows: Sequence[Rows], source: np.ndarray, stop: threading.Event) -> None:
+        """The reverse, into rows that no step looks at."""
+        with self._beside_steps():
+            for one, part in zip(rows, _end_to_end(rows, source), strict=True):
+                if stop.is_set():
+                    return
+                self._rows(one).copy_(torch.from_numpy(part).view(self._dtype))
+
+    def places(self, rows: Sequence[Rows], staging: np.ndarray | None) -> list[np.ndarray]:
+        """Writable arrays of each: in place on the host, else of the staging array for `copy_in`."""
+        if self.host is None:
+            assert staging is not None
+            return list(_end_to_end(rows, staging))
+        return [self.host[:, :, one.slot, :, one.first : one.first + one.count] for one in rows]
+
+    def _rows(self, one: Rows) -> torch.Tensor:
+        return self._all[:, :, one.slot, :, one.first : one.first + one.count]
+
+    @contextlib.contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        """On a GPU: a stream of its own, after all that steps have begun and to its end."""
+        if self._device.type == "cpu":
+            yield
+            return
+        torch.cuda.synchronize(self._device)
+        stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+    def give_back(self, slot: int, first: int, stop: int) -> None:
+        """Rows [first, stop) of the slot, multiples of page_tokens, are zeros again and take no memory
+        (on a CPU)."""
+        stop = min(stop, self.rows)
+        if self._mapping is None:
+            self._all[:, :, slot, :, first:stop].zero_()
+            return
+        layers, _, slots, heads = self._all.shape[:4]
+        head_bytes = self.rows * self._row_bytes
+        begin, length = first * self._row_bytes, (stop - first) * self._row_bytes
+        if length <= 0:
+            return
+        for block in range(slot, layers * 2 * slots, slots):
+            for head in range(heads):
+                at = (block * heads + head) * head_bytes + begin
+                self._mapping.madvise(mmap.MADV_DONTNEED, at, length)
+
+
+def _end_to_end(rows: Sequence[Rows], array: np.ndarray) -> Iterator[np.ndarray]:
+    """The part of [layers, 2, kv_heads, tokens, head_dim] that is each one's."""
+    at = 0
+    for one in rows:
+        yield array[:, :, :, at : at + one.count]
+        at += one.count

@@ -1,0 +1,285 @@
+"""One rank's forward pass over a KV cache with a fixed number of slots.
+
+    batch: slot, start, count of each sequence ─► linear layers on packed tokens [T, H]
+                                               ─► attention by parts against the slots' KV
+                                               ─► logits [B, V] of each sequence's last token
+
+Weights are fused for speed: `own` says what of the published tensors each of `weights` is made of
+(earl.models.slices), and `seal` puts to use what was written there.
+
+deterministic: a token's row is computed bit for bit the same whatever it is batched with. Everything
+but attention then runs on tiles of TILE rows, so that each kernel sees one shape only; that its rows
+do not depend on their place or their neighbours is checked whenever weights are sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from earl.dispatch.layout.box import Box
+from earl.errors import EngineError
+from earl.models.module import rope_frequencies, rope_table, rotate
+from earl.models.parallel import TensorParallel
+from earl.models.slices import own_parameters
+from earl.models.spec import ModelSpec
+from earl.models.tp import rank_heads
+from earl.models.weights import Checkpoint
+from services.rollout.engines.contract.batch import GIVE_BACK, Batch
+from services.rollout.engines.torch.attention import Part, Shape, aligned_parts, parts_of
+from services.rollout.engines.torch.kv_cache import KvCache
+from services.rollout.engines.torch.linear import Linear
+
+# Makes a tensor the sum of all ranks', in place.
+AddUp = Callable[[torch.Tensor], object]
+
+# Rows that a deterministic forward computes at once.
+TILE = 32
+
+
+@dataclass
+class _Layer:
+    """Fused weights of one block, and its part of the cache: keys and values [S, kv, C, D]."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: Linear
+    out_bias: torch.Tensor | None
+    post_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def alone(x: torch.Tensor) -> None:
+    """Of a rank that was told of no others. Raises EngineError."""
+    raise EngineError(
+        f"a tensor {list(x.shape)} is to be summed over tp, and no way was given", "give add_up"
+    )
+
+
+class Runner:
+    """Holds this rank's weights and KV cache. slots S and context C (tokens) size the cache.
+
+    add_up: makes a tensor [T, H] its sum over the ranks of tp, in place; called only where these are several.
+    Raises IllegalParallelism if tp does not divide the heads.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tp: TensorParallel,
+        *,
+        slots: int,
+        context: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        deterministic: bool = False,
+        add_up: AddUp = alone,
+    ) -> None:
+        self.spec, self.tp, self._add_up = spec, tp, add_up
+        self.slots, self.context = slots, context
+        self.dtype, self.device = dtype, torch.device(device)
+        self.deterministic = deterministic
+        self.heads, self.kv_heads = rank_heads(spec, tp.size)
+        self.shape = Shape(self.heads, self.kv_heads, spec.head_dim, self.device)
+        self.own = own_parameters(spec, tp.rank, tp.size, fused=True)
+        self.weights: dict[str, torch.Tensor] = {}
+        for name, one in self.own.items():
+            shared = self.weights.get(one.same_as)
+            zeros = torch.zeros(one.shape, dtype=dtype, device=device) if shared is None else shared
+            self.weights[name] = zeros
+        self._embedding = self.weights["model.embed_tokens.weight"]
+        self.cache = KvCache(
+            spec.layers, slots, context, self.kv_heads, spec.head_dim, dtype=dtype, device=self.device
+        )
+        self._layers = [self._layer(number) for number in range(spec.layers)]
+        self._norm = self.weights["model.norm.weight"]
+        self._head = Linear(self.weights["lm_head.weight"])
+        positions = torch.arange(context, device=self.device)
+        frequencies = rope_frequencies(spec.rope, spec.head_dim)
+        self._cosine, self._sine = rope_table(frequencies, positions, dtype)
+
+    # --- weights ------------------------------------------------------------------------------
+
+    def _layer(self, number: int) -> _Layer:
+        weights, at = self.weights, f"model.layers.{number}."
+        attention, mlp = at + "self_attn.", at + "mlp."
+        return _Layer(
+            input_norm=weights[at + "input_layernorm.weight"],
+            qkv=Linear(weights[attention + "qkv_proj.weight"], weights.get(attention + "qkv_proj.bias")),
+            q_norm=weights.get(attention + "q_norm.weight"),
+            k_norm=weights.get(attention + "k_norm.weight"),
+            out=Linear(weights[attention + "o_proj.weight"]),
+            out_bias=weights.get(attention + "o_proj.bias"),
+            post_norm=weights[at + "post_attention_layernorm.weight"],
+            gate_up=Linear(weights[mlp + "gate_up_proj.weight"]),
+            down=Linear(weights[mlp + "down_proj.weight"]),
+            keys=self.cache.keys[number],
+            values=self.cache.values[number],
+        )
+
+    def load(self, directory: str) -> None:
+        """Fill the weights from a checkpoint directory. Raises ModelNotFound, UnsupportedModel."""
+        checkpoint = Checkpoint(directory)
+        checkpoint.check(self.spec)
+        self.fill(checkpoint.read)
+
+    @torch.inference_mode()
+    def fill(self, read: Callable[[str, Box], torch.Tensor]) -> None:
+        """Write all weights from boxes of the published tensors, `read(name, box)`, and put them to use."""
+        for name, one in self.own.items():
+            for part in one.parts if not one.same_as else ():
+                self.weights[name][part.at.slices()].copy_(read(part.source, part.box))
+        self.seal()
+
+    @torch.inference_mode()
+    def seal(self) -> None:
+        """Put the weights that were written to use; on every rank, since deterministic ranks check
+        together. Raises EngineError if this machine's kernels do not allow deterministic = true."""
+        for layer in self._layers:
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                linear.pack()
+        self._head.pack()
+        if self.deterministic:
+            self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Rows of a tile must not depend on their place in it or on their neighbours."""
+        generator = torch.Generator().manual_seed(0)
+        width = self.heads * self.spec.head_dim
+        x = torch.randn((TILE, self.spec.hidden), generator=generator).to(self.device, self.dtype)
+        attended = torch.randn((TILE, width), generator=generator).to(self.device, self.dtype)
+        cosine, sine = (table[:1].expand(TILE, -1, -1) for table in (self._cosine, self._sine))
+        layer = self._layers[0]
+
+        def outputs(shift: int) -> list[torch.Tensor]:
+            rolled, other = x.roll(shift, 0), attended.roll(shift, 0)
+            found = [
+                self._project(layer, rolled, cosine, sine),
+                self._finish(layer, rolled, other),
+                self._logits(rolled),
+            ]
+            # As bits: weights that are broken are not this check's to find.
+            bits = torch.int32 if self.dtype == torch.float32 else torch.int16
+            return [each.roll(-shift, 0).view(bits) for each in found]
+
+        wanted, *others = [outputs(shift) for shift in (0, 1, 7, TILE // 2)]
+        if not all(torch.equal(a, b) for other in others for a, b in zip(wanted, other, strict=True)):
+            raise EngineError(
+                f"deterministic = true: a row's result depends on its place in a batch on {self.device} "
+                f"with {torch.get_num_threads()} threads",
+                "try rollout.threads = 1, or the other rollout.dtype",
+            )
+
+    # --- forward ------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def move(self, moves: np.ndarray) -> None:
+        """Copy and give back rows of KV: Batch.moves."""
+        for source, target, count, stop in moves.tolist():
+            if source == GIVE_BACK:
+                self.cache.give_back(target, count, stop)
+            else:
+                self.cache.copy(source, target, count)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor | None:
+        """Move KV as the batch says, then add its tokens to the cache. Logits [B, V] of each sequence's
+        last token, in the batch's order, on rank 0; None on the others. Sequences are in any order."""
+        self.move(batch.moves)
+        order = np.lexsort((batch.slots, -batch.counts))
+        slots, starts, counts = batch.slots[order], batch.starts[order], batch.counts[order]
+        ends = np.cumsum(counts)
+        offsets = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        positions = np.repeat(starts, counts) + offsets
+        source = np.repeat((np.cumsum(batch.counts) - batch.counts)[order], counts) + offsets
+        # Rows of the cache, as [S * kv * C, D]: of each token, one for each head.
+        heads = np.repeat(slots, counts)[:, None] * self.kv_heads + np.arange(self.kv_heads)
+        flat = self.shape.index((heads * self.cache.rows + positions[:, None]).reshape(-1))
+        cut = aligned_parts if self.deterministic else parts_of
+        parts = cut(self.shape, slots, starts, counts)
+        tokens = batch.tokens[source]
+        if self.deterministic:
+            # Whole tiles; nobody reads what is computed for the padding.
+            padding = -len(tokens) % TILE
+            tokens, positions = np.pad(tokens, (0, padding)), np.pad(positions, (0, padding))
+        positions = self.shape.index(positions)
+        cosine, sine = self._cosine.index_select(0, positions), self._sine.index_select(0, positions)
+        x = self._embedding.index_select(0, self.shape.index(tokens))
+        for layer in self._layers:
+            x = self._block(layer, x, cosine, sine, flat, parts)
+        if self.tp.rank != 0:
+            return None
+        last = np.empty_like(order)
+        last[order] = ends - 1
+        if self.deterministic:
+            last = np.pad(last, (0, -len(last) % TILE))
+        x = x.index_select(0, self.shape.index(last))
+        return self._by_tiles(self._logits, x)[: len(order)]
+
+    def _by_tiles(self, function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
+        """function(*rows), which works row by row; tile by tile if deterministic."""
+        if not self.deterministic or len(rows[0]) == TILE:
+            return function(*rows)
+        return torch.cat([function(*tiles) for tiles in zip(*(x.split(TILE) for x in rows), strict=True)])
+
+    def _block(
+        self,
+        layer: _Layer,
+        x: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        flat: torch.Tensor,
+        parts: list[Part],
+    ) -> torch.Tensor:
+        heads, kv_heads, head_dim = self.heads, self.kv_heads, self.spec.head_dim
+        projected = self._by_tiles(lambda *rows: self._project(layer, *rows), x, cosine, sine)
+        real = len(flat) // kv_heads
+        keys, values = projected[:real, heads:-kv_heads], projected[:real, -kv_heads:]
+        layer.keys.view(-1, head_dim).index_copy_(0, flat, keys.reshape(-1, head_dim))
+        layer.values.view(-1, head_dim).index_copy_(0, flat, values.reshape(-1, head_dim))
+        outputs = [part.attend(layer.keys, layer.values, projected[part.rows, :heads]) for part in parts]
+        if len(x) > real:
+            outputs.append(x.new_zeros((len(x) - real, heads * head_dim)))
+        attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return self._by_tiles(lambda *rows: self._finish(layer, *rows), x, attended)
+
+    def _project(
+        self, layer: _Layer, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
+    ) -> torch.Tensor:
+        """x [T, H] → queries, keys and values [T, heads + 2 * kv_heads, D], the former two rotated."""
+        heads, kv_heads = self.heads, self.kv_heads
+        projected = layer.qkv(self._normed(x, layer.input_norm))
+        projected = projected.unflatten(-1, (heads + 2 * kv_heads, self.spec.head_dim))
+        rotated = projected[:, :-kv_heads]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query = self._normed(projected[:, :heads], layer.q_norm)
+            rotated = torch.cat((query, self._normed(projected[:, heads:-kv_heads], layer.k_norm)), 1)
+        projected[:, :-kv_heads] = rotate(rotated, cosine, sine)
+        return projected
+
+    def _finish(self, layer: _Layer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The rest of a block: x [T, H] and what its heads attended to [T, heads * D] → [T, H]."""
+        out = self._summed(layer.out(attended))
+        x = x + out if layer.out_bias is None else x + out + layer.out_bias
+        gate, up = layer.gate_up(self._normed(x, layer.post_norm)).chunk(2, -1)
+        return x + self._summed(layer.down(F.silu(gate).mul_(up)))
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self._head(self._normed(x, self._norm))
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.spec.eps)
+
+    def _summed(self, x: torch.Tensor) -> torch.Tensor:
+        if self.tp.size > 1:
+            self._add_up(x)
+        return x

@@ -1,0 +1,262 @@
+"""Rank 0 and its followers: what they say to each other, and a follower's whole life.
+
+    rank 0 ── Step (batch bytes) · {Load,Apply,Drop}Shard · {Offer,Take,Withdraw}Rows ──► follower
+           ◄── Loaded · Applied ──                                  (+ shared memory or NCCL: activations)
+
+Frames arrive in order, so every rank runs the same steps with the same weights. A follower ends when
+its socket does: with rank 0, and so with the service.
+"""
+
+from __future__ import annotations
+
+import select
+from datetime import timedelta
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from earl.errors import EarlError, EngineError
+from earl.models.parallel import TensorParallel
+from earl.models.spec import load_spec
+from services.rollout.engines.contract import wire
+from services.rollout.engines.contract.batch import Batch
+from services.rollout.engines.contract.data_thread import DataThread
+from services.rollout.engines.contract.engine import EngineSpec, LoadReport, Transfer
+from services.rollout.engines.contract.weight_staging import Stager
+from services.rollout.engines.torch import shm_allreduce
+from services.rollout.engines.torch.kv_cache import room_within
+from services.rollout.engines.torch.kv_handover import Rows
+from services.rollout.engines.torch.kv_shards import KvShards, Moved
+from services.rollout.engines.torch.model_runner import AddUp, Runner, alone
+from services.rollout.engines.torch.shm_allreduce import SharedSum
+
+# Bound of one collective: a rank that is slower than this is stuck.
+COLLECTIVE_S = 60.0
+
+
+class Step(msgspec.Struct, tag=True, array_like=True):
+    batch: bytes
+
+
+class LoadShard(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    version: int
+    keys: list[str]
+    deadline_s: float
+
+
+class ApplyShard(msgspec.Struct, tag=True, array_like=True):
+    version: int
+
+
+class DropShard(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+class OfferRows(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    key: str
+    rows: tuple[Rows, ...]
+    version: int
+    deadline_s: float
+
+
+class TakeRows(msgspec.Struct, tag=True, array_like=True):
+    """moves: what of the cache is to be moved first, as in Batch."""
+
+    call: int
+    keys: list[str]
+    rows: tuple[Rows, ...]
+    moves: list[tuple[int, int, int, int]]
+    deadline_s: float
+
+
+class WithdrawRows(msgspec.Struct, tag=True, array_like=True):
+    call: int
+    key: str
+
+
+class Loaded(msgspec.Struct, tag=True, array_like=True):
+    """How a rank's part of a call ended: report of weights, moved of KV."""
+
+    call: int
+    error: wire.WireError | None
+    report: LoadReport | None
+    transfers: list[Transfer]
+    moved: Moved | None = None
+
+
+class Applied(msgspec.Struct, tag=True, array_like=True):
+    error: wire.WireError | None
+
+
+Order = Step | LoadShard | ApplyShard | DropShard | OfferRows | TakeRows | WithdrawRows
+order_decoder = msgspec.msgpack.Decoder(Order)
+report_decoder = msgspec.msgpack.Decoder(Loaded | Applied)
+
+
+class Rank:
+    """What every rank has: its slice of the model and its cache, and what brings weights and KV."""
+
+    def __init__(self, start: wire.Start) -> None:
+        spec = start.spec
+        torch.set_num_threads(spec.threads)
+        model = load_spec(spec.model_dir)
+        device = device_of(spec, start.rank)
+        slots, context = room_within(spec.kv_tokens, spec.max_sequences, spec.max_context_tokens, device)
+        tp, add_up = join_group(start, device)
+        self.runner = Runner(
+            model,
+            tp,
+            add_up=add_up,
+            slots=slots,
+            context=context,
+            dtype=getattr(torch, spec.dtype),
+            device=device,
+            deterministic=spec.deterministic,
+        )
+        if spec.load_initial:
+            self.runner.load(spec.model_dir)
+        self.data = DataThread(spec)
+        self.stager = Stager(spec, self.data, self.runner.own, model.shapes())
+        self.kv = KvShards(spec, self.data, self.runner)
+
+    def take_kv(self, order: TakeRows) -> None:
+        """Begin to read KV into rows that are held for it."""
+        self.runner.move(np.array(order.moves, dtype=np.int64).reshape(-1, 4))
+        self.kv.take(order.call, order.keys, order.rows, order.deadline_s)
+
+    def apply(self, version: int) -> None:
+        """Put the staged version to use: all of it, or an error that leaves the weights unusable."""
+        tensors = self.stager.tensors(version)
+        with torch.inference_mode():
+            for name, (array, dtype) in tensors.items():
+                tensor = torch.from_numpy(array)
+                self.runner.weights[name].copy_(tensor.view(getattr(torch, dtype)))
+        self.runner.seal()
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
+
+
+def device_of(spec: EngineSpec, rank: int) -> torch.device:
+    """The rank's device. Raises EngineError if it is not there."""
+    kind = spec.device_kind
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind != "cuda":
+        return torch.device(kind)
+    index = spec.first_device + rank
+    if index >= torch.cuda.device_count():
+        raise EngineError(
+            f"engine {spec.name} rank {rank} needs cuda:{index} of {torch.cuda.device_count()} devices",
+            'set rollout.device = "cpu" or fewer engines x tp',
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def join_group(start: wire.Start, device: torch.device) -> tuple[TensorParallel, AddUp]:
+    """This rank's place, and how the ranks add up: in shared memory on CPUs, else by a process group of this
+    epoch, under its own prefix of the store."""
+    size, rank = start.spec.tp, start.rank
+    if size == 1:
+        return TensorParallel(), alone
+    if device.type == "cpu" and start.sums >= 0 and shm_allreduce.available():
+        return TensorParallel(rank, size), SharedSum(start.sums, rank, size, COLLECTIVE_S).add_up
+    store = dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]
+        f"epoch{start.epoch}",
+        dist.FileStore(start.store, size),  # pyright: ignore[reportPrivateImportUsage]
+    )
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=COLLECTIVE_S),
+    )
+    return TensorParallel(rank, size), dist.all_reduce
+
+
+def follow(channel: wire.Channel, start: wire.Start) -> None:
+    """A follower's life; returns when rank 0 is gone."""
+    try:
+        rank = Rank(start)
+    except EarlError as error:
+        channel.send(wire.encoder.encode(Applied(wire.WireError.of(error))))
+        return
+    channel.send(wire.encoder.encode(Applied(None)))
+    try:
+        while True:
+            readable, _, _ = select.select([channel, rank.data.wake], [], [])
+            if rank.data.wake in readable:
+                for call, outcome in rank.data.take():
+                    channel.send(wire.encoder.encode(loaded(rank.data, call, outcome)))
+            if channel in readable:
+                for body in channel.receive():
+                    _obey(rank, channel, order_decoder.decode(body))
+    except wire.ChannelClosed:
+        pass
+    finally:
+        rank.data.close()
+
+
+def loaded(data: DataThread, call: int, outcome: LoadReport | Moved | EarlError) -> Loaded:
+    """How a rank's part of a call ended."""
+    if isinstance(outcome, EarlError):
+        return Loaded(call, wire.WireError.of(outcome), None, data.transfers)
+    if isinstance(outcome, Moved):
+        return Loaded(call, None, None, data.transfers, outcome)
+    return Loaded(call, None, outcome, data.transfers)
+
+
+def _obey(rank: Rank, channel: wire.Channel, order: Order) -> None:
+    match order:
+        case Step(batch):
+            rank.runner.forward(Batch.from_bytes(batch))
+        case LoadShard(call, version, keys, deadline_s):
+            rank.stager.begin(call, version, keys, deadline_s)
+        case DropShard():
+            rank.stager.drop()
+        case OfferRows(call, key, rows, version, deadline_s):
+            rank.kv.offer(call, f"{key}/{rank.runner.tp.rank}", rows, version, deadline_s)
+        case TakeRows():
+            rank.take_kv(order)
+        case WithdrawRows(call, key):
+            rank.kv.withdraw(call, f"{key}/{rank.runner.tp.rank}")
+        case ApplyShard(version):
+            try:
+                rank.apply(version)
+                channel.send(wire.encoder.encode(Applied(None)))
+            except (EarlError, RuntimeError) as error:
+                channel.send(wire.encoder.encode(Applied(wire.WireError.of(error))))
+
+
+class Followers:
+    """Rank 0's side. Every method writes one frame to each follower."""
+
+    def __init__(self, channels: list[wire.Channel]) -> None:
+        self.channels = channels
+
+    def send(self, message: object) -> None:
+        if self.channels:
+            body = wire.encoder.encode(message)
+            for channel in self.channels:
+                channel.send(body)
+
+    def await_applied(self) -> list[tuple[int, Loaded]]:
+        """Wait for each follower's Applied; returns what else they said meanwhile, by rank.
+
+        Raises the first error among them, ChannelClosed if one is gone or silent.
+        """
+        others: list[tuple[int, Loaded]] = []
+        errors: list[wire.WireError] = []
+        for rank, channel in enumerate(self.channels, start=1):
+            while isinstance(report := report_decoder.decode(channel.receive_one(COLLECTIVE_S)), Loaded):
+                others.append((rank, report))
+            if report.error is not None:
+                errors.append(report.error)
+        if errors:
+            raise errors[0].rebuild()
+        return others

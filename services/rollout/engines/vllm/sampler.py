@@ -1,0 +1,51 @@
+"""vLLM's last step replaced: EARL's sampling, so that a token is a function of (seed, position) alone.
+
+vLLM draws from one generator a request: what a token becomes then depends on how many draws went
+before, and a turn that goes on in another request, or on another engine, draws other numbers. Here
+every engine uses services.rollout.engines.contract.sampling. Imported in vLLM's worker processes only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput  # pyright: ignore[reportMissingImports]
+from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImports]
+
+from services.rollout.engines.contract.sampling import sample
+
+
+class SeededSampler(Sampler):
+    """Samples rows [N, V] of the runner's batch; seed and temperature are in each request's extra_args.
+
+    A row without a finite distribution gets log-prob NaN (the whole step does): the engine then fails
+    the requests instead of its process.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__(logprobs_mode="processed_logprobs")
+        self._runner = runner
+
+    def forward(self, logits: torch.Tensor, sampling_metadata: Any, *rest: Any, **named: Any) -> Any:
+        batch = self._runner.input_batch
+        rows = logits.shape[0]
+        if rows != batch.num_reqs:  # a profiling run of vLLM's
+            return super().forward(logits, sampling_metadata, *rest, **named)
+        wanted = [self._runner.requests[name].sampling_params.extra_args for name in batch.req_ids]
+        temperatures = np.array([each["temperature"] for each in wanted], dtype=np.float32)
+        seeds = np.array([each["seed"] for each in wanted], dtype=np.uint64)
+        # Tokens that are there: the position of the next one. Rows whose prompt is not yet whole are
+        # sampled too, and thrown away by vLLM.
+        positions = batch.num_tokens_no_spec[:rows].astype(np.int64)
+        try:
+            ids, logprobs = sample(logits, temperatures, seeds, positions)
+        except FloatingPointError:
+            ids, logprobs = np.zeros(rows, dtype=np.int64), np.full(rows, np.nan, dtype=np.float32)
+        chosen = torch.from_numpy(ids).to(logits.device, torch.int32)[:, None]
+        column = torch.from_numpy(np.asarray(logprobs, dtype=np.float32)).to(logits.device)[:, None]
+        ranks = torch.zeros(rows, dtype=torch.int32, device=logits.device)
+        return SamplerOutput(
+            sampled_token_ids=chosen, logprobs_tensors=LogprobsTensors(chosen, column, ranks)
+        )

@@ -1,0 +1,116 @@
+"""EARL's part of every vLLM worker (`worker_extension_cls`): this rank's weights, and the sampler.
+
+    earl_begin ──► Stager's thread reads this rank's slices ──► staged      (generation goes on)
+    earl_apply ──► vLLM's own reload, layer by layer, from the staged slices, between two steps
+
+vLLM calls the methods by name on each rank; they take and return bytes and numbers only.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+from vllm.config import set_current_vllm_config  # pyright: ignore[reportMissingImports]
+from vllm.model_executor.model_loader.reload.layerwise import (  # pyright: ignore[reportMissingImports]
+    finalize_layerwise_reload,
+)
+
+from earl.models.slices import own_parameters
+from earl.models.spec import load_spec
+from services.rollout.engines.contract import wire
+from services.rollout.engines.contract.data_thread import DataThread
+from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.contract.weight_staging import Stager
+from services.rollout.engines.torch.ranks import loaded
+from services.rollout.engines.vllm.sampler import SeededSampler
+
+
+class EarlWorker:
+    """Mixed into vLLM's worker class; `self` is the worker."""
+
+    model_runner: Any
+    vllm_config: Any
+    rank: int
+
+    def earl_open(self, spec: bytes) -> int:
+        """Install the sampler and make the stager; its wake descriptor (of use in this process only)."""
+        engine = msgspec.msgpack.decode(spec, type=EngineSpec)
+        model = load_spec(engine.model_dir)
+        self.earl_shapes = model.shapes()
+        self.earl_own = own_parameters(model, self.rank, engine.tp)
+        self.earl_data = DataThread(engine)
+        self.earl_stager = Stager(engine, self.earl_data, self.earl_own, self.earl_shapes)
+        self.model_runner.sampler = SeededSampler(self.model_runner)
+        if engine.tp > 1:
+            threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+        return self.earl_data.wake
+
+    def earl_begin(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
+        """Start reading a version."""
+        self.earl_stager.begin(call, version, keys, deadline_s)
+
+    def earl_drop(self) -> None:
+        """Forget what is staged."""
+        self.earl_stager.drop()
+
+    def earl_take(self) -> list[bytes]:
+        """ranks.Loaded, encoded, of each load that ended since the last call."""
+        data = self.earl_data
+        return [wire.encoder.encode(loaded(data, call, outcome)) for call, outcome in data.take()]
+
+    def earl_apply(self, version: int) -> tuple[int, bytes]:
+        """Put the staged version to use. (its bytes, b""), or (0, the encoded error): the weights are
+        then neither the old version nor the new one."""
+        try:
+            tensors = self.earl_stager.tensors(version)
+            with set_current_vllm_config(self.vllm_config), torch.inference_mode():
+                try:
+                    self.model_runner.reload_weights(weights_iterator=self._earl_weights(tensors))
+                except BaseException:
+                    # Layers that wait for the rest of their tensors are put back into a state that a
+                    # later load can start from.
+                    finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
+                    raise
+                self._earl_tie()
+        except Exception as error:  # noqa: BLE001  (told to the engine, which refuses to generate)
+            return 0, wire.encoder.encode(wire.WireError.of(error))
+        return sum(array.nbytes for array, _ in tensors.values()), b""
+
+    def _earl_weights(self, tensors: dict[str, tuple[Any, str]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """vLLM's loaders cut this rank's slice out of whole tensors: one whole tensor at a time, of which
+        only that slice is written."""
+        for name, (array, dtype) in tensors.items():
+            part = torch.from_numpy(array).view(getattr(torch, dtype))
+            if part.shape != self.earl_shapes[name]:
+                whole = torch.empty(self.earl_shapes[name], dtype=part.dtype)
+                (one,) = self.earl_own[name].parts
+                whole[one.box.slices()] = part
+                part = whole
+            yield name, part
+
+    def _earl_tie(self) -> None:
+        """A head that is the embedding gets no tensor of its own, so the reload leaves what vLLM derived
+        from its old weights (on CPUs a packed copy): derived anew here."""
+        if self.earl_own["lm_head.weight"].same_as:
+            model = self.model_runner.get_model()
+            model.lm_head.weight = model.model.embed_tokens.weight
+            model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+    def earl_close(self) -> None:
+        """Stop the data plane's thread."""
+        self.earl_data.close()
+
+
+def _end_with_parent() -> None:
+    """A worker has nothing to save: it ends as soon as the engine process has, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(0)

@@ -1,0 +1,309 @@
+"""The agent loop: one ticket in, one finished episode out.
+
+    open session ─► observation ─► ids (mask 0) ─► action ids (mask 1) ─► text ─► session.step ─┐
+                        ▲                                                                       │
+                        └────────────────── until done, max_turns, or the context is full ◄─────┘
+
+Promise: token in, token out (what was generated is what is stored); every ending is typed; a failure
+of the infrastructure is an ending of its own and never a reward; `play` raises nothing but
+cancellation and programming errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from earl.env.base import Ending, Limits, Observation
+from earl.env.session import ending_of
+from earl.errors import ContextTooLong, EarlError, EngineError, EnvironmentFailure
+from earl.obs import tracing
+from earl.transcript import Turn
+from services.rollout.engines.contract.engine import GenerateRequest, Generation
+from services.rollout.episode.busy_spans import BusySpans
+from services.rollout.episode.columns import TokenColumns
+from services.rollout.episode.tokenizer_cache import Codec, Remembering
+from services.rollout.episode.transcript import conversation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits."""
+
+    ticket_id: int
+    attempt: int
+    fence: int
+    publish: bool  # its columns are for the trainer
+    scripted: bool  # actions are drawn from the legal ones, no engine is asked
+    environment: str
+    task_json: str
+    env_seed: int
+    sample_seed: int
+    min_version: int
+    temperature: float
+    episode_s: float
+    lease_s: float
+    max_turns: int
+    transcript: bool = False  # the conversation is sent back as text
+    traceparent: str = ""  # of its trace, "" if it is not traced
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.ticket_id, self.attempt
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How an attempt ended. reward: sum of the steps' rewards. message: one line, for failures and
+    truncations. metrics: numbers of the environment's last result."""
+
+    ending: Ending
+    reward: float = 0.0
+    columns: TokenColumns = field(default_factory=TokenColumns)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
+    transcript: Sequence[Turn] = ()
+
+    @property
+    def trainable(self) -> bool:
+        return self.ending in (Ending.OK, Ending.TRUNCATED)
+
+
+class Policy(Protocol):
+    """What samples tokens: the pool of engines."""
+
+    @property
+    def version(self) -> int: ...
+
+    async def wait_version(self, version: int) -> None: ...
+
+    async def generate(self, request: GenerateRequest) -> Generation: ...
+
+    async def release(self, session: str) -> None: ...
+
+
+class Session(Protocol):
+    """earl.env.session.Session: one episode at the gateway."""
+
+    observation: Observation
+
+    async def step(self, action: str) -> Any: ...
+
+    async def close(self) -> None: ...
+
+
+class Sessions(Protocol):
+    """What opens sessions: earl.env.session.GatewayClient."""
+
+    async def open(
+        self, environment: str, task: dict, seed: int, limits: Limits, *, traceparent: str = ""
+    ) -> Session: ...
+
+
+class _Truncated(Exception):
+    """The episode ends here, and trains: carries why."""
+
+
+class Agent:
+    """Plays any number of tickets at once; holds what all episodes share.
+
+    limits: of every session; episode_s is replaced by the ticket's.
+    max_context_tokens bounds a whole trajectory, max_new_tokens one answer.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        policy: Policy,
+        sessions: Sessions,
+        spans: BusySpans,
+        *,
+        limits: Limits,
+        max_context_tokens: int,
+        max_new_tokens: int,
+    ) -> None:
+        self._codec = Remembering(codec)
+        self._policy = policy
+        self._sessions = sessions
+        self._spans = spans
+        self._limits = limits
+        self._max_context_tokens = max_context_tokens
+        self._max_new_tokens = max_new_tokens
+        # Totals since the start, for gauges.
+        self.steps = 0
+        self.step_wait_s = 0.0
+
+    async def play(self, ticket: Ticket) -> Outcome:
+        """Runs the episode within ticket.episode_s. Cancelling closes the session and aborts the engine."""
+        told = {"ticket": ticket.ticket_id, "attempt": ticket.attempt}
+        with tracing.span("rollout episode", ticket.traceparent, told) as own:
+            return await self._play(ticket, own)
+
+    async def _play(self, ticket: Ticket, traceparent: str) -> Outcome:
+        outcome = Outcome(Ending.INFRA_ERROR)
+        observed: list[tuple[str, str]] | None = [] if ticket.transcript else None
+        # The policy samples nothing before its first version is loaded.
+        version = max(ticket.min_version, 0 if ticket.scripted else 1)
+        try:
+            async with asyncio.timeout(ticket.episode_s):
+                if self._policy.version < version:
+                    outcome.message = f"version {version} did not arrive within {ticket.episode_s:g} s"
+                    await self._policy.wait_version(version)
+                outcome.message = ""
+                await self._episode(ticket, outcome, observed, traceparent)
+        except _Truncated as cut:
+            outcome.ending, outcome.message = Ending.TRUNCATED, str(cut)
+        except TimeoutError:
+            if not outcome.message:  # the episode had begun
+                outcome.ending = Ending.TIMEOUT
+                outcome.message = f"episode took longer than {ticket.episode_s:g} s"
+        except EarlError as error:
+            outcome.ending, outcome.message = ending_of(error), f"{type(error).__name__}: {error}"
+        if outcome.ending is Ending.TRUNCATED and not outcome.columns.trained_tokens:
+            # Nothing to train on: the task itself does not fit, and trying again would not help.
+            outcome.ending = Ending.ENV_ERROR
+        if observed is not None:
+            codec = self._codec
+            outcome.transcript = conversation(
+                codec.system, observed, outcome.columns, codec.decode, codec.opening
+            )
+        return outcome
+
+    async def _episode(
+        self,
+        ticket: Ticket,
+        outcome: Outcome,
+        observed: list[tuple[str, str]] | None,
+        traceparent: str,
+    ) -> None:
+        """observed: takes (role, text) of each observation, if they are wanted."""
+        if self._limits.episode_s != ticket.episode_s:
+            self._limits = replace(self._limits, episode_s=ticket.episode_s)
+        with tracing.span("rollout open", traceparent):
+            session = await self._sessions.open(
+                ticket.environment,
+                _task(ticket),
+                ticket.env_seed,
+                self._limits,
+                traceparent=traceparent,
+            )
+        name = f"{ticket.ticket_id}/{ticket.attempt}"
+        try:
+            choose = self._scripted(ticket) if ticket.scripted else self._sampled(ticket, name)
+            observation = session.observation
+            columns = outcome.columns
+            while True:
+                if observed is not None:
+                    observed.append((observation.role, observation.text))
+                turn = len(columns.turn_tokens)
+                with tracing.span("rollout act", traceparent, {"turn": turn}):
+                    text = await choose(observation, columns)
+                with tracing.span("rollout step", traceparent, {"turn": turn}):
+                    result = await self._step(session, text)
+                if not math.isfinite(result.reward):
+                    raise EnvironmentFailure(
+                        f"environment {ticket.environment} gave reward {result.reward}",
+                        "return finite rewards",
+                    )
+                outcome.reward += result.reward
+                if result.done:
+                    outcome.ending, outcome.message = result.ending, result.message
+                    outcome.metrics = result.metrics
+                    return
+                if len(columns.turn_tokens) >= ticket.max_turns:
+                    raise _Truncated(f"max_turns {ticket.max_turns} reached")
+                observation = result.observation
+        finally:
+            if not ticket.scripted:
+                await self._policy.release(name)
+            await session.close()
+
+    async def _step(self, session: Session, text: str) -> Any:
+        before_ns = time.time_ns()
+        self._spans.enter("env", before_ns)
+        try:
+            return await session.step(text)
+        finally:
+            now_ns = time.time_ns()
+            self._spans.leave("env", now_ns)
+            self.step_wait_s += (now_ns - before_ns) * 1e-9
+            self.steps += 1
+
+    def _observe(self, observation, columns: TokenColumns) -> int:
+        """Appends the observation; returns the tokens left for the action, at least 1."""
+        tokens = columns.tokens
+        after = tokens[-1] if tokens else None
+        ids = self._codec.encode_observation(observation.text, not tokens, observation.role, after)
+        room = self._max_context_tokens - len(columns.tokens) - len(ids)
+        if room < 1:
+            raise _Truncated(
+                f"context full: {len(columns)} tokens and an observation of {len(ids)}"
+                f" exceed {self._max_context_tokens}"
+            )
+        columns.observe(ids, self._policy.version)
+        return room
+
+    def _sampled(self, ticket: Ticket, name: str):
+        """Actions that an engine samples at ticket.temperature."""
+        most = self._max_new_tokens
+
+        async def choose(observation, columns: TokenColumns) -> str:
+            room = self._observe(observation, columns)
+            request = GenerateRequest(
+                request_id=f"{name}/{len(columns.turn_tokens)}",
+                ids=columns.tokens,
+                max_new_tokens=min(most, room),
+                temperature=ticket.temperature,
+                seed=ticket.sample_seed,
+                session=name,
+            )
+            try:
+                made = await self._policy.generate(request)
+            except ContextTooLong as error:
+                raise _Truncated(str(error)) from error
+            if made.finish == "abort":
+                raise EngineError(f"generation {request.request_id} was aborted by its engine")
+            columns.act(made.ids, made.logprobs, made.versions)
+            if made.finish == "length" and room < most:
+                raise _Truncated(f"context full: {len(columns)} of {self._max_context_tokens} tokens")
+            # Special tokens are no part of the text; a stop token that is a word of the action is.
+            return self._codec.opening + self._codec.decode(made.ids)
+
+        return choose
+
+    def _scripted(self, ticket: Ticket):
+        """Actions drawn uniformly from the legal ones, reproducible from ticket.sample_seed."""
+        draw = random.Random(ticket.sample_seed).random
+
+        async def choose(observation, columns: TokenColumns) -> str:
+            legal = observation.legal_actions
+            if not legal:
+                raise EnvironmentFailure(
+                    f"environment {ticket.environment} lists no legal actions",
+                    "scripted play needs Observation.legal_actions",
+                )
+            room = self._observe(observation, columns)
+            text = legal[int(draw() * len(legal))]
+            ids = self._codec.encode_action(text)
+            if len(ids) > room:
+                raise _Truncated(f"context full: an action of {len(ids)} tokens exceeds the {room} left")
+            columns.act_scripted(ids, self._policy.version)
+            return text
+
+        return choose
+
+
+def _task(ticket: Ticket) -> dict:
+    try:
+        task = json.loads(ticket.task_json or "{}")
+    except ValueError as error:
+        raise EnvironmentFailure(f"task of ticket {ticket.ticket_id} is no JSON: {error}") from error
+    if not isinstance(task, dict):
+        raise EnvironmentFailure(f"task of ticket {ticket.ticket_id} is no JSON object: {ticket.task_json!r}")
+    return task

@@ -1,0 +1,139 @@
+"""A trajectory's token columns while its episode runs.
+
+Promise: the columns always have one length, T; what the engine sampled is stored exactly as it was
+sampled (ids, log-probs, versions, the stop token included); nothing is ever re-tokenised.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from earl.config.run import RunConfig
+from earl.dispatch.memory.allocator import GRAIN_BYTES, occupied, rounded
+
+# The trainer reads the columns by these names.
+DTYPES = {
+    "tokens": "int32",
+    "loss_mask": "uint8",
+    "logprobs": "float32",
+    "versions": "int32",
+    "turns": "int32",
+}
+LEAST_ARENA_BYTES = 64 << 20
+
+
+def arena_bytes(config: RunConfig) -> int:
+    """Bytes for all trajectories that may wait for the trainer, at their longest.
+
+    Those of staleness + 1 batches are outstanding, and one batch was just trained and not freed yet; one
+    worker may have played them all.
+    """
+    scheduler = config.scheduler
+    outstanding = (scheduler.staleness + 2) * scheduler.batch_groups * scheduler.group_size
+    sequences = max(outstanding, 2 * config.warmup.batch_episodes)
+    tokens = config.rollout.max_context_tokens
+    longest = occupied(sum(rounded(np.dtype(dtype).itemsize * tokens) for dtype in DTYPES.values()))
+    # A grain each: an arena's table has a slot for every grain.
+    return max(LEAST_ARENA_BYTES, sequences * max(GRAIN_BYTES, longest))
+
+
+def shelf(name: str, incarnation: int) -> str:
+    """Registry key of what a worker's life publishes."""
+    return f"trajectories/{name}/{incarnation:x}"
+
+
+def name(ticket_id: int, attempt: int) -> str:
+    """Of an attempt's columns among those of its worker."""
+    return f"{ticket_id}/{attempt}"
+
+
+class TokenColumns:
+    """tokens int32[T] · loss_mask uint8[T] · logprobs float32[T] (0 where the mask is 0) ·
+    versions int32[T] (policy version at that token) · turns int32[T].
+
+    Example of two turns: observation 3 tokens, action 2, observation 2, action 2:
+    loss_mask = 0 0 0 1 1 0 0 1 1, turns = 0 0 0 0 0 1 1 1 1.
+    """
+
+    __slots__ = ("logprobs", "loss_mask", "newest_version", "oldest_version", "prompt_tokens", "tokens",
+                 "trained_tokens", "turn_tokens", "turns", "versions")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.loss_mask = bytearray()
+        self.logprobs = array("f")
+        self.versions = array("i")
+        self.turns = array("i")
+        # Of the loss-masked tokens; 0 while there are none.
+        self.oldest_version = 0
+        self.newest_version = 0
+        self.trained_tokens = 0
+        self.prompt_tokens = 0
+        # Tokens of each turn, observation and action.
+        self.turn_tokens: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def observe(self, ids: Sequence[int], version: int) -> None:
+        """Opens the next turn with what the environment said: never trained on."""
+        count = len(ids)
+        if not self.turn_tokens:
+            self.prompt_tokens = count
+        self.turn_tokens.append(count)
+        self.tokens += ids
+        self.loss_mask += bytes(count)
+        self.logprobs.frombytes(bytes(4 * count))
+        self._stamp(count, version)
+
+    def act(self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+        """Closes the turn with sampled ids [n], their log-probs [n] and versions [n]; n >= 1."""
+        count = len(ids)
+        if not (count == len(logprobs) == len(versions)):
+            raise ValueError(f"{count} ids, {len(logprobs)} log-probs, {len(versions)} versions")
+        if count == 0:
+            return
+        self.tokens += ids
+        self.loss_mask += b"\x01" * count
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
+        self._close(count, min(versions), max(versions))
+
+    def act_scripted(self, ids: Sequence[int], version: int) -> None:
+        """Closes the turn with ids that a script chose while `version` was current; log-probs are 0."""
+        count = len(ids)
+        if count == 0:
+            return
+        self.tokens += ids
+        self.loss_mask += b"\x01" * count
+        self.logprobs.frombytes(bytes(4 * count))
+        self.versions.extend((version,) * count)
+        self._close(count, version, version)
+
+    def write(self, into: Mapping[str, np.ndarray]) -> None:
+        """Copies the five columns into arrays [T] of these names and dtypes, such as those of an arena."""
+        into["tokens"][:] = self.tokens
+        into["loss_mask"][:] = self.loss_mask
+        into["logprobs"][:] = self.logprobs
+        into["versions"][:] = self.versions
+        into["turns"][:] = self.turns
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The five columns, each [T], in arrays of their own."""
+        made = {name: np.empty(len(self.tokens), dtype) for name, dtype in DTYPES.items()}
+        self.write(made)
+        return made
+
+    def _stamp(self, count: int, version: int) -> None:
+        self.versions.extend((version,) * count)
+        self.turns.extend((len(self.turn_tokens) - 1,) * count)
+
+    def _close(self, count: int, oldest: int, newest: int) -> None:
+        self.turns.extend((len(self.turn_tokens) - 1,) * count)
+        self.oldest_version = min(self.oldest_version, oldest) if self.trained_tokens else oldest
+        self.newest_version = max(self.newest_version, newest)
+        self.trained_tokens += count
+        self.turn_tokens[-1] += count

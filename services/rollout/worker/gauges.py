@@ -1,0 +1,115 @@
+"""The worker's own numbers, from its engines' counters and its episodes, ready for a heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+
+from earl.obs.memory import fullest
+from services.rollout.engines.contract.engine import EngineStats, Transfer
+from services.rollout.engines.contract.stats import totals
+from services.rollout.episode.agent import Agent, Outcome
+from services.rollout.episode.busy_spans import BusySpans, Rate, Span, few
+from services.rollout.pool.pool import EnginePool
+
+# Spans of one engine that one heartbeat carries.
+ENGINE_SPANS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the worker holds now. unreported: finished episodes that the scheduler does not know yet."""
+
+    running: int
+    unreported: int
+    arena_used_fraction: float
+    arena_blocked: bool
+
+
+class Gauges:
+    """Polls the engines without ever making a heartbeat wait for one that is stuck."""
+
+    def __init__(self, pool: EnginePool, agent: Agent, spans: BusySpans) -> None:
+        self.spans = spans
+        # As told last.
+        self.latest: dict[str, float] = {}
+        self.engines: list[EngineStats] = []
+        self._pool = pool
+        self._agent = agent
+        self._poll: asyncio.Task | None = None
+        self._engine_busy: dict[str, list[tuple[int, int]]] = {}
+        self.endings: Counter[str] = Counter()
+        self._generated = Rate()
+        self._prefilled = Rate()
+        self._steps = Rate()
+        self._waited = Rate()
+        self._finished = Rate()
+
+    def ended(self, outcome: Outcome) -> None:
+        self.endings[outcome.ending.name.lower()] += 1
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Takes the engines' counters if they answer in time; else the next call does."""
+        if self._poll is None:
+            self._poll = asyncio.create_task(self._pool.stats())
+        done, _ = await asyncio.wait([self._poll], timeout=timeout_s)
+        if not done:
+            return
+        stats, self._poll = self._poll.result(), None
+        self.engines = [one for one in stats if one is not None]
+        for one in self.engines:
+            for period in one.busy:
+                self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
+
+    def values(self, load: Load, now_s: float) -> dict[str, float]:
+        """Gauges by name, units in the names."""
+        engines = self.engines
+        steps_per_s = self._steps(self._agent.steps, now_s)
+        waited_s_per_s = self._waited(self._agent.step_wait_s, now_s)
+        values = {
+            "running_episodes": float(load.running),
+            "unreported_episodes": float(load.unreported),
+            "arena_used_fraction": load.arena_used_fraction,
+            "arena_blocked": float(load.arena_blocked),
+            "engines_live": float(self._pool.live),
+            "episodes_per_s": self._finished(self.endings.total(), now_s),
+            "env_steps_per_s": steps_per_s,
+            "env_step_mean_s": waited_s_per_s / steps_per_s if steps_per_s else 0.0,
+            "generated_tokens_per_s": self._generated(sum(one.generated_tokens for one in engines), now_s),
+            "prefilled_tokens_per_s": self._prefilled(sum(one.prefilled_tokens for one in engines), now_s),
+            "kv_used_fraction": max((one.kv_used_fraction for one in engines), default=0.0),
+            "kv_tokens": float(sum(one.kv_tokens for one in engines)),
+            "kv_used_tokens": float(sum(one.kv_used_tokens for one in engines)),
+            "kv_committed_tokens": float(sum(one.kv_committed_tokens for one in engines)),
+            "engine_running": float(sum(one.running for one in engines)),
+            # What the engines, as they are, cannot hold; and what they never could.
+            "blocked_sequences": float(len(self._pool.traffic.blocked)),
+            "blocked_context_tokens": float(max(self._pool.traffic.blocked.values(), default=0)),
+            "contexts_refused": float(self._pool.traffic.refused),
+            "engine_waiting": float(sum(one.waiting for one in engines)),
+        }
+        memory = fullest(one.memory for one in engines if one.memory is not None)
+        if memory is not None:
+            values["memory_fraction"] = memory
+        for ending, count in self.endings.items():
+            values[f"episodes_{ending}"] = float(count)
+        self.latest = values
+        return values
+
+    def take_spans(self, now_ns: int) -> list[Span]:
+        """What was done since the last call: a few spans of each kind."""
+        spans = self.spans.take(now_ns)
+        for what, busy in self._engine_busy.items():
+            spans += [Span(what, start, end) for start, end in few(busy, ENGINE_SPANS)]
+        self._engine_busy.clear()
+        return spans
+
+    def transfers(self) -> list[Transfer]:
+        """Totals of the engines' reads, by path."""
+        return totals(part for one in self.engines for part in one.transfers)
+
+    async def close(self) -> None:
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.gather(self._poll, return_exceptions=True)

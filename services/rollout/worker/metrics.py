@@ -1,0 +1,50 @@
+"""What GET /metrics of a rollout worker shows: engines, episodes, arena, transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from earl.obs.catalogue import Sample, transferred
+from services.rollout.episode.agent import Agent
+from services.rollout.worker.gauges import Gauges
+from services.rollout.worker.worker import RolloutWorker
+
+
+def figures(worker: RolloutWorker, gauges: Gauges, agent: Agent) -> Iterator[Sample]:
+    """On the worker's own loop. Of engines: as they said with the last heartbeat."""
+    for number, one in enumerate(gauges.engines):
+        labels = {"engine": str(number)}
+        yield Sample("earl_rollout_generated_tokens_total", float(one.generated_tokens), labels)
+        yield Sample("earl_rollout_prefilled_tokens_total", float(one.prefilled_tokens), labels)
+        yield Sample("earl_rollout_engine_step_seconds_total", one.step_s, labels)
+        yield Sample("earl_rollout_preemptions_total", float(one.preemptions), labels)
+        yield Sample("earl_rollout_engine_version", float(one.version), labels)
+        for state in ("running", "waiting", "retained"):
+            count = float(getattr(one, state))
+            yield Sample("earl_rollout_engine_sequences", count, {**labels, "state": state})
+        uses = {"capacity": one.kv_tokens, "used": one.kv_used_tokens, "committed": one.kv_committed_tokens}
+        for use, tokens in uses.items():
+            yield Sample("earl_rollout_kv_tokens", float(tokens), {**labels, "use": use})
+    for ending, count in gauges.endings.items():
+        yield Sample("earl_rollout_episodes_total", float(count), {"ending": ending})
+    yield Sample("earl_rollout_env_steps_total", float(agent.steps))
+    yield Sample("earl_rollout_env_wait_seconds_total", agent.step_wait_s)
+    yield Sample("earl_rollout_capacity_episodes", float(worker.leases.capacity))
+    load = worker.load()
+    yield Sample("earl_rollout_leased_episodes", float(load.running), {"state": "running"})
+    yield Sample("earl_rollout_leased_episodes", float(load.unreported), {"state": "unreported"})
+    yield Sample("earl_rollout_arena_used_ratio", load.arena_used_fraction)
+    yield Sample("earl_rollout_arena_blocked", float(load.arena_blocked))
+    for name, metric in {
+        "engines_live": "earl_rollout_engines",
+        "memory_fraction": "earl_rollout_memory_used_ratio",
+        "blocked_sequences": "earl_rollout_blocked_sequences",
+        "blocked_context_tokens": "earl_rollout_blocked_context_tokens",
+        "contexts_refused": "earl_rollout_contexts_refused_total",
+    }.items():
+        if name in gauges.latest:
+            yield Sample(metric, gauges.latest[name])
+    moved = (
+        (one.path, one.size_bytes, one.seconds, one.transfers, one.retries) for one in gauges.transfers()
+    )
+    yield from transferred("rollout", moved)

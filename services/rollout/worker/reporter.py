@@ -1,0 +1,175 @@
+"""Finished attempts on their way out, in batches.
+
+    add ──► queue ──(WINDOW_S)──► columns into the arena ─► one descriptor round trip ─► one
+                       ▲                   │                  CompleteTickets ─► not accepted: regions freed
+                       └── arena full: ◄───┘
+                           wait for BatchCommitted
+
+Promises: an attempt is reported only after its columns can be read; what the scheduler does not
+accept leaves no region behind; a full arena holds reports back (and, through `blocked`, leasing), never
+drops them, until the attempt's own time bound has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from earl.dispatch.publish.sequence_store import SequenceStore
+from earl.env.base import Ending
+from earl.errors import ArenaFull
+from services.rollout.episode import columns
+from services.rollout.episode.agent import Outcome, Ticket
+from services.rollout.worker.scheduler_client import Report, SchedulerLink
+
+log = logging.getLogger(__name__)
+
+# Everything that finishes within this time leaves together.
+WINDOW_S = 0.015
+MOST = 512
+# An arena that is full for this long is worth a line in the log.
+FULL_S = 5.0
+
+
+class Reporter:
+    """reported: called with each ticket once the scheduler has answered for it."""
+
+    def __init__(
+        self, store: SequenceStore, scheduler: SchedulerLink, reported: Callable[[Ticket], None]
+    ) -> None:
+        self._store = store
+        self._scheduler = scheduler
+        self._reported = reported
+        # (ticket, outcome, loop time after which it no longer waits for the arena)
+        self._queue: deque[tuple[Ticket, Outcome, float]] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        # Names of what readers may know: from just before their report until it is freed.
+        self.published: set[str] = set()
+        # The arena had no room for what is queued.
+        self.blocked = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, ticket: Ticket, outcome: Outcome) -> None:
+        gives_up_s = asyncio.get_running_loop().time() + ticket.episode_s
+        self._queue.append((ticket, outcome, gives_up_s))
+        self._idle.clear()
+        if not self.blocked or not _wants_room(ticket, outcome):
+            self._wake.set()
+
+    async def free(self, keys: Iterable[str]) -> None:
+        """These trajectories were consumed: their regions are free. Keys of other workers are ignored."""
+        await self._free([name for key in keys if (name := self._store.name_of(key)) in self.published])
+
+    async def free_all(self) -> None:
+        """Nobody reads what this worker published any more."""
+        await self._free(list(self.published))
+
+    async def _free(self, names: list[str]) -> None:
+        if names:
+            self.published.difference_update(names)
+            await self._store.remove(names)
+            self._wake.set()
+
+    async def flushed(self) -> None:
+        """Returns when everything that was added has been reported."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Reports, for ever. Raises what the registry and the scheduler raise."""
+        loop = asyncio.get_running_loop()
+        while True:
+            wait_s = self._queue[0][2] - loop.time() if self.blocked and self._queue else None
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._woken()
+            except TimeoutError:
+                pass  # the oldest one has waited for the arena long enough
+            await asyncio.sleep(WINDOW_S)
+            self._wake.clear()
+            await self._report(loop.time())
+            if self._queue and not self.blocked:
+                self._wake.set()
+            elif not self._queue:
+                self._idle.set()
+
+    async def _woken(self) -> None:
+        """Returns at the next wake; says so if the arena stays full meanwhile."""
+        if self.blocked:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FULL_S):
+                    await self._wake.wait()
+                    return
+            arena = self._store.arena
+            log.warning(
+                "the arena has been full for %g s: %d of %d bytes free, %d finished episodes wait; "
+                "raise rollout.arena_bytes if no batch is ever committed",
+                FULL_S,
+                arena.free_bytes,
+                arena.capacity_bytes,
+                len(self._queue),
+            )
+        await self._wake.wait()
+
+    async def _report(self, now_s: float) -> None:
+        reports, names = self._stage(now_s)
+        if not reports:
+            return
+        await self._store.publish(names)
+        # Before the call: a batch may be committed, or the worker forgotten, before its answer is here.
+        # If the call fails, the scheduler may have accepted them all the same, so they stay.
+        self.published.update(names)
+        gone = []
+        for ticket, reason in await self._scheduler.complete(reports):
+            log.info("attempt %d of ticket %d was not accepted: %s", ticket.attempt, ticket.ticket_id, reason)
+            gone.append(columns.name(ticket.ticket_id, ticket.attempt))
+        await self._free([name for name in gone if name in self.published])
+        for report in reports:
+            self._reported(report.ticket)
+
+    def _stage(self, now_s: float) -> tuple[list[Report], list[str]]:
+        """Takes up to MOST attempts off the queue, their columns written; those without room stay.
+
+        Returns the reports, and the names of what is to be published.
+        """
+        reports: list[Report] = []
+        names: list[str] = []
+        waiting: list[tuple[Ticket, Outcome, float]] = []
+        self.blocked = False
+        while self._queue and len(reports) < MOST:
+            ticket, outcome, gives_up_s = self._queue.popleft()
+            name = ""
+            if _wants_room(ticket, outcome):
+                if not self.blocked:
+                    name = self._write(ticket, outcome)
+                    self.blocked = not name
+                if not name:
+                    if now_s < gives_up_s:
+                        waiting.append((ticket, outcome, gives_up_s))
+                        continue
+                    outcome.ending = Ending.INFRA_ERROR
+                    outcome.message = "arena full; raise rollout.arena_bytes or train sooner"
+            if name:
+                names.append(name)
+            reports.append(Report(ticket, outcome, self._store.key_of(name) if name else ""))
+        self._queue.extendleft(reversed(waiting))
+        return reports, names
+
+    def _write(self, ticket: Ticket, outcome: Outcome) -> str:
+        """Columns into the arena; their name, or "" if there is no room."""
+        name = columns.name(ticket.ticket_id, ticket.attempt)
+        try:
+            outcome.columns.write(self._store.reserve(name, len(outcome.columns)))
+        except ArenaFull:
+            return ""
+        return name
+
+
+def _wants_room(ticket: Ticket, outcome: Outcome) -> bool:
+    return ticket.publish and outcome.trainable

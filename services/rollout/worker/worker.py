@@ -1,0 +1,315 @@
+"""One rollout worker: leases tickets by credit, plays them, reports them, follows the weights.
+
+    lease loop ──► one task per episode (agent) ──► reporter ──► scheduler
+        ▲ credit = free capacity                       │
+        └──────────── reported ◄──────────────────────┘
+    bus: WeightsPublished ──► weights ──► pool of engines      BatchCommitted ──► reporter.free
+    every third of a lease: renew; what was lost is cancelled
+    every heartbeat: load, gauges, busy spans, transfer totals; the answer may say stop
+
+Promises: never more attempts held than capacity; nothing is leased while the arena is full; the
+first task that fails ends the worker with its error; leaving is bounded by
+drain_s, linger_s and a few seconds, and what was not finished is pending again when it has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+
+from earl.bus import Bus
+from earl.bus.published import last_published
+from earl.config.run import RunConfig
+from earl.dispatch.publish.sequence_store import SequenceStore
+from earl.env.base import Ending
+from earl.errors import EarlError
+from services.rollout.episode.agent import Agent, Outcome, Ticket
+from services.rollout.pool.pool import EnginePool
+from services.rollout.worker.gauges import Gauges, Load
+from services.rollout.worker.leases import Leases
+from services.rollout.worker.reporter import Reporter
+from services.rollout.worker.scheduler_client import SchedulerLink
+from services.rollout.worker.weight_follower import WeightFollower
+
+log = logging.getLogger(__name__)
+
+# A lease call waits this long for the first ticket; also how long leaving may wait for it to return.
+LEASE_WAIT_S = 2.0
+# Capacity that frees within this time is asked for in one call.
+LEASE_WINDOW_S = 0.01
+GOODBYE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a worker stands on; started and stopped by service.py."""
+
+    scheduler: SchedulerLink
+    bus: Bus
+    store: SequenceStore
+    pool: EnginePool
+    agent: Agent
+    gauges: Gauges
+
+
+class RolloutWorker:
+    """Runs until told to stop. capacity: episodes at once."""
+
+    def __init__(self, config: RunConfig, parts: Parts, capacity: int) -> None:
+        self._config = config
+        self._scheduler = parts.scheduler
+        self._bus = parts.bus
+        self._store = parts.store
+        self._pool = parts.pool
+        self._agent = parts.agent
+        self._gauges = parts.gauges
+        self.leases = Leases(capacity)
+        self.reporter = Reporter(parts.store, parts.scheduler, self._reported)
+        self.weights = WeightFollower(
+            parts.bus,
+            parts.pool,
+            parts.scheduler.worker.name,
+            parts.gauges.spans,
+            lease_s=2 * config.data_plane.read_s,
+        )
+        parts.scheduler.on_rejoin = self._given_up
+        self._forgotten = asyncio.Event()
+        self._episodes: dict[Ticket, asyncio.Task[Outcome]] = {}
+        # Set whenever an attempt was given up or the arena got room: credit may have grown.
+        self._credit = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._lease_call = asyncio.Lock()
+        self._draining = self._leaving = False
+        self._run_over = asyncio.Event()
+        parts.pool.reading = self.weights.reading
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that run."""
+        return len(self._episodes)
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def run(self, address: str, stop: asyncio.Event) -> None:
+        """Joins as reachable at `address` and works until `stop` is set or the scheduler ends the run.
+
+        Raises the first error of any part: ServiceUnavailable, BusUnavailable, ProcessFailed, ...
+        """
+        after = await self._bus.last_id()
+        membership = await self._scheduler.join(address)
+        published = await last_published(self._bus, until=after)
+        version, keys = published or (membership.version, membership.weight_keys)
+        if version:
+            self.weights.offer(version, keys)
+        works = [
+            asyncio.create_task(work, name=name) for name, work in self._background(after, membership.lease_s)
+        ]
+        stops = [asyncio.create_task(event.wait()) for event in (stop, self._run_over)]
+        try:
+            await _first([*works, *stops])
+            if not self._run_over.is_set():
+                await self._finish(works)
+        finally:
+            tasks = [*works, *stops, *self._episodes.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._run_over.is_set():
+            await self._goodbye()
+
+    def _background(self, after: str, membership_s: float) -> list[tuple[str, Coroutine]]:
+        return [
+            ("leases", self._lease()),
+            ("reports", self.reporter.run()),
+            ("renewals", self._renew()),
+            ("heartbeats", self._heartbeat(membership_s)),
+            ("weights", self.weights.run()),
+            ("bus", self._follow(after)),
+            ("engines", self._pool.run()),
+            ("forgotten", self._forget()),
+        ]
+
+    async def drain(self, wait_s: float) -> int:
+        """Leases no more and waits for what runs; returns the episodes that remain."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._drained()
+        except TimeoutError:
+            pass  # the caller sees how many remain
+        return len(self.leases)
+
+    async def _finish(self, works: list[asyncio.Task]) -> None:
+        """Play what ends in drain_s and report it, then serve it to the trainer for linger_s."""
+        self._draining = self._leaving = True
+        rollout = self._config.rollout
+        for wait, wait_s in ((self._drained, rollout.drain_s), (self._read, rollout.linger_s)):
+            waiting = asyncio.create_task(wait(), name=wait.__name__)
+            works.append(waiting)
+            await _first(works, wait_s)
+            if not waiting.done():
+                waiting.cancel()
+            works.remove(waiting)
+
+    async def _goodbye(self) -> None:
+        """What is still held goes back: the scheduler gives it to others at once."""
+        try:
+            await self._scheduler.leave("drained", GOODBYE_S)
+        except EarlError as error:
+            log.warning("the scheduler was not told that this worker leaves: %s", error)
+
+    async def _drained(self) -> None:
+        async with self._lease_call:
+            pass  # what a call in flight brings is handed back
+        while self.leases:
+            self._empty.clear()
+            await self._empty.wait()
+
+    async def _read(self) -> None:
+        """Returns when nothing lies in the arena that the trainer may still want."""
+        while self.reporter.published:
+            self._credit.clear()
+            await self._credit.wait()
+
+    # --- tickets ------------------------------------------------------------------------------
+
+    async def _lease(self) -> None:
+        while True:
+            if self._draining or self.reporter.blocked or self.leases.free == 0:
+                self._credit.clear()
+                await self._credit.wait()
+                await asyncio.sleep(LEASE_WINDOW_S)
+                continue
+            async with self._lease_call:
+                tickets, over = await self._scheduler.lease(self.leases.free, LEASE_WAIT_S)
+                now_s = time.monotonic()
+                for ticket in tickets:
+                    self.leases.take(ticket, now_s)
+                    self._begin(ticket)
+            if over:
+                # What is held is still read: the scheduler says by heartbeat when this worker may go.
+                self._draining = True
+
+    def _begin(self, ticket: Ticket) -> None:
+        if self._leaving:
+            self.leases.give_up(ticket)  # goes back with the goodbye
+            return
+        if self._draining:
+            self.reporter.add(ticket, _handed_back())
+            return
+        task = asyncio.create_task(self._agent.play(ticket))
+        self._episodes[ticket] = task
+        task.add_done_callback(lambda task: self._ended(ticket, task))
+
+    def _ended(self, ticket: Ticket, task: asyncio.Task[Outcome]) -> None:
+        del self._episodes[ticket]
+        if ticket not in self.leases:
+            return  # lost: there is nobody to report to
+        if task.cancelled():
+            outcome = _handed_back()
+        elif (error := task.exception()) is not None:
+            log.error("episode of ticket %d broke", ticket.ticket_id, exc_info=error)
+            outcome = Outcome(Ending.INFRA_ERROR, message=f"{type(error).__name__}: {error}")
+        else:
+            outcome = task.result()
+        self._gauges.ended(outcome)
+        self.reporter.add(ticket, outcome)
+
+    def _reported(self, ticket: Ticket) -> None:
+        self.leases.give_up(ticket)
+        self._credit.set()
+        if not self.leases:
+            self._empty.set()
+
+    async def _renew(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            due = self.leases.due(now_s)
+            if due:
+                for ticket in self.leases.lost(await self._scheduler.renew(due)):
+                    log.warning("ticket %d attempt %d was lost", ticket.ticket_id, ticket.attempt)
+                    self._reported(ticket)
+                    task = self._episodes.get(ticket)
+                    if task is not None:
+                        task.cancel("lease lost")
+            next_s = self.leases.next_due_s()
+            pause_s = 0.5 if next_s is None else next_s - time.monotonic()
+            await asyncio.sleep(min(max(pause_s, 0.05), 0.5))
+
+    # --- what comes from outside --------------------------------------------------------------
+
+    async def _follow(self, after: str) -> None:
+        async for _, event in self._bus.follow(after):
+            fact = event.WhichOneof("fact")
+            if fact == "weights_published":
+                self.weights.offer(event.weights_published.version, event.weights_published.descriptor_keys)
+            elif fact == "batch_committed":
+                await self.reporter.free(event.batch_committed.descriptor_keys)
+                self._credit.set()
+
+    def _given_up(self) -> None:
+        log.warning("the scheduler had given this worker up: its leases and its arena count as lost")
+        self._forgotten.set()
+
+    async def _forget(self) -> None:
+        """Frees what the scheduler no longer counts on: nobody else will ever say that it may go."""
+        while True:
+            await self._forgotten.wait()
+            self._forgotten.clear()
+            await self.reporter.free_all()
+            self._credit.set()
+
+    async def _heartbeat(self, membership_s: float) -> None:
+        least_s = min(self._config.scheduler.heartbeat_s, membership_s / 3)
+        while True:
+            await self._gauges.refresh(timeout_s=least_s / 4)
+            version = self._pool.version
+            stop, next_s = await self._scheduler.heartbeat(
+                running=len(self.leases),
+                version=version,
+                parallelism=self._pool.parallelism,
+                epoch=self._pool.epoch,
+                gauges=self._gauges.values(self.load(), time.monotonic()),
+                spans=self._gauges.take_spans(time.time_ns()),
+                transfers=self._gauges.transfers(),
+            )
+            if stop:
+                self._run_over.set()
+                return
+            # 0: a scheduler that does not say.
+            due_s = time.monotonic() + (next_s or least_s)
+            # A new version is told at once: what is leased next counts on it. So is a sequence that no engine
+            # can hold; and who may be about to end asks as often as it would alone.
+            while (left_s := due_s - time.monotonic()) > 0:
+                await self._pool.wait_other(version, min(least_s, left_s))
+                if self._draining or self._pool.traffic.blocked or self._pool.version != version:
+                    break
+
+    def load(self) -> Load:
+        """What this worker holds now."""
+        arena = self._store.arena
+        return Load(
+            running=len(self._episodes),
+            unreported=len(self.leases) - len(self._episodes),
+            arena_used_fraction=1.0 - arena.free_bytes / arena.capacity_bytes,
+            arena_blocked=self.reporter.blocked,
+        )
+
+
+def _handed_back() -> Outcome:
+    return Outcome(Ending.INFRA_ERROR, message="worker is leaving; the episode is played elsewhere")
+
+
+async def _first(tasks: Sequence[asyncio.Task], timeout_s: float | None = None) -> None:
+    """Returns when one of the tasks ends, or after timeout_s; raises what it ended with."""
+    done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        error = task.exception()
+        if error is None:
+            continue
+        if not isinstance(error, EarlError):
+            log.error("%s broke", task.get_name(), exc_info=error)
+        raise error

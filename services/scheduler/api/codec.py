@@ -1,0 +1,300 @@
+"""Between the scheduler's values and the contracts' messages. Nothing here decides."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+
+from earl.config.run import RunConfig
+from earl.errors import LedgerError
+from earl.v1 import common_pb2, events_pb2, scheduler_pb2
+from services.scheduler.api import codec_evaluation, codec_stages
+from services.scheduler.batches.batch_plan import Plan
+from services.scheduler.batches.columns import Progress
+from services.scheduler.monitor.length_sketch import Quantiles
+from services.scheduler.state.records import (
+    Attempt,
+    BatchCommitted,
+    BatchPlanned,
+    Ending,
+    EvaluationDone,
+    Fact,
+    Member,
+    Purpose,
+    Result,
+    State,
+    Ticket,
+    TrajectoryReady,
+    Verdict,
+    WorkerJoined,
+    WorkerLeft,
+)
+from services.scheduler.state.rules import Rules
+from services.scheduler.state.switch_records import Ended
+from services.scheduler.state.ticket_ranges import RangeSet
+
+MESSAGE_CHARACTERS = 500
+METRICS = 64
+TURNS = 4096
+RANGES = 1_000_000
+
+PURPOSES = {
+    Purpose.TRAIN: common_pb2.PURPOSE_TRAIN,
+    Purpose.EVALUATE: common_pb2.PURPOSE_EVALUATE,
+    Purpose.WARMUP: common_pb2.PURPOSE_WARMUP,
+}
+ENDINGS = {
+    common_pb2.ENDING_OK: Ending.OK,
+    common_pb2.ENDING_TRUNCATED: Ending.TRUNCATED,
+    common_pb2.ENDING_ENV_ERROR: Ending.ENV_ERROR,
+    common_pb2.ENDING_INFRA_ERROR: Ending.INFRA_ERROR,
+    common_pb2.ENDING_TIMEOUT: Ending.TIMEOUT,
+}
+ENDING_NUMBERS = {ending: number for number, ending in ENDINGS.items()}
+VERDICTS = {
+    Verdict.ACCEPTED: scheduler_pb2.VERDICT_ACCEPTED,
+    Verdict.RETRIED: scheduler_pb2.VERDICT_RETRIED,
+    Verdict.REFUSED: scheduler_pb2.VERDICT_REFUSED,
+}
+
+
+def rules_of(config: RunConfig) -> Rules:
+    """What the run file says to the ledger."""
+    scheduler, warmup, evaluation = config.scheduler, config.warmup, config.evaluation
+    return Rules(
+        seed=config.seed,
+        warmup_batches=warmup.batches,
+        warmup_episodes=warmup.batch_episodes,
+        steps=scheduler.steps,
+        group_size=scheduler.group_size,
+        batch_groups=scheduler.batch_groups,
+        staleness=scheduler.staleness,
+        attempts=scheduler.attempts,
+        lease_s=scheduler.lease_s,
+        episode_s=scheduler.episode_s,
+        membership_s=scheduler.membership_s,
+        heartbeat_s=scheduler.heartbeat_s,
+        heartbeats_per_s=scheduler.heartbeats_per_s,
+        temperature=scheduler.temperature,
+        train_limit_s=scheduler.train_limit_s,
+        checkpoint_every=config.trainer.checkpoint_every,
+        evaluation_episodes=evaluation.episodes,
+        evaluate_at_start=evaluation.at_start,
+        evaluate_at_end=evaluation.at_end,
+        evaluate_every_steps=evaluation.every_steps,
+        evaluate_every_episodes=evaluation.every_episodes,
+        evaluation_temperature=evaluation.temperature,
+        deterministic=config.deterministic,
+        transcripts=scheduler.transcripts,
+        keep_best=evaluation.keep_best,
+        evaluation_setting=_evaluation_setting(config),
+    )
+
+
+def _evaluation_setting(config: RunConfig) -> str:
+    """Two runs of one policy in which this is the same play an evaluation's instances alike."""
+    parts = (
+        config.model.model_dump(mode="json"),
+        config.environment.name,
+        config.environment.task,
+        config.evaluation.temperature,
+        config.scheduler.max_turns,
+        config.longest_sequence,
+        config.rollout.max_new_tokens,
+    )
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class TicketEncoder:
+    """Encodes tickets with what they all share: environment, task, bounds."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._environment = config.environment.name
+        self._task_json = json.dumps(config.environment.task, sort_keys=True)
+        self._scheduler = config.scheduler
+
+    def encode(self, ticket: Ticket, traceparent: str = "") -> scheduler_pb2.Ticket:
+        scripted = ticket.purpose is Purpose.WARMUP
+        return scheduler_pb2.Ticket(
+            ticket_id=ticket.id,
+            attempt=ticket.attempt,
+            fence=ticket.fence,
+            purpose=PURPOSES[ticket.purpose],
+            actor=common_pb2.ACTOR_RANDOM_LEGAL if scripted else common_pb2.ACTOR_POLICY,
+            group_id=ticket.group,
+            environment=self._environment,
+            task_json=self._task_json,
+            env_seed=ticket.env_seed,
+            sample_seed=ticket.sample_seed,
+            min_version=ticket.min_version,
+            temperature=ticket.temperature,
+            episode_s=self._scheduler.episode_s,
+            lease_s=self._scheduler.lease_s,
+            max_turns=self._scheduler.max_turns,
+            evaluation=ticket.evaluation,
+            transcript=ticket.transcript,
+            traceparent=traceparent,
+        )
+
+
+def decode_member(request: scheduler_pb2.JoinRequest) -> Member:
+    """Raises LedgerError for a worker without a name."""
+    if not request.worker.name or len(request.worker.name) > 128:
+        raise LedgerError(f"worker name {request.worker.name[:140]!r} is empty or too long", "mend it")
+    cut = request.parallelism
+    return Member(
+        name=request.worker.name,
+        incarnation=request.worker.incarnation,
+        stage=request.worker.stage,
+        address=request.worker.address,
+        capacity=request.capacity,
+        parallelism=(cut.dp or 1, cut.tp or 1, cut.cp or 1, cut.pp or 1),
+    )
+
+
+def decode_attempt(ref: scheduler_pb2.AttemptRef) -> Attempt:
+    return Attempt(ref.ticket_id, ref.attempt, ref.fence)
+
+
+def encode_attempt(attempt: Attempt) -> scheduler_pb2.AttemptRef:
+    return scheduler_pb2.AttemptRef(ticket_id=attempt.ticket_id, attempt=attempt.attempt, fence=attempt.fence)
+
+
+def decode_result(result: scheduler_pb2.AttemptResult) -> Result:
+    """Unknown endings count as INFRA_ERROR; metrics that are no number are left out."""
+    metrics = sorted((name, value) for name, value in result.metrics.items() if math.isfinite(value))
+    message = result.message
+    return Result(
+        ending=ENDINGS.get(result.ending, Ending.INFRA_ERROR),
+        reward=result.reward,
+        prompt_tokens=result.prompt_tokens,
+        total_tokens=result.total_tokens,
+        trained_tokens=result.trained_tokens,
+        turns=result.turns,
+        oldest_version=result.oldest_version,
+        newest_version=max(result.oldest_version, result.newest_version),
+        descriptor_key=result.descriptor_key,
+        metrics=dict(metrics[:METRICS]),
+        message=" ".join(message.split())[:MESSAGE_CHARACTERS] if message else "",
+        turn_tokens=list(result.turn_tokens[:TURNS]),
+    )
+
+
+def decode_ranges(ranges: Iterable[scheduler_pb2.TicketRange]) -> RangeSet:
+    """Raises LedgerError for a range that is none."""
+    pairs = [(one.start, one.stop) for one in ranges]
+    if len(pairs) > RANGES:
+        raise LedgerError(f"{len(pairs)} ranges of consumed tickets", f"join them; {RANGES} are allowed")
+    for start, stop in pairs:
+        if not 0 < start < stop:
+            raise LedgerError(f"[{start}, {stop}) is no range of tickets", "1 <= start < stop")
+    return RangeSet(pairs)
+
+
+def encode_worker(member: Member) -> common_pb2.Worker:
+    return common_pb2.Worker(
+        name=member.name,
+        incarnation=member.incarnation,
+        stage=member.stage,  # type: ignore[arg-type]
+        address=member.address,
+    )
+
+
+def encode_plan(plan: Plan) -> scheduler_pb2.BatchPlan:
+    batch = plan.batch
+    imitate = batch.purpose is Purpose.WARMUP
+    message = scheduler_pb2.BatchPlan(
+        batch_id=batch.id,
+        version=batch.version,
+        objective=(scheduler_pb2.OBJECTIVE_IMITATE if imitate else scheduler_pb2.OBJECTIVE_POLICY_GRADIENT),
+        total_tokens=plan.total_tokens,
+        trained_tokens=plan.trained_tokens,
+        publish=batch.publish,
+        checkpoint=batch.checkpoint,
+        progress=batch.progress,
+        first_of_phase=batch.first_of_phase,
+    )
+    for items in plan.ranks:
+        rank = message.ranks.add()
+        for item in items:
+            rank.items.add(
+                position=item.position,
+                ticket_id=item.ticket_id,
+                attempt=item.attempt,
+                descriptor_key=item.descriptor_key,
+                advantage=item.advantage,
+                total_tokens=item.total_tokens,
+                start_token=0,
+                stop_token=item.total_tokens,
+                group_id=item.group,
+                reward=item.reward,
+                reference_keys=item.reference.keys,
+                reference_offset=item.reference.offset,
+            )
+    return message
+
+
+def encode_counts(counts: Mapping[str, int], issued: int) -> scheduler_pb2.LedgerCounts:
+    prefix = "dropped:"
+    return scheduler_pb2.LedgerCounts(
+        issued=issued,
+        trained=counts.get(State.TRAINED, 0),
+        evaluated=counts.get(State.EVALUATED, 0),
+        dropped={
+            name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)
+        },
+        pending=counts.get(State.PENDING, 0),
+        leased=counts.get(State.LEASED, 0),
+        ready=counts.get(State.READY, 0),
+        planned=counts.get(State.PLANNED, 0),
+    )
+
+
+def encode_progress(roles: Mapping[str, Progress]) -> list[scheduler_pb2.RoleProgress]:
+    return [
+        scheduler_pb2.RoleProgress(role=name, waiting=one.waiting, leased=one.leased, done=one.done)
+        for name, one in roles.items()
+    ]
+
+
+def encode_quantiles(quantiles: Quantiles) -> scheduler_pb2.LengthQuantiles:
+    return scheduler_pb2.LengthQuantiles(
+        mean=quantiles.mean, p50=quantiles.p50, p95=quantiles.p95, max=quantiles.max
+    )
+
+
+def encode_fact(fact: Fact) -> events_pb2.Event:
+    """The bus event that states a fact of the ledger."""
+    event = events_pb2.Event()
+    match fact:
+        case TrajectoryReady(ticket_id, attempt, worker, purpose, result):
+            # Field by field in place: this is done once for every episode of the run.
+            ready = event.trajectory_ready
+            ready.ticket_id, ready.attempt, ready.worker = ticket_id, attempt, worker
+            ready.descriptor_key, ready.reward = result.descriptor_key, result.reward
+            ready.prompt_tokens, ready.total_tokens = result.prompt_tokens, result.total_tokens
+            ready.oldest_version, ready.newest_version = result.oldest_version, result.newest_version
+            ready.ending, ready.purpose = ENDING_NUMBERS[result.ending], PURPOSES[purpose]
+            ready.turns = result.turns
+        case BatchPlanned(batch_id, version, sequences, tokens):
+            event.batch_planned.CopyFrom(
+                events_pb2.BatchPlanned(
+                    batch_id=batch_id, version=version, sequences=sequences, tokens=tokens
+                )
+            )
+        case BatchCommitted(batch_id, version, keys):
+            event.batch_committed.CopyFrom(
+                events_pb2.BatchCommitted(batch_id=batch_id, version=version, descriptor_keys=keys)
+            )
+        case EvaluationDone(evaluation, baseline):
+            event.evaluation_done.CopyFrom(codec_evaluation.encode_done(evaluation, baseline))
+        case WorkerJoined(member):
+            event.worker_joined.worker.CopyFrom(encode_worker(member))
+        case WorkerLeft(member, reason):
+            event.worker_left.worker.CopyFrom(encode_worker(member))
+            event.worker_left.reason = reason
+        case Ended():
+            event.parallelism_changed.CopyFrom(codec_stages.encode_changed(fact))
+    return event

@@ -1,0 +1,45 @@
+"""Tickets that are under way, as messages."""
+
+from __future__ import annotations
+
+import heapq
+
+from earl.v1 import scheduler_pb2
+from services.scheduler.api.codec import PURPOSES
+from services.scheduler.ledger.index import Book
+from services.scheduler.state.records import State, Ticket
+
+STATES = {
+    State.PENDING: scheduler_pb2.TICKET_STATE_PENDING,
+    State.LEASED: scheduler_pb2.TICKET_STATE_LEASED,
+    State.READY: scheduler_pb2.TICKET_STATE_READY,
+    State.PLANNED: scheduler_pb2.TICKET_STATE_PLANNED,
+}
+MOST = 1000
+
+
+def encode_tickets(book: Book, limit: int, now: float) -> scheduler_pb2.ListTicketsResponse:
+    """Of each state the `limit` that have been in it longest, at most MOST."""
+    found: dict[State, list[Ticket]] = {state: [] for state in STATES}
+    for ticket in book.tickets.values():
+        if ticket.state in found:
+            found[ticket.state].append(ticket)
+
+    def place(ticket: Ticket) -> tuple[float, int]:
+        return book.state_since[ticket.id], ticket.id
+
+    response = scheduler_pb2.ListTicketsResponse()
+    for state, tickets in found.items():
+        for ticket in heapq.nsmallest(min(limit, MOST), tickets, key=place):
+            response.tickets.add(
+                ticket_id=ticket.id,
+                group_id=ticket.group,
+                purpose=PURPOSES[ticket.purpose],
+                evaluation=ticket.evaluation,
+                state=STATES[state],
+                attempt=ticket.attempt,
+                worker=ticket.worker,
+                tokens=ticket.result.total_tokens if ticket.result else 0,
+                age_s=max(0.0, now - book.state_since[ticket.id]),
+            )
+    return response

@@ -1,0 +1,119 @@
+"""What GET /metrics of the scheduler shows: the ledger, the last batch, the fleet, switches."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from earl.obs.catalogue import Sample
+from services.scheduler.batches import consumers
+from services.scheduler.files.endings import OUT_OF_MEMORY
+from services.scheduler.files.metrics_files import OUTCOMES
+from services.scheduler.ledger import phases
+from services.scheduler.monitor.workers import STAGES
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.state.records import Ending, State
+
+# Of the last committed batch: the metric, and its name in metrics.jsonl.
+BATCH = {
+    "earl_scheduler_batch_reward": "reward_mean",
+    "earl_scheduler_batch_win_ratio": "win_rate",
+    "earl_scheduler_batch_tokens": "tokens",
+    "earl_scheduler_batch_loss": "loss",
+    "earl_scheduler_tokens_per_second": "tokens_per_s",
+}
+
+
+def figures(scheduler: Scheduler) -> Iterator[Sample]:
+    """On the scheduler's own loop."""
+    yield from _run(scheduler)
+    yield from _tickets(scheduler)
+    yield from _batch(scheduler)
+    yield from _fleet(scheduler)
+    yield from _switches(scheduler)
+
+
+def _run(scheduler: Scheduler) -> Iterator[Sample]:
+    run = scheduler.ledger.book.run
+    since_s = scheduler.elapsed_s - (scheduler.report.last_step_s or scheduler.opened_s)
+    yield Sample("earl_scheduler_phase", 1.0, {"phase": phases.phase(scheduler.ledger)})
+    yield Sample("earl_scheduler_done", float(scheduler.over))
+    yield Sample("earl_scheduler_step", float(phases.step(scheduler.ledger)[0]))
+    yield Sample("earl_scheduler_policy_version", float(run.version))
+    yield Sample("earl_scheduler_published_version", float(run.published))
+    yield Sample("earl_scheduler_since_commit_seconds", max(0.0, since_s))
+
+
+def _tickets(scheduler: Scheduler) -> Iterator[Sample]:
+    counts = scheduler.ledger.book.counts()
+    dropped = {name.partition(":")[2]: count for name, count in counts.items() if ":" in name}
+    yield Sample("earl_scheduler_issued_tickets_total", float(scheduler.ledger.book.run.next_ticket - 1))
+    for state in State:
+        count = sum(dropped.values()) if state is State.DROPPED else counts.get(state.value, 0)
+        yield Sample("earl_scheduler_tickets", float(count), {"state": state.value})
+    for reason, count in dropped.items():
+        yield Sample("earl_scheduler_dropped_tickets", float(count), {"reason": reason})
+    endings = scheduler.endings.totals
+    yield Sample("earl_scheduler_out_of_memory_episodes_total", float(endings[OUT_OF_MEMORY]))
+    for ending in Ending:
+        count = float(endings[ending.value])
+        yield Sample("earl_scheduler_episodes_total", count, {"ending": ending.value})
+    yield Sample("earl_scheduler_failing_tickets", float(scheduler.ledger.given_up))
+    for role, progress in consumers.progress(scheduler.dock, scheduler.ledger).items():
+        for state in ("waiting", "leased", "done"):
+            yield Sample(
+                "earl_scheduler_trajectories",
+                float(getattr(progress, state)),
+                {"role": role, "state": state},
+            )
+
+
+def _batch(scheduler: Scheduler) -> Iterator[Sample]:
+    latest = scheduler.report.latest
+    for metric, name in BATCH.items():
+        if name in latest:
+            yield Sample(metric, latest[name])
+    for statistic in ("mean", "max"):
+        if (name := f"staleness_{statistic}") in latest:
+            yield Sample("earl_scheduler_batch_staleness_versions", latest[name], {"statistic": statistic})
+    lengths = scheduler.monitor.lengths.episodes.summary()
+    for statistic in ("mean", "p50", "p95", "max"):
+        value = getattr(lengths, statistic)
+        yield Sample("earl_scheduler_episode_tokens", value, {"statistic": statistic})
+    evaluations = scheduler.report.judgements.judged(scheduler.ledger.book.evaluations.values())
+    done = [(one, judgement) for one, judgement in evaluations if one.finished and one.done]
+    if done:
+        last, judgement = done[-1]
+        yield Sample("earl_scheduler_evaluation_version", float(last.version))
+        yield Sample("earl_scheduler_evaluation_reward", judgement.reward.value)
+        yield Sample("earl_scheduler_evaluation_win_ratio", judgement.win_rate.value)
+
+
+def _fleet(scheduler: Scheduler) -> Iterator[Sample]:
+    now = time.monotonic()
+    members = scheduler.ledger.book.members
+    stages = Counter(STAGES.get(member.stage, "") for member in members.values())
+    for stage, count in stages.items():
+        yield Sample("earl_scheduler_workers", float(count), {"stage": stage})
+    for name, member in members.items():
+        report = scheduler.fleet.reports.get(name)
+        if report is not None and report.incarnation == member.incarnation:
+            labels = {"worker": name, "stage": STAGES.get(member.stage, "")}
+            yield Sample("earl_scheduler_worker_silent_seconds", now - report.seen_s, labels)
+
+
+def _switches(scheduler: Scheduler) -> Iterator[Sample]:
+    switching = scheduler.steering.switching
+    for stage in STAGES.values():
+        cut = switching.running(stage)
+        for degree, value in (cut.as_dict() if cut is not None else {}).items():
+            yield Sample("earl_scheduler_parallelism", float(value), {"stage": stage, "degree": degree})
+        running = switching.course(stage).switch is not None
+        yield Sample("earl_scheduler_switch_running", float(running), {"stage": stage})
+        # From 0 on: an increase of what was never 0 is none.
+        for outcome in OUTCOMES if cut is not None else ():
+            count = float(scheduler.report.switches[stage, outcome])
+            yield Sample("earl_scheduler_switches_total", count, {"stage": stage, "outcome": outcome})
+    for stage, stalls in scheduler.report.stalls.items():
+        yield Sample("earl_scheduler_switch_stall_seconds", stalls, {"stage": stage})

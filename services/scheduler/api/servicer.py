@@ -1,0 +1,220 @@
+"""earl.v1.SchedulerService: decode, call, encode."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from services.scheduler.api import codec, codec_evaluation, codec_reference, codec_stages, codec_tickets
+from services.scheduler.batches import consumers
+from services.scheduler.ledger import evaluation, phases
+from services.scheduler.monitor.workers import Moved, Report
+from services.scheduler.scheduler import Scheduler
+
+SERVICE = "earl.v1.SchedulerService"
+CREDIT = 4096
+GAUGES = 256
+# By what part of itself the time between two heartbeats differs.
+SPREAD = 0.25
+# Characters of a reason that are kept.
+REASON = 200
+REFERENCE_ROLE = consumers.REFERENCE.name
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Every refusal is an EarlError; earl.rpc turns it into a status."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._tickets = codec.TicketEncoder(scheduler.config)
+
+    async def Join(self, request, context):
+        version, keys = await self._scheduler.join(codec.decode_member(request))
+        return scheduler_pb2.JoinResponse(
+            lease_s=self._scheduler.ledger.membership_s, version=version, weight_keys=keys
+        )
+
+    async def Leave(self, request, context):
+        reason = request.reason[:REASON]
+        await self._scheduler.leave(request.worker.name, request.worker.incarnation, reason)
+        return scheduler_pb2.LeaveResponse()
+
+    async def Heartbeat(self, request, context):
+        worker = request.worker
+        report = Report(
+            incarnation=worker.incarnation,
+            seen_s=time.monotonic(),
+            running=request.running,
+            version=request.version,
+            gauges=_finite(request.gauges),
+            transfers={
+                one.path: Moved(one.size_bytes, one.seconds, one.transfers, one.retries)
+                for one in request.transfers
+            },
+        )
+        spans = [(span.what, span.start_ns, span.end_ns) for span in request.spans]
+        cut = (
+            codec_stages.decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
+        )
+        stop = self._scheduler.heartbeat(worker.name, worker.incarnation, report, spans, cut, request.epoch)
+        # A fleet that started together must not go on together.
+        next_s = self._scheduler.ledger.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
+        return scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
+
+    async def LeaseTickets(self, request, context):
+        worker = request.worker
+        tickets, stop = await self._scheduler.lease(
+            worker.name, worker.incarnation, min(request.credit, CREDIT), _wait(request.wait_s)
+        )
+        parent = self._scheduler.traces.parent
+        encoded = [self._tickets.encode(ticket, parent(ticket.id)) for ticket in tickets]
+        return scheduler_pb2.LeaseTicketsResponse(tickets=encoded, stop=stop)
+
+    async def RenewLeases(self, request, context):
+        attempts = [codec.decode_attempt(ref) for ref in request.attempts]
+        lost = self._scheduler.renew(request.worker.name, request.worker.incarnation, attempts)
+        return scheduler_pb2.RenewLeasesResponse(lost=[codec.encode_attempt(one) for one in lost])
+
+    async def CompleteTickets(self, request, context):
+        results = [(codec.decode_attempt(one.attempt), codec.decode_result(one)) for one in request.results]
+        said = [codec_evaluation.decode_transcript(one) for one in request.results]
+        verdicts = await self._scheduler.complete(
+            request.worker.name, request.worker.incarnation, results, said
+        )
+        response = scheduler_pb2.CompleteTicketsResponse()
+        for one, (verdict, reason) in zip(request.results, verdicts, strict=True):
+            response.items.add(attempt=one.attempt, verdict=codec.VERDICTS[verdict], reason=reason)
+        return response
+
+    async def NextBatch(self, request, context):
+        worker = request.worker
+        plan, stop = await self._scheduler.next_batch(
+            worker.name, worker.incarnation, request.ranks, _wait(request.wait_s)
+        )
+        best, kept = self._scheduler.kept_versions()
+        response = scheduler_pb2.NextBatchResponse(stop=stop, best_version=best, keep_versions=kept)
+        if plan is not None:
+            response.plan.CopyFrom(codec.encode_plan(plan))
+        return response
+
+    async def CommitBatch(self, request, context):
+        worker = request.worker
+        await self._scheduler.commit(
+            worker.name, worker.incarnation, request.batch_id, request.version, _finite(request.metrics)
+        )
+        return scheduler_pb2.CommitBatchResponse()
+
+    async def RecordCheckpoint(self, request, context):
+        consumed = codec.decode_ranges(request.consumed)
+        await self._scheduler.record_checkpoint(request.worker.name, request.worker.incarnation, consumed)
+        return scheduler_pb2.RecordCheckpointResponse()
+
+    async def Reconcile(self, request, context):
+        rolled_back = await self._scheduler.reconcile(
+            request.worker.name,
+            request.worker.incarnation,
+            request.version,
+            request.next_batch_id,
+            codec.decode_ranges(request.consumed),
+        )
+        return scheduler_pb2.ReconcileResponse(rolled_back=rolled_back)
+
+    async def LeaseReference(self, request, context):
+        worker = request.worker
+        lease, waiting_tokens, stop = await self._scheduler.lease_columns(
+            REFERENCE_ROLE, worker.name, worker.incarnation, request.credit_tokens, _wait(request.wait_s)
+        )
+        return codec_reference.encode_lease(lease, request.ranks, waiting_tokens, stop)
+
+    async def CompleteReference(self, request, context):
+        worker = request.worker
+        results, lost = codec_reference.decode_results(request)
+        refused = await self._scheduler.complete_columns(
+            REFERENCE_ROLE, worker.name, worker.incarnation, request.fence, results, lost
+        )
+        return scheduler_pb2.CompleteReferenceResponse(refused=refused)
+
+    async def GetStatus(self, request, context):
+        scheduler, book = self._scheduler, self._scheduler.ledger.book
+        step, steps = phases.step(scheduler.ledger)
+        return scheduler_pb2.GetStatusResponse(
+            run=scheduler.config.name,
+            phase=phases.phase(scheduler.ledger),
+            step=step,
+            steps=steps,
+            version=book.run.version,
+            ledger=codec.encode_counts(book.counts(), book.run.next_ticket - 1),
+            workers=self._workers(),
+            evaluations=codec_evaluation.encode_evaluations(
+                scheduler.report.judgements.judged(book.evaluations.values())
+            ),
+            best_version=evaluation.best_version(book.evaluations.values()),
+            episode_tokens=codec.encode_quantiles(scheduler.monitor.lengths.episodes.summary()),
+            turn_tokens=codec.encode_quantiles(scheduler.monitor.lengths.turns.summary()),
+            metrics=scheduler.report.latest,
+            elapsed_s=scheduler.elapsed_s,
+            done=scheduler.over,
+            message=scheduler.message,
+            roles=codec.encode_progress(consumers.progress(scheduler.dock, scheduler.ledger)),
+            stages=codec_stages.encode_stages(
+                scheduler.steering.switching, scheduler.steering.selection.last
+            ),
+            heartbeat_s=scheduler.ledger.heartbeat_s,
+        )
+
+    async def ListTickets(self, request, context):
+        return codec_tickets.encode_tickets(self._scheduler.ledger.book, request.limit, time.monotonic())
+
+    async def StopRun(self, request, context):
+        self._scheduler.stop(request.reason)
+        return scheduler_pb2.StopRunResponse()
+
+    async def SetParallelism(self, request, context):
+        epoch, outcome = await self._scheduler.steering.set(
+            codec_stages.decode_stage(request.stage),
+            codec_stages.decode_asked(request),
+            request.pin,
+            _wait(request.wait_s),
+        )
+        response = scheduler_pb2.SetParallelismResponse(epoch=epoch)
+        if outcome is not None:
+            response.outcome.CopyFrom(codec_stages.encode_switch(outcome))
+        return response
+
+    def _workers(self) -> list[scheduler_pb2.WorkerStatus]:
+        now = time.monotonic()
+        found = []
+        for name, member in sorted(self._scheduler.ledger.book.members.items()):
+            report = self._scheduler.fleet.reports.get(name)
+            if report is None or report.incarnation != member.incarnation:
+                report = Report(member.incarnation, now)
+            dp, tp, cp, pp = member.parallelism
+            status = scheduler_pb2.WorkerStatus(
+                worker=codec.encode_worker(member),
+                parallelism=common_pb2.Parallelism(dp=dp, tp=tp, cp=cp, pp=pp),
+                capacity=member.capacity,
+                running=report.running,
+                version=report.version,
+                silent_s=now - report.seen_s,
+                gauges=report.gauges,
+            )
+            for path, moved in report.transfers.items():
+                status.transfers.add(
+                    path=path,
+                    size_bytes=moved.size_bytes,
+                    seconds=moved.seconds,
+                    transfers=moved.transfers,
+                    retries=moved.retries,
+                )
+            found.append(status)
+        return found
+
+
+def _wait(seconds: float) -> float:
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+def _finite(numbers) -> dict[str, float]:
+    return {name: value for name, value in list(numbers.items())[:GAUGES] if math.isfinite(value)}

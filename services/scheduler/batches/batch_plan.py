@@ -1,0 +1,129 @@
+"""From a planned batch to what each trainer rank gets, and to what a committed one says of itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from services.scheduler.batches.advantages import group_advantages
+from services.scheduler.batches.balance import balance
+from services.scheduler.batches.columns import NOWHERE, Location
+from services.scheduler.state.records import Batch, Ending, Purpose, Result, Ticket
+
+# Numbers of an environment's last result that are 0 or 1: their means are rates.
+INDICATORS = frozenset({"win", "draw", "loss", "illegal"})
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One sequence for one rank. position: in the batch, over all ranks together."""
+
+    position: int
+    ticket_id: int
+    attempt: int
+    group: int
+    descriptor_key: str
+    advantage: float
+    reward: float
+    total_tokens: int
+    reference: Location = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A batch cut over ranks. Tokens of all ranks together."""
+
+    batch: Batch
+    ranks: tuple[tuple[Item, ...], ...]
+    total_tokens: int
+    trained_tokens: int
+
+
+def cut(
+    batch: Batch,
+    tickets: Mapping[int, Ticket],
+    ranks: int,
+    advantage: str,
+    references: Mapping[int, Location] | None = None,
+) -> Plan:
+    """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
+
+    advantage: "grpo" or "mean", within each group; sequences of a warm-up batch all weigh 1.
+    references: where tickets' reference log-probs lie, if the run has a reference stage.
+    """
+    references = references or {}
+    members = [tickets[number] for number in batch.tickets]
+    results = [ticket.result or Result() for ticket in members]
+    advantages = _advantages(batch, members, results, advantage)
+    items = [
+        Item(
+            position=position,
+            ticket_id=ticket.id,
+            attempt=ticket.attempt,
+            group=ticket.group,
+            descriptor_key=result.descriptor_key,
+            advantage=value,
+            reward=result.reward,
+            total_tokens=result.total_tokens,
+            reference=references.get(ticket.id, NOWHERE),
+        )
+        for position, (ticket, result, value) in enumerate(zip(members, results, advantages, strict=True))
+    ]
+    assigned = balance([item.total_tokens for item in items], ranks)
+    return Plan(
+        batch=batch,
+        ranks=tuple(tuple(items[index] for index in indices) for indices in assigned),
+        total_tokens=sum(result.total_tokens for result in results),
+        trained_tokens=sum(result.trained_tokens for result in results),
+    )
+
+
+def _advantages(batch: Batch, members: Sequence[Ticket], results: Sequence[Result], kind: str) -> list[float]:
+    if batch.purpose is not Purpose.TRAIN:
+        return [1.0] * len(members)
+    groups: dict[int, list[int]] = {}
+    for index, ticket in enumerate(members):
+        groups.setdefault(ticket.group, []).append(index)
+    advantages = [0.0] * len(members)
+    for indices in groups.values():
+        values = group_advantages([results[index].reward for index in indices], kind)
+        for index, value in zip(indices, values, strict=True):
+            advantages[index] = value
+    return advantages
+
+
+def summary(batch: Batch, results: Sequence[Result]) -> dict[str, float]:
+    """What a committed batch's trajectories were like; names are those of metrics.jsonl."""
+    if not results:
+        return {}
+    rewards, wins, tokens, trained, turns = zip(
+        *[(one.reward, one.win, one.total_tokens, one.trained_tokens, one.turns) for one in results],
+        strict=True,
+    )
+    staleness: list[int] = []
+    if batch.purpose is Purpose.TRAIN:  # imitation has no policy to be stale
+        staleness = [batch.version - one.oldest_version for one in results if one.trained_tokens]
+    metrics: dict[str, list[float]] = {}
+    for one in results:
+        for name, value in one.metrics.items():
+            metrics.setdefault(name, []).append(value)
+    metrics.pop("win", None)
+    count = len(results)
+    return {
+        "sequences": float(count),
+        "reward_mean": sum(rewards) / count,
+        "win_rate": sum(wins) / count,
+        "tokens": float(sum(tokens)),
+        "trained_tokens": float(sum(trained)),
+        "length_mean": sum(tokens) / count,
+        "length_max": float(max(tokens)),
+        "turns_mean": sum(turns) / count,
+        "truncated_episodes": float(sum(one.ending is Ending.TRUNCATED for one in results)),
+        "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
+        "staleness_max": float(max(staleness, default=0)),
+        **{
+            f"{name}_{'rate' if name in INDICATORS else 'mean'}": sum(values) / len(values)
+            for name, values in sorted(metrics.items())
+        },
+    }

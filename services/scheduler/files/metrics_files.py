@@ -1,0 +1,191 @@
+"""The run's own files: metrics.jsonl (a line per committed batch), timeline, switches, evaluations.
+
+After a roll-back a step appears again: the last line of a step is the one that counts.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from earl.obs.histogram import Histogram
+from earl.obs.metrics import LineFile, read_lines
+from services.scheduler.batches.columns import Progress
+from services.scheduler.ledger.evaluation import Judgement, Judgements, rewards, wins
+from services.scheduler.monitor.length_sketch import histogram
+from services.scheduler.monitor.workers import Moved
+from services.scheduler.monitor.workload import Seen, Step
+from services.scheduler.state.records import Evaluation
+from services.scheduler.state.switch_records import Switch
+
+# Of a switch: as asked, or back to what was before.
+OUTCOMES = ("done", "rolled_back")
+
+
+class RunReport:
+    """Writes below `directory`. latest: numbers of the last committed batch, by name; last_step_s: when it
+    was, since the run began. switches, stalls: that this process saw end, by stage and outcome, by stage.
+    judgements: of its evaluations."""
+
+    def __init__(self, directory: Path) -> None:
+        self._metrics = LineFile(directory / "metrics.jsonl")
+        self._timeline = LineFile(directory / "timeline.jsonl")
+        self._switches = LineFile(directory / "switches.jsonl")
+        evaluations = directory / "evaluations.jsonl"
+        self._written = {str(line.get("name")): _mark_of(line) for line in read_lines(evaluations)}
+        self._evaluations = LineFile(evaluations)
+        self.judgements = Judgements()
+        self.latest: dict[str, float] = {}
+        self.last_step_s: float | None = None
+        self.switches: Counter[tuple[str, str]] = Counter()
+        self.stalls: dict[str, Histogram] = {}
+
+    def step(
+        self,
+        *,
+        step: int,
+        phase: str,
+        version: int,
+        time_s: float,
+        trajectories: Mapping[str, float],
+        trainer: Mapping[str, float],
+        seen: Step,
+        length_tokens: Sequence[int],
+        transfers: Mapping[str, Moved],
+        ledger: Mapping[str, int],
+        stages: Mapping[str, Progress],
+    ) -> None:
+        """One committed batch. version: after it. time_s: since the run began.
+
+        length_tokens: of its trajectories; `seen` is about everything that was played of late.
+        transfers: of the whole run so far, by path.
+        stages: how far they are, by role, with what is to be trained next.
+        """
+        numbers = {**trainer, **trajectories}
+        if self.last_step_s is not None and time_s > self.last_step_s:
+            numbers["tokens_per_s"] = trajectories.get("tokens", 0.0) / (time_s - self.last_step_s)
+        self.last_step_s = time_s
+        self.latest = numbers
+        line: dict[str, Any] = {
+            "step": step,
+            "phase": phase,
+            "version": version,
+            "time_s": round(time_s, 3),
+            **numbers,
+            "episode_tokens": asdict(seen.episodes),
+            "turn_tokens": asdict(seen.turns),
+            "growth": round(seen.growth, 6),
+            "parallelism": {stage: cut.as_dict() for stage, cut in seen.running.items()},
+            "load": {stage: load_line(one) for stage, one in seen.stages.items()},
+            "length_histogram": asdict(histogram(length_tokens)),
+            "transfers": {
+                path: {**asdict(moved), "gb_per_s": round(moved.gb_per_s, 6)}
+                for path, moved in transfers.items()
+            },
+            "ledger": dict(ledger),
+        }
+        if stages:
+            line["stages"] = {role: asdict(progress) for role, progress in stages.items()}
+        self._metrics.write(line)
+
+    def spans(self, who: str, spans: Iterable[tuple[str, int, int]]) -> None:
+        """(what, start_ns, end_ns) of a worker, Unix nanoseconds of its host."""
+        records = [{"who": who, "what": what, "start_ns": a, "end_ns": b} for what, a, b in spans]
+        if records:
+            self._timeline.write(*records)
+
+    def switched(self, stage: str, switch: Switch, now_ns: int) -> None:
+        """A switch ended now (Unix nanoseconds). The stall is drawn at its end: there stages change over."""
+        self._switches.write(
+            {
+                "stage": stage,
+                "epoch": switch.epoch,
+                "by": switch.by.value,
+                "step": switch.step,
+                "before": switch.former.as_dict(),
+                "after": switch.asked.as_dict(),
+                "reason": switch.reason,
+                "rolled_back": switch.rolled_back,
+                "message": switch.message,
+                "stall_s": round(switch.stall_s, 4),
+                "seconds": round(switch.seconds, 4),
+                "sequences_continued": switch.sequences_continued,
+                "moved_bytes": switch.moved_bytes,
+                "max_logprob_difference": switch.max_logprob_difference,
+                "end_ns": now_ns,
+            }
+        )
+        self.switches[stage, OUTCOMES[switch.rolled_back]] += 1
+        self.stalls.setdefault(stage, Histogram()).add(switch.stall_s)
+        begin_ns, stall_ns = (now_ns - int(seconds * 1e9) for seconds in (switch.seconds, switch.stall_s))
+        what = f"{'back to' if switch.rolled_back else 'to'} "
+        what += str(switch.former if switch.rolled_back else switch.asked)
+        spans = [(what, begin_ns, now_ns)]
+        if switch.stall_s > 0:
+            spans.append(("stall", stall_ns, now_ns))
+        self.spans(f"{stage} switches", spans)
+
+    def evaluations(self, evaluations: Collection[Evaluation], time_s: float) -> None:
+        """Writes those that are finished and not yet written with these results; they are too dear to be lost
+        to a disk that was full for a while."""
+        if all(self._written.get(one.name) == _mark(one) for one in evaluations if one.finished):
+            return
+        for one, judgement in self.judgements.judged(evaluations):
+            if not one.finished or self._written.get(one.name) == _mark(one):
+                continue
+            if self._evaluations.write({"time_s": round(time_s, 3), **evaluation_line(one, judgement)}):
+                self._written[one.name] = _mark(one)
+
+    def close(self) -> None:
+        for file in (self._metrics, self._timeline, self._switches, self._evaluations):
+            file.close()
+
+
+def evaluation_line(one: Evaluation, judgement: Judgement) -> dict[str, Any]:
+    """An evaluation as evaluations.jsonl has it: figures with their 95 % intervals, then every episode.
+
+    rewards and wins are by instance, null where the episode failed; the gain is the paired one over the
+    run's first evaluation, absent for that one.
+    """
+    numbers: dict[str, Any] = {
+        "name": one.name,
+        "version": one.version,
+        "episodes": one.episodes,
+        "done": one.done,
+        "failed": one.failed,
+    }
+    shown = [("win_rate", judgement.win_rate), ("mean_reward", judgement.reward)]
+    if judgement.gain is not None:
+        shown.append(("gain", judgement.gain))
+        numbers["gain_episodes"] = judgement.pairs
+    for name, figure in shown:
+        numbers |= {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+    return {**numbers, "metrics": one.metrics, "rewards": rewards(one), "wins": wins(one)}
+
+
+def load_line(seen: Seen) -> dict[str, Any]:
+    """What a step was to a stage, as metrics.jsonl and decisions.jsonl have it; null where nobody said."""
+    kv = {**asdict(seen.kv), "used_fraction": seen.kv.used_fraction} if seen.kv is not None else None
+    return {
+        **asdict(seen.workload),
+        "concurrency_most": seen.concurrency_most,
+        "tokens_per_device_s": seen.tokens_per_device_s,
+        "memory_fraction": seen.memory_fraction,
+        "kv": kv,
+    }
+
+
+def _mark(one: Evaluation) -> tuple[int, int, bytes]:
+    """What tells an evaluation from another one of the same name."""
+    return one.version, one.failed, one.reward_data
+
+
+def _mark_of(line: Mapping[str, Any]) -> tuple[int, int, bytes]:
+    """The mark of an evaluation that was written."""
+    numbers = [math.nan if value is None else value for value in line.get("rewards", [])]
+    return line.get("version", 0), line.get("failed", 0), struct.pack(f"<{len(numbers)}d", *numbers)

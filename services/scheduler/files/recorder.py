@@ -1,0 +1,83 @@
+"""What a run does beside its ledger: what workers say of themselves, what steps were like, its files.
+
+No decision of the ledger rests on it, and a scheduler that starts anew begins it anew; the files go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from earl.config.run import RunConfig
+from earl.transcript import Turn
+from services.scheduler.batches import batch_plan
+from services.scheduler.batches.columns import Dock
+from services.scheduler.files.endings import Endings
+from services.scheduler.files.metrics_files import RunReport
+from services.scheduler.files.samples import Samples
+from services.scheduler.ledger import phases
+from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.monitor.workers import Fleet
+from services.scheduler.monitor.workload import Monitor, Step
+from services.scheduler.state.records import Batch, Result, Ticket
+
+
+class Chronicle:
+    """Of one run, below its directory; times are seconds since the run began but for now_s, monotonic."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self.monitor = Monitor()
+        self.fleet = Fleet()
+        self.report = RunReport(run_dir)
+        self._samples = Samples(run_dir / "samples.jsonl")
+        self.endings = Endings(run_dir)
+        self._device_slots = config.rollout.max_sequences / config.rollout.tp
+
+    def ended(self, result: Result) -> None:
+        """An attempt ended, whether it may be trained or comes to nothing."""
+        self.endings.count(result)
+
+    def accepted(self, ledger: Ledger, ticket: Ticket | None, result: Result, said: Sequence[Turn]) -> None:
+        """ticket: None if this was said before."""
+        if ticket is not None and ticket.transcript:
+            self._samples.heard(phases.training_steps(ledger), ticket, result, said)
+        self.monitor.observe(result.total_tokens, result.turn_tokens)
+
+    def committed(
+        self, ledger: Ledger, dock: Dock, batch: Batch, results: Sequence[Result], *,
+        step: int, phase: str, version: int, trainer: Mapping[str, float], elapsed_s: float, now_s: float,
+    ) -> Step:  # fmt: skip
+        """A batch of these results is trained: writes its line; what the step was."""
+        tokens = [one.total_tokens for one in results]
+        seen = self.monitor.step(
+            members=ledger.book.members.values(),
+            device_slots=self._device_slots,
+            batch_tokens=tokens,
+            trainer=trainer,
+            now_s=now_s,
+        )
+        self.report.step(
+            step=step,
+            phase=phase,
+            version=version,
+            time_s=elapsed_s,
+            trajectories=batch_plan.summary(batch, results),
+            trainer=trainer,
+            seen=seen,
+            length_tokens=tokens,
+            transfers=self.fleet.moved(),
+            ledger={"issued": ledger.book.run.next_ticket - 1, **ledger.book.counts()},
+            stages=dock.progress(),
+        )
+        self._samples.trained(step, batch.tickets)
+        return seen
+
+    def write(self, ledger: Ledger, elapsed_s: float) -> None:
+        """What is due: evaluations that are over, and how episodes ended."""
+        self.report.evaluations(ledger.book.evaluations.values(), elapsed_s)
+        self.endings.write(elapsed_s)
+
+    def close(self, elapsed_s: float) -> None:
+        self.report.close()
+        self._samples.close()
+        self.endings.close(elapsed_s)

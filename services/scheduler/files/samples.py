@@ -1,0 +1,149 @@
+"""samples.jsonl: a few trajectories as conversations, over the whole run, in bounded size.
+
+A line is one trajectory: step (training steps done when it was sampled for an evaluation, the step
+that learned from it otherwise), evaluation (empty for training), version (oldest and newest of its
+tokens), ticket, group, index, reward, ending, tokens, and turns of role, text and tokens; `sampled` of a
+turn is what an engine sampled: ids, texts, logprobs and versions of its first tokens. What was asked for
+and never trained on has no line. A step that was rolled back appears again: its last lines count. Past
+LIMIT_BYTES the file keeps the first and the last step of training, the first and the last evaluations,
+and of what lies between every second, fourth, ... one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from earl.expendable import ExpendableFile
+from earl.obs.metrics import LineFile, read_lines
+from earl.transcript import Turn
+from services.scheduler.state.records import Purpose, Result, Ticket
+
+LIMIT_BYTES = 4 << 20
+# Conversations that wait for their batch; the oldest are forgotten first.
+WAITING = 4096
+
+
+class Samples:
+    """Writes to `path`; goes on where an earlier scheduler stopped."""
+
+    def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._path = path
+        self._limit_bytes = limit_bytes
+        # By ticket; which step learns from it is not known yet.
+        self._waiting: dict[int, dict[str, Any]] = {}
+        self._file = LineFile(path)
+        self._thinning = ExpendableFile(path)
+
+    def heard(self, step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> None:
+        """An accepted episode. An evaluation's is written at once, training's once it is trained.
+
+        step: training steps done.
+        """
+        if not turns:
+            self._waiting.pop(ticket.id, None)  # of an attempt that was taken back
+            return
+        said = line(step, ticket, result, turns)
+        if ticket.purpose is Purpose.EVALUATE:
+            self._write([said])
+            return
+        self._waiting[ticket.id] = said
+        while len(self._waiting) > WAITING:
+            del self._waiting[next(iter(self._waiting))]
+
+    def trained(self, step: int, tickets: Sequence[int]) -> None:
+        """The batch of a step, of tickets with these ids, was committed."""
+        if self._waiting:
+            found = (self._waiting.pop(number, None) for number in tickets)
+            self._write([{**said, "step": step} for said in found if said is not None])
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        if not lines:
+            return
+        self._file.write(*lines)
+        with self._thinning.written():
+            if self._path.stat().st_size > self._limit_bytes:
+                rewrite(self._path, thinned(list(read_lines(self._path)), self._limit_bytes // 2))
+                former, self._file = self._file, LineFile(self._path)
+                former.close()
+
+
+def line(step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> dict[str, Any]:
+    """One trajectory as it is written."""
+    return {
+        "step": step,
+        "evaluation": ticket.evaluation,
+        "version": [result.oldest_version, result.newest_version],
+        "ticket": ticket.id,
+        "group": ticket.group,
+        "index": ticket.index,
+        "reward": result.reward,
+        "ending": result.ending.value,
+        "tokens": result.total_tokens,
+        "turns": [turn_line(turn) for turn in turns],
+    }
+
+
+def turn_line(turn: Turn) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.tokens}
+    if turn.sampled:
+        said["sampled"] = {
+            "ids": [one.id for one in turn.sampled],
+            "texts": [one.text for one in turn.sampled],
+            "logprobs": [round(one.logprob, 4) for one in turn.sampled],
+            "versions": [one.version for one in turn.sampled],
+        }
+    return said
+
+
+def thinned(lines: Sequence[Mapping[str, Any]], limit_bytes: int) -> list[Mapping[str, Any]]:
+    """Lines within `limit_bytes`, whole steps of one kind at a time: first and last, evenly between.
+
+    The stride is the smallest power of two that will do. Where even the first and the last step
+    exceed the limit, the first lines of those are left.
+    """
+    sizes = [len(encoded(one).encode()) for one in lines]
+    kinds: dict[str, list[int]] = {}
+    for at, one in enumerate(lines):
+        kinds.setdefault(kind(one), []).append(at)
+    stride = 1
+    kept = list(range(len(lines)))
+    last_step = max((int(one["step"]) for one in lines), default=0)
+    while sum(sizes[at] for at in kept) > limit_bytes and stride <= last_step:
+        stride *= 2
+        kept = sorted(at for places in kinds.values() for at in _strided(lines, places, stride))
+    while sum(sizes[at] for at in kept) > limit_bytes:
+        del kept[len(kept) // 2]
+    return [lines[at] for at in kept]
+
+
+def kind(one: Mapping[str, Any]) -> str:
+    """ "start" and "final" stay by themselves; evaluations between are thinned apart from training."""
+    name = str(one["evaluation"])
+    return name if name in ("", "start", "final") else "between"
+
+
+def _strided(lines: Sequence[Mapping[str, Any]], places: Sequence[int], stride: int) -> list[int]:
+    steps = {int(lines[at]["step"]) for at in places}
+    first, last = min(steps), max(steps)
+    # Evaluations between stand at multiples of their first step.
+    unit = max(1, first) if kind(lines[places[0]]) else 1
+    wanted = {step for step in steps if step // unit % stride == 0} | {first, last}
+    return [at for at in places if int(lines[at]["step"]) in wanted]
+
+
+def encoded(one: Mapping[str, Any]) -> str:
+    return json.dumps(one, ensure_ascii=False) + "\n"
+
+
+def rewrite(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Replaces the file at once: whoever reads it sees the old lines or the new ones."""
+    beside = path.with_suffix(".new")
+    beside.write_text("".join(encoded(one) for one in lines), encoding="utf-8")
+    os.replace(beside, path)

@@ -1,0 +1,111 @@
+"""The scheduler's spans: each traced ticket and the states that it went through; each switch.
+
+A ticket's times are what this process saw: of one that was issued before a restart, from the restart on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from earl.config.run import RunConfig
+from earl.obs import tracing
+from services.scheduler.ledger.index import Book
+from services.scheduler.state.records import LIVE, State, Ticket
+from services.scheduler.state.switch_records import Switch
+
+# How often tickets that nobody named are looked after: those that were dropped.
+SWEEP_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A live ticket that is traced: its traceparent, since when it is known, and in this state."""
+
+    parent: str
+    began_ns: int
+    state: str
+    since_ns: int
+
+
+class TicketTraces:
+    """Of one book. Does nothing where nothing is traced."""
+
+    def __init__(self, book: Book, tickets: tracing.Tickets) -> None:
+        self._book = book
+        self._tickets = tickets
+        self._on = tickets.fraction > 0
+        self._live: dict[int, _Seen] = {}
+        self._next = 1
+        self._swept_ns = 0
+        if self._on:
+            self._issued(book.tickets)
+            self._next = book.run.next_ticket
+
+    def parent(self, ticket_id: int) -> str:
+        """The traceparent of a live ticket that `moved` has seen, "" if it is not traced: nothing is
+        computed for it, which every lease of every ticket would pay."""
+        seen = self._live.get(ticket_id)
+        return seen.parent if seen is not None else ""
+
+    def moved(self, ids: Iterable[int] = ()) -> None:
+        """These may be in other states now; new ones are found without being named."""
+        if not self._on:
+            return
+        now_ns = time.time_ns()
+        if self._book.run.next_ticket > self._next:
+            self._issued(range(self._next, self._book.run.next_ticket))
+            self._next = self._book.run.next_ticket
+        if now_ns - self._swept_ns >= SWEEP_NS:
+            self._swept_ns, ids = now_ns, list(self._live)
+        for number in ids:
+            seen = self._live.get(number)
+            if seen is not None:
+                self._look(number, seen, self._book.tickets.get(number), now_ns)
+
+    def _issued(self, ids: Iterable[int]) -> None:
+        now_ns = time.time_ns()
+        for number in ids:
+            ticket = self._book.tickets.get(number)
+            if ticket is not None and ticket.state in LIVE and (parent := self._tickets.parent(number)):
+                # A ticket that is leased at once was pending all the same.
+                self._live[number] = _Seen(parent, now_ns, State.PENDING.value, now_ns)
+
+    def _look(self, number: int, seen: _Seen, ticket: Ticket | None, now_ns: int) -> None:
+        state = ticket.state.value if ticket is not None else "closed"
+        if state == seen.state:
+            return
+        attempt = ticket.attempt if ticket is not None else 0
+        tracing.record(f"ticket {seen.state}", seen.parent, seen.since_ns, now_ns, {"attempt": attempt})
+        seen.state, seen.since_ns = state, now_ns
+        if ticket is not None and ticket.state in LIVE:
+            return
+        del self._live[number]
+        told: dict[str, str | int | float] = {
+            "ticket": number,
+            "outcome": ticket.bucket if ticket is not None else state,
+        }
+        if ticket is not None:
+            told |= {"purpose": ticket.purpose.value, "group": ticket.group}
+            if ticket.result is not None:
+                told |= {"tokens": ticket.result.total_tokens, "reward": ticket.result.reward}
+        tracing.record("ticket", seen.parent, seen.began_ns, now_ns, told, root=True)
+
+
+def tickets_of(config: RunConfig) -> tracing.Tickets:
+    """What the run file says of traces."""
+    return tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
+
+
+def record_switch(tickets: tracing.Tickets, stage: str, switch: Switch, end_ns: int) -> None:
+    """A switch ended; its commands are spans below it."""
+    told = {
+        "before": str(switch.former),
+        "after": str(switch.asked),
+        "reason": switch.reason,
+        "rolled_back": switch.rolled_back,
+        "stall_s": switch.stall_s,
+    }
+    parent, start_ns = tickets.switch(stage, switch.epoch), end_ns - int(switch.seconds * 1e9)
+    tracing.record(f"switch {stage}", parent, start_ns, end_ns, told, root=True)

@@ -1,0 +1,83 @@
+"""Group commit: what the ledger decided is stored before anyone is told.
+
+    operation ─► ledger changes in memory ─► durable() ─┐
+    operation ─► ...                      ─► durable() ─┼─► one store.apply ─► all are answered
+                                                        │   (while it runs, the next round gathers)
+
+An idle scheduler stores at once; a busy one begins a round ROUND_S after the one before at the earliest,
+for a round costs as much as some tens of changes, whatever is in it.
+
+Promise: `durable` returns only when everything decided before it was called is stored. Once a write
+fails for good, every later `durable` fails too: memory is ahead of the store and must not speak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from earl.errors import BusUnavailable, EarlError
+from services.scheduler.journal.redis_store import LedgerStore
+from services.scheduler.ledger.index import Book
+
+# How long a store that is away is tried before the scheduler gives up.
+OUTAGE_S = 10.0
+RETRY_S = 0.2
+ROUND_S = 0.006
+
+
+class Journal:
+    """Stores one book's changes, in order."""
+
+    def __init__(self, book: Book, store: LedgerStore) -> None:
+        self._book = book
+        self._store = store
+        self._wake = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._failure: EarlError | None = None
+
+    async def durable(self) -> None:
+        """Waits until all decisions so far are stored. Raises LedgerFenced, BusUnavailable."""
+        if self._failure is not None:
+            raise self._failure
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._wake.set()
+        await future
+
+    async def run(self) -> None:
+        """Stores until cancelled. Raises what a write failed with."""
+        began = 0.0
+        while True:
+            await self._wake.wait()
+            early_s = began + ROUND_S - time.monotonic()
+            if early_s > 0:
+                await asyncio.sleep(early_s)
+            began = time.monotonic()
+            self._wake.clear()
+            waiting, self._waiting = self._waiting, []
+            try:
+                await self._store_once()
+            except EarlError as error:
+                self._failure = error
+                for future in waiting + self._waiting:
+                    if not future.done():
+                        future.set_exception(error)
+                raise
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    async def _store_once(self) -> None:
+        changes = self._book.take_changes()
+        if not changes:
+            return
+        until = time.monotonic() + OUTAGE_S
+        while True:
+            try:
+                await self._store.apply(changes)
+                return
+            except BusUnavailable:
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(RETRY_S)

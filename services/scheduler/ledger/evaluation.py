@@ -1,0 +1,162 @@
+"""What evaluations say: intervals, the paired gain over the first one, the best version. Pure.
+
+Every evaluation of a run meets the same instances with the same sampler seeds (see seeds), so two of
+them are compared instance by instance: the interval of the mean difference leaves out how much the
+instances differ among themselves. An episode that failed is no reward of 0: its instance is missing
+from that evaluation, and from every comparison with it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from services.scheduler.ledger.intervals import Interval, mean_interval, wilson_interval
+from services.scheduler.state.records import Evaluation
+
+FINAL = "final"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One evaluation's figures over its episodes done. gain: None without an earlier evaluation.
+
+    pairs: instances that the gain, a mean difference of rewards, is over.
+    """
+
+    reward: Interval
+    win_rate: Interval
+    gain: Interval | None = None
+    pairs: int = 0
+
+
+def judge(evaluation: Evaluation, baseline: Evaluation | None) -> Judgement:
+    """The figures of an evaluation, which may be under way, beside those of `baseline`."""
+    reward, wins = _reward(evaluation.reward_data), _win_rate(evaluation.win_data)
+    if baseline is None or baseline.name == evaluation.name:
+        return Judgement(reward, wins)
+    gain, pairs = _gain(baseline.reward_data, evaluation.reward_data)
+    return Judgement(reward, wins, gain if pairs else None, pairs)
+
+
+class Judgements:
+    """Of one run's evaluations: each is judged once for as long as neither it nor its baseline changes.
+
+    Everybody who looks at the run asks for all of them, and they may be of hundreds of thousands of episodes.
+    """
+
+    def __init__(self) -> None:
+        # By name: what a judgement was made of, and what it is.
+        self._kept: dict[str, tuple[tuple[bytes, bytes, bytes], Judgement]] = {}
+
+    def judged(self, evaluations: Iterable[Evaluation]) -> list[tuple[Evaluation, Judgement]]:
+        """Every evaluation with its figures, in the order of the run."""
+        order = in_order(evaluations)
+        firsts: dict[str, Evaluation] = {}
+        for one in order:
+            firsts.setdefault(one.setting, one)
+        kept, self._kept = self._kept, {}
+        for one in order:
+            before = _against(one, firsts[one.setting])
+            data = (one.reward_data, one.win_data, before.reward_data if before is not None else b"")
+            known = kept.get(one.name)
+            if known is None or known[0] != data:
+                known = (data, judge(one, before))
+            self._kept[one.name] = known
+        return [(one, self._kept[one.name][1]) for one in order]
+
+
+def baseline(evaluation: Evaluation, evaluations: Iterable[Evaluation]) -> Evaluation | None:
+    """What an evaluation is compared with: the run's first of its setting; None if it is that, or while
+    that is not finished."""
+    return _against(
+        evaluation, next(one for one in in_order(evaluations) if one.setting == evaluation.setting)
+    )
+
+
+def _against(evaluation: Evaluation, first: Evaluation) -> Evaluation | None:
+    """`first` of its setting, if it is one to compare with."""
+    return first if first.finished and first.name != evaluation.name else None
+
+
+def in_order(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """From the run's first evaluation to its last: by version, the final one last."""
+    return sorted(evaluations, key=lambda one: (one.version, one.name == FINAL, one.name))
+
+
+def under_way(evaluations: Iterable[Evaluation], version: int) -> bool:
+    """Whether the version is being evaluated: until that is over it stays the newest."""
+    return any(one.version == version and not one.finished for one in evaluations)
+
+
+def best_version(evaluations: Iterable[Evaluation]) -> int:
+    """The version with the best mean reward among finished evaluations, the earlier of equals; 0: none.
+
+    Compared are the instances that every finished evaluation met, so that one of fewer instances is
+    not preferred for their being easy, and evaluations of the newest setting. An evaluation most of whose
+    episodes failed says too little.
+    """
+    finished = in_order(one for one in evaluations if one.finished and 2 * one.done > one.episodes)
+    finished = [one for one in finished if one.setting == finished[-1].setting]
+    return _best(tuple((one.version, one.reward_data) for one in finished))
+
+
+def kept_versions(evaluations: Iterable[Evaluation]) -> list[int]:
+    """Versions whose checkpoints must stay: the best one and those that are being evaluated."""
+    every = list(evaluations)
+    kept = {one.version for one in every if not one.finished} | {best_version(every)}
+    return sorted(kept - {0})
+
+
+def rewards(evaluation: Evaluation) -> list[float]:
+    """Rewards by index, NaN where no episode was done; empty before the first."""
+    return _numbers(evaluation.reward_data, "d")
+
+
+def wins(evaluation: Evaluation) -> list[float]:
+    """Wins (0..1) by index, as `rewards`."""
+    return _numbers(evaluation.win_data, "f")
+
+
+# --- within: of packed numbers --------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def _best(finished: tuple[tuple[int, bytes], ...]) -> int:
+    """The version with the best mean over the instances that all of them have done; asked for at every batch,
+    and counted when an evaluation ends."""
+    rewards = [_numbers(data, "d") for _, data in finished]
+    met = [index for index, row in enumerate(zip(*rewards, strict=False)) if not any(map(math.isnan, row))]
+    best, best_mean = 0, -math.inf
+    for (version, _), row in zip(finished, rewards, strict=True):
+        mean = math.fsum(row[index] for index in met) / len(met) if met else 0.0
+        if mean > best_mean:
+            best, best_mean = version, mean
+    return best
+
+
+def _reward(data: bytes) -> Interval:
+    return mean_interval(_done(_numbers(data, "d")))
+
+
+def _win_rate(data: bytes) -> Interval:
+    won = _done(_numbers(data, "f"))
+    return wilson_interval(math.fsum(won), len(won))
+
+
+def _gain(before: bytes, after: bytes) -> tuple[Interval, int]:
+    """Of the differences of those instances that both have done, and their number."""
+    pairs = zip(_numbers(before, "d"), _numbers(after, "d"), strict=False)
+    differences = _done([second - first for first, second in pairs])
+    return mean_interval(differences), len(differences)
+
+
+def _numbers(data: bytes, form: str) -> list[float]:
+    return [value for (value,) in struct.iter_unpack(f"<{form}", data)]
+
+
+def _done(values: list[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]

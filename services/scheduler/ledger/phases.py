@@ -1,0 +1,248 @@
+"""The program of a run: which phase it is in, what to issue for it, which batch comes next.
+
+    warmup ─► evaluate:start ─► train (evaluations every n steps between) ─► evaluate:final ─► done
+
+Pure, and without a state of its own: every committed batch makes one version, so the step of each
+phase follows from the version; whatever moves the version (commit, reconcile) moves the program.
+
+A version that is being evaluated stays the newest until that is over: no batch is planned, so every
+token of an evaluation is that version's. Rollout goes on with training's tickets meanwhile.
+
+Tickets of the i-th outstanding group of training are made for the batch of version t = V + i // B,
+so they ask for min_version = t − k: exactly the current version if k is 0, and no group is ever
+trained more than k versions after its oldest token (see admission). What is dropped leaves its place in
+the schedule, and a group with the same seeds is issued for it.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import count, islice
+
+import msgspec
+
+from services.scheduler.ledger.admission import places, target_version
+from services.scheduler.ledger.evaluation import FINAL as FINAL_NAME
+from services.scheduler.ledger.evaluation import under_way
+from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.state.records import Batch, Evaluation, Purpose, Reason, State
+
+# Tickets that are issued in one go: calls that came meanwhile are answered before the next ones.
+ISSUED_AT_ONCE = 256
+WARMUP, START, TRAIN, FINAL, DONE = "warmup", "evaluate:start", "train", "evaluate:final", "done"
+
+
+def steps_done(ledger: Ledger) -> int:
+    """Batches in the parameters, of warm-up and training together."""
+    return max(0, ledger.book.run.version - 1)
+
+
+def training_steps(ledger: Ledger) -> int:
+    """Batches of training in the parameters."""
+    return max(0, steps_done(ledger) - ledger.rules.warmup_batches)
+
+
+def phase(ledger: Ledger) -> str:
+    """The phase that the ledger is in."""
+    rules, book = ledger.rules, ledger.book
+    done = steps_done(ledger)
+    if done < rules.warmup_batches:
+        return WARMUP
+    wanted = rules.evaluation_episodes > 0
+    if wanted and rules.evaluate_at_start and done == rules.warmup_batches and not _finished(ledger, "start"):
+        return START
+    if done < rules.warmup_batches + rules.steps and not book.run.train_over:
+        return TRAIN
+    if _wants_final(ledger) and not _final_done(ledger):
+        return FINAL
+    return DONE if all(evaluation.finished for evaluation in book.evaluations.values()) else FINAL
+
+
+def step(ledger: Ledger) -> tuple[int, int]:
+    """(batches done, batches planned) of the current phase; episodes for an evaluation."""
+    rules, now, done = ledger.rules, phase(ledger), steps_done(ledger)
+    if now == WARMUP:
+        return done, rules.warmup_batches
+    if now.startswith("evaluate:"):
+        evaluation = ledger.book.evaluations.get(now.removeprefix("evaluate:"))
+        if evaluation is not None:
+            return evaluation.done + evaluation.failed, evaluation.episodes
+        return 0, rules.evaluation_episodes
+    return min(done - rules.warmup_batches, rules.steps), rules.steps
+
+
+def advance(ledger: Ledger, elapsed_s: float) -> bool:
+    """Issues what is due and drops what no phase wants any more; whether more is due at once.
+
+    elapsed_s: of the whole run.
+    """
+    more = False
+    rules, book, run = ledger.rules, ledger.book, ledger.book.run
+    _keep_earlier_final(ledger)
+    if phase(ledger) == TRAIN and run.version:
+        if run.train_began_s is None:
+            run.train_began_s = elapsed_s
+            book.write("state", "run")
+        limit_reached = 0 < rules.train_limit_s <= elapsed_s - run.train_began_s
+        if limit_reached and book.batch is None:
+            run.train_over = True
+            book.write("state", "run")
+        elif not limit_reached:
+            _evaluate_between(ledger)  # first, for the trainer waits for it
+            more = _issue_training(ledger)
+    now = phase(ledger)
+    _drop_unwanted(ledger, now)
+    if now == WARMUP:
+        more = _issue_warmup(ledger)
+    elif (now == START or (now == FINAL and _wants_final(ledger))) and run.version:
+        _evaluate(ledger, now.removeprefix("evaluate:"), rules.evaluation_episodes)
+    return more
+
+
+def resume(ledger: Ledger, elapsed_s: float) -> None:
+    """A run that its time limit ended goes on if the limit is another now. elapsed_s: of the whole run."""
+    rules, run = ledger.rules, ledger.book.run
+    spent_s = elapsed_s - (run.train_began_s or 0.0)
+    if run.train_over and not 0 < rules.train_limit_s <= spent_s:
+        run.train_over = False
+        ledger.book.write("state", "run")
+
+
+def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
+    """The batch in the trainer's hands, or a new one if it is complete, or None: wait."""
+    batch = ledger.planned()
+    if batch is not None:
+        return batch
+    advance(ledger, elapsed_s)
+    now, (done, planned) = phase(ledger), step(ledger)
+    if now not in (WARMUP, TRAIN) or not ledger.book.run.version:
+        return None
+    if under_way(ledger.book.evaluations.values(), ledger.book.run.version):
+        return None
+    rules, last = ledger.rules, done + 1 == planned
+    if now == WARMUP:
+        return ledger.plan(
+            Purpose.WARMUP, rules.warmup_episodes, publish=last, progress=done / planned,
+            first_of_phase=done == 0,
+            checkpoint=last and (rules.checkpoint_every > 0 or _evaluated_after(ledger, now, done + 1)),
+        )  # fmt: skip
+    every = rules.checkpoint_every
+    progress = done / planned
+    if rules.train_limit_s > 0:
+        spent_s = elapsed_s - (ledger.book.run.train_began_s or 0.0)
+        progress = min(1.0, max(progress, spent_s / rules.train_limit_s))
+    return ledger.plan(
+        Purpose.TRAIN, rules.batch_groups, publish=True, progress=progress, first_of_phase=done == 0,
+        checkpoint=last or (every > 0 and (done + 1) % every == 0)
+        or _evaluated_after(ledger, now, done + 1),
+    )  # fmt: skip
+
+
+def _finished(ledger: Ledger, name: str) -> bool:
+    evaluation = ledger.book.evaluations.get(name)
+    return evaluation is not None and evaluation.finished
+
+
+def _final_done(ledger: Ledger) -> bool:
+    """Whether the version that the run ends with was judged last."""
+    evaluation = ledger.book.evaluations.get(FINAL_NAME)
+    return evaluation is not None and evaluation.finished and evaluation.version == ledger.book.run.version
+
+
+def _keep_earlier_final(ledger: Ledger) -> None:
+    """A run that goes on with more steps judged an earlier version last: that becomes one in between."""
+    book = ledger.book
+    if not _finished(ledger, FINAL_NAME) or _final_done(ledger) or not book.run.version:
+        return
+    earlier = book.evaluations.pop(FINAL_NAME)
+    book.write("evaluation", FINAL_NAME)
+    name = f"step-{earlier.version - 1 - ledger.rules.warmup_batches}"
+    if name not in book.evaluations:
+        book.evaluations[name] = msgspec.structs.replace(earlier, name=name)
+        book.write("evaluation", name)
+
+
+def _wants_final(ledger: Ledger) -> bool:
+    return ledger.rules.evaluation_episodes > 0 and ledger.rules.evaluate_at_end
+
+
+def _issue_warmup(ledger: Ledger) -> bool:
+    """Whether more is due."""
+    vacant = _vacant(ledger, Purpose.WARMUP)
+    for index in vacant[:ISSUED_AT_ONCE]:
+        ledger.issue(Purpose.WARMUP, 1, 0, ledger.rules.temperature, index=index)
+    return len(vacant) > ISSUED_AT_ONCE
+
+
+def _issue_training(ledger: Ledger) -> bool:
+    """Whether more is due."""
+    rules, version = ledger.rules, ledger.book.run.version
+    outstanding = len(ledger.book.groups[Purpose.TRAIN])
+    vacant = _vacant(ledger, Purpose.TRAIN)
+    at_once = math.ceil(ISSUED_AT_ONCE / rules.group_size)
+    for ahead, index in enumerate(vacant[:at_once], outstanding):
+        target = target_version(version, ahead, rules.batch_groups)
+        # Never of the versions that warm-up passed through: those are not published.
+        oldest = max(target - rules.staleness, rules.warmup_batches + 1)
+        ledger.issue(Purpose.TRAIN, rules.group_size, oldest, rules.temperature, index=index)
+    return len(vacant) > at_once
+
+
+def _vacant(ledger: Ledger, purpose: Purpose) -> list[int]:
+    """Places to issue groups for now, lowest first.
+
+    Those of the window that neither a live group nor a trained one has. Whoever resumed with other batch
+    sizes finds trained groups beyond it: then as many places after those.
+    """
+    book = ledger.book
+    window = places(ledger.rules, purpose, book.run.version)
+    missing = len(window) - len(book.groups[purpose])
+    if missing <= 0:
+        return []
+    taken = book.taken[purpose]
+    return list(islice((index for index in count(window.start) if index not in taken), missing))
+
+
+def _evaluated_after(ledger: Ledger, now: str, done: int) -> bool:
+    """Whether the version after `done` batches of a phase is evaluated, so that it may prove the best.
+
+    The final evaluation needs nothing of this: the last batch has a checkpoint anyway.
+    """
+    rules = ledger.rules
+    if not rules.keep_best or rules.evaluation_episodes < 1:
+        return False
+    if now == WARMUP:
+        return done == rules.warmup_batches and rules.evaluate_at_start
+    every = rules.evaluate_every_steps
+    return every > 0 and 0 < done < rules.steps and done % every == 0
+
+
+def _evaluate_between(ledger: Ledger) -> None:
+    rules = ledger.rules
+    done = steps_done(ledger) - rules.warmup_batches
+    every = rules.evaluate_every_steps
+    if every > 0 and 0 < done < rules.steps and done % every == 0 and rules.evaluation_episodes > 0:
+        _evaluate(ledger, f"step-{done}", rules.evaluate_every_episodes or rules.evaluation_episodes)
+
+
+def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
+    """Starts an evaluation unless it exists."""
+    book, rules, version = ledger.book, ledger.rules, ledger.book.run.version
+    if name in book.evaluations:
+        return
+    book.evaluations[name] = Evaluation(
+        name=name, version=version, episodes=episodes, setting=rules.evaluation_setting
+    )
+    book.write("evaluation", name)
+    for index in range(episodes):
+        ledger.issue(Purpose.EVALUATE, 1, version, rules.evaluation_temperature, index=index, evaluation=name)
+
+
+def _drop_unwanted(ledger: Ledger, now: str) -> None:
+    book = ledger.book
+    for purpose, wanted in ((Purpose.WARMUP, now == WARMUP), (Purpose.TRAIN, now == TRAIN)):
+        if wanted:
+            continue
+        for group, members in list(book.groups[purpose].items()):
+            if not any(book.tickets[number].state is State.PLANNED for number in members):
+                ledger.drop_group(purpose, group, Reason.PHASE_OVER)

@@ -1,0 +1,98 @@
+"""What workers last said of themselves: load, gauges, transfers; and how the stages are cut.
+
+Telemetry only: no decision of the ledger rests on it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from earl.parallelism import Parallelism
+from services.scheduler.state.records import Member
+
+# The contract's stages by their numbers.
+STAGES = {1: "rollout", 2: "reference", 3: "trainer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What was moved over one path since counting began.
+
+    seconds: of all reads together, so that bytes a second are what one read gets, not what the run moves.
+    retries: requests that were sent again after a connection was lost.
+    """
+
+    size_bytes: int = 0
+    seconds: float = 0.0
+    transfers: int = 0
+    retries: int = 0
+
+    @property
+    def gb_per_s(self) -> float:
+        """10^9 bytes a second; 0 while nothing was read."""
+        return self.size_bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Report:
+    """A worker's last heartbeat. seen_s: monotonic."""
+
+    incarnation: int
+    seen_s: float
+    running: int = 0
+    version: int = 0
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    transfers: Mapping[str, Moved] = field(default_factory=dict)
+
+
+class Fleet:
+    """Last reports by worker name; transfers of former lives stay counted."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, Report] = {}
+        self._former: dict[str, Moved] = {}
+
+    def heard(self, name: str, report: Report) -> None:
+        """Takes a heartbeat."""
+        before = self.reports.get(name)
+        if before is not None and before.incarnation != report.incarnation:
+            self._former = _total([self._former, before.transfers])
+        self.reports[name] = report
+
+    def moved(self) -> dict[str, Moved]:
+        """What all workers of the run moved, by path, as far as heard."""
+        return _total([self._former, *(report.transfers for report in self.reports.values())])
+
+
+def _total(parts: Iterable[Mapping[str, Moved]]) -> dict[str, Moved]:
+    totals: dict[str, list[float]] = {}
+    for transfers in parts:
+        for path, moved in transfers.items():
+            total = totals.setdefault(path, [0, 0.0, 0, 0])
+            total[0] += moved.size_bytes
+            total[1] += moved.seconds
+            total[2] += moved.transfers
+            total[3] += moved.retries
+    return {path: Moved(*total) for path, total in totals.items()}  # type: ignore[arg-type]
+
+
+def cuts(members: Iterable[Member]) -> dict[str, Parallelism]:
+    """How each stage's devices are cut, those of all its workers together.
+
+    A stage whose workers are cut differently has no such answer, and is left out.
+    """
+    # By stage and by how one replica is cut: replicas of all its workers.
+    replicas: dict[str, Counter[tuple[int, int, int]]] = {}
+    for member in members:
+        stage = STAGES.get(member.stage)
+        if stage is not None:
+            dp, tp, cp, pp = member.parallelism
+            replicas.setdefault(stage, Counter())[tp, cp, pp] += dp
+    return {
+        stage: Parallelism(dp, *replica)
+        for stage, counted in replicas.items()
+        if len(counted) == 1
+        for replica, dp in counted.items()
+    }

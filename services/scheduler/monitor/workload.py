@@ -1,0 +1,344 @@
+"""What the run does, step by step: lengths, load, KV, memory, throughput, trend. Pure: time is an argument.
+
+    accepted episode ─► lengths ┐
+    leased, reported ─► load    ├─ step ─► one Seen a stage: its workload, and what was measured beside it
+    heartbeat ─► KV, memory     │
+    committed batch ────────────┘
+
+Rollout's step is what was played since the commit before; that of trainer and reference stage is the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+from earl.parallelism import Parallelism
+from services.scheduler.monitor.length_sketch import LengthSketch, Quantiles
+from services.scheduler.monitor.workers import cuts
+from services.scheduler.selector.decision import Workload
+from services.scheduler.state.records import Member
+
+ROLLOUT, REFERENCE, TRAINER = "rollout", "reference", "trainer"
+# Steps that the trend is taken over.
+TREND_STEPS = 16
+
+
+class LengthMonitor:
+    """Lengths of recent episodes and turns; each training step halves the weight of the past."""
+
+    def __init__(self, fade: float = 0.5) -> None:
+        self.episodes = LengthSketch()
+        self.turns = LengthSketch()
+        self._fade = fade
+
+    def observe(self, total_tokens: int, turn_tokens: Sequence[int]) -> None:
+        """Counts one accepted trajectory."""
+        self.episodes.add(total_tokens)
+        for tokens in turn_tokens:
+            self.turns.add(tokens)
+
+    def step(self) -> None:
+        """One training step is over."""
+        self.episodes.decay(self._fade)
+        self.turns.decay(self._fade)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """A number over a time: its mean while it was above 0, its maximum, and the seconds above 0."""
+
+    mean: float = 0.0
+    most: float = 0.0
+    seconds: float = 0.0
+
+
+class Level:
+    """A number that changes now and then."""
+
+    def __init__(self) -> None:
+        self._value = 0.0
+        self._since_s = 0.0
+        self._area = self._busy_s = self._most = 0.0
+
+    @property
+    def value(self) -> float:
+        return self._value
+
+    def set(self, value: float, now_s: float) -> None:
+        """It is this from now on."""
+        self._pass(now_s)
+        self._value = value
+        self._most = max(self._most, value)
+
+    def take(self, now_s: float) -> Levels:
+        """What it was since the last call."""
+        self._pass(now_s)
+        mean = self._area / self._busy_s if self._busy_s > 0 else self._most
+        taken = Levels(mean, self._most, self._busy_s)
+        self._area = self._busy_s = 0.0
+        self._most = self._value
+        return taken
+
+    def _pass(self, now_s: float) -> None:
+        if self._value > 0:
+            elapsed_s = max(0.0, now_s - self._since_s)
+            self._area += self._value * elapsed_s
+            self._busy_s += elapsed_s
+        self._since_s = now_s
+
+
+@dataclass(frozen=True, slots=True)
+class KvUse:
+    """Tokens of KV in all engines of a pool: in use, taking memory, and what they hold at most."""
+
+    used_tokens: float = 0.0
+    committed_tokens: float = 0.0
+    total_tokens: float = 0.0
+
+    @property
+    def used_fraction(self) -> float:
+        return self.used_tokens / self.total_tokens if self.total_tokens > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one step was to one stage; None where nobody said.
+
+    concurrency_most: beside the workload's mean. tokens_per_device_s: of the sequences' tokens, while there
+    were any. memory_fraction: of the fullest device; kv: of all engines, each worker's at its fullest.
+    """
+
+    workload: Workload
+    concurrency_most: float
+    tokens_per_device_s: float | None = None
+    memory_fraction: float | None = None
+    kv: KvUse | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One committed step, by stage: how it is cut, and what it did; lengths of what was played of late.
+
+    growth: of the mean episode length a step, 0.02 for 2 %.
+    """
+
+    running: Mapping[str, Parallelism]
+    stages: Mapping[str, Seen]
+    growth: float
+    episodes: Quantiles
+    turns: Quantiles
+
+
+class Monitor:
+    """Fed by the control loop; `step` gives what the selector sees."""
+
+    def __init__(self) -> None:
+        self.lengths = LengthMonitor()
+        self._playing = Level()
+        # Of the last step in which anything was played.
+        self._busy = Levels()
+        self._played = _Played()
+        self._means: deque[float] = deque(maxlen=TREND_STEPS)
+        # By stage and worker, as heard last; of rollout workers also what those say of KV.
+        self._gauges: dict[str, dict[str, Mapping[str, float]]] = {}
+        self._kv_heard: dict[str, KvUse] = {}
+        # By stage, and by rollout worker, the highest of this step.
+        self._memory: dict[str, float] = {}
+        self._kv: dict[str, KvUse] = {}
+
+    def observe(self, total_tokens: int, turn_tokens: Sequence[int]) -> None:
+        """One accepted trajectory."""
+        self.lengths.observe(total_tokens, turn_tokens)
+        self._played.add(total_tokens)
+
+    def playing(self, sequences: int, now_s: float) -> None:
+        """So many episodes are leased from now on."""
+        self._playing.set(sequences, now_s)
+
+    def heard(self, stage: str, worker: str, gauges: Mapping[str, float]) -> None:
+        """A heartbeat's gauges."""
+        self._gauges.setdefault(stage, {})[worker] = gauges
+        if "memory_fraction" in gauges:
+            self._memory[stage] = max(self._memory.get(stage, 0.0), gauges["memory_fraction"])
+        if stage == ROLLOUT:
+            kv, before = _kv_of(gauges), self._kv.get(worker)
+            self._kv_heard.pop(worker, None)
+            if kv is not None:
+                self._kv_heard[worker] = kv
+                if before is None or kv.used_tokens >= before.used_tokens:
+                    self._kv[worker] = kv
+
+    @property
+    def blocked_tokens(self) -> float:
+        """The longest sequence that waits because no engine of its worker can hold it; 0 if none does."""
+        return max(map(_blocked_of, self._gauges.get(ROLLOUT, {}).values()), default=0.0)
+
+    def remember(self, mean_tokens: float) -> None:
+        """The mean episode length of a step before this scheduler's time."""
+        self._means.append(mean_tokens)
+
+    def step(
+        self,
+        *,
+        members: Collection[Member],
+        device_slots: float,
+        batch_tokens: Sequence[int],
+        trainer: Mapping[str, float],
+        now_s: float,
+    ) -> Step:
+        """A training step is committed: what it was, and the next begins.
+
+        members: who takes part. device_slots: sequences that engines hold for each of their devices; what is
+        leased beyond those of all waits. batch_tokens: lengths of the batch's trajectories.
+        trainer: what it said of the batch, of all its ranks.
+        """
+        self._forget({member.name for member in members})
+        running = cuts(members)
+        playing, played, self._played = self._playing.take(now_s), self._played, _Played()
+        seen: dict[str, Seen] = {}
+        batch = _workload_of(batch_tokens) if batch_tokens else None
+        # Where hardly anything ended: what was played of late; at first, what the batch holds.
+        enough = 2 * played.count >= max(1, len(batch_tokens))
+        lengths = played.lengths if enough else None
+        lengths = lengths or _lengths_of(self.lengths.episodes.summary())
+        lengths = lengths or (batch and (batch.mean_tokens, batch.p95_tokens, batch.max_tokens))
+        self._busy = playing if playing.seconds > 0 else self._busy
+        if ROLLOUT in running and lengths is not None:
+            cut = running[ROLLOUT]
+            slots = device_slots * cut.devices
+            mean, most = (max(1.0, min(one, slots)) for one in (self._busy.mean, self._busy.most))
+            rate = played.tokens / playing.seconds if enough and playing.seconds > 0 else None
+            workload = Workload(lengths[0], lengths[1], max(lengths[2], self.blocked_tokens), mean)
+            seen[ROLLOUT] = self._seen(ROLLOUT, workload, most, rate, cut)
+            self._means.append(lengths[0])
+        if batch is not None:
+            if "memory_fraction" in trainer:
+                self._memory[TRAINER] = max(self._memory.get(TRAINER, 0.0), trainer["memory_fraction"])
+            rates = {
+                TRAINER: trainer.get("train_tokens_per_s"),
+                REFERENCE: self._sum(REFERENCE, "tokens_per_s"),
+            }
+            for stage in rates.keys() & running.keys():
+                seen[stage] = self._seen(stage, batch, batch.concurrency, rates[stage], running[stage])
+        episodes, turns = self.lengths.episodes.summary(), self.lengths.turns.summary()
+        self.lengths.step()
+        self._begin()
+        return Step(running, seen, growth(self._means), episodes, turns)
+
+    def glance(self, members: Collection[Member], device_slots: float) -> Step | None:
+        """What rollout does between two commits, as far as can be said; None while its workers differ."""
+        running = cuts(members)
+        blocked = self.blocked_tokens
+        episodes = self.lengths.episodes.summary()
+        lengths = _lengths_of(episodes) or (blocked, blocked, blocked)
+        if ROLLOUT not in running or not lengths[2]:
+            return None
+        cut = running[ROLLOUT]
+        load = max(1.0, min(self._busy.mean or self._playing.value, device_slots * cut.devices))
+        workload = Workload(lengths[0], lengths[1], max(lengths[2], blocked), load)
+        seen = {ROLLOUT: self._seen(ROLLOUT, workload, load, None, cut)}
+        return Step(running, seen, growth(self._means), episodes, self.lengths.turns.summary())
+
+    def _forget(self, names: set[str]) -> None:
+        """What was heard of workers that no longer take part."""
+        for workers in (self._kv_heard, *self._gauges.values()):
+            for name in workers.keys() - names:
+                del workers[name]
+
+    def _begin(self) -> None:
+        """The highest of the next step begin with what was heard last."""
+        self._kv = dict(self._kv_heard)
+        for stage, workers in self._gauges.items():
+            known = [gauges["memory_fraction"] for gauges in workers.values() if "memory_fraction" in gauges]
+            self._memory.pop(stage, None)
+            if known:
+                self._memory[stage] = max(known)
+
+    def _seen(
+        self, stage: str, workload: Workload, most: float, rate: float | None, cut: Parallelism
+    ) -> Seen:
+        return Seen(
+            workload,
+            max(most, workload.concurrency),
+            rate / cut.devices if rate is not None else None,
+            self._memory.get(stage),
+            _together(self._kv.values()) if stage == ROLLOUT else None,
+        )
+
+    def _sum(self, stage: str, gauge: str) -> float | None:
+        known = [gauges[gauge] for gauges in self._gauges.get(stage, {}).values() if gauge in gauges]
+        return sum(known) if known else None
+
+
+class _Played:
+    """Episodes of one step: quantiles as in the sketch, sum and maximum exactly."""
+
+    def __init__(self) -> None:
+        self._sketch = LengthSketch()
+        self.count = self.tokens = 0
+        self._most = 0
+
+    def add(self, tokens: int) -> None:
+        self._sketch.add(tokens)
+        self.count += 1
+        self.tokens += tokens
+        self._most = max(self._most, tokens)
+
+    @property
+    def lengths(self) -> tuple[float, float, float] | None:
+        """(mean, 95th percentile, maximum) in tokens; None if there were none."""
+        if self._most == 0:
+            return None
+        summary = self._sketch.summary()
+        return summary.mean, min(summary.p95, float(self._most)), float(self._most)
+
+
+def _kv_of(gauges: Mapping[str, float]) -> KvUse | None:
+    """None for a worker that does not say."""
+    if not gauges.get("kv_tokens"):
+        return None
+    return KvUse(
+        gauges.get("kv_used_tokens", 0.0), gauges.get("kv_committed_tokens", 0.0), gauges["kv_tokens"]
+    )
+
+
+def _blocked_of(gauges: Mapping[str, float]) -> float:
+    """The longest sequence in tokens that waits in a worker for a layout that holds it; 0 for none."""
+    return gauges.get("blocked_context_tokens", 0.0)
+
+
+def _together(parts: Collection[KvUse]) -> KvUse | None:
+    if not parts:
+        return None
+    return KvUse(
+        sum(one.used_tokens for one in parts),
+        sum(one.committed_tokens for one in parts),
+        sum(one.total_tokens for one in parts),
+    )
+
+
+def _workload_of(batch_tokens: Sequence[int]) -> Workload:
+    ordered = sorted(batch_tokens)
+    count = len(ordered)
+    p95 = ordered[math.ceil(0.95 * count) - 1]
+    return Workload(sum(ordered) / count, float(p95), float(ordered[-1]), float(count))
+
+
+def _lengths_of(summary: Quantiles) -> tuple[float, float, float] | None:
+    return (summary.mean, summary.p95, summary.max) if summary.max > 0 else None
+
+
+def growth(means: Sequence[float]) -> float:
+    """Growth a step of a series of means > 0, oldest first, as a fraction; 0 below two.
+
+    The median of the slopes of all pairs in log length (Theil 1950, Sen 1968): nearly a third of the steps
+    may be outliers.
+    """
+    points = [(at, math.log(mean)) for at, mean in enumerate(means) if mean > 0]
+    slopes = [(b - a) / (at - since) for (since, a), (at, b) in combinations(points, 2)]
+    return math.expm1(median(slopes)) if slopes else 0.0

@@ -1,0 +1,71 @@
+"""Batch plans and events as plain values: where generated messages end."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from earl.errors import TrainerError
+from earl.v1 import events_pb2, scheduler_pb2
+from services.trainer.step.plan import Item, Plan
+
+_OBJECTIVES: dict[int, Literal["policy_gradient", "imitate"]] = {
+    scheduler_pb2.OBJECTIVE_POLICY_GRADIENT: "policy_gradient",
+    scheduler_pb2.OBJECTIVE_IMITATE: "imitate",
+}
+
+
+def decode_plan(data: bytes, ranks: int) -> Plan:
+    """The plan of a serialised BatchPlan for `ranks` replicas. Raises TrainerError if it is for others."""
+    plan = scheduler_pb2.BatchPlan.FromString(data)
+    if len(plan.ranks) != ranks:
+        raise TrainerError(
+            f"batch {plan.batch_id} is planned for {len(plan.ranks)} replicas, the trainer has {ranks}",
+            "restart the trainer so that the scheduler learns its size",
+        )
+    if plan.objective not in _OBJECTIVES:
+        raise TrainerError(
+            f"batch {plan.batch_id} has the unknown objective {plan.objective}",
+            "run scheduler and trainer of one version",
+        )
+    return Plan(
+        batch_id=plan.batch_id,
+        version=plan.version,
+        objective=_OBJECTIVES[plan.objective],
+        ranks=tuple(_items(rank) for rank in plan.ranks),
+        publish=plan.publish,
+        checkpoint=plan.checkpoint,
+        progress=plan.progress,
+        first_of_phase=plan.first_of_phase,
+    )
+
+
+def _items(rank: scheduler_pb2.RankItems) -> tuple[Item, ...]:
+    """In the order of their places in the batch, in whichever order they came: sums keep their order."""
+    return tuple(sorted(map(_item, rank.items), key=lambda item: item.position))
+
+
+def _item(item: scheduler_pb2.BatchItem) -> Item:
+    if item.start_token or item.stop_token not in (0, item.total_tokens):
+        raise TrainerError(
+            f"{item.descriptor_key}: slice {item.start_token}:{item.stop_token} of {item.total_tokens}",
+            "ranks of one replica cut sequences among themselves: plan whole ones",
+        )
+    return Item(
+        item.ticket_id,
+        item.attempt,
+        item.descriptor_key,
+        item.advantage,
+        item.total_tokens,
+        tuple(item.reference_keys),
+        item.position,
+        item.reference_offset,
+    )
+
+
+def weights_published(version: int, keys: list[str], size_bytes: int) -> events_pb2.Event:
+    """The event that says: these descriptors together hold this version. size_bytes: of all ranks."""
+    return events_pb2.Event(
+        weights_published=events_pb2.WeightsPublished(
+            version=version, descriptor_keys=keys, size_bytes=size_bytes
+        )
+    )

@@ -1,0 +1,63 @@
+"""What GET /metrics of the trainer's, or the reference stage's, rank 0 shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from earl.obs.catalogue import Sample, transferred
+from earl.obs.endpoint import MetricsEndpoint
+from earl.rpc.auth import TlsFiles
+from earl.rpc.server import Server
+from earl.rpc.tokens import accepted
+from services.trainer.ranks.activity import Activity
+from services.trainer.ranks.io_thread import Side
+
+START_S = 5.0
+
+# A stage's own gauges that are shown, by their names in its heartbeats.
+GAUGES = {
+    "memory_fraction": "memory_used_ratio",
+    "waiting_tokens": "waiting_tokens",
+    "arena_used_fraction": "arena_used_ratio",
+}
+
+
+def figures(activity: Activity, service: str) -> Iterator[Sample]:
+    """service: "trainer" or "reference". The computing thread writes what is read here: whole values."""
+    yield Sample(f"earl_{service}_policy_version", float(activity.version))
+    if service == "trainer":
+        yield Sample("earl_trainer_batch_id", float(activity.batch_id))
+    for phase, seconds in list(activity.total_seconds.items()):
+        yield Sample(f"earl_{service}_phase_seconds_total", seconds, {"phase": phase})
+    yield Sample(f"earl_{service}_doing", 1.0, {"phase": activity.doing})
+    gauges = dict(activity.gauges)
+    for name, metric in GAUGES.items():
+        if name in gauges:
+            yield Sample(f"earl_{service}_{metric}", gauges[name])
+    moved = (
+        (one.path, one.size_bytes, one.seconds, one.transfers, one.retries) for one in activity.transfers
+    )
+    yield from transferred(service, moved)
+
+
+def serve_figures(
+    bind: str,
+    service: str,
+    side: Side,
+    server: Server,
+    activity: Activity,
+    tls: TlsFiles | None,
+    stack: ExitStack,
+) -> str:
+    """Serves them on the side's loop until the stack is left; the address, "" for none. Raises as
+    MetricsEndpoint."""
+    endpoint = MetricsEndpoint(
+        bind,
+        [server.calls.samples, lambda: figures(activity, service)],
+        tokens=accepted(),
+        tls=tls,
+    )
+    address = side.run(endpoint.start(), START_S)
+    stack.callback(lambda: side.run(endpoint.close(), 2 * START_S))
+    return address

@@ -1,0 +1,235 @@
+"""Checkpoints that appear whole or not at all, and load on any number of ranks.
+
+    checkpoints/.step-<n>.partial/   every rank: its shards of parameters and moments, fsynced
+                                     rank 0: manifest.json with every file's checksum and boxes, fsynced
+    checkpoints/step-<n>/            renamed; only then are older ones deleted
+
+n is the policy version. What was torn or damaged is skipped with a warning that names it. With adapters
+(earl.models.lora) the tensors are theirs alone: the model stays where it is, the manifest holds its hash.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from earl.dispatch.plan.boxes import plan
+from earl.errors import CheckpointError, LayoutError
+from services.trainer.checkpoint.manifest import (
+    ANOTHER,
+    FILE,
+    FileEntry,
+    Manifest,
+    Progress,
+    TensorEntry,
+    fingerprint,
+    hash_of,
+)
+from services.trainer.checkpoint.retention import checkpoints, prune
+from services.trainer.ranks.process_group import Group
+from services.trainer.step.step import Stepper
+
+log = logging.getLogger(__name__)
+
+PARAMETER, FIRST_MOMENT, SECOND_MOMENT = "parameter/", "exp_avg/", "exp_avg_sq/"
+
+
+def save(
+    directory: Path,
+    stepper: Stepper,
+    group: Group,
+    progress: Progress,
+    config_hash: str,
+    keep: int,
+    held: Collection[int] = (),
+) -> Path:
+    """Write checkpoint step-<version> below `directory`; the newest `keep` stay, and the versions in
+    `held` (rank 0's counts). A collective.
+
+    Raises CheckpointError when a rank could not write (disk full); the older ones are then intact.
+    """
+    target = directory / f"step-{progress.version}"
+    partial = directory / f".{target.name}.partial"
+    name = f"rank-{group.rank:05d}.safetensors"
+    said: dict = {"error": "", "tensors": {}}
+    try:
+        if group.leads:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    except OSError as error:
+        said["error"] = f"{partial}: {error}"
+    group.barrier()
+    try:
+        tensors, boxes = _local(stepper)
+        save_file(tensors, partial / name)
+        _fsync(partial / name)
+        said |= {"file": _entry(partial / name), "tensors": boxes}
+    except (OSError, SafetensorError) as error:
+        said["error"] = said["error"] or f"{partial / name}: {error}"
+    parts = [json.loads(part) for part in group.gather(json.dumps(said).encode())]
+    errors = [part["error"] for part in parts if part["error"]]
+    if not errors and group.leads:
+        try:
+            _finish(partial, target, _manifest(stepper, progress, config_hash, parts))
+            prune(directory, target, keep, held)
+        except OSError as error:
+            errors = [f"{target}: {error}"]
+    errors = json.loads(group.broadcast(json.dumps(errors).encode()))
+    if errors:
+        raise CheckpointError(f"no checkpoint was written: {errors[0]}", "free the disk, then resume")
+    return target
+
+
+def latest(directory: Path, stepper: Stepper, group: Group) -> tuple[Path, Manifest] | None:
+    """The newest checkpoint that is whole; None if there was never one. A collective.
+
+    Raises CheckpointError when all are damaged, or when one belongs to another model.
+    """
+    skipped: list[str] = []
+    for path in json.loads(group.broadcast(json.dumps([str(p) for p in checkpoints(directory)]).encode())):
+        problem = ""
+        manifest = None
+        try:
+            manifest = Manifest.decode((Path(path) / FILE).read_bytes())
+            _verify(Path(path), manifest, group)
+        except (OSError, CheckpointError) as error:
+            problem = str(error)
+        problems = [said.decode() for said in group.gather(problem.encode()) if said]
+        if problems or manifest is None:
+            skipped.append(path)
+            log.warning("checkpoint %s is skipped: %s", path, problems[0] if problems else "unreadable")
+            continue
+        _check(Path(path), manifest, stepper)
+        return Path(path), manifest
+    if skipped:
+        raise CheckpointError(
+            f"no checkpoint is whole; damaged: {', '.join(skipped)}",
+            "restore one of them, or remove them all to start from the beginning",
+        )
+    return None
+
+
+def _check(path: Path, manifest: Manifest, stepper: Stepper) -> None:
+    """Raises CheckpointError if the checkpoint is of another model, or of other adapters."""
+    policy = stepper.policy
+    if manifest.model != fingerprint(policy.spec):
+        raise CheckpointError(
+            f"checkpoint {path} belongs to another model than the run's",
+            "give the run another name, or restore its model",
+        )
+    if manifest.adapter != policy.adapter:
+        raise CheckpointError(
+            f"checkpoint {path} holds {manifest.adapter or 'every parameter'}, the run trains "
+            f"{policy.adapter or 'every parameter'}",
+            "restore trainer.lora_rank, lora_alpha, lora_targets and the model that it started from",
+        )
+
+
+@torch.no_grad()
+def load(path: Path, manifest: Manifest, stepper: Stepper) -> None:
+    """Fill parameters, moments and counts from a checkpoint of any rank count. Raises CheckpointError."""
+    files = {file.name: path / file.name for file in manifest.files}
+    try:
+        handles = {name: safe_open(file, framework="pt") for name, file in files.items()}
+        for shard, prefix, local in _tensors(stepper):
+            if not shard.box.size:
+                continue
+            layout = manifest.layout(shard.name)
+            if layout.shape != shard.shape:
+                raise CheckpointError(
+                    f"{path}: {shard.name} has shape {layout.shape}, the model {shard.shape}",
+                    "it is another model's: give the run another name",
+                )
+            into = local.view(shard.box.shape)
+            for copy in plan(layout, shard.box):
+                piece = handles[layout.shards[copy.shard_index].owner].get_slice(prefix + shard.name)
+                into[copy.target.slices()] = piece[copy.source.slices()].to(into.device)
+    except (OSError, SafetensorError, LayoutError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", "resume from another checkpoint") from error
+    stepper.optimizer.updates = manifest.progress.updates
+
+
+def _tensors(stepper: Stepper) -> Iterator[tuple]:
+    """(shard, prefix in the file, local float32 tensor) of all that a checkpoint holds."""
+    for shard in stepper.policy.shards:
+        yield shard, PARAMETER, shard.local
+    for shard in stepper.policy.shards:
+        if shard.box.size:
+            first, second = stepper.optimizer.moments[shard.name]
+            yield shard, FIRST_MOMENT, first
+            yield shard, SECOND_MOMENT, second
+
+
+def _local(stepper: Stepper) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
+    """This rank's tensors by their name in the file, and per parameter [shape, start, stop]; of what several
+    ranks hold alike, the first one's."""
+    tensors: dict[str, torch.Tensor] = {}
+    boxes: dict[str, list] = {}
+    for shard, prefix, local in _tensors(stepper):
+        if shard.counts:
+            boxes[shard.name] = [shard.shape, shard.box.start, shard.box.stop]
+            tensors[prefix + shard.name] = local.view(shard.box.shape)
+    return tensors, boxes
+
+
+def _manifest(stepper: Stepper, progress: Progress, config_hash: str, parts: list[dict]) -> Manifest:
+    tensors: dict[str, TensorEntry] = {}
+    for shard in stepper.policy.shards:
+        boxes = [(index, part["tensors"].get(shard.name)) for index, part in enumerate(parts)]
+        held = tuple((index, tuple(box[1]), tuple(box[2])) for index, box in boxes if box is not None)
+        tensors[shard.name] = TensorEntry(shard.shape, held)
+    return Manifest(
+        progress=progress,
+        model=fingerprint(stepper.policy.spec),
+        config=config_hash,
+        adapter=stepper.policy.adapter,
+        files=tuple(FileEntry(*part["file"]) for part in parts),
+        tensors=tensors,
+    )
+
+
+def _finish(partial: Path, target: Path, manifest: Manifest) -> None:
+    directory = target.parent
+    (partial / FILE).write_bytes(manifest.encode())
+    _fsync(partial / FILE)
+    _fsync(partial)
+    if target.exists():
+        # Of a history that was rolled back: this run is another one.
+        old = directory / f".{target.name}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(target, old)
+        os.rename(partial, target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(partial, target)
+    _fsync(directory)
+
+
+def _verify(path: Path, manifest: Manifest, group: Group) -> None:
+    """Every file has its size; this rank checks the content of its share of them. Raises CheckpointError."""
+    for index, file in enumerate(manifest.files):
+        found = (path / file.name).stat().st_size
+        if found != file.size_bytes:
+            raise CheckpointError(f"{file.name} has {found} bytes of {file.size_bytes}", ANOTHER)
+        if index % group.size == group.rank and hash_of(path / file.name) != file.xxh3:
+            raise CheckpointError(f"{file.name} is damaged: its checksum differs", ANOTHER)
+
+
+def _entry(path: Path) -> tuple[str, int, str]:
+    return path.name, path.stat().st_size, hash_of(path)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,161 @@
+"""What a checkpoint's manifest says, as one value; written whole, then renamed: the truth about training.
+
+A manifest names every file with its size and checksum, and for each tensor which file holds which
+box, so that a group of any size can restore it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import xxhash
+
+from earl.dispatch.layout.box import Box, Layout, ShardBox
+from earl.errors import CheckpointError, LayoutError
+from earl.models.lora import Lora
+from earl.models.spec import ModelSpec
+from services.trainer.checkpoint.ticket_ranges import TicketSet
+
+FORMAT = 1
+# What to do about a checkpoint that is not whole.
+ANOTHER = "take another version of the run's checkpoints"
+FILE = "manifest.json"
+_HASH_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file beside the manifest. xxh3: 128-bit hash of its bytes, hexadecimal."""
+
+    name: str
+    size_bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One parameter: its global shape, and per part (index into files, start, stop)."""
+
+    shape: tuple[int, ...]
+    parts: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEntry:
+    """The tensors are adapters (earl.models.lora) of the model whose files have the hash `base`."""
+
+    lora: Lora
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where training stands.
+
+    version: of the parameters. next_batch_id: first batch that they were not trained on. consumed:
+    every ticket that they were trained on. updates: of the optimizer since its moments were zero.
+    """
+
+    version: int
+    next_batch_id: int
+    consumed: TicketSet
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """adapter: what `tensors` are, if not the whole model."""
+
+    progress: Progress
+    model: str
+    config: str
+    adapter: AdapterEntry | None
+    files: tuple[FileEntry, ...]
+    tensors: dict[str, TensorEntry]
+
+    def layout(self, name: str) -> Layout:
+        """How a parameter is cut over the files; owners are file names. Raises CheckpointError."""
+        entry = self.tensors.get(name)
+        if entry is None:
+            raise CheckpointError(f"the checkpoint lacks {name!r}", "it belongs to another model")
+        shards = tuple(ShardBox(self.files[file].name, Box(start, stop)) for file, start, stop in entry.parts)
+        return Layout(name, "float32", entry.shape, shards)
+
+    def encode(self) -> bytes:
+        """Readable JSON."""
+        progress = self.progress
+        value = {
+            "format": FORMAT,
+            "version": progress.version,
+            "next_batch_id": progress.next_batch_id,
+            "consumed": progress.consumed.ranges(),
+            "updates": progress.updates,
+            "model": self.model,
+            "config": self.config,
+            "adapter": None if self.adapter is None else asdict(self.adapter),
+            "files": [asdict(file) for file in self.files],
+            "tensors": {
+                name: {"shape": entry.shape, "parts": entry.parts} for name, entry in self.tensors.items()
+            },
+        }
+        return json.dumps(value, indent=1).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Raises CheckpointError when it is torn or of another format."""
+        try:
+            value = json.loads(data)
+            if value["format"] != FORMAT:
+                raise CheckpointError(
+                    f"format {value['format']!r}, this trainer reads {FORMAT}",
+                    "use the version that wrote it",
+                )
+            manifest = cls(
+                Progress(
+                    value["version"],
+                    value["next_batch_id"],
+                    TicketSet((start, stop) for start, stop in value["consumed"]),
+                    value["updates"],
+                ),
+                value["model"],
+                value["config"],
+                _adapter(value.get("adapter")),
+                tuple(FileEntry(**file) for file in value["files"]),
+                {
+                    name: TensorEntry(
+                        tuple(entry["shape"]),
+                        tuple((file, tuple(start), tuple(stop)) for file, start, stop in entry["parts"]),
+                    )
+                    for name, entry in value["tensors"].items()
+                },
+            )
+            for name in manifest.tensors:
+                manifest.layout(name).validate()
+        except (ValueError, KeyError, TypeError, IndexError, LayoutError) as error:
+            raise CheckpointError(f"no manifest: {error!r}", ANOTHER) from error
+        return manifest
+
+
+def hash_of(*paths: Path) -> str:
+    """128-bit xxh3 of the files' bytes, one after the other, hexadecimal."""
+    digest = xxhash.xxh3_128()
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(_HASH_BYTES):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _adapter(value: dict | None) -> AdapterEntry | None:
+    if value is None:
+        return None
+    lora = value["lora"]
+    return AdapterEntry(Lora(lora["rank"], lora["alpha"], tuple(lora["targets"])), value["base"])
+
+
+def fingerprint(spec: ModelSpec) -> str:
+    """Identifies the shapes that a checkpoint fits."""
+    return hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,309 @@
+"""The policy in one cut of the ranks, and where each shard's box lies in the tensor that is published.
+
+    meta device ─ tp slices ─ fully_shard(block) over dp x cp … fully_shard(root) over all ranks
+        ─ allocate, all at once or one by one ─ fill shard by shard
+
+No rank ever holds the whole model: the checkpoint is read box by box. What is trained is kept in
+float32 and computed in `dtype`. With adapters (earl.models.lora) the model itself is frozen, in the
+dtype that it is published in. `Shards` are the local parts as plain tensors, which is what the
+optimizer, the checkpoints and the published weights work on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from earl.config.run import RunConfig
+from earl.dispatch.layout.box import Box
+from earl.dispatch.layout.dtensor import local_box
+from earl.dispatch.layout.mesh import MeshLayout
+from earl.dispatch.layout.placements import Placement
+from earl.models.lora import Lora, adapt, adapters, initial, merged
+from earl.models.module import Decoder
+from earl.models.slices import tp_box, tp_cut, whole_shape
+from earl.models.spec import ModelSpec
+from earl.models.weights import Checkpoint
+from services.trainer.checkpoint.manifest import AdapterEntry, hash_of
+from services.trainer.ranks.rank_mesh import Cut
+
+# FSDP2 warns of outputs that are views because an in-place change would lose its backward hook:
+# nothing here changes the log-probs in place.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+# Where a decoder's blocks are: model.layers.<n>.
+BLOCKS = "model.layers."
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """This rank's part of one parameter: `box` of the published tensor of `shape`.
+
+    layout: of that tensor over the ranks, among which this one stands at `place`, row-major.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    box: Box
+    parameter: nn.Parameter
+    layout: MeshLayout
+    place: int
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The module's own memory; empty where the cut leaves nothing, on meta before it is allocated."""
+        return _held(self.parameter)
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """float32, shaped as local; summed over ranks and micro-batches."""
+        grad = self.parameter.grad
+        return None if grad is None else _held(grad)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this is the first of the ranks that hold the box: it is counted and written here."""
+        at = self.layout.coordinates(self.place)
+        held = zip(at, self.layout.placements, strict=True)
+        return self.box.size > 0 and all(placement[0] != "replicate" or i == 0 for i, placement in held)
+
+
+def lora_of(config: RunConfig) -> Lora | None:
+    """The adapters that a run file asks for."""
+    trainer = config.trainer
+    if not trainer.lora_rank:
+        return None
+    return Lora(trainer.lora_rank, trainer.lora_alpha, tuple(sorted(set(trainer.lora_targets))))
+
+
+class Policy:
+    """A sharded decoder. Call it like the decoder.
+
+    dtype: what it computes in. lora: train adapters of a frozen model that is held in `frozen_dtype`.
+    allocated: False leaves every parameter on the meta device, boxes known, for `allocate`.
+    shards: what is trained, float32. model_shards: the model's own parameters; the same without lora.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        cut: Cut,
+        dtype: str,
+        *,
+        lora: Lora | None = None,
+        frozen_dtype: str = "float32",
+        activation_checkpointing: bool = False,
+        allocated: bool = True,
+    ) -> None:
+        with torch.device("meta"):
+            self.decoder = Decoder(spec, cut.tensor, cut.context)
+            if lora is not None:
+                self.decoder.to(getattr(torch, frozen_dtype))
+                adapt(self.decoder, lora)
+        if activation_checkpointing:
+            self.decoder.checkpoint_activations()
+        precision = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
+        for block in self.decoder.model.layers:
+            # A single rank has nothing to free by resharding, only copies to repeat.
+            alone = cut.blocks.size() == 1
+            fully_shard(block, mesh=cut.blocks, mp_policy=precision, reshard_after_forward=not alone)
+            _sum(block, cut.blocks)
+        fully_shard(self.decoder, mesh=cut.everyone, mp_policy=precision)
+        _sum(self.decoder, cut.everyone)
+        self.spec, self.cut, self.lora = spec, cut, lora
+        # What a checkpoint says of it; known once the model was read.
+        self.adapter: AdapterEntry | None = None
+        found = tuple(shards_of(self.decoder, cut))
+        by_name = {shard.name: shard for shard in found}
+        self.shards = tuple(shard for shard in found if shard.parameter.requires_grad)
+        self.model_shards = tuple(by_name[name] for name in spec.shapes())
+        # Each weight that has an adapter: its A and its B.
+        self._adapters = {weight: (by_name[a], by_name[b]) for weight, a, b in adapters(list(by_name))}
+        if allocated:
+            self.allocate()
+
+    @classmethod
+    def of(cls, spec: ModelSpec, cut: Cut, config: RunConfig, *, allocated: bool = True) -> Policy:
+        """As the run file asks for."""
+        trainer = config.trainer
+        return cls(
+            spec,
+            cut,
+            trainer.dtype or config.model.dtype,
+            lora=lora_of(config),
+            frozen_dtype=config.model.dtype,
+            activation_checkpointing=trainer.activation_checkpointing,
+            allocated=allocated,
+        )
+
+    def allocate(self, *only: Shard) -> None:
+        """Memory, not filled, for these shards that have none yet, or for all of them."""
+        device, wanted = self.cut.group.device, {id(shard.parameter) for shard in only}
+
+        def real(data: torch.Tensor) -> torch.Tensor:
+            chosen = data.is_meta and (not only or id(data) in wanted)
+            return torch.empty_like(data, device=device) if chosen else data
+
+        # FSDP2 takes notice of new memory where its own modules are told.
+        names = {shard.name for shard in only}
+        for prefix, module in self._wrapped():
+            if not only or any(self._owner(name) == prefix for name in names):
+                module._apply(real)  # type: ignore[operator]
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: list[int],
+        source: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        shared: list[int] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logprobs, entropy), each float32 [N], of targets int64 [N] predicted from rows `source`.
+
+        tokens, positions: int64 [T], sequences of `lengths` packed end to end without what is `shared`.
+        """
+        return self.decoder(tokens, positions, lengths, targets, temperature, source, shared)
+
+    @torch.no_grad()
+    def fill(self, directory: Path, seed: int = 0) -> None:
+        """Read this rank's boxes of a transformers checkpoint; adapters start from `seed`.
+
+        Raises ModelNotFound, UnsupportedModel.
+        """
+        checkpoint = Checkpoint(directory)
+        checkpoint.check(self.spec)
+        for shard in self.model_shards:
+            if shard.box.size:
+                shard.local.copy_(checkpoint.read(shard.name, shard.box))
+        if self.lora is None:
+            return
+        self.adapter = AdapterEntry(self.lora, hash_of(*sorted(directory.glob("*.safetensors"))))
+        for shard in self.shards:
+            if shard.box.size:
+                whole = initial(shard.name, shard.shape, self.lora, seed)
+                shard.local.view(shard.box.shape).copy_(whole[shard.box.slices()])
+
+    @torch.no_grad()
+    def weights(self) -> Iterator[tuple[Shard, torch.Tensor]]:
+        """Each of model_shards and its values as they are to be used, adapters added; shaped as its box.
+
+        One at a time; a collective: every rank must go through all of it.
+        """
+        for shard in self.model_shards:
+            local = shard.local.view(shard.box.shape) if shard.box.size else shard.local
+            pair = self._adapters.get(shard.name)
+            if pair is not None:
+                whole_a = _whole(pair[0].parameter)
+                if shard.box.size:
+                    # B is cut by rows as the weight is, A by columns.
+                    assert self.lora is not None
+                    b = pair[1].local.view(pair[1].box.shape)
+                    local = merged(local, whole_a, b, self.lora)
+            yield shard, local
+
+    @torch.no_grad()
+    def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each of the model's tensors whole, adapters added, one at a time; a collective as weights()."""
+        for shard in self.model_shards:
+            whole = self._gathered(shard)
+            pair = self._adapters.get(shard.name)
+            if pair is not None:
+                assert self.lora is not None
+                whole = merged(whole, self._gathered(pair[0]), self._gathered(pair[1]), self.lora)
+            yield shard.name, whole
+
+    def _gathered(self, shard: Shard) -> torch.Tensor:
+        """A tensor from all ranks' shards."""
+        own, tensor = _whole(shard.parameter), self.cut.tensor
+        if tp_cut(shard.name, self.spec, tensor.size) is None:
+            return own
+        parts = [torch.empty_like(own) for _ in range(tensor.size)]
+        dist.all_gather(parts, own.contiguous(), group=tensor.group)
+        whole = own.new_empty(shard.shape)
+        for rank, part in enumerate(parts):
+            whole[tp_box(shard.name, shard.shape, self.spec, rank, tensor.size).slices()] = part
+        return whole
+
+    def clear_gradients(self) -> None:
+        for parameter in self.decoder.parameters():
+            parameter.grad = None
+
+    def reshard(self) -> None:
+        """Free what a forward pass without a backward pass left gathered: it would miss the next update."""
+        for _, module in self._wrapped():
+            module.reshard()
+
+    def _wrapped(self) -> list[tuple[str, FSDPModule]]:
+        """Blocks first, the root last, with their names."""
+        found = [(n, m) for n, m in self.decoder.named_modules() if isinstance(m, FSDPModule)]
+        return found[1:] + found[:1]
+
+    @staticmethod
+    def _owner(name: str) -> str:
+        """The name of the wrapped module that has this parameter."""
+        return ".".join(name.split(".")[:3]) if name.startswith(BLOCKS) else ""
+
+
+def _sum(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Losses are weighted over the global batch: gradients are sums over the mesh, never averages."""
+    if mesh.size() > 1:
+        wrapped = cast(FSDPModule, module)
+        wrapped.set_force_sum_reduction_for_comms(True)
+        wrapped.set_gradient_divide_factor(1.0)
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """A DTensor's memory on this rank, past its dispatch, which costs tens of microseconds a call."""
+    return cast(DTensor, tensor)._local_tensor
+
+
+def _whole(parameter: nn.Parameter) -> torch.Tensor:
+    return cast(DTensor, parameter.detach()).full_tensor()
+
+
+def shards_of(decoder: Decoder, cut: Cut) -> Iterator[Shard]:
+    """This rank's shard of each parameter of a decoder whose slices FSDP2 has cut.
+
+    On the layout's mesh tp cuts before FSDP2. Where several ranks hold the same key-value head, or all tp
+    ranks the same norm, a dimension of replicas is between the two.
+    """
+    ranks = cut.group.size // cut.tensor.size
+    for name, parameter in decoder.named_parameters():
+        local = cast(DTensor, parameter.detach())
+        own, inner = tuple(local.shape), local_box(local)
+        if not name.startswith(BLOCKS):
+            layout = MeshLayout(own, (cut.group.size,), (("shard", 0),), _numbers(cut.group.size))
+            yield Shard(name, own, inner, parameter, layout, cut.group.rank)
+            continue
+        size = cut.tensor.size
+        shape = whole_shape(name, own, decoder.spec, size)
+        found = tp_cut(name, decoder.spec, size)
+        steps: list[tuple[int, Placement]] = [(size, ("replicate",))]
+        if found is not None:
+            steps = [(found.parts, ("shard", found.dim)), (found.replicas, ("replicate",))]
+        steps = [one for one in steps if one[0] > 1] + [(ranks, ("shard", 0))]
+        layout = MeshLayout(
+            shape, tuple(n for n, _ in steps), tuple(p for _, p in steps), _numbers(cut.group.size)
+        )
+        slice_ = tp_box(name, shape, decoder.spec, cut.tensor.rank, size)
+        box = inner.relative_to([-start for start in slice_.start])
+        yield Shard(
+            name, shape, box, parameter, layout, cut.tensor.rank * ranks + cut.blocks.get_local_rank()
+        )
+
+
+def _numbers(count: int) -> tuple[str, ...]:
+    """Where a rank stands says who it is: layouts that differ in owners alone are one class."""
+    return tuple(map(str, range(count)))

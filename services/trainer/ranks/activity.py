@@ -1,0 +1,116 @@
+"""What a trainer does now and did: for its heartbeats, its status and the run's timeline.
+
+Written by the computing thread, read by the asyncio side: single attributes and one locked list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from earl.obs.memory import DeviceMemory, fullest, on_cuda, on_host
+from services.trainer.ranks.process_group import Group
+
+WAITING = "waiting"
+READING = "reading"
+TRAINING = "training"
+PUBLISHING = "publishing"
+SAVING = "saving"
+SWITCHING = "switching"
+MOST_SPANS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Unix nanoseconds of this host."""
+
+    what: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """All transfers over one path so far. retries: requests that were sent again."""
+
+    path: str
+    size_bytes: int = 0
+    seconds: float = 0.0
+    transfers: int = 0
+    retries: int = 0
+
+
+def gathered(group: Group, mine: Iterable[Transfer]) -> tuple[Transfer, ...]:
+    """The totals of all ranks, by path, on every rank. A collective."""
+    totals: dict[str, Transfer] = {}
+    for data in group.gather(json.dumps([asdict(one) for one in mine]).encode()):
+        for row in json.loads(data):
+            one = Transfer(**row)
+            sofar = totals.get(one.path, Transfer(one.path))
+            totals[one.path] = Transfer(
+                one.path,
+                sofar.size_bytes + one.size_bytes,
+                sofar.seconds + one.seconds,
+                sofar.transfers + one.transfers,
+                sofar.retries + one.retries,
+            )
+    return tuple(totals[path] for path in sorted(totals))
+
+
+def memory_fraction(group: Group) -> float:
+    """What is taken of the fullest device of all ranks; ranks on CPUs add up to their host. A collective."""
+    mine = on_cuda() if group.device.type == "cuda" else on_host([os.getpid()])
+    ranks = [json.loads(data) for data in group.gather(json.dumps(mine and asdict(mine)).encode())]
+    return fullest(DeviceMemory(**one) for one in ranks if one) or 0.0
+
+
+@dataclass(slots=True)
+class Activity:
+    """version: of the parameters. batch_id: trained last. gauges: latest values by name."""
+
+    version: int = 0
+    batch_id: int = 0
+    doing: str = WAITING
+    gauges: dict[str, float] = field(default_factory=dict)
+    transfers: tuple[Transfer, ...] = ()
+    # Seconds of the latest phase of each kind.
+    seconds: dict[str, float] = field(default_factory=dict)
+    # Of all phases of each kind that ended.
+    total_seconds: dict[str, float] = field(default_factory=dict)
+    _spans: list[Span] = field(default_factory=list)
+    _since_ns: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def phase(self, what: str) -> Iterator[None]:
+        """Within the block the trainer is doing this; its span and seconds are kept."""
+        with self._lock:
+            self.doing, self._since_ns = what, time.time_ns()
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - started
+            self.seconds[what] = seconds
+            self.total_seconds[what] = self.total_seconds.get(what, 0.0) + seconds
+            with self._lock:
+                self._close(time.time_ns())
+                self.doing = WAITING
+
+    def take_spans(self) -> list[Span]:
+        """Spans since the last call; what is going on is cut at now and continues after."""
+        with self._lock:
+            if self.doing != WAITING:
+                self._close(time.time_ns())
+            spans, self._spans = self._spans, []
+            return spans
+
+    def _close(self, now_ns: int) -> None:
+        if len(self._spans) < MOST_SPANS:
+            self._spans.append(Span(self.doing, self._since_ns, now_ns))
+        self._since_ns = now_ns

@@ -1,0 +1,113 @@
+"""The ranks of a trainer as dp replicas of cp x tp ranks: who this rank is, and whom it computes with.
+
+    rank = (replica * cp + context) * tp + tensor                                    dp2·tp2·cp2 of 8 ranks
+        tp        slices of every block                                              0 1 | 2 3 | 4 5 | 6 7
+        cp        rows of the same packed sequences                                  0 2 | 1 3 | 4 6 | 5 7
+        replica   the same batch items; each counts its own trained tokens           0 1 2 3   | 4 5 6 7
+        blocks    FSDP2's mesh of what tp leaves of a block                          0 2 4 6   | 1 3 5 7
+        all       FSDP2's mesh of what no block has: embedding, last norm, lm_head   0 1 2 3 4 5 6 7
+
+A cut makes its process groups and ends them: a group of processes may have one cut after the other.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from earl.errors import IllegalParallelism
+from earl.models.parallel import ContextParallel, TensorParallel
+from earl.models.spec import ModelSpec
+from earl.models.tp import check_cut, legal_cuts
+from earl.parallelism import Parallelism
+from services.trainer.ranks.process_group import Group
+
+_number = count()
+
+
+class Cut:
+    """One cut of a group. Making and closing it are collectives: every rank of the group, in the same order.
+
+    replica: which of the dp this rank belongs to. tensor, context: its places within. blocks, everyone: the
+    meshes that FSDP2 shards a block's parameters over, and all others.
+    """
+
+    def __init__(self, group: Group, parallelism: Parallelism, spec: ModelSpec) -> None:
+        """Raises IllegalParallelism where it needs another number of ranks, or the model forbids it."""
+        check(parallelism, group.size, spec)
+        self.group, self.parallelism = group, parallelism
+        dp, tp, cp = parallelism.dp, parallelism.tp, parallelism.cp
+        ranks = torch.arange(group.size).view(dp, cp, tp)
+        self.replica, place = divmod(group.rank, cp * tp)
+        context, tensor = divmod(place, tp)
+        # By the ranks in it; those that this rank is in are its own to end.
+        self._made: dict[tuple[int, ...], Any] = {}
+        shared = max(1, tp // spec.kv_heads)
+        self.tensor = TensorParallel(
+            tensor,
+            tp,
+            self._join(ranks.reshape(-1, tp)) if tp > 1 else None,
+            self._join(ranks.reshape(-1, shared)) if shared > 1 else None,
+            shared,
+        )
+        across = ranks.transpose(1, 2).reshape(-1, cp)
+        self.context = ContextParallel(context, cp, self._join(across) if cp > 1 else None)
+        self._of_replica = self._join(ranks.reshape(dp, -1)) if cp * tp > 1 else None
+        self.everyone: DeviceMesh = group.mesh
+        self.blocks: DeviceMesh = group.mesh
+        if tp > 1:
+            # This rank alone, if there is nothing else to cut over.
+            of_blocks = self._join(ranks.reshape(-1, tp).T)
+            # torch finds what it keeps for a mesh by ranks and names: a later cut's mesh, with groups of its
+            # own, is another.
+            name = f"fsdp{next(_number)}"
+            self.blocks = DeviceMesh.from_group(of_blocks, group.device.type, mesh_dim_names=(name,))
+
+    @property
+    def data_ranks(self) -> int:
+        """How many parts a batch has."""
+        return self.parallelism.dp
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank counts what all ranks of its replica have: the batch's items and their tokens."""
+        return self.tensor.rank == 0 and self.context.rank == 0
+
+    def sum_in_replica(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` (on the CPU) becomes the sum over the ranks that have the same items; returned."""
+        if self.tensor.size * self.context.size > 1:
+            dist.all_reduce(values, group=self._of_replica)
+        return values
+
+    def close(self) -> None:
+        """Ends the process groups; what was made with them must not be used any more."""
+        for ranks, made in self._made.items():
+            if self.group.rank in ranks:
+                dist.destroy_process_group(made)
+        self._made.clear()
+
+    def _join(self, rows: torch.Tensor) -> Any:
+        """The group of the row that has this rank. Every rank takes part in making every group."""
+        mine = None
+        for row in rows.tolist():
+            ranks = tuple(row)
+            if len(ranks) < self.group.size and ranks not in self._made:
+                self._made[ranks] = dist.new_group(row)
+            if self.group.rank in ranks:
+                mine = self._made.get(ranks, dist.group.WORLD)
+        return mine
+
+
+def check(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> None:
+    """Raises IllegalParallelism, naming what is possible."""
+    if parallelism.pp > 1 or parallelism.devices != ranks:
+        raise IllegalParallelism(
+            f"{parallelism} of {parallelism.devices} ranks (pp {parallelism.pp}) is no cut of a trainer of "
+            f"{ranks} ranks",
+            f"use one of {', '.join(map(str, legal_cuts(spec, ranks)))}",
+        )
+    check_cut(spec, parallelism.tp, parallelism.cp)

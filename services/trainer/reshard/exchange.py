@@ -1,0 +1,224 @@
+"""How the parts of a round go from rank to rank while tensors move (move.py).
+
+Ranks of one host write into memory that the others map, and copy from there to where it belongs; all others,
+and those whose tensors lie on devices, exchange buffers by all_to_all. Either way a round is a collective.
+
+    shared   own outbox, half n % 2 ← parts that go · all there? · where they belong ← the others' outboxes
+
+Two halves suffice: a half that is written for round n was last read in round n - 2, and whoever came to the
+meeting of round n - 1 is done with that.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from earl.dispatch.layout.box import Box
+from earl.dispatch.plan.reshard_plan import Part
+from services.trainer.ranks.process_group import Group
+
+_ALIGNMENT_BYTES = 16
+_NONCE_BYTES = 16
+
+
+class Values(Protocol):
+    """A rank's box of a tensor. values: shaped as the box."""
+
+    @property
+    def box(self) -> Box: ...
+
+    @property
+    def values(self) -> torch.Tensor: ...
+
+
+class Ends(Protocol):
+    """A tensor on this rank: where its parts come from and where they go."""
+
+    @property
+    def item_bytes(self) -> int: ...
+
+    @property
+    def old(self) -> Values: ...
+
+    @property
+    def new(self) -> Values: ...
+
+
+class Wire(Protocol):
+    def held_bytes(self, batch: Sequence[Part]) -> int:
+        """Memory of this rank that carrying these parts takes."""
+        ...
+
+    def carry(self, batch: Sequence[Part]) -> int:
+        """Exchange these parts; the bytes that this rank sent. A collective."""
+        ...
+
+
+def open_wire(ends: Sequence[Ends], batches: Sequence[Sequence[Part]], group: Group, carrier: Any) -> Wire:
+    """What can carry all of these batches. carrier: a process group; the default one if None. A collective.
+
+    Raises what the process group does when a rank is lost.
+    """
+    if group.device.type == "cpu" and group.size > 1 and batches:
+        shared = _shared(ends, batches, group, carrier)
+        if shared is not None:
+            return shared
+    return _Collective(ends, group, carrier)
+
+
+def at(values: Values, box: Box) -> torch.Tensor:
+    """The part of a rank's box that is `box`."""
+    return values.values[box.relative_to(values.box.start).slices()]
+
+
+class _Laid:
+    """Where the parts of one rank lie in a buffer of it, peer after peer. splits: bytes of each peer's."""
+
+    def __init__(self, batch: Sequence[Part], ends: Sequence[Ends], group: Group, rank: int, *, sends: bool):
+        by_peer: list[list[Part]] = [[] for _ in range(group.size)]
+        for part in batch:
+            piece = part.piece
+            mine, peer = (piece.source, piece.target) if sends else (piece.target, piece.source)
+            if mine == rank:
+                by_peer[peer].append(part)
+        self.parts: list[tuple[Part, int]] = []
+        self.splits: list[int] = []
+        self.size_bytes = 0
+        for parts in by_peer:
+            begin = self.size_bytes
+            for part in parts:
+                self.parts.append((part, self.size_bytes))
+                payload_bytes = part.piece.box.size * ends[part.tensor].item_bytes
+                self.size_bytes += -(-payload_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            self.splits.append(self.size_bytes - begin)
+
+
+def _packed(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tensor:
+    return buffer[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
+
+
+class _Collective:
+    """Buffers on the tensors' device, by all_to_all."""
+
+    def __init__(self, ends: Sequence[Ends], group: Group, carrier: Any) -> None:
+        self._ends, self._group, self._carrier = ends, group, carrier
+
+    def _laid(self, batch: Sequence[Part], *, sends: bool) -> _Laid:
+        return _Laid(batch, self._ends, self._group, self._group.rank, sends=sends)
+
+    def held_bytes(self, batch: Sequence[Part]) -> int:
+        return self._laid(batch, sends=True).size_bytes + self._laid(batch, sends=False).size_bytes
+
+    def carry(self, batch: Sequence[Part]) -> int:
+        going, coming = self._laid(batch, sends=True), self._laid(batch, sends=False)
+        sent = torch.empty(going.size_bytes, dtype=torch.uint8, device=self._group.device)
+        received = torch.empty(coming.size_bytes, dtype=torch.uint8, device=self._group.device)
+        for part, offset in going.parts:
+            values = at(self._ends[part.tensor].old, part.piece.box)
+            _packed(sent, offset, values).copy_(values)
+        dist.all_to_all_single(received, sent, coming.splits, going.splits, group=self._carrier)
+        for part, offset in coming.parts:
+            values = at(self._ends[part.tensor].new, part.piece.box)
+            values.copy_(_packed(received, offset, values))
+        return going.size_bytes
+
+
+class _Shared:
+    """outboxes: every rank's, uint8[2, bytes], by rank."""
+
+    def __init__(
+        self, ends: Sequence[Ends], group: Group, carrier: Any, outboxes: Sequence[torch.Tensor]
+    ) -> None:
+        self._ends, self._group, self._carrier, self._outboxes = ends, group, carrier, outboxes
+        self._round = 0
+
+    def held_bytes(self, batch: Sequence[Part]) -> int:
+        return self._outboxes[self._group.rank].nbytes
+
+    def carry(self, batch: Sequence[Part]) -> int:
+        rank, half = self._group.rank, self._round % 2
+        self._round += 1
+        sent_bytes = 0
+        laid = [_Laid(batch, self._ends, self._group, each, sends=True) for each in range(self._group.size)]
+        for part, offset in laid[rank].parts:
+            values = at(self._ends[part.tensor].old, part.piece.box)
+            _packed(self._outboxes[rank][half], offset, values).copy_(values)
+            sent_bytes += values.nbytes
+        dist.all_reduce(torch.zeros(1), group=self._carrier)
+        for source, outbox in zip(laid, self._outboxes, strict=True):
+            for part, offset in source.parts:
+                if part.piece.target == rank:
+                    values = at(self._ends[part.tensor].new, part.piece.box)
+                    values.copy_(_packed(outbox[half], offset, values))
+        return sent_bytes
+
+
+def _shared(
+    ends: Sequence[Ends], batches: Sequence[Sequence[Part]], group: Group, carrier: Any
+) -> _Shared | None:
+    """None if a rank cannot map another's memory: they are of several hosts. A collective."""
+    sizes = [
+        max(_Laid(batch, ends, group, rank, sends=True).size_bytes for batch in batches)
+        for rank in range(group.size)
+    ]
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    own = _made(nonce, sizes[group.rank])
+    try:
+        said = json.dumps([os.getpid(), own, nonce.hex()]).encode()
+        outboxes: list[torch.Tensor | None] = []
+        for told, half_bytes in zip(group.gather(said), sizes, strict=True):
+            pid, descriptor, theirs = json.loads(told)
+            outboxes.append(None if descriptor is None else _mapped(pid, descriptor, theirs, half_bytes))
+        # Nobody closes a descriptor that another is about to open.
+        there = group.agree(all(outbox is not None for outbox in outboxes))
+    finally:
+        if own is not None:
+            os.close(own)
+    return _Shared(ends, group, carrier, [box for box in outboxes if box is not None]) if there else None
+
+
+def _made(nonce: bytes, half_bytes: int) -> int | None:
+    """A descriptor of this rank's outbox; None if there are no more descriptors, or no memory."""
+    try:
+        made = os.memfd_create("earl-outbox")
+    except OSError:
+        return None
+    try:
+        os.write(made, nonce)
+        os.ftruncate(made, _mapped_bytes(half_bytes))
+    except OSError:
+        os.close(made)
+        return None
+    return made
+
+
+def _mapped(pid: int, descriptor: int, nonce: str, half_bytes: int) -> torch.Tensor | None:
+    """The outbox of a process; None if it is not of this host, or not to be had."""
+    try:
+        opened = os.open(Path("/proc") / str(pid) / "fd" / str(descriptor), os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        if os.fstat(opened).st_size != _mapped_bytes(half_bytes):
+            return None
+        mapped = mmap.mmap(opened, _mapped_bytes(half_bytes))
+    except OSError:
+        return None
+    finally:
+        os.close(opened)
+    if mapped[:_NONCE_BYTES].hex() != nonce:
+        return None
+    return torch.frombuffer(mapped, dtype=torch.uint8)[_NONCE_BYTES:].view(2, half_bytes)
+
+
+def _mapped_bytes(half_bytes: int) -> int:
+    return _NONCE_BYTES + 2 * half_bytes

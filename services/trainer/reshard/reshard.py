@@ -1,0 +1,188 @@
+"""Tensors move from one cut over the ranks to another, over the same ranks: no gather, no disk.
+
+    tensor after tensor: its new memory is taken ─► what stays on its rank is copied
+                         ─► the rest goes in rounds, over a wire (wires.py) ─► its old memory is freed
+
+Promise: no rank needs more than CHUNK_BYTES a few times over beside the larger of both cuts, and one
+tensor; what a round left is whole in one place. A rank that dies ends the collective of the others: they
+leave, and the group starts again from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from earl.dispatch.layout.box import Box
+from earl.dispatch.plan.reshard_plan import Piece, Recut, exchange, rounds
+from services.trainer.ranks.process_group import Group
+from services.trainer.reshard.exchange import at, open_wire
+
+CHUNK_BYTES = 32 << 20
+
+
+class Memory:
+    """A rank's box of a tensor, whose memory is given back and taken again: every view of it follows.
+
+    local: the tensor as it is now. make: allocates it, the first time that it is taken; None if it is there.
+    values: shaped as the box; only while the memory is held.
+    """
+
+    def __init__(
+        self,
+        local: Callable[[], torch.Tensor],
+        box: Box,
+        item_bytes: int,
+        make: Callable[[], None] | None = None,
+    ) -> None:
+        self.box = box
+        self._local, self._make = local, make
+        self._payload_bytes = box.size * item_bytes
+        self.size_bytes = self._payload_bytes if make is not None else local().untyped_storage().nbytes()
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self._local().view(self.box.shape)
+
+    def free(self) -> None:
+        self._local().untyped_storage().resize_(0)
+
+    def take(self) -> None:
+        """What it holds then is arbitrary, but zeros where the box does not reach (FSDP2 pads)."""
+        if self._make is not None:
+            self._make()
+            self._make = None
+            self.size_bytes = self._local().untyped_storage().nbytes()
+        local = self._local()
+        storage = local.untyped_storage()
+        storage.resize_(self.size_bytes)
+        if self.size_bytes > self._payload_bytes:
+            torch.empty(0, dtype=torch.uint8, device=local.device).set_(storage).zero_()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One tensor on this rank: `old` is recut.before of this rank, `new` is its recut.after."""
+
+    recut: Recut
+    old: Memory
+    new: Memory
+
+    @property
+    def item_bytes(self) -> int:
+        return self.recut.item_bytes
+
+    def reversed(self) -> Column:
+        """The way back."""
+        return Column(self.recut.reversed(), self.new, self.old)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """columns: how many moved, from the first on; fewer than all if the time was over.
+
+    sent_bytes: of this rank over the wire. peak_extra_bytes: on this rank, beyond the larger cut.
+    """
+
+    columns: int
+    sent_bytes: int
+    peak_extra_bytes: int
+    seconds: float
+
+
+@torch.no_grad()
+def move(
+    columns: Sequence[Column],
+    group: Group,
+    wire: Any = None,
+    *,
+    until: float = float("inf"),
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Moved:
+    """Fill every column's new memory from the others' old; the latter is freed. A collective.
+
+    wire: the process group that carries the values; the default one if None. until: by time.monotonic();
+    then the columns that were begun are ended, and no more. Raises LayoutGap; what the process group does.
+    """
+    started = time.perf_counter()
+    recuts = [column.recut for column in columns]
+    pieces = exchange(recuts)
+    batches = list(rounds(recuts, pieces, chunk_bytes))
+    way = open_wire(columns, batches, group, wire)
+    walk = _Walk(columns, pieces, group.rank)
+    sent_bytes = 0
+    for batch in batches:
+        walk.end(batch[0].tensor)
+        if batch[0].tensor >= walk.begun and not group.agree(time.monotonic() < until):
+            break
+        walk.begin(batch[-1].tensor + 1)
+        held_bytes = way.held_bytes(batch)
+        walk.hold(held_bytes)
+        sent_bytes += way.carry(batch)
+        walk.hold(-held_bytes)
+    else:
+        walk.end(walk.begun)
+        if group.agree(time.monotonic() < until):
+            walk.begin(len(columns))
+    return Moved(walk.begun, sent_bytes, walk.peak_extra_bytes, time.perf_counter() - started)
+
+
+class _Walk:
+    """How far the columns are begun and ended, and what is held meanwhile."""
+
+    def __init__(self, columns: Sequence[Column], pieces: Sequence[Sequence[Piece]], rank: int) -> None:
+        self._columns, self._pieces, self._rank = columns, pieces, rank
+        self.begun = 0
+        # Those whose old memory the rounds still need.
+        self._open: list[int] = []
+        self._bytes = self._most = sum(column.old.size_bytes for column in columns)
+        self._before = self._bytes
+
+    def begin(self, stop: int) -> None:
+        """Columns up to `stop` have their memory and what was on this rank before."""
+        for number in range(self.begun, stop):
+            column = self._columns[number]
+            column.new.take()
+            self.hold(column.new.size_bytes)
+            for piece in self._pieces[number]:
+                if piece.source == piece.target == self._rank:
+                    at(column.new, piece.box).copy_(at(column.old, piece.box))
+            if any(piece.source != piece.target for piece in self._pieces[number]):
+                self._open.append(number)
+            else:
+                # One after the other: together they could need twice the memory.
+                self._free(column)
+        self.begun = stop
+
+    def end(self, stop: int) -> None:
+        """Columns before `stop` have all that they need."""
+        for number in [number for number in self._open if number < stop]:
+            self._free(self._columns[number])
+            self._open.remove(number)
+
+    def _free(self, column: Column) -> None:
+        column.old.free()
+        self.hold(-column.old.size_bytes)
+
+    def hold(self, more_bytes: int) -> None:
+        self._bytes += more_bytes
+        self._most = max(self._most, self._bytes)
+
+    @property
+    def peak_extra_bytes(self) -> int:
+        after = sum(column.new.size_bytes for column in self._columns)
+        return self._most - max(self._before, after)
+
+
+def boxes_by_rank(boxes: Sequence[Box], group: Group) -> list[tuple[Box, ...]]:
+    """This rank's box of each tensor → every rank's, by rank. A collective."""
+    mine = json.dumps([[box.start, box.stop] for box in boxes]).encode()
+    ranks = [
+        [Box(tuple(start), tuple(stop)) for start, stop in json.loads(said)] for said in group.gather(mine)
+    ]
+    return list(zip(*ranks, strict=True))

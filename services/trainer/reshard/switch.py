@@ -1,0 +1,211 @@
+"""Ranks take another (dp, tp, cp) at a boundary of their work: the same tensors, in other boxes.
+
+    prepare   new groups · what the ranks become, on the meta device · room for it? · canaries' log-probs
+    move      tensor by tensor, old memory freed as new is taken (move.py)
+    verify    canaries' log-probs again ─► within tolerance: the old groups end, and on in the new cut
+                                        └► beyond it, or too late: everything moves back
+
+Promise: whatever a stage finds wrong, the ranks go on in the cut that they had, with the same bits. A rank
+that dies ends the group, which starts again from what it keeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from earl.errors import EarlError
+from earl.obs.memory import available_bytes, cuda_available_bytes
+from earl.parallelism import Parallelism
+from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.runtime import return_pages
+from services.trainer.ranks.switch_requests import Command, Outcome
+from services.trainer.reshard.reshard import CHUNK_BYTES, Column, Moved, move
+
+log = logging.getLogger(__name__)
+
+# Sequences of random tokens, the same for ever; short, since they are computed while all else waits.
+CANARIES, CANARY_TOKENS = 2, 32
+_SEED = 20250613
+# What of the memory that is free may be counted on.
+_ROOM = 0.9
+
+
+class Change(Protocol):
+    """What a stage's ranks are and become. Every method is a collective but `reserve` and `arena_bytes`."""
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """As the ranks are cut before."""
+        ...
+
+    def prepare(self, wanted: Parallelism) -> list[Column]:
+        """Make what they become, without memory for it; what moves."""
+        ...
+
+    def arena_bytes(self) -> int:
+        """What `reserve` takes of the host's memory."""
+        ...
+
+    def reserve(self) -> None:
+        """Room for what the stage shows to others. Raises EarlError."""
+        ...
+
+    def canaries(self, *, new: bool) -> np.ndarray:
+        """float32: log-probs of `canary_tokens`, the same on every rank, before or after."""
+        ...
+
+    def reshard(self) -> None:
+        """Free what computing in the new cut left."""
+        ...
+
+    def keep(self) -> None:
+        """The old ends."""
+        ...
+
+    def drop(self) -> None:
+        """The new ends."""
+        ...
+
+
+def canary_tokens(vocabulary: int) -> np.ndarray:
+    """int32[CANARIES, CANARY_TOKENS]"""
+    rng = np.random.Generator(np.random.Philox(_SEED))
+    return rng.integers(0, vocabulary, (CANARIES, CANARY_TOKENS)).astype(np.int32)
+
+
+def switch(command: Command, change: Change) -> Outcome:
+    """Carry a command out; `change` is kept or dropped. A collective.
+
+    Raises what a process group does when a rank is lost.
+    """
+    return _Switch(command, change).run()
+
+
+def log_outcome(command: Command, outcome: Outcome) -> None:
+    """For whoever reads the stage's log."""
+    if outcome.rolled_back:
+        log.warning("epoch %d, %s, was rolled back: %s", command.epoch, command.parallelism, outcome.message)
+    else:
+        log.info(
+            "epoch %d: %s for %s", command.epoch, outcome.parallelism, command.reason or "no reason given"
+        )
+
+
+class _Switch:
+    def __init__(self, command: Command, change: Change) -> None:
+        self._command, self._change, self._group = command, change, change.group
+        self._moves: list[Moved] = []
+        self._difference = 0.0
+
+    def run(self) -> Outcome:
+        began_s = time.monotonic()
+        until = self._command.asked_s + self._command.deadlines.prepare_s
+        if not self._group.agree(time.monotonic() < until):
+            return self._outcome(began_s, f"no step boundary came {self._within('prepare_s')}")
+        columns = self._change.prepare(self._command.parallelism)
+        why, before = self._prepare(columns, until)
+        if not why:
+            why = self._carry_out(columns, before)
+        if why:
+            self._change.drop()
+        else:
+            self._change.keep()
+        return_pages()
+        return self._outcome(began_s, why)
+
+    # --- stages -----------------------------------------------------------------------------
+
+    def _prepare(self, columns: Sequence[Column], until: float) -> tuple[str, np.ndarray]:
+        """(why it cannot be, canaries' log-probs)"""
+        why = self._lacking(columns)
+        if not why:
+            try:
+                self._change.reserve()
+            except EarlError as error:
+                why = str(error)
+        why = next((said.decode() for said in self._group.gather(why.encode()) if said), "")
+        if why:
+            return why, np.zeros(0, np.float32)
+        before = self._change.canaries(new=False)
+        in_time = self._group.agree(time.monotonic() < until)
+        return "" if in_time else f"it was not prepared {self._within('prepare_s')}", before
+
+    def _lacking(self, columns: Sequence[Column]) -> str:
+        """What there is not enough memory for; "" if there is. A collective: ranks share their host's."""
+        more_bytes = sum(column.new.size_bytes - column.old.size_bytes for column in columns)
+        largest = max((column.new.size_bytes for column in columns), default=0)
+        # The buffers of both directions, what a round begins, and one tensor.
+        need_bytes = max(0, more_bytes) + 3 * CHUNK_BYTES + largest
+        on_host = self._group.device.type == "cpu"
+        mine = torch.tensor([self._change.arena_bytes() + (need_bytes if on_host else 0)])
+        places = {"host": (int(self._group.sum(mine)[0]), available_bytes())}
+        if not on_host:
+            places["device"] = (need_bytes, cuda_available_bytes())
+        for where, (need, free) in places.items():
+            if need > _ROOM * free:
+                return f"{need} bytes are needed while tensors move, and the {where} has {free} left"
+        return ""
+
+    def _carry_out(self, columns: Sequence[Column], before: np.ndarray) -> str:
+        """Move, verify, and back if need be; why, or "" if the ranks are cut anew."""
+        switch_s = self._command.deadlines.switch_s
+        wire: Any = dist.new_group(timeout=timedelta(seconds=max(1.0, 2 * switch_s)))
+        try:
+            moved = move(columns, self._group, wire, until=time.monotonic() + switch_s)
+            self._moves.append(moved)
+            if moved.columns < len(columns):
+                why = f"{moved.columns} of {len(columns)} tensors moved {self._within('switch_s')}"
+            else:
+                why = self._verify(before)
+            if why:
+                self._change.reshard()
+                back = [column.reversed() for column in columns[: moved.columns]]
+                self._moves.append(move(back, self._group, wire))
+            return why
+        finally:
+            dist.destroy_process_group(wire)
+
+    def _verify(self, before: np.ndarray) -> str:
+        began_s, tolerance = time.monotonic(), self._command.tolerance
+        after = self._change.canaries(new=True)
+        mine = torch.tensor([float(np.abs(after - before).max(initial=0.0))], dtype=torch.float64)
+        # As numbers, NaN would be lost in a maximum.
+        if not self._group.agree(bool(torch.isfinite(mine))):
+            mine[0] = torch.inf
+        self._difference = float(self._group.max(mine)[0])
+        if self._difference > tolerance:
+            return f"log-probs of canaries differ by {self._difference:.3g}, more than {tolerance:g}"
+        in_time = self._group.agree(time.monotonic() - began_s < self._command.deadlines.verify_s)
+        return "" if in_time else f"it was not verified {self._within('verify_s')}"
+
+    # --- what came of it --------------------------------------------------------------------
+
+    def _within(self, stage: str) -> str:
+        return f"within {getattr(self._command.deadlines, stage):g} s"
+
+    def _outcome(self, began_s: float, why: str) -> Outcome:
+        """A collective."""
+        now, command = time.monotonic(), self._command
+        sent = self._group.sum(torch.tensor([sum(moved.sent_bytes for moved in self._moves)]))
+        most = max((moved.peak_extra_bytes for moved in self._moves), default=0)
+        return Outcome(
+            command.epoch,
+            self._change.parallelism if why else command.parallelism,
+            why,
+            stall_s=now - began_s,
+            seconds=now - command.asked_s,
+            moved_bytes=int(sent[0]),
+            peak_extra_bytes=int(self._group.max(torch.tensor([most]))[0]),
+            max_logprob_difference=self._difference,
+        )

@@ -1,0 +1,127 @@
+"""The trainer's part of a switch: parameters and moments in another cut, versions published in it.
+
+What was published stays readable as it was; progress and the count of updates are carried over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from earl.dispatch.plan.reshard_plan import Recut
+from earl.parallelism import Parallelism
+from services.trainer.model.sharded_policy import Policy, Shard
+from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.reshard.reshard import Column, Memory, boxes_by_rank
+from services.trainer.reshard.switch import canary_tokens
+from services.trainer.reshard.weight_slots import Slots, WeightSlots
+from services.trainer.step.batch import Columns
+from services.trainer.step.plan import Item
+from services.trainer.step.step import Stepper
+
+
+class TrainerChange:
+    """stepper: to go on with."""
+
+    def __init__(self, stepper: Stepper, slots: WeightSlots) -> None:
+        self.stepper = stepper
+        self._slots = slots
+        self._new: Stepper | None = None
+        self._reserved: Slots | None = None
+        self.group = stepper.group
+        self.parallelism = stepper.cut.parallelism
+
+    def prepare(self, wanted: Parallelism) -> list[Column]:
+        old = self.stepper
+        policy = Policy.of(
+            old.policy.spec, Cut(self.group, wanted, old.policy.spec), old.config, allocated=False
+        )
+        policy.adapter = old.policy.adapter
+        self._new = Stepper(policy, old.config)
+        self._new.optimizer.updates = old.optimizer.updates
+        old.policy.clear_gradients()
+        return columns_of(old, self._new)
+
+    def arena_bytes(self) -> int:
+        return self._slots.more_bytes(self._other.policy)
+
+    def reserve(self) -> None:
+        self._reserved = self._slots.reserve(self._other.policy)
+
+    def canaries(self, *, new: bool) -> np.ndarray:
+        return canary_logprobs(self._other if new else self.stepper)
+
+    def reshard(self) -> None:
+        self._other.policy.reshard()
+
+    def keep(self) -> None:
+        assert self._reserved is not None
+        self._slots.adopt(self._reserved)
+        self.stepper.cut.close()
+        self.stepper = self._other
+
+    def drop(self) -> None:
+        if self._reserved is not None:
+            self._slots.discard(self._reserved)
+        self._other.cut.close()
+
+    @property
+    def _other(self) -> Stepper:
+        assert self._new is not None
+        return self._new
+
+
+def columns_of(old: Stepper, new: Stepper) -> list[Column]:
+    """What moves: every parameter, followed by its moments if it is trained. A collective."""
+    pairs = list(zip(_all(old.policy), _all(new.policy), strict=True))
+    before = boxes_by_rank([shard.box for shard, _ in pairs], old.group)
+    after = boxes_by_rank([shard.box for _, shard in pairs], new.group)
+    found: list[Column] = []
+    for (shard, target), *boxes in zip(pairs, before, after, strict=True):
+        item_bytes = shard.parameter.element_size()
+        found.append(
+            Column(
+                Recut(shard.shape, item_bytes, *boxes),
+                Memory(lambda shard=shard: shard.local, shard.box, item_bytes),
+                Memory(
+                    lambda target=target: target.local,
+                    target.box,
+                    item_bytes,
+                    lambda target=target: new.policy.allocate(target),
+                ),
+            )
+        )
+        if shard.parameter.requires_grad:
+            for which in (0, 1):
+                recut = Recut(shard.shape, 4, *boxes)
+                found.append(Column(recut, _moment(old, shard, which), _moment(new, target, which)))
+    return found
+
+
+def _moment(stepper: Stepper, shard: Shard, which: int) -> Memory:
+    pair = stepper.optimizer.moments.get(shard.name)
+    if pair is None:
+        nothing = torch.zeros(0)
+        return Memory(lambda: nothing, shard.box, 4)
+
+    def make() -> None:
+        pair[which] = torch.empty_like(pair[which], device=stepper.group.device)
+
+    return Memory(lambda: pair[which], shard.box, 4, make if pair[which].is_meta else None)
+
+
+def _all(policy: Policy) -> list[Shard]:
+    """Of the model and of its adapters, each once, in one order whatever the cut."""
+    return list({shard.name: shard for shard in (*policy.model_shards, *policy.shards)}.values())
+
+
+def canary_logprobs(stepper: Stepper) -> np.ndarray:
+    """float32[tokens]: of the canaries; every replica computes them all. A collective."""
+    tokens = canary_tokens(stepper.policy.spec.vocab)
+    columns = Columns()
+    columns.take([Item(n, 1, f"canary/{n}", 0.0, tokens.shape[1], position=n) for n in range(len(tokens))])
+    sampled = columns.sampled
+    sampled["tokens"][:] = tokens.ravel()
+    sampled["loss_mask"][:] = np.broadcast_to(np.arange(tokens.shape[1]) > 0, tokens.shape).ravel()
+    sampled["logprobs"][:] = 0.0
+    return stepper.logprobs(columns, 1.0)

@@ -1,0 +1,278 @@
+"""Two slots of published weights in each rank's arena.
+
+    publish(v):  retire v-2 ─► copy own shards into its slot ─► descriptors ─► all ranks ─► WeightsPublished
+                    │ all ranks withhold their descriptors, then readers awaited: acknowledged, or lease ended
+                    └─ a late reader finds the slot's generation changed: VersionGone
+
+Promise: while anyone may read a slot, nobody writes it, so that the next optimizer step never changes
+what is being read; WeightsPublished is sent once every rank's shards can be read.
+A reader is a field of the hash `weights:<version>:readers`: owner -> end of its lease, in seconds of
+Redis's clock; it acknowledges by deleting the field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from earl.bus import Bus, redis_errors
+from earl.dispatch.describe.descriptor import numpy_dtype
+from earl.dispatch.describe.tensor_classes import TensorClass, classes_of, held_bytes
+from earl.dispatch.memory.allocator import occupied
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.registry.registry import Registry
+from earl.errors import BusUnavailable, EarlError
+from services.trainer.api.codec import weights_published
+from services.trainer.model.sharded_policy import Shard
+from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.process_group import Group
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SLOTS = 2
+POLL_S = 0.005
+LONGEST_POLL_S = 0.1
+CALL_S = 30.0
+
+
+def slot_bytes(shards: Sequence[Shard], dtype: str) -> int:
+    """Arena bytes of one version of these shards in the model's dtype."""
+    return held_bytes(published_classes(shards, dtype))
+
+
+def published_classes(shards: Sequence[Shard], dtype: str) -> list[tuple[TensorClass, int]]:
+    """Every shard's tensor, in classes, each with this rank's place on their mesh."""
+    places: dict[TensorClass, int] = {}
+    for place in sorted({shard.place for shard in shards}):
+        of_place = {shard.name: (dtype, shard.layout) for shard in shards if shard.place == place}
+        places |= dict.fromkeys(classes_of(of_place), place)
+    return list(places.items())
+
+
+def arena_bytes(shards: Sequence[Shard], dtype: str) -> int:
+    """What an arena for the slots of these shards must hold."""
+    return SLOTS * occupied(slot_bytes(shards, dtype))
+
+
+class Weights(Protocol):
+    """What is published: a Policy, or the shards of any module (`shards_of`).
+
+    model_shards: this rank's. weights: each of them and its values, shaped as its box; a collective.
+    """
+
+    @property
+    def model_shards(self) -> Sequence[Shard]: ...
+
+    def weights(self) -> Iterator[tuple[Shard, torch.Tensor]]: ...
+
+
+# A store with an arena of so many bytes for slots.
+OpenStore = Callable[[int], Coroutine[Any, Any, TensorStore]]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What is published in one cut, and where. room: bytes of a version that a slot there holds."""
+
+    policy: Weights
+    classes: list[tuple[TensorClass, int]]
+    store: TensorStore
+    room: int
+
+
+class WeightSlots:
+    """One rank's slots. Calls come from the computing thread, in the same order on every rank.
+
+    When the cut of the ranks changes, versions stay readable as they were published; the slots of the new
+    cut lie in the same arena if they fit there, else in one of their own.
+    name: of the trainer; its ranks' keys are weights/<version>/<name>-<rank>. lease_s: the longest
+    that a reader may hold a slot, whatever its lease says. hurry: once set, readers are not waited for
+    (the trainer is leaving, and its memory with it), and the bus shortly.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        store: TensorStore,
+        registry: Registry,
+        bus: Bus,
+        group: Group,
+        policy: Weights,
+        *,
+        name: str,
+        dtype: str,
+        lease_s: float,
+        hurry: threading.Event | None = None,
+        open_store: OpenStore | None = None,
+    ) -> None:
+        self._side = side
+        self._registry = registry
+        self._bus = bus
+        self._group = group
+        self._name = name
+        self.dtype = dtype
+        self._lease_s = lease_s
+        self._hurry = hurry or threading.Event()
+        self._open_store = open_store
+        self._now = self._slots_of(policy, store, slot_bytes(policy.model_shards, dtype))
+        # Versions in the slots, oldest first, and where each lies.
+        self._held: dict[int, TensorStore] = {}
+        # The version withheld last, on every rank; on rank 0, the wait for its readers.
+        self._withheld = 0
+        self._retiring: concurrent.futures.Future[None] | None = None
+        shards = policy.model_shards
+        self._size_bytes = sum(int(np.prod(shard.shape)) * numpy_dtype(dtype).itemsize for shard in shards)
+
+    def _slots_of(self, policy: Weights, store: TensorStore, room: int) -> Slots:
+        return Slots(policy, published_classes(policy.model_shards, self.dtype), store, room)
+
+    def more_bytes(self, policy: Weights) -> int:
+        """Of a further arena, if `reserve` needs one for this policy."""
+        fits = slot_bytes(policy.model_shards, self.dtype) <= self._now.room
+        return 0 if fits else arena_bytes(policy.model_shards, self.dtype)
+
+    def reserve(self, policy: Weights) -> Slots:
+        """Room for the versions of the same model in another cut: to `adopt`, or to `discard`.
+
+        Raises ConfigError where there is none.
+        """
+        more_bytes = self.more_bytes(policy)
+        if not more_bytes:
+            return self._slots_of(policy, self._now.store, self._now.room)
+        assert self._open_store is not None
+        store = self._side.run(self._open_store(more_bytes), CALL_S)
+        return self._slots_of(policy, store, slot_bytes(policy.model_shards, self.dtype))
+
+    def adopt(self, slots: Slots) -> None:
+        """From now on versions are published in this cut."""
+        before, self._now = self._now, slots
+        self._close_unused(before.store)
+
+    def discard(self, slots: Slots) -> None:
+        """Nothing is published in this cut."""
+        self._close_unused(slots.store)
+
+    def close(self) -> None:
+        """Forget all versions, and give their arenas back."""
+        for store in {id(one): one for one in (*self._held.values(), self._now.store)}.values():
+            self._side.run(store.close(), CALL_S)
+        self._held.clear()
+
+    def _close_unused(self, store: TensorStore) -> None:
+        if store is not self._now.store and store not in self._held.values():
+            self._side.run(store.close(), CALL_S)
+
+    def key(self, version: int, rank: int) -> str:
+        return f"weights/{version}/{self._name}-{rank}"
+
+    def retire_early(self) -> None:
+        """Start freeing the slot that the next version needs, while the step that makes it computes.
+
+        A collective: no rank may renew its descriptor once readers are waited for. Raises as `publish`.
+        """
+        if len(self._held) < SLOTS or self._withheld == next(iter(self._held)):
+            return
+        self._withheld, store = next(iter(self._held.items()))
+        mine = [self.key(self._withheld, self._group.rank)]
+        self._together(lambda: self._call(store.withhold(mine)))
+        if self._group.leads:
+            self._retiring = self._side.submit(self._retire(self._withheld))
+
+    def publish(self, version: int) -> None:
+        """Copy the parameters as they are now into a slot and make them known. A collective.
+
+        Raises BusUnavailable, DeadlineExceeded, and does so on every rank, so that they go on alike.
+        """
+        if version in self._held:
+            return
+        self._free_slot()
+        key = self.key(version, self._group.rank)
+        arrays = self._together(lambda: self._call(self._reserve(key, version)))
+        _copy(self._now.policy, arrays, self.dtype)
+        self._together(lambda: self._call(self._now.store.publish([key])))
+        self._held[version] = self._now.store
+        self._together(lambda: self._announce(version))
+
+    def _announce(self, version: int) -> None:
+        if self._group.leads:
+            keys = [self.key(version, rank) for rank in range(self._group.size)]
+            self._call(self._bus.publish(weights_published(version, keys, self._size_bytes)))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._side.run(work, CALL_S, self._hurry)
+
+    def _together(self, work: Callable[[], T]) -> T:
+        """Its result once every rank did it; raises on every rank if one could not. A collective."""
+        failure: EarlError = BusUnavailable("another rank could not publish its weights", "see its log")
+        done: list[T] = []
+        try:
+            done.append(work())
+        except EarlError as error:
+            failure = error
+        if not self._group.agree(bool(done)):
+            raise failure
+        return done[0]
+
+    def _free_slot(self) -> None:
+        if len(self._held) < SLOTS:
+            return
+        old = next(iter(self._held))
+        self.retire_early()
+        self._together(self._retired)
+        store = self._held.pop(old)
+        self._together(lambda: self._call(store.remove([self.key(old, self._group.rank)])))
+        self._close_unused(store)
+
+    def _retired(self) -> None:
+        if self._retiring is not None:
+            retiring, self._retiring = self._retiring, None
+            self._side.wait(retiring, "retiring a version", self._lease_s + CALL_S, self._hurry)
+
+    async def _reserve(self, key: str, version: int) -> dict[str, np.ndarray]:
+        # Every slot of an arena is of one size: else a larger one would not fit where a smaller one was.
+        return self._now.store.reserve_classes(key, self._now.classes, version, self._now.room)
+
+    async def _retire(self, version: int) -> None:
+        """Wait for those that are reading a withheld version."""
+        # Once more: another rank's renewal may have been under way while it withheld.
+        await self._registry.remove([self.key(version, rank) for rank in range(self._group.size)])
+        readers = self._bus.key("weights", version, "readers")
+        poll_s = POLL_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._lease_s):
+                while not self._hurry.is_set() and await self._reading(readers):
+                    await asyncio.sleep(poll_s)
+                    poll_s = min(2 * poll_s, LONGEST_POLL_S)
+        with redis_errors(self._bus.url):
+            await self._bus.redis.delete(readers)
+
+    async def _reading(self, readers: str) -> list[str]:
+        """Owners whose lease on the version has not ended."""
+        with redis_errors(self._bus.url):
+            pipeline = self._bus.redis.pipeline(transaction=False)
+            pipeline.time()
+            pipeline.hgetall(readers)
+            (seconds, _), leases = await pipeline.execute()
+        return [owner.decode() for owner, end in leases.items() if float(end) > seconds]
+
+
+@torch.no_grad()
+def _copy(policy: Weights, arrays: dict[str, np.ndarray], dtype: str) -> None:
+    """Shards into the arena, cast to the model's dtype on the way. A collective."""
+    for shard, values in policy.weights():
+        if not shard.box.size:
+            continue
+        target = torch.from_numpy(arrays[shard.name])
+        if dtype == "bfloat16":
+            target = target.view(torch.bfloat16)
+        target.copy_(values)

@@ -1,0 +1,248 @@
+"""From a plan's sequences to packed micro-batches, in arrays that are reused step after step.
+
+    columns of this rank's sequences, end to end     tokens | loss_mask | logprobs | reference  [total tokens]
+      └─ mini-batches: one optimizer step each, cut over all ranks' sequences alike
+           └─ micro-batches: one forward pass each, at most `microbatch_tokens` long, sequences packed
+
+Which mini-batch a sequence belongs to depends on the plan alone, never on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from earl.errors import TrainerError
+from earl.models.parallel import ContextParallel, TensorParallel
+from services.trainer.step import advantages
+from services.trainer.step.plan import Item, Plan
+from services.trainer.step.prefix_packing import Bin, rows_of
+
+COLUMNS = (
+    ("tokens", np.dtype(np.int32)),
+    ("loss_mask", np.dtype(np.uint8)),
+    ("logprobs", np.dtype(np.float32)),
+    # Written by the reference stage, not by the rollout worker.
+    ("reference", np.dtype(np.float32)),
+)
+
+
+class Columns:
+    """Receive buffers of one rank's sequences, end to end; grown when needed, never shrunk."""
+
+    def __init__(self) -> None:
+        self._arrays = {name: np.zeros(0, dtype) for name, dtype in COLUMNS}
+        self.items: tuple[Item, ...] = ()
+        self.offsets = np.zeros(1, np.int64)
+
+    def take(self, items: Sequence[Item]) -> None:
+        """Make room for these sequences; then fill `sampled` and each `of`.
+
+        A sequence whose reference log-probs are not wanted has zeros for them.
+        """
+        self.items = tuple(items)
+        self.offsets = np.concatenate(([0], np.cumsum([item.total_tokens for item in items], dtype=np.int64)))
+        total = int(self.offsets[-1])
+        for name, dtype in COLUMNS:
+            if len(self._arrays[name]) < total:
+                self._arrays[name] = np.zeros(total + total // 4, dtype)
+        self._arrays["reference"][:total] = 0.0
+
+    @property
+    def sampled(self) -> dict[str, np.ndarray]:
+        """The columns that rollout workers publish, each [total tokens], to be filled."""
+        total = self.offsets[-1]
+        return {name: self._arrays[name][:total] for name, _ in COLUMNS if name != "reference"}
+
+    def of(self, index: int) -> dict[str, np.ndarray]:
+        """The columns of one sequence, each [length], to be filled; `reference` only where it is wanted."""
+        span = slice(self.offsets[index], self.offsets[index + 1])
+        wanted = bool(self.items[index].reference_keys)
+        return {name: self._arrays[name][span] for name, _ in COLUMNS if name != "reference" or wanted}
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32[total tokens]"""
+        return self._arrays["tokens"][: self.offsets[-1]]
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """uint8[total tokens]: 1 where the token was sampled and is trained on"""
+        return self._arrays["loss_mask"][: self.offsets[-1]]
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """float32[total tokens]: of the distribution that was sampled from, 0 where the mask is 0"""
+        return self._arrays["logprobs"][: self.offsets[-1]]
+
+    @property
+    def reference(self) -> np.ndarray | None:
+        """float32[total tokens]: log-probs under the reference policy, at the sampler's temperature, 0 where
+        the mask is 0; None if the plan asks for none of these sequences."""
+        if not any(item.reference_keys for item in self.items):
+            return None
+        return self._arrays["reference"][: self.offsets[-1]]
+
+    def trained_tokens(self) -> np.ndarray:
+        """int64[sequences]: trained tokens of each."""
+        if not self.items:
+            return np.zeros(0, np.int64)
+        return np.add.reduceat(self.loss_mask.astype(np.int64), self.offsets[:-1])
+
+    def tokens_of(self, index: int) -> np.ndarray:
+        """int32[length]: of one sequence"""
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def trained_from(self, index: int) -> int:
+        """Position of a sequence's first trained token; it must have one."""
+        return int(np.argmax(self.loss_mask[self.offsets[index] : self.offsets[index + 1]]))
+
+    def validate(self, vocabulary: int) -> None:
+        """Raise TrainerError naming the first trajectory whose columns cannot be trained on."""
+        total = int(self.offsets[-1])
+        if not total:
+            return
+        bad = (self.tokens < 0) | (self.tokens >= vocabulary) | ~np.isfinite(self.logprobs)
+        bad |= self.loss_mask > 1
+        if self.reference is not None:
+            bad |= ~np.isfinite(self.reference)
+        bad[self.offsets[:-1]] |= self.loss_mask[self.offsets[:-1]] != 0
+        if not bad.any():
+            return
+        at = int(np.argmax(bad))
+        i = int(np.searchsorted(self.offsets, at, side="right")) - 1
+        raise TrainerError(
+            f"{self.items[i].key}: position {at - int(self.offsets[i])} has token {int(self.tokens[at])} "
+            f"(vocabulary {vocabulary}), mask {int(self.loss_mask[at])}, log-prob {float(self.logprobs[at])}",
+            "columns must hold known tokens, finite log-probs and a mask of 0 or 1 that starts with 0",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Sequences packed end to end for one forward pass.
+
+    tokens, positions: int64[T]. lengths: of each sequence; shared: of each, how many of its first tokens
+    lie in the sequence before it; T is the sum of the differences. For each of the N trained tokens:
+    source int64[N] (row that predicts it, none twice, ascending), targets int64[N], behaviour, advantages,
+    weights float32[N], and reference float32[N] where a reference stage computed it. at int64[N]: where it
+    lies in the columns; empty if the one token that is there counts nothing.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    lengths: list[int]
+    shared: list[int]
+    source: np.ndarray
+    targets: np.ndarray
+    behaviour: np.ndarray
+    advantages: np.ndarray
+    weights: np.ndarray
+    reference: np.ndarray | None = None
+    at: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def of(self, tensor: TensorParallel, context: ContextParallel) -> MicroBatch:
+        """What one rank of a replica computes: its rows, and its part of the tokens that they predict.
+
+        lengths and shared stay those of all rows, which attention is computed on together.
+        """
+        if tensor.size * context.size == 1:
+            return self
+        whole, cp = self, context.size
+        if len(self.tokens) < cp:
+            # Every rank has a row: a sequence more, of which nothing is trained.
+            whole = replace(
+                self,
+                tokens=np.concatenate((self.tokens, np.zeros(cp, np.int64))),
+                positions=np.concatenate((self.positions, np.arange(cp))),
+                lengths=[*self.lengths, cp],
+                shared=[*self.shared, 0],
+            )
+        start, stop = context.rows(len(whole.tokens))
+        first, last = np.searchsorted(whole.source, (start, stop)).tolist()
+        count, ranks = last - first, tensor.size
+        mine = slice(first + count * tensor.rank // ranks, first + count * (tensor.rank + 1) // ranks)
+        rows = {"tokens": whole.tokens[start:stop], "positions": whole.positions[start:stop]}
+        if not len(whole.at) or mine.start == mine.stop:
+            nothing = replace(EMPTY, reference=None if whole.reference is None else EMPTY.weights)
+            return replace(nothing, **rows, lengths=whole.lengths, shared=whole.shared)
+        return replace(
+            whole,
+            **rows,
+            source=whole.source[mine] - start,
+            targets=whole.targets[mine],
+            behaviour=whole.behaviour[mine],
+            advantages=whole.advantages[mine],
+            weights=whole.weights[mine],
+            reference=None if whole.reference is None else whole.reference[mine],
+            at=whole.at[mine],
+        )
+
+
+# A forward pass that counts nothing: keeps a rank in step with ranks that have more micro-batches.
+EMPTY = MicroBatch(
+    np.zeros(1, np.int64),
+    np.zeros(1, np.int64),
+    [1],
+    [0],
+    np.zeros(1, np.int64),
+    np.zeros(1, np.int64),
+    *(np.zeros(1, np.float32) for _ in range(4)),
+)
+
+
+def cut_minibatches(plan: Plan, rank: int, count: int, pass_index: int, seed: int) -> list[list[int]]:
+    """Indices into the rank's items for each of `count` mini-batches, the same cut for any rank count.
+
+    With one mini-batch the plan's order stays; with more, sequences are dealt out after a shuffle that
+    depends on (seed, version, pass) alone, so that a resumed run deals them out alike.
+    """
+    items = plan.ranks[rank]
+    if count == 1:
+        return [list(range(len(items)))]
+    total = len(plan.ticket_ids)
+    dealt = np.random.Generator(np.random.Philox([seed, plan.version, pass_index])).permutation(total)
+    mine = dealt[np.asarray([item.position for item in items], np.int64)] % count
+    return [np.flatnonzero(mine == m).tolist() for m in range(count)]
+
+
+def build(
+    columns: Columns,
+    packed: Bin,
+    loss_mean: str,
+    total_tokens: int,
+    total_sequences: int,
+    sequence_tokens: int = 0,
+) -> MicroBatch:
+    """The forward pass of a bin (indices into columns.items); totals: of the mini-batch over all ranks.
+
+    loss_mean, sequence_tokens: as in advantages.token_weights.
+    """
+    offsets = columns.offsets
+    slices = [slice(int(offsets[i]), int(offsets[i + 1])) for i in packed.chosen]
+    lengths = [s.stop - s.start for s in slices]
+    tokens = np.concatenate([columns.tokens[s] for s in slices]).astype(np.int64)
+    mask = np.concatenate([columns.loss_mask[s] for s in slices])
+    behaviour = np.concatenate([columns.logprobs[s] for s in slices])
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
+    reference = columns.reference
+    trained = np.flatnonzero(mask)
+    counts = np.add.reduceat(mask.astype(np.int64), starts)
+    rows = rows_of(lengths, packed.shared)
+    return MicroBatch(
+        tokens=tokens[rows.own],
+        positions=rows.positions,
+        lengths=lengths,
+        shared=packed.shared,
+        source=trained - 1 - np.repeat(starts - rows.first, counts),
+        targets=tokens[trained],
+        behaviour=behaviour[trained],
+        advantages=advantages.per_token([columns.items[i].advantage for i in packed.chosen], counts.tolist()),
+        weights=advantages.token_weights(
+            counts.tolist(), loss_mean, total_tokens, total_sequences, sequence_tokens
+        ),
+        reference=None if reference is None else np.concatenate([reference[s] for s in slices])[trained],
+        at=trained + np.repeat(offsets[packed.chosen] - starts, counts),
+    )

@@ -1,0 +1,58 @@
+"""Digests of what a deterministic run trains on and of what comes of it: two runs are compared by them.
+
+A digest is a whole number below 2**53, so that it passes through a metric (float64) unharmed. Equal
+digests of a step mean equal bits, as far as 53 bits can tell.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+
+from services.trainer.model.sharded_policy import Shard
+from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.step.batch import Columns
+
+BITS = 53
+
+
+def batch_digests(columns: Columns, cut: Cut) -> dict[str, float]:
+    """Of the whole batch, whatever rank has which sequence. A collective.
+
+    tokens_digest: tokens and mask. batch_digest: log-probs, reference log-probs and advantages too.
+    """
+    reference = columns.reference
+    mine = []
+    for i, item in enumerate(columns.items if cut.speaks else ()):
+        own = slice(int(columns.offsets[i]), int(columns.offsets[i + 1]))
+        tokens = _of(columns.tokens[own], columns.loss_mask[own])
+        rest = _of(columns.logprobs[own], *([] if reference is None else [reference[own]]))
+        mine.append(struct.pack("<QQQd", item.position, tokens, rest, item.advantage))
+    size = struct.calcsize("<QQQd")
+    joined = b"".join(cut.group.gather(b"".join(mine)))
+    rows = sorted(struct.unpack_from("<QQQd", joined, at) for at in range(0, len(joined), size))
+    return {
+        "tokens_digest": _number(b"".join(struct.pack("<Q", row[1]) for row in rows)),
+        "batch_digest": _number(b"".join(struct.pack("<QQd", *row[1:]) for row in rows)),
+    }
+
+
+def weights_digest(shards: Sequence[Shard], group: Group) -> float:
+    """Of all parameters, in float32; two groups agree only if they are cut alike. A collective."""
+    mine = _of(*(shard.local.detach().cpu().numpy() for shard in shards))
+    return _number(b"".join(group.gather(struct.pack("<Q", mine))))
+
+
+def _of(*arrays: np.ndarray) -> int:
+    digest = xxhash.xxh3_64()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+    return digest.intdigest()
+
+
+def _number(data: bytes) -> float:
+    return float(xxhash.xxh3_64_intdigest(data) >> (64 - BITS))

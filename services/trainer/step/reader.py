@@ -1,0 +1,42 @@
+"""A rank pulls its own slices of a batch from the arenas where they were produced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from earl.dispatch.layout.box import Box
+from earl.dispatch.read.reader import Dispatcher, Read, SequenceRead
+from services.trainer.ranks.activity import Transfer
+from services.trainer.reference.shelf import TENSOR
+from services.trainer.step.batch import Columns
+from services.trainer.step.plan import Item
+
+
+async def read_columns(
+    dispatcher: Dispatcher, columns: Columns, items: Sequence[Item], deadline_s: float
+) -> None:
+    """Fill the columns with these sequences, together. Raises as Dispatcher.read."""
+    columns.take(items)
+    if not items:
+        return
+    sampled = SequenceRead([item.key for item in items], np.diff(columns.offsets), columns.sampled)
+    reference = [
+        Read(item.reference_keys, TENSOR, _span(item), columns.of(i)["reference"])
+        for i, item in enumerate(items)
+        if item.reference_keys
+    ]
+    await dispatcher.read([sampled, *reference], deadline_s)
+
+
+def _span(item: Item) -> Box:
+    return Box((item.reference_offset,), (item.reference_offset + item.total_tokens,))
+
+
+def transfers(dispatcher: Dispatcher) -> list[Transfer]:
+    """What this rank has read so far, by path."""
+    return [
+        Transfer(path, total.size_bytes, total.seconds, total.transfers, total.retries)
+        for path, total in dispatcher.totals.items()
+    ]

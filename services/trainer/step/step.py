@@ -1,0 +1,254 @@
+"""One batch: mini-batches, each one optimizer step over all ranks, each of them packed micro-batches.
+
+    truncated, several steps: log-probs of all sequences, before anything changes (no gradients)
+    for pass · for mini-batch:  count over ranks ─► micro-batches: forward, loss, backward (gradients add
+                                up, FSDP2 sums them over ranks) ─► norm, clip ─► AdamW
+
+Promise: the gradient of a mini-batch is that of all its sequences in one piece, whatever the cut of the
+ranks and the number of micro-batches; what is not finite raises TrainerError before any parameter changes.
+Ranks of one replica go through the same micro-batches; each counts its own part of the trained tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from earl.config.run import RunConfig
+from earl.errors import TrainerError
+from services.trainer.model import losses
+from services.trainer.model.optimizer import AdamW, decay, ramp
+from services.trainer.model.sharded_policy import Policy
+from services.trainer.ranks.process_group import Group
+from services.trainer.step.batch import EMPTY, Columns, MicroBatch, build, cut_minibatches
+from services.trainer.step.plan import Plan
+from services.trainer.step.prefix_packing import Bin, bins
+
+KL_BEHAVIOUR = losses.STAT_NAMES.index("kl_behaviour")
+# Metrics that compare the policy that a batch starts with to the engine.
+OF_THE_START = ("logprob_mismatch", "logprob_mismatch_kl", "truncated_fraction")
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """One optimizer step. bins: micro-batches of this replica, as indices into its columns' items.
+
+    micro_batches, trained_tokens, trained_sequences: over all ranks (the most, the sums).
+    """
+
+    bins: list[Bin]
+    micro_batches: int
+    trained_tokens: int
+    trained_sequences: int
+
+
+class Stepper:
+    """Holds what a step changes: parameters, moments, and the count of updates.
+
+    temperature: the sampler's, by which logits are divided for the policy gradient.
+    """
+
+    def __init__(self, policy: Policy, config: RunConfig) -> None:
+        self.policy = policy
+        self.cut = policy.cut
+        self.group = policy.cut.group
+        self.config = config
+        trainer = config.trainer
+        self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay)
+
+    def train(self, plan: Plan, columns: Columns) -> dict[str, float]:
+        """Train one batch; returns its metrics, equal on every rank. Raises TrainerError."""
+        if plan.first_of_phase:
+            self.optimizer.reset()
+        imitates = plan.objective == "imitate"
+        trainer = self.config.trainer
+        if not imitates and trainer.kl_coefficient > 0.0 and columns.reference is None and columns.items:
+            raise TrainerError(
+                f"batch {plan.batch_id} came without reference log-probs, and kl_coefficient is "
+                f"{trainer.kl_coefficient}",
+                "run scheduler, reference stage and trainer from one run file",
+            )
+        phase = self.config.warmup if imitates else trainer
+        batch = self._minibatches(plan, columns, phase.passes, phase.minibatches)
+        steps = [mini for mini in batch if mini.trained_tokens]
+        start = None
+        if not imitates and trainer.importance == "truncated" and len(steps) > 1:
+            start = self.logprobs(columns, self._temperature(plan))
+        tally = Tally()
+        stopped = False
+        for mini in steps:
+            lr = phase.lr * decay(plan.progress, phase.lr_final_fraction)
+            lr *= ramp(self.optimizer.updates, phase.lr_warmup_steps)
+            stats, norm = self._gradient(plan, columns, mini, start, tally)
+            if not imitates and 0.0 < trainer.kl_limit < stats[KL_BEHAVIOUR]:
+                # The policy has left the one that sampled: the rest of the batch would mislead it.
+                self.policy.clear_gradients()
+                stopped = True
+                break
+            self.optimizer.step(lr, norm, trainer.max_grad_norm)
+        metrics = tally.metrics(self.group, whole=start is not None)
+        metrics["kl_stopped"] = float(stopped)
+        metrics["lr"] = phase.lr * decay(plan.progress, phase.lr_final_fraction)
+        return metrics
+
+    def logprobs(self, columns: Columns, temperature: float) -> np.ndarray:
+        """float32[total tokens]: trained tokens' log-probs under the policy as it is now; 0 elsewhere.
+
+        A collective.
+        """
+        trained = columns.trained_tokens()
+        packed = self._bins(columns, np.flatnonzero(trained).tolist())
+        most = int(self.group.max(torch.tensor([len(packed)]))[0])
+        start = np.zeros(int(columns.offsets[-1]), np.float32)
+        with torch.no_grad():
+            for index in range(most):
+                whole = build(columns, packed[index], "token", 1, 1) if index < len(packed) else EMPTY
+                micro = whole.of(self.cut.tensor, self.cut.context)
+                logprobs, _ = self._forward(micro, temperature)
+                start[micro.at] = logprobs[: len(micro.at)].cpu().numpy()
+        self.policy.reshard()
+        self.cut.sum_in_replica(torch.from_numpy(start))
+        return start
+
+    def _minibatches(self, plan: Plan, columns: Columns, passes: int, count: int) -> list[MiniBatch]:
+        """Every optimizer step of the batch, in order; one agreement over ranks for all of them."""
+        trained = columns.trained_tokens()
+        packed: list[list[Bin]] = []
+        sums = np.zeros((passes * count, 2), np.int64)
+        for p in range(passes):
+            for chosen in cut_minibatches(plan, self.cut.replica, count, p, self.config.seed):
+                # Sequences without a trained token would cost a forward pass and count nothing.
+                useful = [i for i in chosen if trained[i]]
+                if self.cut.speaks:
+                    sums[len(packed)] = trained[useful].sum(), len(useful)
+                packed.append(self._bins(columns, useful))
+        self.group.sum(torch.from_numpy(sums))
+        most = self.group.max(torch.tensor([len(one) for one in packed])).tolist()
+        return [
+            MiniBatch(one, int(most[k]), int(sums[k, 0]), int(sums[k, 1])) for k, one in enumerate(packed)
+        ]
+
+    def _bins(self, columns: Columns, chosen: Sequence[int]) -> list[Bin]:
+        trainer = self.config.trainer
+        of = (columns.tokens_of, columns.trained_from)
+        # cp ranks share a forward pass.
+        capacity = trainer.microbatch_tokens * self.cut.parallelism.cp
+        return bins(chosen, *of, capacity, share=trainer.share_prefixes)
+
+    def _gradient(
+        self, plan: Plan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally
+    ) -> tuple[np.ndarray, float]:
+        """Forward and backward of one optimizer step: (stats over all ranks, norm of the gradient)."""
+        device = self.group.device
+        totals = torch.zeros(len(losses.STAT_NAMES), dtype=torch.float32, device=device)
+        largest = torch.zeros((), device=device)
+        trainer = self.config.trainer
+        length = trainer.loss_sequence_tokens or self.config.rollout.max_context_tokens
+        # Imitation has no sequence too long to count fully.
+        whole = plan.objective == "imitate" and trainer.loss_mean == "constant"
+        mean = "token" if whole else trainer.loss_mean
+        self.policy.clear_gradients()
+        for index in range(mini.micro_batches):
+            whole = EMPTY
+            if index < len(mini.bins):
+                sums = (mini.trained_tokens, mini.trained_sequences)
+                whole = build(columns, mini.bins[index], mean, *sums, length)
+            micro = whole.of(self.cut.tensor, self.cut.context)
+            before, share = None, 0.0
+            if len(micro.at):
+                before = None if start is None else start[micro.at]
+                share = 1.0 / mini.trained_tokens
+            objective = self._objective(plan, micro, before, share)
+            objective.loss.backward()
+            totals += objective.stats
+            largest = torch.maximum(largest, objective.mismatch_max)
+        stats = self.group.sum(totals.double().cpu()).numpy()
+        norm = self.optimizer.gradient_norm(self.group)
+        if not (math.isfinite(stats[0]) and math.isfinite(norm)):
+            self.policy.clear_gradients()
+            raise TrainerError(
+                f"batch {plan.batch_id} of version {plan.version}: loss {stats[0]}, gradient norm {norm}",
+                "nothing was committed; lower trainer.lr or resume from an earlier checkpoint",
+            )
+        tally.add(stats, norm, largest)
+        return stats, norm
+
+    def _temperature(self, plan: Plan) -> float:
+        """Greedy sampling records log-probs of the plain distribution."""
+        return 1.0 if plan.objective == "imitate" else self.config.scheduler.temperature or 1.0
+
+    def _forward(self, micro: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-probs, entropy) of the micro-batch's trained tokens."""
+        tokens, positions = self._on_device(micro.tokens), self._on_device(micro.positions)
+        source, targets = self._on_device(micro.source), self._on_device(micro.targets)
+        return self.policy(tokens, positions, micro.lengths, source, targets, temperature, micro.shared)
+
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.group.device)
+
+    def _objective(
+        self, plan: Plan, micro: MicroBatch, start: np.ndarray | None, share: float
+    ) -> losses.Objective:
+        weights = self._on_device(micro.weights)
+        shares = torch.full_like(weights, share)
+        outputs = self._forward(micro, self._temperature(plan))
+        if plan.objective == "imitate":
+            return losses.imitation(*outputs, weights, shares)
+        trainer = self.config.trainer
+        settings = losses.PolicyGradient(
+            trainer.clip_low,
+            trainer.clip_high,
+            trainer.entropy_coefficient * decay(plan.progress, trainer.entropy_final_fraction),
+            trainer.kl_coefficient,
+            trainer.importance == "truncated",
+            trainer.importance_cap,
+        )
+        return losses.policy_gradient(
+            *outputs,
+            self._on_device(micro.behaviour),
+            self._on_device(micro.advantages),
+            weights,
+            settings,
+            reference=None if micro.reference is None else self._on_device(micro.reference),
+            start=None if start is None else self._on_device(start),
+            shares=shares,
+        )
+
+
+class Tally:
+    """What the optimizer steps of one batch say of themselves."""
+
+    def __init__(self) -> None:
+        self._stats: list[np.ndarray] = []
+        self._norms: list[float] = []
+        self._largest: list[torch.Tensor] = []
+
+    def add(self, stats: np.ndarray, norm: float, largest: torch.Tensor) -> None:
+        """stats: sums over all ranks. largest: this rank's mismatch_max."""
+        self._stats.append(stats)
+        self._norms.append(norm)
+        self._largest.append(largest)
+
+    def metrics(self, group: Group, *, whole: bool) -> dict[str, float]:
+        """Means over the steps. A collective.
+
+        What compares with the engine is taken before this batch changed anything: of the first step, or of
+        all if each had the log-probs of the start (whole).
+        """
+        if not self._stats:
+            named = dict.fromkeys((*losses.STAT_NAMES, "grad_norm"), 0.0)
+            return named | {"logprob_mismatch_max": 0.0}
+        means = np.mean(self._stats, axis=0)
+        metrics = dict(zip(losses.STAT_NAMES, means.tolist(), strict=True))
+        largest = torch.stack(self._largest).cpu()
+        if not whole:
+            first = dict(zip(losses.STAT_NAMES, self._stats[0].tolist(), strict=True))
+            metrics |= {name: first[name] for name in OF_THE_START}
+            largest = largest[:1]
+        metrics["logprob_mismatch_max"] = float(group.max(largest).max())
+        metrics["grad_norm"] = float(np.mean(self._norms))
+        return metrics

@@ -1,0 +1,348 @@
+"""One rank's loop, the same on every rank; rank 0 decides, its commands are broadcast.
+
+    command ─► plan: read own slices ─► all ranks have theirs? ─► train ─► commit ─► publish ─► checkpoint?
+       ▲         └── no: abandon the plan, ask again                                             │
+       └─────────────────────────────────────────────────────────────────────────────────────────┘
+    switch: the same ranks in another cut (recut.py), then on as before
+    stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
+
+Promise: a manifest holds exactly the tickets of the batches that its parameters were trained on.
+Whatever happens between an optimizer step, its commit and the next manifest's rename, the newest
+manifest stays the truth: the ledger is reconciled to it when the trainer starts. Told to stop, the trainer
+saves what it trained even if all others are gone: what fails with them is excused, and waited for shortly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from earl.config.run import RunConfig
+from earl.dispatch.read.reader import Dispatcher
+from earl.errors import DataPlaneError, EarlError, TrainerError
+from earl.models.weights import save_checkpoint
+from earl.obs import tracing
+from services.trainer.api.codec import decode_plan
+from services.trainer.checkpoint import checkpoint
+from services.trainer.checkpoint.manifest import Progress
+from services.trainer.checkpoint.retention import mark_best
+from services.trainer.checkpoint.ticket_ranges import TicketSet
+from services.trainer.rank0 import Lead
+from services.trainer.ranks.activity import (
+    PUBLISHING,
+    READING,
+    SAVING,
+    SWITCHING,
+    TRAINING,
+    Activity,
+    gathered,
+    memory_fraction,
+)
+from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.switch_requests import Command
+from services.trainer.reshard.switch import log_outcome, switch
+from services.trainer.reshard.trainer_state import TrainerChange
+from services.trainer.reshard.weight_slots import WeightSlots
+from services.trainer.retry_budget import Patience
+from services.trainer.step.batch import Columns
+from services.trainer.step.digest import batch_digests, weights_digest
+from services.trainer.step.plan import Plan
+from services.trainer.step.reader import read_columns, transfers
+from services.trainer.step.step import Stepper
+
+log = logging.getLogger(__name__)
+
+PLAN, IDLE, SAVE, SWITCH, LEAVE, OVER = b"P", b"I", b"S", b"W", b"L", b"O"
+# The longest between two plans that could not be trained.
+PAUSE_S = 2.0
+READ_SLACK_S = 10.0
+
+
+class Trainer:
+    """All parts are made and closed by the caller (service.py). lead: on rank 0 only."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        *,
+        group: Group,
+        side: Side,
+        stepper: Stepper,
+        slots: WeightSlots,
+        dispatcher: Dispatcher,
+        activity: Activity,
+        requests: Requests,
+        lead: Lead | None,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._group = group
+        self._side = side
+        self._stepper = stepper
+        self._slots = slots
+        self._dispatcher = dispatcher
+        self._activity = activity
+        self._requests = requests
+        self._lead = lead
+        self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
+        self._columns = Columns()
+        self._directory = run_dir / "checkpoints"
+        self._patience = Patience()
+        self._saved_version = 0
+        # Version 1 is the model that the run starts from.
+        self.progress = Progress(1, 1, TicketSet(), 0)
+
+    def start(self) -> None:
+        """Fill the parameters, from the newest checkpoint if there is one; reconcile; publish them.
+
+        Raises ModelNotFound, CheckpointError, and what the scheduler refuses.
+        """
+        policy = self._stepper.policy
+        if policy.lora is not None:
+            # A checkpoint holds the adapters alone.
+            policy.fill(self._run_dir / "model", self._config.seed)
+        found = checkpoint.latest(self._directory, self._stepper, self._group)
+        if found is None:
+            policy.fill(self._run_dir / "model", self._config.seed)
+        else:
+            path, manifest = found
+            checkpoint.load(path, manifest, self._stepper)
+            self.progress = manifest.progress
+            self._saved_version = manifest.progress.version
+            if self._group.leads:
+                log.info("resumed version %d from %s", manifest.progress.version, path)
+                if manifest.config != config_hash(self._config):
+                    log.warning("%s was trained with other settings than the run file's", path)
+        self._activity.version = self.progress.version
+        self._activity.batch_id = self.progress.next_batch_id - 1
+        if self._lead is not None:
+            self._lead.reconcile(self.progress)
+        with self._activity.phase(PUBLISHING):
+            self._slots.publish(self.progress.version)
+
+    def run(self) -> None:
+        """Until the run is over or a stop was asked for. Raises the first failure."""
+        while True:
+            command = self._group.broadcast(self._command() if self._lead is not None else b"")
+            kind, body = command[:1], command[1:]
+            if kind == PLAN:
+                self._batch(decode_plan(body, self._cut.data_ranks))
+            elif kind == SWITCH:
+                self._switch(Command.decode(body))
+            elif kind != IDLE:
+                self._save()
+                if kind == OVER:
+                    self._export()
+                if kind in (LEAVE, OVER):
+                    return
+
+    def _command(self) -> bytes:
+        assert self._lead is not None
+        try:
+            plan = self._lead.next_plan()
+        except EarlError as error:
+            self._requests.excuse(error)
+            return LEAVE
+        mark_best(self._directory, self._lead.best)
+        if plan is not None:
+            return PLAN + plan if plan else IDLE
+        if self._requests.stop.is_set():
+            return LEAVE
+        if self._requests.over.is_set():
+            return OVER
+        if self._requests.wants_save:
+            return SAVE
+        wanted = self._lead.begin_switch()
+        return SWITCH + wanted.encode() if wanted is not None else IDLE
+
+    @property
+    def _cut(self) -> Cut:
+        return self._stepper.cut
+
+    # --- one batch ----------------------------------------------------------------------------
+
+    def _batch(self, plan: Plan) -> None:
+        if plan.version != self.progress.version:
+            raise TrainerError(
+                f"batch {plan.batch_id} trains version {plan.version}, not {self.progress.version}",
+                "restart the trainer: the ledger is reconciled to its checkpoint",
+            )
+        began_ns = time.time_ns()
+        with self._activity.phase(READING):
+            complete = self._read(plan)
+        read_ns = time.time_ns()
+        if not complete:
+            self._abandon(plan)
+            return
+        self._patience.trained()
+        try:
+            self._slots.retire_early()
+        except EarlError as error:
+            self._requests.excuse(error)
+        with self._activity.phase(TRAINING):
+            metrics = self._stepper.train(plan, self._columns)
+        self._trace(plan, (began_ns, read_ns, time.time_ns()))
+        if self._config.deterministic:
+            metrics |= batch_digests(self._columns, self._cut)
+            metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
+        consumed = self.progress.consumed.copy()
+        consumed.add(plan.ticket_ids)
+        self.progress = Progress(
+            plan.version + 1,
+            plan.batch_id + 1,
+            consumed,
+            self._stepper.optimizer.updates,
+        )
+        self._activity.version, self._activity.batch_id = self.progress.version, plan.batch_id
+        self._report(plan, metrics)
+        if plan.publish:
+            self._publish()
+        every = self._config.trainer.checkpoint_every
+        if plan.checkpoint or (every and self.progress.version - max(1, self._saved_version) >= every):
+            self._save()
+
+    def _publish(self) -> None:
+        try:
+            with self._activity.phase(PUBLISHING):
+                self._slots.publish(self.progress.version)
+        except EarlError as error:
+            self._requests.excuse(error)
+
+    def _trace(self, plan: Plan, times_ns: tuple[int, int, int]) -> None:
+        """Spans of the batch's tickets, from rank 0: all its ranks worked together."""
+        if self._lead is None or not tracing.active():
+            return
+        began_ns, read_ns, trained_ns = times_ns
+        for ticket_id in plan.ticket_ids:
+            if parent := self._tickets.parent(ticket_id):
+                told = {"batch": plan.batch_id, "version": plan.version}
+                tracing.record("trainer read", parent, began_ns, read_ns, told)
+                tracing.record("trainer train", parent, read_ns, trained_ns, told)
+
+    def _read(self, plan: Plan) -> bool:
+        """Whether every rank has its replica's sequences, all fit to be trained on.
+
+        Columns that are not are as good as lost: a plan abandoned often enough has its tickets retried.
+        """
+        deadline_s = self._config.data_plane.read_s
+        readable = True
+        try:
+            items = plan.ranks[self._cut.replica]
+            work = read_columns(self._dispatcher, self._columns, items, deadline_s)
+            self._side.run(work, deadline_s + READ_SLACK_S, self._requests.stop)
+            self._columns.validate(self._stepper.policy.spec.vocab)
+        except EarlError as error:
+            readable = False
+            if not isinstance(error, (DataPlaneError, TrainerError)):
+                self._requests.excuse(error)
+            log.warning("batch %d cannot be trained: %s", plan.batch_id, error)
+        return self._group.agree(readable)
+
+    def _abandon(self, plan: Plan) -> None:
+        patience, now_s = self._patience, time.monotonic()
+        patience.failed(now_s)
+        # Rank 0 knows what the scheduler said, and all ranks give up at once.
+        if self._group.agree(self._lead is None or patience.has_ended(now_s, self._lead.silence_s)):
+            raise TrainerError(
+                f"{patience.plans} plans in a row could not be trained, the last one batch {plan.batch_id}",
+                "are the rollout workers alive? the log names what was missing or wrong",
+            )
+        if self._lead is not None:
+            # The scheduler needs a moment to learn which worker is gone.
+            self._requests.stop.wait(min(PAUSE_S, 0.1 * 2 ** min(patience.plans, 10)))
+
+    def _report(self, plan: Plan, metrics: dict[str, float]) -> None:
+        """Tell the scheduler that the batch is trained, with figures of all ranks."""
+        trained = int(self._columns.trained_tokens().sum())
+        tokens = int(self._columns.offsets[-1])
+        mine = torch.tensor([tokens, trained, len(self._columns.items)])
+        counts = self._group.sum(mine * self._cut.speaks).tolist()
+        seconds = self._activity.seconds
+        metrics |= {
+            "tokens": float(counts[0]),
+            "trained_tokens": float(counts[1]),
+            "sequences": float(counts[2]),
+            "read_s": seconds[READING],
+            "train_s": seconds[TRAINING],
+            # Of the version before: this one is published after it is committed.
+            "publish_s": seconds.get(PUBLISHING, 0.0),
+            "train_tokens_per_s": counts[0] / max(seconds[TRAINING], 1e-9),
+            "memory_fraction": memory_fraction(self._group),
+        }
+        self._activity.gauges = {name: metrics[name] for name in ("train_s", "read_s", "memory_fraction")}
+        self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
+        if self._lead is not None:
+            self._lead.commit(plan.batch_id, self.progress.version, metrics)
+
+    # --- another cut --------------------------------------------------------------------------
+
+    def _switch(self, command: Command) -> None:
+        with self._activity.phase(SWITCHING):
+            change = TrainerChange(self._stepper, self._slots)
+            outcome = switch(command, change)
+            self._stepper = change.stepper
+        if self._lead is not None:
+            log_outcome(command, outcome)
+            self._lead.switched(outcome)
+
+    # --- what lasts ---------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        version = self.progress.version
+        path = self._directory / f"step-{version}"
+        if version != self._saved_version:
+            with self._activity.phase(SAVING):
+                path = checkpoint.save(
+                    self._directory,
+                    self._stepper,
+                    self._group,
+                    replace(self.progress, consumed=self.progress.consumed.copy()),
+                    config_hash(self._config),
+                    self._config.trainer.keep_checkpoints,
+                    self._lead.held if self._lead is not None else (),
+                )
+            self._saved_version = version
+            if self._lead is not None:
+                self._lead.record_checkpoint(self.progress, str(path))
+                mark_best(self._directory, self._lead.best)
+        self._requests.saved(str(path), version)
+
+    def _export(self) -> None:
+        """<run>/model-final: a directory that transformers reads, gathered tensor by tensor."""
+        dtype = self._config.model.dtype
+        gathered = self._stepper.policy.gathered()
+        tensors = ((name, tensor.to(getattr(torch, dtype))) for name, tensor in gathered)
+        with self._activity.phase(SAVING):
+            if not self._group.leads:
+                for _ in tensors:
+                    pass
+                return
+            target = self._run_dir / "model-final"
+            scratch = target.with_name(".model-final.new")
+            shutil.rmtree(scratch, ignore_errors=True)
+            save_checkpoint(scratch, self._run_dir / "model", tensors, dtype=dtype)
+            # An earlier one stays whole until this one is.
+            shutil.rmtree(target, ignore_errors=True)
+            scratch.rename(target)
+
+
+def config_hash(config: RunConfig) -> str:
+    """Identifies the settings that training depends on."""
+    scheduler = config.scheduler.model_dump_json(
+        include={"group_size", "batch_groups", "staleness", "temperature", "advantage", "max_turns"}
+    )
+    rollout = config.rollout.model_dump_json(include={"dtype", "max_context_tokens", "max_new_tokens"})
+    sections = (config.model, config.environment, config.trainer, config.warmup)
+    parts = [str((config.seed, config.deterministic)), scheduler, rollout]
+    parts += [section.model_dump_json() for section in sections]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

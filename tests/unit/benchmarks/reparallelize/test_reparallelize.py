@@ -1,0 +1,55 @@
+"""What `earl bench reparallelize` says of sequences that were switched and sequences that were not."""
+
+import pytest
+
+from benchmarks.reparallelize import trainer
+from benchmarks.reparallelize.rollout import Sequence, Work, figures
+from earl.parallelism import Parallelism
+from services.rollout.pool.switch import SwitchReport
+
+WORK = Work(2, 3, 100, 10, (1, 2))
+
+
+def sequence(ids, logprobs=None, stalls=(), lost=""):
+    return Sequence(0, [1, 2, 3], list(ids), list(logprobs or [-1.0] * len(ids)), list(stalls), lost)
+
+
+def found(alone, switched, reports=()):
+    return figures(WORK, [alone, sequence([1])], [switched, sequence([1])], list(reports))
+
+
+def test_equal_tokens_are_exact_and_log_probs_may_differ():
+    one = found(sequence([4, 5]), sequence([4, 5], [-1.0, -1.25]))
+    assert one["token_exact"] and one["ties"] == 0 and one["max_logprob_diff"] == 0.25
+
+
+@pytest.mark.parametrize(("logprob", "tie"), [(-1.00005, True), (-1.001, False)])
+def test_another_token_is_a_tie_only_if_both_were_as_likely(logprob, tie):
+    one = found(sequence([4, 5, 6]), sequence([4, 9, 9], [-1.0, logprob, -7.0]))
+    assert one["token_exact"] is tie and one["ties"] == int(tie)
+    assert one["max_logprob_diff"] == 0.0
+
+
+def test_a_sequence_that_ended_early_is_not_exact():
+    assert not found(sequence([4, 5]), sequence([4]))["token_exact"]
+    assert found(sequence([4]), sequence([4], lost="engine gone"))["lost_sequences"] == 1
+
+
+def test_stalls_are_of_all_sequences_and_switches():
+    stalls = [0.001 * n for n in range(1, 101)]
+    report = SwitchReport(1, Parallelism(1, 2), rolled_back=True)
+    one = found(sequence([4]), sequence([4], stalls=stalls), [report])
+    assert (one["stalls"], one["live_ms_p50"], one["live_ms_p99"]) == (100, 50.5, 99.0)
+    assert one["rolled_back"] == 1 and one["switches"][0]["parallelism"] == "tp2"
+
+
+def test_a_trainers_switches_are_summed_up():
+    outcomes = [
+        {"stall_s": s, "peak_extra_bytes": n, "max_logprob_difference": 1e-6 * n, "message": message}
+        for s, n, message in ((0.5, 10, ""), (2.0, 30, "too late"), (1.0, 20, ""))
+    ]
+    found = trainer.figures(outcomes)
+    assert (found["trainer_ms_p50"], found["trainer_ms_worst"]) == (1000.0, 2000.0)
+    assert found["trainer_peak_extra_bytes"] == 30 and found["trainer_rolled_back"] == 1
+    assert found["trainer_max_logprob_diff"] == pytest.approx(3e-5)
+    assert found["trainer_switches"] == outcomes

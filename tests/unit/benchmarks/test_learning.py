@@ -1,0 +1,55 @@
+"""What the learning benchmark says of its runs, and that a run that was finished is never thrown away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.learning import app, published, summary
+from tests.support.paths import ROOT
+
+ARITHMETIC = ROOT / "examples" / "smollm2_arithmetic.toml"
+
+
+def run(seed: int, gain: float | None, low: float | None) -> dict[str, Any]:
+    reward = None if gain is None else 0.1 + gain
+    return {
+        "seed": seed,
+        "gain": gain,
+        "gain_low": low,
+        "start_mean_reward": 0.1,
+        "mean_reward": reward,
+        "seconds": 60.0 + seed,
+    }
+
+
+def test_a_seed_counts_as_improved_if_its_whole_interval_lies_above_nothing() -> None:
+    found = summary([run(0, 0.3, 0.2), run(1, 0.1, -0.05), run(2, 0.2, 0.0)])
+    assert (found["seeds"], found["seeds_improved"]) == (3, 1)
+    assert found["gain_median"] == 0.2 and found["gain_min"] == 0.1
+    assert found["seconds_max"] == 62.0
+    failed = summary([run(0, 0.3, 0.2), run(1, None, None)])
+    assert failed["seeds_improved"] == 1 and failed["gain_median"] is None
+
+
+def test_what_was_finished_is_published_whatever_comes_after(tmp_path: Path) -> None:
+    runs: list[dict[str, Any]] = []
+    with (
+        pytest.raises(KeyboardInterrupt),
+        published("learning-x", {"compares": "this"}, runs, summary, tmp_path, as_json=False),
+    ):
+        runs.append(run(0, 0.3, 0.2))
+        raise KeyboardInterrupt
+    (path,) = tmp_path.glob("learning-x-*.json")
+    result = json.loads(path.read_text())
+    assert result["runs"] == runs and result["seeds_improved"] == 1 and result["compares"] == "this"
+
+
+def test_a_run_file_without_both_evaluations_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [str(ARITHMETIC), "--evaluation.at_end", "false"])
+    assert done.exit_code == 2 and "no gain" in done.output
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,171 @@
+"""`earl status` and `earl top`: what a look at a run is shown as, and what state a run is in."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from earl.cli.lib.snapshot import Looker, State, state_of
+from earl.cli.show import panels
+from earl.cli.show.status import EXIT_CODES, app, rendered
+from earl.errors import EarlError, InsecureCall
+from earl.obs.metrics import LineFile
+from earl.stack.record import LaunchRecord, is_held, read_record, write_record
+from earl.stack.rundir import RunDirectory
+from earl.stack.status import ProcessState, RunStatus
+from tests.support.looks import LOOK, STATUS
+from tests.support.runs import tictactoe
+
+
+def text_of(look) -> str:
+    console = Console(file=io.StringIO(), width=140, record=True)
+    console.print(rendered(look))
+    return console.export_text()
+
+
+def test_a_look_is_shown_whole():
+    text = text_of(LOOK)
+    for shown in (
+        "growing  running, reinforcement learning 30/140, version 31, 1:01",
+        "rollout runs dp2; the selector goes to tp2: 0.3 s quicker",
+        "dp2 (pinned)",
+        "5,120",
+        "9,000",
+        "48/64",
+        "0.50 (max 1)",
+        "44 (p95 53, max 66)",
+        "1.2 / 3.1 ms",
+        "0.4 / 2.0 ms",
+        "went from dp2 to tp2 in 4.20 s, stalled 0.31 s (epoch 3)",
+        "lengths grew",
+        "sequences for an engine",
+        "http://127.0.0.1:9100/metrics",
+    ):
+        assert shown in text, shown
+    queues = next(table for table in panels.tables(LOOK) if table.title == "queues")
+    assert ("tickets", "8", "48 leased, oldest 1:15 rollout-0") in queues.rows
+    assert ("sessions for a host", "3", "48 of 128 open") in queues.rows
+    leases = next(table for table in panels.tables(LOOK) if table.title == "leases")
+    assert leases.rows[0] == ("rollout-0", "1:15", "912", "2", "train")
+    assert ("trajectories for the trainer", "62", "16 leased, 800 done") in queues.rows
+
+
+def test_what_is_wrong_is_remarked():
+    silent = replace(LOOK, silent={"scheduler": "GetStatus at 127.0.0.1:1 gave no answer within 2 s"})
+    assert "scheduler does not answer: GetStatus at 127.0.0.1:1" in text_of(silent)
+    failed = replace(LOOK, state=State.FAILED, failure={"error": "EngineLost", "message": "engine 0 is gone"})
+    assert "EngineLost: engine 0 is gone" in text_of(failed)
+    assert "earl down runs/growing" in text_of(replace(LOOK, state=State.LOST))
+    stale = replace(LOOK, status=replace(STATUS, workers=(replace(STATUS.workers[0], silent_s=9.0),)))
+    assert "silent for 9 s" in text_of(stale)
+
+
+def test_a_run_that_has_only_begun_has_no_empty_tables():
+    text = text_of(
+        replace(LOOK, state=State.STARTING, status=RunStatus(run="growing"), environments=(), endpoints={})
+    )
+    assert text.splitlines()[0] == "growing  starting, 1:01"
+    assert "processes" in text and "queues" not in text and "tickets" not in text
+
+
+def record(**given) -> LaunchRecord:
+    return LaunchRecord(1, "mark", **given)
+
+
+@pytest.mark.parametrize(
+    ("kept", "held", "answers", "failed", "state"),
+    [
+        (record(), True, False, False, State.STARTING),
+        (None, True, False, False, State.STARTING),
+        (record(ready_s=5.0), True, True, False, State.RUNNING),
+        (record(ready_s=5.0, outcome="complete"), False, False, False, State.COMPLETE),
+        (record(ready_s=5.0, outcome="stopped"), False, True, False, State.STOPPED),
+        (record(outcome="failed"), False, False, True, State.FAILED),
+        (record(ready_s=5.0), False, False, False, State.LOST),
+        (record(ready_s=5.0), False, True, False, State.LOST),
+        (None, False, True, False, State.RUNNING),
+        (None, False, False, True, State.FAILED),
+        (None, False, False, False, State.LOST),
+    ],
+)
+def test_the_state_of_a_run(kept, held, answers, failed, state):
+    assert state_of(kept, held, answers, failed=failed) is state
+
+
+def test_codes_of_states_are_no_codes_of_errors():
+    waiting, codes = [EarlError], set()
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        codes.add(kind.exit_code)
+    assert not codes & (set(EXIT_CODES.values()) - {0})
+
+
+def test_a_run_that_has_ended_is_shown_from_its_directory(tmp_path: Path):
+    config = tictactoe(tmp_path, scheduler={"bind": "127.0.0.1:9"})
+    with RunDirectory(config, resume=False) as directory:
+        directory.write(config, config)
+        assert is_held(directory.path)
+        ended = LaunchRecord(
+            1, "mark", started_ns=10**18, written_ns=10**18, ended_ns=10**18 + 90 * 10**9, ready_s=5.0,
+            outcome="stopped", status=replace(STATUS, run="test", metrics={"loss": float("nan")}),
+            processes=(ProcessState("scheduler", "stopped", 2.0, 0, 17),),
+        )  # fmt: skip
+        write_record(directory.path, ended)
+    assert not is_held(directory.path)
+    kept = read_record(directory.path)
+    assert kept is not None and (kept.status.ledger, kept.processes) == (STATUS.ledger, ended.processes)
+    told = CliRunner().invoke(app, [str(directory.path), "--json"])
+    assert told.exit_code == 21
+    said = json.loads(told.stdout, parse_constant=pytest.fail)
+    assert (said["state"], said["elapsed_s"], said["status"]["ledger"]["live"]) == ("stopped", 90.0, 134)
+    assert said["processes"][0]["seconds"] == 92.0 and said["silent"] == {}
+    plain = CliRunner().invoke(app, [str(directory.path)])
+    assert plain.stdout.startswith("test  stopped, reinforcement learning 30/140")
+
+
+async def test_a_run_whose_launcher_is_gone_is_lost(tmp_path: Path):
+    config = tictactoe(tmp_path, scheduler={"bind": "127.0.0.1:9"}, gateway={"bind": "127.0.0.1:9"})
+    with RunDirectory(config, resume=False) as directory:
+        directory.write(config, config)
+        write_record(directory.path, record(ready_s=5.0))
+    looker = Looker(directory.path)
+    try:
+        look = await looker.look(0.1)
+    finally:
+        await looker.close()
+    assert look.state is State.LOST and look.status.run == "test"
+
+
+def test_a_record_that_this_version_cannot_read_is_none(tmp_path: Path):
+    assert read_record(tmp_path) is None
+    LineFile(tmp_path / "launch.json").write({"pid": "x"})
+    assert read_record(tmp_path) is None
+
+
+def test_a_fleet_is_shown_no_token_in_plain_text(monkeypatch: pytest.MonkeyPatch):
+    for name in ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EARL_TOKEN", "secret")
+    for addresses in (("192.0.2.1:7000", ""), ("127.0.0.1:9", "gateway.example.org:7000")):
+        with pytest.raises(InsecureCall, match="in plain text"):
+            Looker.at(*addresses)
+    monkeypatch.setenv("EARL_TLS_CA", "system")
+    Looker.at("192.0.2.1:7000", "")
+
+
+async def test_a_fleet_is_looked_at_by_its_addresses():
+    looker = Looker.at("127.0.0.1:9", "127.0.0.1:9")
+    try:
+        look = await looker.look(0.1)
+    finally:
+        await looker.close()
+    assert look.state is State.LOST and look.status.run == "127.0.0.1:9"
+    assert "127.0.0.1:9  lost" in text_of(look) and "scheduler does not answer" in text_of(look)
+    assert state_of(None, False, True, failed=False) is State.RUNNING

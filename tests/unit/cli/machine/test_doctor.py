@@ -1,0 +1,170 @@
+"""What `earl doctor` makes of what its probes found, and of probes that end badly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earl.cli.machine.doctor import asked, lines, needed, probe
+from earl.cli.machine.findings import Finding, data_plane
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.probe import file_system_of, offers
+from services.rollout.episode.columns import arena_bytes
+from tests.support.runs import tictactoe
+
+INFO = """#
+# UCP context
+#
+#     component 0  :  self
+#     component 1  :  tcp
+#     component 2  :  ib
+#
+#            md 0  :  component 0  self
+#            md 1  :  component 1  tcp
+#
+#      resource 0  :  md 0  dev 0  flags -- self/memory
+#      resource 1  :  md 1  dev 1  flags -- tcp/eth0
+#      resource 2  :  md 1  dev 2  flags -- tcp/lo
+#      resource 3  :  md 2  dev 3  flags -- rc_mlx5/mlx5_0:1
+#
+"""
+MOUNTS = """overlay / overlay rw 0 0
+tmpfs /dev/shm tmpfs rw,nosuid 0 0
+/dev/sda1 /a\\040b ext4 rw 0 0
+tmpfs /dev/shm/big tmpfs rw 0 0
+"""
+
+
+def test_what_ucx_says_of_itself_is_understood():
+    assert offers(INFO) == {
+        "components": ["self", "tcp", "ib"],
+        "transports": {"self": ["memory"], "tcp": ["eth0", "lo"], "rc_mlx5": ["mlx5_0:1"]},
+    }
+
+
+def test_a_directory_is_of_the_innermost_mount_above_it():
+    assert file_system_of(Path("/dev/shm/earl-x"), MOUNTS) == "tmpfs"
+    assert file_system_of(Path("/dev/shmem"), MOUNTS) == "overlay"
+    assert file_system_of(Path("/a b/c"), MOUNTS) == "ext4"
+    assert file_system_of(Path("/x"), "") == ""
+
+
+def found(**changes: Any) -> dict[str, Any]:
+    """Facts of a machine without RDMA, where everything else works."""
+    moved = {"moved_bytes": 16 << 20, "gb_per_s": 2.5}
+    shm = {"directory": "/dev/shm", "file_system": "tmpfs", "size_bytes": 8 << 30, "free_bytes": 4 << 30}
+    transports = {"tcp": ["eth0", "lo"]}
+    ucx = {"version": "1.21.0", "verbs": False, "components": ["tcp"], "transports": transports}
+    ucx["gathers_because"] = ""
+    facts = {
+        "memory": {**shm, "path": "shm", **moved},
+        "ucx": {**ucx, "path": "ucx-tcp", **moved},
+        "nixl": {"version": "1.5.1", "plugins": ["UCX"], "wire": "tcp", "path": "nixl-tcp", **moved},
+        "rdma": {"devices": [], "ports_up": []},
+        "device": {"torch": "2.13.0", "device": "A GPU", **moved},
+    }
+    return {name: {"facts": facts[name], "error": None} for name in facts} | changes
+
+
+def failed(message: str, remedy: str = "mend it", **facts: Any) -> dict[str, Any]:
+    return {"facts": facts, "error": {"message": message, "remedy": remedy}}
+
+
+def by_name(config: DataPlaneConfig, probed: dict[str, Any]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in data_plane(config, probed)}
+
+
+def test_without_rdma_the_default_data_plane_works_and_it_is_said_in_words():
+    findings = by_name(DataPlaneConfig(), found())
+    assert [name for name, one in findings.items() if not one.works] == ["rdma"]
+    assert not any(one.fatal for one in findings.values())
+    assert findings["rdma"].said.startswith(
+        "not there: no device in /sys/class/infiniband; the UCX of ucxx's"
+    )
+    assert findings["ucx"].said == "UCX 1.21.0 without verbs: tcp (eth0, lo); 16 MiB over ucx-tcp at 2.5 GB/s"
+    assert findings["arena directory"].said == "/dev/shm is a tmpfs with 4.0 GiB free"
+
+
+def test_a_ucx_whose_structures_are_not_known_gathers_and_it_is_said():
+    probed = found()
+    probed["ucx"]["facts"]["gathers_because"] = "UCX 1.22.0 is not UCX 1.21"
+    finding = by_name(DataPlaneConfig(), probed)["ucx"]
+    assert finding.works
+    assert "what lies in pieces is gathered first (UCX 1.22.0 is not UCX 1.21)" in finding.said
+
+
+@pytest.mark.parametrize(
+    ("keys", "probed", "fatal"),
+    [
+        ({}, {"ucx": failed("UCX is not installed")}, []),
+        ({"transport": "ucx"}, {"ucx": failed("UCX is not installed")}, ["ucx"]),
+        ({"bind": "10.0.0.1"}, {"ucx": failed("UCX is not installed")}, ["ucx"]),
+        ({"transport": "shm"}, {"ucx": failed("UCX is not installed")}, []),
+        ({"transport": "nixl"}, {"nixl": failed("NIXL is not installed")}, ["nixl"]),
+        ({"transport": "nixl", "require": "rdma"}, {}, ["rdma"]),
+        ({}, {"memory": failed("no room")}, ["arena directory", "shared memory"]),
+        ({}, {"memory": failed("other bytes arrived", **found()["memory"]["facts"])}, ["shared memory"]),
+        ({"transport": "ucx"}, {"memory": failed("no", **found()["memory"]["facts"])}, []),
+        ({}, {"device": failed("torch finds no CUDA device")}, []),
+        ({"arena_device": "cuda:1"}, {"device": failed("torch finds no CUDA device")}, ["gpu arenas"]),
+    ],
+)
+def test_only_what_the_data_plane_needs_is_fatal(keys: dict, probed: dict, fatal: list[str]):
+    findings = data_plane(DataPlaneConfig(**keys), found(**probed))
+    assert [finding.name for finding in findings if finding.fatal] == fatal
+    text = "\n".join(lines(findings, "run.toml"))
+    assert (
+        f"run.toml cannot work here: {', '.join(fatal)}" in text if fatal else "run.toml works here" in text
+    )
+    assert all(f"-> {one.remedy}" in text for one in findings if one.remedy)
+
+
+def test_rdma_is_there_only_when_bytes_moved_over_it():
+    up = {"facts": {"devices": ["mlx5_0"], "ports_up": ["mlx5_0/1"]}, "error": None}
+    moved = {"version": "1.5.1", "plugins": ["UCX"], "path": "nixl-rdma", "moved_bytes": 1, "gb_per_s": 20.0}
+    nixl = {"facts": moved, "error": None}
+    here = by_name(DataPlaneConfig(), found(rdma=up, nixl=nixl))["rdma"]
+    assert here.works and here.said.startswith("there: mlx5_0/1 is up, and NIXL read over it")
+    assert 'data_plane.transport = "nixl"' in here.remedy
+    assert not by_name(DataPlaneConfig(transport="nixl"), found(rdma=up, nixl=nixl))["rdma"].remedy
+    over_tcp = by_name(DataPlaneConfig(), found(rdma=up))["rdma"]
+    assert not over_tcp.works and "NIXL moved bytes over TCP" in over_tcp.said
+    missing = failed("NIXL is not installed", "install earl[nixl]")
+    absent = by_name(DataPlaneConfig(), found(rdma=up, nixl=missing))["rdma"]
+    assert not absent.works and absent.remedy == "install earl[nixl]"
+    down = {"facts": {"devices": ["mlx5_0"], "ports_up": []}, "error": None}
+    assert "no port of mlx5_0 is up" in by_name(DataPlaneConfig(), found(rdma=down))["rdma"].said
+
+
+def test_a_directory_on_a_disk_works_with_advice():
+    memory = found()["memory"]
+    memory["facts"]["file_system"] = "ext4"
+    finding = by_name(DataPlaneConfig(), found(memory=memory))["arena directory"]
+    assert finding.works and "name a tmpfs" in finding.remedy
+
+
+async def test_a_probe_that_crashes_or_hangs_is_a_finding():
+    crashed = await probe("nonsense", DataPlaneConfig())
+    assert "ended with 1: KeyError: 'nonsense'" in crashed["error"]["message"]
+    assert "python -m earl.dispatch.probe nonsense" in crashed["error"]["remedy"]
+    hung = await probe("rdma", DataPlaneConfig(), timeout_s=0.0)
+    assert "did not end within 0 s" in hung["error"]["message"]
+
+
+async def test_a_probe_can_be_tried_by_hand_as_the_remedy_says(tmp_path: Path):
+    config = tictactoe(tmp_path / "it's", rollout={"arena_bytes": 0}, bus={"redis_url": "redis://:x@h:1"})
+    hung = await asked("services.rollout.worker.arena_size", needed(config), timeout_s=0.0)
+    _, _, by_hand = hung["error"]["remedy"].partition("look why: ")
+    assert "redis" not in by_hand
+    by_hand = by_hand.replace("| python ", f"| {shlex.quote(sys.executable)} ")
+    async with asyncio.timeout(60.0):
+        shell = await asyncio.create_subprocess_exec("sh", "-c", by_hand, stdout=subprocess.PIPE)
+        out, _ = await shell.communicate()
+    assert json.loads(out)["facts"] == {"arena_bytes": arena_bytes(config)}

@@ -1,0 +1,150 @@
+"""`earl up` and `earl down`: what they wait for, what they send, and what they leave alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from earl.cli.run import down, up
+from earl.cli.run.launch import handled
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.errors import ConfigError, EngineLost, InsecureCall, ProcessFailed
+from earl.stack import plan
+from earl.stack.endpoints import Endpoints, endpoints_of
+from earl.stack.launcher import Signals, launch
+from earl.stack.record import Chronicle, LaunchRecord, read_record, write_record
+from earl.stack.rundir import FAILURE, RunDirectory
+from earl.stack.status import RunStatus
+from earl.stack.supervisor import Supervisor
+from tests.support.disk import full_at
+from tests.support.runs import tictactoe
+
+# Holds the lock of a run's directory, and ends with the number of the signal that it gets first.
+LAUNCHER = """
+import fcntl, os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
+fcntl.flock(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
+print(flush=True)
+sys.exit(signal.sigwait((signal.SIGTERM, signal.SIGUSR1)))
+"""
+
+
+async def test_a_run_is_up_without_what_it_goes_on_without(tmp_path: Path):
+    config = tictactoe(tmp_path)
+    with RunDirectory(config, resume=False) as directory:
+        addresses = plan.Addresses("127.0.0.1:1", "127.0.0.1:2", "")
+        supervisor = Supervisor(plan.plan(config, directory.run_json), directory, addresses, config.stack)
+        chronicle = Chronicle(directory.path, supervisor.mark, (), time.monotonic())
+
+        def ready_s(**states: str) -> float:
+            for name, process in supervisor.processes.items():
+                process.state = states.get(name, "ready")
+            chronicle.update(supervisor.states(), RunStatus())
+            record = read_record(directory.path)
+            assert record is not None
+            return record.ready_s
+
+        assert not ready_s(dashboard="starting")
+        assert not ready_s(dashboard="failed", scheduler="failed")
+        assert ready_s(dashboard="failed", model="done")
+
+
+async def test_a_launcher_whose_token_would_travel_in_plain_text_begins_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Or else `earl status` and `earl down` would say that it was killed."""
+    for name in ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA", "EARL_TOKENS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EARL_TOKEN", "secret")
+    config = tictactoe(tmp_path / "runs", scheduler={"bind": "0.0.0.0:0"})
+    with pytest.raises(InsecureCall, match="in plain text; set EARL_TLS_CA"):
+        await launch(
+            config, resume=False, started_at=0.0, signals=Signals(), on_update=lambda processes, status: None
+        )
+    assert not (tmp_path / "runs").exists()
+
+
+async def test_up_gives_a_silent_launcher_up():
+    stream = asyncio.StreamReader()
+    stream.feed_data(b'{"kind": "processes", "states": {"valkey": "ready", "model": "starting"}}\n')
+    with pytest.raises(ProcessFailed, match=r"nothing new for 0\.05 s, waiting for model"):
+        await up.hear(stream, lambda states: None, 0.05)
+
+
+@pytest.mark.parametrize(("now", "first"), [(False, signal.SIGTERM), (True, signal.SIGUSR1)])
+def test_down_asks_and_down_now_hurries(tmp_path: Path, now: bool, first: signal.Signals):
+    config, lock = tictactoe(tmp_path), str(tmp_path / "launcher.lock")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", LAUNCHER, lock], stdout=subprocess.PIPE
+    ) as launcher:
+        try:
+            assert launcher.stdout is not None and launcher.stdout.readline()
+            write_record(tmp_path, LaunchRecord(launcher.pid, "no such mark"))
+            down.stop(tmp_path, config, now=now)
+        finally:
+            launcher.kill()
+    assert launcher.returncode == first
+
+
+async def test_a_launcher_that_is_told_so_hurries():
+    signals = handled()
+    try:
+        assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGUSR1)
+        async with asyncio.timeout(5.0):
+            await signals.hurry.wait()
+        assert signals.stop.is_set()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def test_services_that_no_launcher_started_are_left_alone(tmp_path: Path):
+    config = tictactoe(tmp_path, data_plane={"arena_dir": str(tmp_path / "arenas")})
+    with RunDirectory(config, resume=False) as directory:
+        directory.write(config, config)
+    arenas = arena_directory(config.data_plane, directory.path)
+    arenas.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="nothing was touched"):
+        down.end(directory.path, now=False)
+    assert arenas.is_dir()
+
+
+def test_down_says_where_the_report_is_if_there_is_one(tmp_path: Path):
+    ended = down.Ended(tmp_path, was_running=True, outcome="complete", seconds=2.0)
+    assert ended.lines() == [f"{tmp_path} is down after 2.0 s: complete"]
+    (tmp_path / "report.html").touch()
+    assert ended.lines()[1:] == [f"report: {tmp_path / 'report.html'}"]
+
+
+def test_why_a_launch_failed_is_not_hidden_by_a_full_disk(tmp_path: Path, caplog):
+    config = tictactoe(tmp_path)
+    with RunDirectory(config, resume=False) as directory:
+        chronicle = Chronicle(directory.path, "no such mark", (), time.monotonic())
+        with full_at(1):
+            directory.failed(EngineLost("engine 0 is gone", "see its log"))
+            for _ in range(2):
+                chronicle.end("failed")
+        assert not (directory.path / FAILURE).exists()
+        assert len(caplog.records) == 2 and "failure.json cannot be written" in caplog.text
+        directory.failed(EngineLost("engine 0 is gone", "see its log"))
+        assert "engine 0 is gone" in (directory.path / FAILURE).read_text()
+
+
+def test_endpoints_that_cannot_be_written_are_written_later(tmp_path: Path, caplog):
+    directory = tmp_path / "later"
+    endpoints = Endpoints(directory, "growing")
+    for _ in range(2):
+        endpoints.show({"gateway": "127.0.0.1:9"})
+    assert len(caplog.records) == 1
+    directory.mkdir()
+    endpoints.show({"gateway": "127.0.0.1:9"})
+    assert endpoints_of(directory) == {"gateway": "127.0.0.1:9"}
+    endpoints.close()

@@ -1,0 +1,174 @@
+"""`earl explain`: what an engineer reads of a decision, and one line for what there is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from earl.cli.lib.decisions import read_decisions
+from earl.cli.show.explain import app
+from earl.errors import ConfigError
+from tests.support.recorded import recorded
+from tests.support.selection import selecting, step_of
+
+
+def decided(directory: Path, *means: float, stage: str = "rollout", longest: float | None = None) -> None:
+    """A run whose steps from 1 on had these mean lengths."""
+    (directory / "run.json").write_text('{"scheduler": {"selector": "observe", "profile": "table.csv"}}')
+    selection = selecting(directory, stage=stage)
+    for step, mean in enumerate(means, 1):
+        selection.step(step, step_of(mean, stage=stage, longest=longest))
+    selection.close()
+
+
+def told(*arguments: object) -> str:
+    """What it prints; raises what it raises."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def table(text: str, head: str) -> list[list[str]]:
+    """Cells of the rows below a head, up to an empty line."""
+    lines = text.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.strip().startswith(head))
+    rows = []
+    for line in lines[first + 1 :]:
+        if not line.strip():
+            break
+        rows.append([cell.strip() for cell in line.split("   ") if cell.strip()])
+    return rows
+
+
+def test_the_last_decision_and_where_the_verdict_changed(tmp_path: Path) -> None:
+    decided(tmp_path, 50.0, 120.0, 130.0, 60.0)
+    text = told(tmp_path)
+    assert text.startswith("rollout, step 5 (decided after step 4, 2 devices)\n")
+    assert "  rollout runs dp2; the selector goes to dp2: lengths decide\n" in text
+    assert table(text, "workload")[:4] == [
+        ["mean tokens", "60", "60"],
+        ["95th percentile", "90", "90"],
+        ["longest", "120", "120"],
+        ["sequences at once", "16 (most 20)", "16"],
+    ]
+    assert "growth +5.0% a step; 90 tokens/s a device measured; 45% of the fullest device's memory" in text
+    assert "KV 60% of 100 tokens" in text
+    assert table(text, "parallelism") == [
+        ["tp2", "120", "1.7 s", "40%"],
+        ["dp2", "100", "2 s", "50%", "runs, chosen"],
+    ]
+    assert "0.3 s a step to gain, over 4 steps; a switch costs 1 s; policy test, decided in" in text
+    *_, head, first, second = text.splitlines()
+    assert head == "rollout: the verdict changed 2 times, steps 2 to 5"
+    assert first == "  step 3: goes to tp2: lengths decide"
+    assert second == "  step 5: goes to dp2: lengths decide"
+
+
+def test_a_step_is_told_with_what_did_not_fit_and_why(tmp_path: Path) -> None:
+    decided(tmp_path, 50.0, 120.0, longest=900.0)
+    text = told(tmp_path, "--step", 3)
+    assert text.startswith("rollout, step 3 (decided after step 2")
+    assert table(text, "parallelism")[1] == ["dp2", "100", "2 s", "120%", "runs, does not fit: out of memory"]
+    assert "urgent: no payback was asked for" in text and "changed" not in text
+
+
+def test_all_of_it_is_one_object(tmp_path: Path) -> None:
+    decided(tmp_path, 50.0, 120.0)
+    found = json.loads(told(tmp_path, "--json"))
+    [line] = found["decisions"]
+    assert line["step"] == 3 and line["verdict"]["after"]["tp"] == 2 and len(line["candidates"]) == 2
+    assert [(one["step"], one["after"]["tp"]) for one in found["changes"]["rollout"]] == [(3, 2)]
+    assert json.loads(told(tmp_path, "--json", "--step", 2))["changes"] == {}
+
+
+def test_every_stage_is_told_or_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    decided(tmp_path, 50.0)
+    decided(tmp_path, 60.0, stage="trainer")
+    text = told(tmp_path)
+    assert "rollout, step 2" in text and "trainer, step 2" in text
+    assert "rollout" not in told(tmp_path, "--stage", "trainer")
+    with pytest.raises(
+        ConfigError, match="no decisions for stage 'gateway'; it has some for rollout, trainer"
+    ):
+        told(tmp_path, "--stage", "gateway")
+
+
+def test_a_recorded_run_can_be_explained(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    text = told(tmp_path)
+    assert "rollout, step 13" in text and "the verdict changed" in text
+    # 32 leased, as many as two engines hold; 64 episodes in 6 s on two devices.
+    assert "32" in table(text, "workload")[3][1]
+    # An engine's tokens: of whole episodes while any were leased.
+    line = read_decisions(tmp_path)["rollout"][-1]
+    assert line.seen.tokens_per_device_s == pytest.approx(line.seen.mean_tokens * 64 / 6 / 2)
+
+
+# --- what became of it ----------------------------------------------------------------------
+
+
+def test_what_became_of_a_decision_is_told(tmp_path: Path) -> None:
+    decided(tmp_path, 50.0, 120.0, 130.0)
+    path = tmp_path / "decisions.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["epoch"], lines[2]["held"] = 3, "rollout is pinned"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "carried out as epoch 3, which has not ended" in told(tmp_path, "--step", 3)
+    assert "not carried out: rollout is pinned" in told(tmp_path, "--step", 4)
+    switch = {
+        "stage": "rollout", "epoch": 3, "by": "selector", "step": 3, "before": {"dp": 2}, "after": {"tp": 2},
+        "reason": "goes to tp2: lengths decide", "stall_s": 0.25, "seconds": 4.5,
+    }  # fmt: skip
+    other = {**switch, "epoch": 4, "by": "operator", "rolled_back": True, "message": "w: no room"}
+    with (tmp_path / "switches.jsonl").open("w") as file:
+        file.write(f'{json.dumps(switch)}\n{{"stage": 3}}\n{json.dumps(other)}\n')
+    went = "rollout went from dp2 to tp2 in 4.50 s, stalled 0.25 s (epoch 3)"
+    assert went in told(tmp_path, "--step", 3)
+    text = told(tmp_path)
+    assert f"{went}; selector: goes to tp2: lengths decide\n" in text
+    assert "rollout stays dp2, not tp2 (epoch 4): w: no room; operator: goes to tp2" in text
+    found = json.loads(told(tmp_path, "--step", 3, "--json"))["decisions"][0]
+    assert found["switch"]["stall_s"] == 0.25 and found["epoch"] == 3
+    assert json.loads(told(tmp_path, "--step", 2, "--json"))["decisions"][0]["switch"] is None
+
+
+# --- what is not there ----------------------------------------------------------------------
+
+
+def test_what_there_is_not_is_named_with_its_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no run directory: .*; give one like runs/demo-seed0"):
+        told(tmp_path / "none")
+    for scheduler, because in (
+        ({"selector": "static", "profile": ""}, 'scheduler.selector is "static"'),
+        ({"selector": "observe", "profile": ""}, "it had no profile"),
+        ({"selector": "observe", "profile": "x.csv"}, "no training step is done yet"),
+        ({}, "it is a run of before the selector"),
+    ):
+        (tmp_path / "run.json").write_text(json.dumps({"scheduler": scheduler}))
+        with pytest.raises(ConfigError, match=because) as caught:
+            told(tmp_path)
+        assert "`earl profile`" in caught.value.remedy and caught.value.exit_code == 2
+    decided(tmp_path, 50.0, 120.0)
+    with pytest.raises(ConfigError, match="no decision for rollout at step 1; it has some for steps 2 to 3"):
+        told(tmp_path, "--step", 1)
+
+
+def test_steps_that_were_rolled_back_are_not_told(tmp_path: Path) -> None:
+    decided(tmp_path, 50.0, 120.0, 130.0)
+    again = selecting(tmp_path)
+    again.step(2, step_of(70.0))
+    again.close()
+    (tmp_path / "decisions.jsonl").open("a").write('{"step": 9, "stage": "rollout"}\n{"ste')
+    lines = read_decisions(tmp_path)["rollout"]
+    assert [(line.step, line.seen.mean_tokens) for line in lines] == [(2, 50.0), (3, 70.0)]
+    assert "the verdict was dp2 throughout" in told(tmp_path)
+
+
+def test_the_command_is_an_app_like_the_others() -> None:
+    assert isinstance(app, typer.Typer)
+    assert "--step" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output

@@ -1,0 +1,248 @@
+"""What the dashboard shows: sections made of a run's files and of what its services say, and their stream."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from earl.dashboard.door import Door
+from earl.dashboard.feed import FOLLOWERS, Feed, encoded
+from earl.dashboard.history import POINTS, History, bands, thinned
+from earl.dashboard.live import Live
+from earl.dashboard.trajectories import Filters, Trajectories
+from earl.obs.metrics import LineFile
+from earl.stack.rundir import LOCK
+from earl.stack.status import Evaluation, Ledger, RunStatus, Transfers, WorkerState
+from services.scheduler.files.samples import Samples
+from services.scheduler.state.records import Purpose
+from tests.support.dashboard import Says, Silent, config_of
+from tests.support.recorded import recorded, talk, ticket
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def test_a_run_that_ended_is_shown_from_its_directory_alone(tmp_path: Path):
+    recorded(tmp_path, steps=12, cut=(2, 1, 1, 1))
+    sections = History(tmp_path, config_of(tmp_path)).update()
+    learning = json.loads(encoded(sections["learning"]))
+    assert learning["curves"]["reward_mean"][-1] == [12.0, 1.0] and learning["steps"] == 12
+    start, final = learning["evaluations"]
+    assert (start["name"], start["step"], final["step"]) == ("start", 0, 12)
+    win, low, high = final["win_rate"]
+    assert low < win < high and final["gain"][1] is not None and "rewards" not in final
+    lengths = json.loads(encoded(sections["lengths"]))
+    assert len(lengths["columns"]) == 12 and sum(lengths["columns"][0]["bins"].values()) == 64
+    rollout = next(stage for stage in lengths["stages"] if stage["name"] == "rollout")
+    assert rollout["ran"] == [{"layout": "dp2", "start": 0.0, "end": 12.0}] and rollout["changes"]
+    decided = json.loads(encoded(sections["decisions"]))
+    assert decided[0]["stage"] == "rollout" and decided[0]["candidates"][0]["layout"]
+    assert sections["endings"]["truncated"] == 6
+    assert sections["moved"][0]["path"] == "shm"
+
+
+def test_only_what_grew_is_read_and_only_what_changed_is_told(tmp_path: Path):
+    recorded(tmp_path, steps=3)
+    history = History(tmp_path, config_of(tmp_path))
+    assert set(history.update()) == {"learning", "lengths", "decisions", "endings", "moved"}
+    assert history.update() == {}
+    file = LineFile(tmp_path / "endings.jsonl")
+    file.write({"time_s": 9.0, "ok": 5})
+    assert set(history.update()) == {"endings"}
+    # A roll-back takes steps back.
+    metrics = LineFile(tmp_path / "metrics.jsonl")
+    metrics.write({"step": 2, "phase": "train", "version": 5, "time_s": 40.0, "reward_mean": 0.25})
+    assert history.update()["learning"]["curves"]["reward_mean"] == [(1.0, 1 / 3), (2.0, 0.25)]
+
+
+def test_nothing_recorded_yet_is_an_empty_run(tmp_path: Path):
+    recorded(tmp_path, steps=1)
+    config = config_of(tmp_path)
+    for file in tmp_path.glob("*.jsonl"):
+        file.unlink()
+    sections = History(tmp_path, config).update()
+    assert sections["learning"]["curves"]["win_rate"] == [] and sections["lengths"]["columns"] == []
+    assert Trajectories(tmp_path).update(None)["count"] == 0
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=5 * POINTS))
+def test_a_curve_fits_a_screen_and_keeps_its_end_and_its_mean(values: list[float]):
+    every = [(float(at), value) for at, value in enumerate(values)]
+    shown = thinned(every)
+    assert len(shown) <= POINTS
+    if every:
+        assert shown[-1][0] == every[-1][0]
+        assert (
+            min(values) - 1e-6 <= min(y for _, y in shown) and max(y for _, y in shown) <= max(values) + 1e-6
+        )
+
+
+def test_bands_are_stretches_of_one_layout():
+    assert bands([(0, "dp2"), (1, "dp2"), (2, "tp2"), (3, "dp2")]) == [
+        {"layout": "dp2", "start": 0, "end": 2},
+        {"layout": "tp2", "start": 2, "end": 3},
+        {"layout": "dp2", "start": 3, "end": 4},
+    ]
+
+
+# --- services -------------------------------------------------------------------------------
+
+STATUS = RunStatus(
+    run="tictactoe", phase="train", step=3, steps=10, version=7, elapsed_s=30.0,
+    ledger=Ledger(issued=100, trained=60, dropped={"too_stale": 4}, pending=6, leased=30),
+    workers=(
+        WorkerState("rollout-0", "rollout", "dp2", 32, 30, 7, 0.25, {"memory_fraction": 0.5},
+                    {"shm": Transfers(1 << 30, 2.0, 1)}),
+    ),
+    evaluations=(Evaluation("start", 4, 64, 32, 0.5, 0.1, {}),),
+)  # fmt: skip
+
+
+async def test_a_run_that_goes_on_shows_what_its_scheduler_says(tmp_path: Path):
+    recorded(tmp_path, steps=3)
+    shown = await Live(tmp_path, config_of(tmp_path), Says(STATUS)).look({})
+    run, ledger = shown["run"], shown["ledger"]
+    assert (run["state"], run["phase"], run["step"], run["version"]) == ("live", "train", 3, 7)
+    assert run["evaluating"] == {"name": "start", "done": 32, "episodes": 64}
+    assert ledger["issued"] == ledger["trained"] + ledger["evaluated"] + 4 + ledger["live"]
+    worker = shown["workers"]["rows"][0]
+    assert worker["transfers"][0]["gb_per_s"] == (1 << 30) / 2e9 and worker["silent_s"] == 0.2
+
+
+async def test_a_silent_scheduler_is_said_with_since_when(tmp_path: Path):
+    recorded(tmp_path, steps=3)
+    services = Says(STATUS)
+    live = Live(tmp_path, config_of(tmp_path), services)
+    await live.look({})
+    services.said = None
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shown = await live.look({})
+        again = await live.look({})
+    assert shown["run"]["state"] == "silent" and "cannot be reached" in shown["run"]["error"]
+    assert shown["run"]["since"] == again["run"]["since"]
+    assert shown["workers"]["rows"] and shown["workers"]["heard"] == shown["run"]["since"]
+    assert shown["run"]["step"] == 3 and shown["tickets"]["rows"] == []
+    assert (await live.look({}))["run"]["state"] == "ended"
+
+
+async def test_an_address_that_another_run_has_now_is_not_asked_for_this_one(tmp_path: Path):
+    recorded(tmp_path, steps=3)
+    live = Live(tmp_path, config_of(tmp_path), Says(replace(STATUS, run="another")))
+    shown = await live.look(
+        {"step": 3, "phase": "train", "version": 6, "ledger.issued": 64, "ledger.dropped:x": 2}
+    )
+    assert shown["run"]["state"] == "ended" and shown["run"]["phase"] == "train"
+    assert shown["ledger"]["issued"] == 64 and shown["ledger"]["dropped"] == {"x": 2}
+
+
+async def test_why_a_run_failed_is_shown(tmp_path: Path):
+    recorded(tmp_path, steps=1)
+    (tmp_path / "failure.json").write_text(json.dumps({"error": "EngineLost", "message": "engine 0 died"}))
+    shown = await Live(tmp_path, config_of(tmp_path), Silent()).look({})
+    assert shown["run"]["failure"]["error"] == "EngineLost" and shown["hosts"]["state"] == "ended"
+
+
+# --- trajectories ---------------------------------------------------------------------------
+
+
+def test_trajectories_are_found_by_step_reward_and_ending(tmp_path: Path):
+    recorded(tmp_path, steps=5)
+    kept = Trajectories(tmp_path)
+    section = kept.update(8)
+    assert section["evaluations"] == ["final", "start"] and section["steps"] == [0, 5]
+
+    def found(**wanted) -> list[int]:
+        return [one["step"] for one in kept.listing(Filters(**wanted))["rows"]]
+
+    assert found(kind="training") == [5, 4, 3, 2, 1]
+    assert found(kind="training", first=2, last=3) == [3, 2]
+    assert set(found(kind="start")) == {0} and len(found(kind="evaluation")) == 4
+    assert len(found(reward="positive")) + len(found(reward="zero")) == section["count"]
+    assert found(ending="timeout") == []
+
+
+def test_what_was_said_is_text_whatever_it_looks_like(tmp_path: Path):
+    evil = '<script>fetch("//evil")</script>\x1b[2J\x1b]0;owned\x07\u202e'
+    recorded(tmp_path, steps=2, text=evil)
+    kept = Trajectories(tmp_path)
+    kept.update(5)
+    number = kept.listing(Filters(kind="training"))["rows"][0]["ticket"]
+    whole = kept.whole(number)
+    assert whole is not None
+    text = whole["turns"][1]["text"]
+    assert text.startswith("<script>") and "\x1b" not in text and "␛[2J" in text and "␇" in text
+    assert kept.whole(10**9) is None
+
+
+def test_a_thinned_file_is_read_anew(tmp_path: Path):
+    recorded(tmp_path, steps=2)
+    kept = Trajectories(tmp_path)
+    before = kept.update(5)["count"]
+    samples = Samples(tmp_path / "samples.jsonl", limit_bytes=1)
+    one = ticket(900, Purpose.TRAIN, 1, 5, 1.0)
+    assert one.result is not None
+    samples.heard(2, one, one.result, talk("x", 1.0))
+    samples.trained(3, [one.id])
+    samples.close()
+    assert kept.update(5)["count"] < before
+
+
+# --- the stream -----------------------------------------------------------------------------
+
+
+async def events(feed: Feed, last: str, count: int) -> list[tuple[str, str]]:
+    """(id, section) of the first `count` events after `last`."""
+    found = []
+    following = feed.follow(last)
+    async for event in following:
+        fields = dict(line.split(": ", 1) for line in event.decode().splitlines() if ": " in line)
+        if "event" in fields:
+            found.append((fields["id"], fields["event"]))
+            json.loads(fields["data"])
+        if len(found) == count:
+            break
+    await following.aclose()
+    return found
+
+
+async def test_a_follower_is_told_all_and_one_that_comes_back_what_changed(tmp_path: Path):
+    feed = Feed()
+    feed.put("a", {"x": math.nan})
+    feed.put("b", [1, 2])
+    found = await events(feed, "", 2)
+    assert [name for _, name in found] == ["a", "b"]
+    feed.put("b", [1, 2])  # the same: nothing to tell
+    feed.put("a", {"x": 1.0})
+    last = found[-1][0]
+    assert [name for _, name in await events(feed, last, 1)] == ["a"]
+    assert [name for _, name in await events(feed, "other.9", 2)] == ["b", "a"]
+    assert [name for _, name in await events(feed, "garbage", 2)] == ["b", "a"]
+
+
+async def test_a_slow_follower_gets_the_latest_and_no_backlog(tmp_path: Path):
+    feed = Feed()
+    following = feed.follow("")
+    await anext(following)
+    for value in range(1000):
+        feed.put("a", value)
+    event = await anext(following)
+    assert b"data: 999\n" in event
+    assert feed.followers == 1 and feed.watched.is_set() and not feed.full and FOLLOWERS > 1
+    feed.close()
+    assert [event async for event in following] == []
+    assert feed.followers == 0 and not feed.watched.is_set()
+
+
+def test_a_door_for_a_directory_that_takes_no_file(tmp_path: Path):
+    from earl.dashboard.door import key_of
+
+    assert len(key_of(tmp_path / "missing")) == 32
+    links: list[str] = []
+    door = Door(key_of(tmp_path), links.append)
+    assert door.redeem("") is None and door.redeem("é") is None and len(links) == 1

@@ -1,0 +1,245 @@
+"""Arenas: allocation, generations, lives of owners, and descriptors as bytes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earl.config.data_plane import DataPlaneConfig
+from earl.dispatch.describe.descriptor import ArenaRef, Descriptor, RegionRef, ShardRef, TensorShards
+from earl.dispatch.describe.pieces import Regions
+from earl.dispatch.layout.box import Box
+from earl.dispatch.memory import arena_file
+from earl.dispatch.memory.arena import Arena, MappedArena
+from earl.dispatch.read.reader import refuse_unmet
+from earl.dispatch.registry import codec
+from earl.dispatch.serve.server_process import ServingProcess
+from earl.dispatch.transport.shm import SharedMemory
+from earl.errors import (
+    ArenaFull,
+    ConfigError,
+    InsecureBind,
+    LayoutError,
+    RegionGone,
+    TransportUnavailable,
+)
+
+
+@pytest.fixture
+def arena(tmp_path: Path):
+    arena = Arena.create(tmp_path / "arenas", "o", 1, 1 << 20)
+    yield arena
+    arena.close()
+
+
+def check(mapped: MappedArena, slot: int, generation: int) -> None:
+    mapped.check(np.array([slot]), np.array([generation], np.uint64))
+
+
+def test_a_full_arena_is_back_pressure(arena: Arena):
+    whole = arena.allocate(arena.capacity_bytes)
+    with pytest.raises(ArenaFull, match="no room for 1 bytes"):
+        arena.allocate(1)
+    whole.free()
+    whole.free()
+    assert arena.free_bytes == arena.capacity_bytes
+    arena.allocate(arena.capacity_bytes)
+
+
+def test_a_full_slot_table_is_back_pressure_that_says_so(arena: Arena):
+    regions = [arena.allocate(0) for _ in range(arena_file.MIN_SLOTS)]
+    assert arena.largest_bytes == 0 < arena.free_bytes
+    with pytest.raises(ArenaFull, match="all 1024 regions of the arena are in use, with 983040 of 1048576"):
+        arena.allocate(1)
+    regions[0].free()
+    assert arena.largest_bytes > 0
+    arena.allocate(1)
+
+
+def test_generations_follow_a_region(arena: Arena):
+    mapped = MappedArena(arena.ref.path, arena.ref.nonce, 1)
+    region = arena.allocate(1000)
+    region.array(np.uint8, (1000,))[:] = 7
+    with pytest.raises(RegionGone):
+        check(mapped, 0, 0)  # allocated, not sealed
+    ref = region.seal(checksum=True)
+    (offset,), (size,) = mapped.extents(np.array([ref.slot]), np.array([ref.generation], np.uint64))
+    assert (offset, size) == (ref.offset_bytes, 1000)
+    assert (mapped.memory[offset : offset + 1000] == 7).all()
+    with pytest.raises(ValueError):
+        mapped.memory[ref.offset_bytes] = 1  # readers map read-only
+    regions = Regions.of([ref])
+    assert mapped.digests(regions, [(0, 0)]) == [regions.checksum(0, 0)]
+    region.free()
+    with pytest.raises(RegionGone):
+        check(mapped, ref.slot, ref.generation)
+    again = arena.allocate(1000).seal(checksum=False)
+    assert again.slot == ref.slot and again.generation != ref.generation
+    for slot in (-1, 1 << 40):
+        with pytest.raises(RegionGone):
+            check(mapped, slot, 1)
+    mapped.close()
+
+
+def test_a_freed_region_cannot_be_sealed_even_if_its_slot_is_used_again(arena: Arena):
+    old = arena.allocate(100)
+    old.free()
+    new = arena.allocate(100)
+    with pytest.raises(RegionGone, match="freed"):
+        old.seal(checksum=False)
+    mapped = MappedArena(arena.ref.path, arena.ref.nonce, 1)
+    ref = new.seal(checksum=False)
+    check(mapped, ref.slot, ref.generation)
+    mapped.close()
+
+
+def test_a_region_bounds_its_arrays(arena: Arena):
+    region = arena.allocate(100)
+    region.array(np.float32, (25,))
+    with pytest.raises(LayoutError, match="104 bytes at 0"):
+        region.array(np.float32, (26,))
+    with pytest.raises(LayoutError):
+        region.array(np.uint8, (1,), offset=100)
+
+
+def test_closing_removes_file_and_directory(tmp_path: Path):
+    directory = tmp_path / "arenas"
+    one, two = (Arena.create(directory, name, 1, 4096) for name in ("one", "two"))
+    mapped = MappedArena(one.ref.path, one.ref.nonce, 1)
+    ref = one.allocate(10).seal(checksum=False)
+    one.close()
+    one.close()
+    assert mapped.abandoned
+    with pytest.raises(RegionGone):
+        check(mapped, ref.slot, ref.generation)
+    assert directory.exists()
+    two.close()
+    assert not directory.exists()
+
+
+def open_files(path: Path) -> list[str]:
+    """Descriptors and mappings of this process, of a file that may be removed."""
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in (*links, *mapped) if str(path) in line]
+
+
+async def test_a_reader_lets_go_of_removed_arenas(tmp_path: Path):
+    transport = SharedMemory()
+    one, two = (Arena.create(tmp_path / "arenas", name, 1, 4096) for name in ("one", "two"))
+    held = (await transport.open(one.ref)).memory[:8]
+    one.close()
+    path = Path(one.ref.path)
+    del one
+    assert open_files(path)
+    await transport.open(two.ref)
+    assert bytes(held) == b"EARLARN1"  # who still reads it may finish
+    del held
+    assert not open_files(path)
+    await transport.close()
+    two.close()
+
+
+def test_another_file_is_refused(arena: Arena, tmp_path: Path):
+    with pytest.raises(RegionGone, match="is gone"):
+        MappedArena(str(tmp_path / "none.arena"), 1, 1)
+    with pytest.raises(RegionGone, match="incarnation"):
+        MappedArena(arena.ref.path, arena.ref.nonce ^ 1, 1)
+    with pytest.raises(RegionGone, match="incarnation"):
+        MappedArena(arena.ref.path, arena.ref.nonce, 2)
+    junk = tmp_path / "junk"
+    for content in (b"", b"EARLARN1", os.urandom(9000)):
+        junk.write_bytes(content)
+        with pytest.raises(RegionGone, match="no arena"):
+            MappedArena(str(junk), 1, 1)
+
+
+def test_only_dead_owners_files_are_removed(tmp_path: Path):
+    directory = tmp_path / "arenas"
+    living = Arena.create(directory, "living", 1, 4096)
+    script = (
+        "import os, sys; from pathlib import Path; from earl.dispatch.memory.arena import Arena;"
+        f"Arena.create(Path({str(directory)!r}), 'dead', 1, 4096); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert len(list(directory.iterdir())) == 2
+    assert arena_file.remove_stale(directory) == [directory / "dead-0000000000000001.arena"]
+    assert Path(living.ref.path).exists()
+    with pytest.raises(ConfigError, match="exists"):
+        Arena.create(directory, "living", 1, 4096)
+    living.close()
+
+
+def test_too_small_a_file_system_is_said(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"does not fit .* free; make the tmpfs larger"):
+        Arena.create(tmp_path / "arenas", "huge", 1, 1 << 50)
+    assert not list((tmp_path / "arenas").iterdir())
+
+
+def test_the_arena_directory_is_the_runs_own(tmp_path: Path):
+    config = DataPlaneConfig()
+    one = arena_file.arena_directory(config, tmp_path / "runs" / "a")
+    assert one == arena_file.arena_directory(config, tmp_path / "x" / ".." / "runs" / "a")
+    assert one != arena_file.arena_directory(config, tmp_path / "runs2" / "a")
+    assert one.parent == Path("/dev/shm") and one.name.startswith("earl-a-")
+
+
+def sample(strides: tuple[int, ...] = (16, 4)) -> Descriptor:
+    arena = ArenaRef("o", 3, "/dev/shm/x", 4, 1 << 20, "127.0.0.1:1", "cpu", "host")
+    region = RegionRef(arena, 5, 7, 4096, 640, (1, (1 << 64) - 1), 512)
+    shard = ShardRef(Box((0, 0), (10, 4)), region, 0, strides)
+    column = TensorShards("tokens", "int32", (100,), (ShardRef(Box((3,), (9,)), region, 320, (4,)),))
+    return Descriptor("weights/7/o", 7, (TensorShards("w", "float32", (20, 4), (shard,)), column))
+
+
+@pytest.mark.parametrize("strides", [(16, 4), (64, 4)])
+def test_descriptors_survive_their_bytes(strides: tuple[int, ...]):
+    assert codec.decode(codec.encode(sample(strides))) == sample(strides)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, 10_000), st.binary(min_size=1, max_size=8))
+def test_damaged_descriptors_are_refused_or_harmless(at: int, junk: bytes):
+    data = bytearray(codec.encode(sample()))
+    at %= len(data)
+    data[at : at + len(junk)] = junk
+    try:
+        codec.decode(bytes(data))
+    except LayoutError:
+        pass
+
+
+def test_a_shard_past_its_region_is_refused():
+    with pytest.raises(LayoutError, match="region of 640"):
+        codec.decode(codec.encode(sample((128, 4))))
+
+
+def test_requirements_that_cannot_be_met_are_refused():
+    with pytest.raises(TransportUnavailable, match="no verbs"):
+        refuse_unmet(DataPlaneConfig(require="rdma", transport="ucx"))
+    with pytest.raises(TransportUnavailable, match="memory"):
+        refuse_unmet(DataPlaneConfig(require="rdma", transport="shm"))
+    for transport in ("ucx", "nixl"):
+        with pytest.raises(TransportUnavailable):
+            refuse_unmet(DataPlaneConfig(require="shm", transport=transport))
+    refuse_unmet(DataPlaneConfig(require="shm"))
+
+
+async def test_off_loopback_needs_a_trusted_network(arena: Arena, monkeypatch: pytest.MonkeyPatch):
+    for bind in ("10.0.0.1", "0.0.0.0"):
+        with pytest.raises(InsecureBind, match="trusted_network"):
+            await ServingProcess.start(arena.ref, DataPlaneConfig(transport="ucx", bind=bind), b"s")
+    monkeypatch.setenv("EARL_ADVERTISE", "10.0.0.7")
+    config = DataPlaneConfig(transport="ucx", bind="0.0.0.0", trusted_network=True)
+    serving = await ServingProcess.start(arena.ref, config, b"s")
+    try:
+        assert serving.address.startswith("10.0.0.7:")
+    finally:
+        await serving.stop()

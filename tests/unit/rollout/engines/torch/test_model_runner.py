@@ -1,0 +1,176 @@
+"""The cached forward pass equals the packed one; sampling is a function of (seed, position)."""
+
+import numpy as np
+import pytest
+import torch
+
+from earl.errors import IllegalParallelism, WeightsIncomplete
+from earl.models.module import Decoder, initialise
+from earl.models.parallel import TensorParallel
+from earl.models.spec import ModelSpec
+from services.rollout.engines.contract.batch import Batch
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.contract.sampling import sample, uniforms
+from services.rollout.engines.torch import attention
+from services.rollout.engines.torch.engine import TorchEngine
+from services.rollout.engines.torch.model_runner import Runner
+from services.rollout.engines.torch.ranks import Followers, Rank
+from tests.support import threads
+
+SPECS = {
+    "llama": ModelSpec("llama", 32, 2, 4, 4, 8, 48, 29, tied=True),
+    "llama-gqa-bias": ModelSpec("llama", 32, 2, 4, 1, 8, 48, 29, qkv_bias=True, o_bias=True),
+    "qwen2": ModelSpec("qwen2", 32, 2, 4, 2, 8, 48, 29, qkv_bias=True),
+    "qwen3": ModelSpec("qwen3", 32, 2, 4, 2, 16, 48, 29, qk_norm=True, tied=True),
+}
+
+
+one_thread = threads.one_thread
+
+
+def models(name: str, slots: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Runner]:
+    decoder = Decoder(SPECS[name])
+    initialise(decoder, 1)
+    torch.manual_seed(2)
+    runner = Runner(SPECS[name], TensorParallel(), slots=slots, context=48, dtype=dtype)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    published = dict(decoder.named_parameters())
+    runner.fill(lambda name, box: published[name][box.slices()])
+    return decoder, runner
+
+
+def packed_logits(decoder: Decoder, tokens: np.ndarray) -> torch.Tensor:
+    with torch.no_grad():
+        hidden = decoder.forward_packed(torch.from_numpy(tokens), torch.arange(len(tokens)), [len(tokens)])
+        return decoder.logits(hidden)[-1]
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("view", [0.0, 0.5, 2.0])
+def test_any_batching_equals_the_packed_forward(name, view, monkeypatch):
+    # 0: always a view of the cache, 2: always a gather.
+    monkeypatch.setattr(attention, "VIEW_FRACTION", view)
+    monkeypatch.setattr(attention, "MASK_ELEMENTS", 500)
+    monkeypatch.setattr(attention, "ALONE_TOKENS", 12)
+    decoder, runner = models(name, slots=7)
+    rng = np.random.default_rng(0)
+    sequences = rng.integers(0, 29, (7, 48))
+    done = np.zeros(7, dtype=np.int64)
+    while (done < 48).any():
+        slots = rng.permutation(np.flatnonzero(done < 48))
+        slots = slots[: rng.integers(1, len(slots) + 1)]
+        counts = np.minimum(rng.choice([1, 1, 2, 3, 17], len(slots)), 48 - done[slots])
+        tokens = np.concatenate(
+            [sequences[s, done[s] : done[s] + c] for s, c in zip(slots, counts, strict=True)]
+        )
+        logits = runner.forward(Batch(slots, done[slots], counts, tokens))
+        assert logits is not None
+        done[slots] += counts
+        for row, slot in enumerate(slots):
+            wanted = packed_logits(decoder, sequences[slot, : done[slot]])
+            assert (logits[row] - wanted).abs().max() < 1e-4
+
+
+def test_bfloat16_is_close():
+    decoder, runner = models("qwen3", slots=2, dtype=torch.bfloat16)
+    tokens = np.random.default_rng(0).integers(0, 29, 20)
+    logits = runner.forward(Batch(np.array([1]), np.array([0]), np.array([20]), tokens))
+    assert logits is not None and logits.dtype == torch.bfloat16
+    wanted = packed_logits(decoder, tokens)
+    assert (logits[0].float() - wanted).abs().max() < 0.05 * wanted.abs().max()
+
+
+def test_heads_must_divide():
+    with pytest.raises(IllegalParallelism, match="tp 3"):
+        Runner(SPECS["qwen2"], TensorParallel(0, 3), slots=1, context=8)
+
+
+def test_uniforms_are_uniform_and_independent():
+    seeds, positions = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(100))
+    draws = uniforms(seeds.ravel(), positions.ravel())
+    assert ((draws >= 0) & (draws < 1)).all()
+    assert len(np.unique(draws)) == draws.size
+    counts, _ = np.histogram(draws, 20, (0, 1))
+    # 20,000 draws in 20 bins: chi-squared with 19 degrees of freedom stays below 60.
+    assert ((counts - 1000) ** 2 / 1000).sum() < 60
+    grid = draws.reshape(100, 200)
+    assert abs(np.corrcoef(grid[:-1].ravel(), grid[1:].ravel())[0, 1]) < 0.03
+    assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.03
+    assert uniforms(seeds[5, 3:4], positions[5, 3:4]) == grid[5, 3]
+
+
+def test_impossible_tokens_are_never_sampled():
+    logits = torch.full((5000, 8), float("-inf"))
+    logits[:, 3] = 0.0
+    logits[:, 6] = 1.0
+    ones, seeds = np.ones(5000, np.float32), np.arange(5000, dtype=np.uint64)
+    ids, logprobs = sample(logits, ones, seeds, np.zeros(5000, np.int64))
+    assert set(ids) == {3, 6} and abs((ids == 6).mean() - 0.731) < 0.03
+    assert np.allclose(np.exp(logprobs[ids == 6]), 0.731, atol=1e-3)
+
+
+def test_greedy_and_sampled_rows_mix():
+    torch.manual_seed(0)
+    logits = torch.randn(6, 11)
+    heat = np.array([0, 1, 0, 2, 0.5, 0], dtype=np.float32)
+    seeds, positions = np.arange(6, dtype=np.uint64), np.arange(6)
+    ids, logprobs = sample(logits, heat, seeds, positions)
+    greedy = heat == 0
+    assert (ids[greedy] == logits.argmax(-1).numpy()[greedy]).all()
+    for row in range(6):
+        alone, logprob = sample(
+            logits[row : row + 1], heat[row : row + 1], seeds[row : row + 1], positions[row : row + 1]
+        )
+        assert alone[0] == ids[row] and abs(logprob[0] - logprobs[row]) < 1e-6
+        wanted = torch.log_softmax(logits[row] / (heat[row] or 1.0), -1)[int(ids[row])]
+        assert abs(float(wanted) - logprobs[row]) < 1e-5
+
+
+def test_logits_that_are_not_finite_are_refused():
+    with pytest.raises(FloatingPointError, match="1 of 2"):
+        sample(
+            torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]),
+            np.ones(2, np.float32),
+            np.zeros(2, np.uint64),
+            np.arange(2),
+        )
+
+
+class FakeStager:
+    """A version whose tensors cannot be applied, then one that can."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self.good = {name: (tensor.numpy().copy(), "float32") for name, tensor in weights.items()}
+
+    def tensors(self, version: int) -> dict[str, tuple[np.ndarray, str]]:
+        bad = np.zeros((1, 2, 3), dtype=np.float32)
+        return self.good if version == 2 else self.good | {"model.norm.weight": (bad, "float32")}
+
+
+def test_weights_applied_in_part_are_never_used():
+    _, runner = models("llama", slots=2)
+    rank = Rank.__new__(Rank)
+    rank.runner = runner
+    rank.stager = FakeStager(runner.weights)  # type: ignore[assignment]
+    spec = EngineSpec(name="unit", model_dir="", max_sequences=2, max_context_tokens=48)
+    engine = TorchEngine(spec, rank, Followers([]))
+
+    def request(name: str) -> GenerateRequest:
+        return GenerateRequest(request_id=name, ids=[1, 2], max_new_tokens=9)
+
+    engine.submit(request("running"), stream=False)
+    engine.step()
+    engine.submit(request("waiting"), stream=False)
+    with pytest.raises(WeightsIncomplete, match="version 1"):
+        engine.commit(1)
+    engine.submit(request("later"), stream=False)
+    assert [type(reply).__name__ for reply in engine.outbox] == ["Refused"] * 3
+    assert not engine.has_work
+    engine.commit(2)
+    engine.submit(request("after"), stream=False)
+    while engine.has_work:
+        engine.step()
+    last = engine.outbox[-1]
+    assert getattr(last, "versions", None) == [2] * 9

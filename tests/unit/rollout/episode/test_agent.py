@@ -1,0 +1,306 @@
+"""The agent loop against scripted policies and environments: every ending, exact tokens."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field, replace
+
+import pytest
+from msgspec import structs
+
+from earl.env.base import Ending, Limits, Observation
+from earl.errors import ContextTooLong, DeadlineExceeded, EngineLost, EnvHostLost, EnvironmentFailure
+from services.rollout.engines.contract.engine import Generation
+from services.rollout.episode.agent import Agent, Ticket
+from services.rollout.episode.busy_spans import BusySpans
+
+TICKET = Ticket(
+    ticket_id=7,
+    attempt=2,
+    fence=10,
+    publish=True,
+    scripted=False,
+    environment="count",
+    task_json='{"n": 3}',
+    env_seed=11,
+    sample_seed=12,
+    min_version=1,
+    temperature=0.5,
+    episode_s=30.0,
+    lease_s=30.0,
+    max_turns=9,
+)
+
+
+class Letters:
+    """Token ids are code points: "." ends an action, "!" stands before what a tool says and "~" after an
+    action that did not end."""
+
+    system = "Be brief."
+    opening = ""
+
+    def encode_observation(self, text, first, role="user", after=None):
+        head = [1] if first else [] if after == ord(".") else [ord("~")]
+        return [*head, *map(ord, "!" + text if role == "tool" else text)]
+
+    def encode_action(self, text):
+        return list(map(ord, text))
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+
+@dataclass
+class Says:
+    """A policy that says what it is told to, token by token, and stops at "."."""
+
+    answers: list
+    version: int = 1
+    requests: list = field(default_factory=list)
+    released: list = field(default_factory=list)
+
+    async def wait_version(self, version):
+        assert self.version < version
+        await asyncio.Event().wait()
+
+    async def generate(self, request):
+        self.requests.append(as_made(request))
+        answer = self.answers[(len(self.requests) - 1) % len(self.answers)]
+        if isinstance(answer, Exception):
+            raise answer
+        ids = list(map(ord, answer))[: request.max_new_tokens]
+        finish = "stop" if ids[-1] == ord(".") else "length"
+        return Generation(
+            request_id=request.request_id,
+            ids=ids,
+            logprobs=[-0.5] * len(ids),
+            versions=[self.version] * len(ids),
+            finish=finish,
+        )
+
+    async def release(self, session):
+        self.released.append(session)
+
+
+def as_made(request):
+    """The request as it was when it was made: the loop goes on writing to its list."""
+    return structs.replace(request, ids=[*request.ids])
+
+
+@dataclass
+class Result:
+    observation: Observation
+    reward: float = 0.0
+    done: bool = False
+    ending: Ending = Ending.OK
+    message: str = ""
+    metrics: dict = field(default_factory=dict)
+
+
+class Session:
+    def __init__(self, results):
+        self.observation = Observation("ab", legal_actions=("x.", "y."))
+        self.results = iter(results)
+        self.actions = []
+        self.stepped = asyncio.Event()
+        self.closed = False
+
+    async def step(self, action):
+        self.actions.append(action)
+        self.stepped.set()
+        result = next(self.results)
+        if isinstance(result, Exception):
+            raise result
+        if result is None:
+            await asyncio.Event().wait()
+        return result
+
+    async def close(self):
+        self.closed = True
+
+
+class Sessions:
+    def __init__(self, *results):
+        self.session = Session(results)
+        self.opened = []
+
+    async def open(self, environment, task, seed, limits, *, traceparent=""):
+        self.opened.append((environment, task, seed, limits.episode_s))
+        return self.session
+
+
+def agent(policy, sessions, context=100, new=4, opening=""):
+    letters = Letters()
+    letters.opening = opening
+    return Agent(
+        letters,
+        policy,
+        sessions,
+        BusySpans(),
+        limits=Limits(),
+        max_context_tokens=context,
+        max_new_tokens=new,
+    )
+
+
+GOES_ON = Result(Observation("cd", legal_actions=("z.",)), reward=0.5)
+WON = Result(Observation(""), reward=1.0, done=True, metrics={"win": 1.0})
+
+
+async def test_tokens_are_stored_as_generated_and_rewards_add_up():
+    policy, sessions = Says(["x.", "y."], version=3), Sessions(GOES_ON, WON)
+    outcome = await agent(policy, sessions).play(TICKET)
+    assert (outcome.ending, outcome.reward, outcome.metrics) == (Ending.OK, 1.5, {"win": 1.0})
+    assert sessions.opened == [("count", {"n": 3}, 11, 30.0)]
+    assert sessions.session.actions == ["x.", "y."]
+    assert sessions.session.closed and policy.released == ["7/2"]
+    columns = outcome.columns.arrays()
+    assert columns["tokens"].tolist() == [1, *map(ord, "abx.cdy.")]
+    assert columns["loss_mask"].tolist() == [0, 0, 0, 1, 1, 0, 0, 1, 1]
+    assert columns["versions"].tolist() == [3] * 9
+    first, second = policy.requests
+    assert (first.request_id, second.request_id, first.session) == ("7/2/1", "7/2/2", "7/2")
+    assert second.ids == [1, *map(ord, "abx.cd")]
+    assert (second.seed, second.temperature) == (12, 0.5)
+
+
+async def test_roles_and_unfinished_actions_reach_the_codec():
+    sessions = Sessions(replace(GOES_ON, observation=Observation("cd", role="tool")), GOES_ON, WON)
+    outcome = await agent(Says(["x.", "yyyy", "z."]), sessions).play(replace(TICKET, transcript=True))
+    assert outcome.columns.tokens == [1, *map(ord, "abx.!cdyyyy~cdz.")]
+    assert [(turn.role, turn.text, turn.tokens) for turn in outcome.transcript] == [
+        ("system", "Be brief.", 0),
+        ("user", "ab", 3),
+        ("assistant", "x.", 2),
+        ("tool", "cd", 3),
+        ("assistant", "yyyy", 4),
+        ("user", "cd", 3),
+        ("assistant", "z.", 2),
+    ]
+
+
+async def test_what_opens_an_answer_is_part_of_its_text():
+    sessions = Sessions(WON)
+    playing = agent(Says(["x."]), sessions, opening="So: ")
+    outcome = await playing.play(replace(TICKET, transcript=True))
+    assert sessions.session.actions == ["So: x."]
+    assert outcome.transcript[-1].text == "So: x." and outcome.transcript[-1].tokens == 2
+
+
+async def test_a_transcript_shows_what_was_cut_and_costs_nothing_unasked():
+    cut = await agent(Says(["xyzw."]), Sessions(WON), context=5).play(replace(TICKET, transcript=True))
+    assert [(turn.role, turn.text) for turn in cut.transcript[1:]] == [("user", "ab"), ("assistant", "xy")]
+    full = await agent(Says(["x."]), Sessions(GOES_ON), context=7).play(replace(TICKET, transcript=True))
+    assert [turn.role for turn in full.transcript] == ["system", "user", "assistant"]
+    assert (await agent(Says(["x."]), Sessions(WON)).play(TICKET)).transcript == ()
+
+
+async def test_max_turns_truncates():
+    outcome = await agent(Says(["x."]), Sessions(GOES_ON, GOES_ON, WON)).play(replace(TICKET, max_turns=2))
+    assert (outcome.ending, outcome.reward) == (Ending.TRUNCATED, 1.0)
+    assert outcome.message == "max_turns 2 reached"
+    assert len(outcome.columns.turn_tokens) == 2
+
+
+async def test_an_answer_cut_by_the_context_truncates_without_a_step():
+    sessions = Sessions(WON)
+    outcome = await agent(Says(["xyzw."]), sessions, context=5).play(TICKET)
+    assert outcome.ending is Ending.TRUNCATED
+    assert sessions.session.actions == []
+    assert len(outcome.columns) == 5 and outcome.columns.trained_tokens == 2
+
+
+async def test_an_observation_that_does_not_fit_truncates():
+    outcome = await agent(Says(["x."]), Sessions(GOES_ON), context=7).play(TICKET)
+    assert outcome.ending is Ending.TRUNCATED
+    assert "context full" in outcome.message
+    assert len(outcome.columns) == 5
+
+
+async def test_a_task_that_does_not_fit_at_all_is_an_error_of_the_environment():
+    outcome = await agent(Says(["x."]), Sessions(WON), context=3).play(TICKET)
+    assert outcome.ending is Ending.ENV_ERROR
+
+
+async def test_an_answer_of_full_length_that_fits_is_played():
+    sessions = Sessions(WON)
+    outcome = await agent(Says(["xyzwv"]), sessions, new=4).play(TICKET)
+    assert outcome.ending is Ending.OK
+    assert sessions.session.actions == ["xyzw"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "ending"),
+    [
+        (EnvHostLost("host h died"), Ending.INFRA_ERROR),
+        (EnvironmentFailure("the reset failed"), Ending.ENV_ERROR),
+        (DeadlineExceeded("step took longer than 1 s"), Ending.TIMEOUT),
+        (Result(Observation(""), reward=float("nan"), done=True), Ending.ENV_ERROR),
+        (Result(Observation(""), done=True, ending=Ending.ENV_ERROR, message="raised"), Ending.ENV_ERROR),
+        (Result(Observation(""), done=True, ending=Ending.TIMEOUT, message="slow"), Ending.TIMEOUT),
+    ],
+)
+async def test_failures_of_the_environment_are_endings(failure, ending):
+    sessions = Sessions(failure)
+    outcome = await agent(Says(["x."]), sessions).play(TICKET)
+    assert outcome.ending is ending
+    assert outcome.message and not outcome.trainable
+    assert sessions.session.closed
+
+
+async def test_failures_of_the_engine_are_endings():
+    lost = await agent(Says([EngineLost("engine e is gone")]), Sessions(WON)).play(TICKET)
+    assert (lost.ending, "engine e is gone" in lost.message) == (Ending.INFRA_ERROR, True)
+    full = await agent(Says(["x.", ContextTooLong("9 > 8")]), Sessions(GOES_ON)).play(TICKET)
+    assert full.ending is Ending.TRUNCATED
+
+
+async def test_an_episode_is_bounded():
+    sessions = Sessions(None)
+    outcome = await agent(Says(["x."]), sessions).play(replace(TICKET, episode_s=0.01))
+    assert outcome.ending is Ending.TIMEOUT
+    assert sessions.session.closed
+
+
+async def test_weights_that_never_arrive_are_no_timeout_of_the_episode():
+    sessions = Sessions(WON)
+    outcome = await agent(Says(["x."], version=0), sessions).play(replace(TICKET, episode_s=0.01))
+    assert outcome.ending is Ending.INFRA_ERROR
+    assert "version 1 did not arrive" in outcome.message
+    assert sessions.opened == []
+
+
+async def test_a_task_that_is_no_object_is_an_error_of_the_environment():
+    outcome = await agent(Says(["x."]), Sessions(WON)).play(replace(TICKET, task_json=json.dumps([1])))
+    assert outcome.ending is Ending.ENV_ERROR
+
+
+async def test_scripted_play_asks_no_engine_and_reproduces():
+    played = []
+    for seed in (5, 5, 6, 7, 8, 9):
+        policy, sessions = Says([]), Sessions(GOES_ON, WON)
+        policy.version = 0
+        ticket = replace(TICKET, scripted=True, sample_seed=seed, min_version=0)
+        outcome = await agent(policy, sessions).play(ticket)
+        assert (outcome.ending, policy.requests) == (Ending.OK, [])
+        assert outcome.columns.arrays()["logprobs"].tolist() == [0.0] * 9
+        played.append(sessions.session.actions)
+    assert played[0] == played[1]
+    assert {actions[0] for actions in played} == {"x.", "y."}
+
+
+async def test_scripted_play_needs_legal_actions():
+    sessions = Sessions(WON)
+    sessions.session.observation = Observation("ab")
+    outcome = await agent(Says([]), sessions).play(replace(TICKET, scripted=True, min_version=0))
+    assert outcome.ending is Ending.ENV_ERROR
+
+
+async def test_cancelling_closes_the_session():
+    sessions = Sessions(None)
+    policy = Says(["x."])
+    task = asyncio.create_task(agent(policy, sessions).play(TICKET))
+    await sessions.session.stepped.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sessions.session.closed and policy.released == ["7/2"]

@@ -1,0 +1,67 @@
+"""Token columns: one length, exact values, versions and turns of every token."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.rollout.episode.columns import DTYPES, TokenColumns, name, shelf
+
+_IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
+
+
+def test_two_turns():
+    columns = TokenColumns()
+    columns.observe([1, 2, 3], version=4)
+    columns.act([7, 8], [-0.5, -0.25], [4, 5])
+    columns.observe([9], version=5)
+    columns.act([7], [-1.0], [5])
+    arrays = columns.arrays()
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "tokens": [1, 2, 3, 7, 8, 9, 7],
+        "loss_mask": [0, 0, 0, 1, 1, 0, 1],
+        "logprobs": [0.0, 0.0, 0.0, -0.5, -0.25, 0.0, -1.0],
+        "versions": [4, 4, 4, 4, 5, 5, 5],
+        "turns": [0, 0, 0, 0, 0, 1, 1],
+    }
+    assert {name: array.dtype.name for name, array in arrays.items()} == DTYPES
+    assert (columns.prompt_tokens, columns.trained_tokens, columns.turn_tokens) == (3, 3, [5, 2])
+    assert (columns.oldest_version, columns.newest_version) == (4, 5)
+
+
+def test_oldest_version_counts_loss_masked_tokens_only():
+    columns = TokenColumns()
+    columns.observe([1], version=2)
+    columns.act([5], [-0.1], [9])
+    assert (columns.oldest_version, columns.newest_version) == (9, 9)
+    columns.observe([1], version=1)
+    assert (columns.oldest_version, columns.newest_version) == (9, 9)
+
+
+def test_scripted_version_zero_is_a_version():
+    columns = TokenColumns()
+    columns.observe([1], version=0)
+    columns.act_scripted([5, 6], version=0)
+    columns.observe([1], version=1)
+    columns.act_scripted([5], version=1)
+    assert (columns.oldest_version, columns.newest_version) == (0, 1)
+    assert columns.arrays()["logprobs"].tolist() == [0.0] * 5
+
+
+@given(st.lists(st.tuples(_IDS, _IDS, st.integers(0, 1000)), max_size=8))
+def test_columns_stay_equally_long(turns):
+    columns = TokenColumns()
+    for observation, action, version in turns:
+        columns.observe(observation, version)
+        columns.act(action, [-1.0] * len(action), [version] * len(action))
+    arrays = columns.arrays()
+    assert {array.shape for array in arrays.values()} == {(len(columns),)}
+    assert arrays["loss_mask"].sum() == columns.trained_tokens == sum(len(a) for _, a, _ in turns)
+    assert sum(columns.turn_tokens) == len(columns)
+    assert np.bincount(arrays["turns"], minlength=len(turns)).tolist() == columns.turn_tokens
+    versions = arrays["versions"][arrays["loss_mask"] == 1]
+    if turns:
+        assert (columns.oldest_version, columns.newest_version) == (versions.min(), versions.max())
+
+
+def test_names_tell_attempts_and_a_workers_lives_apart():
+    assert (name(412, 1), shelf("rollout-0", 255)) == ("412/1", "trajectories/rollout-0/ff")

@@ -1,0 +1,158 @@
+"""The run's files and the fleet's totals."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from earl.obs.metrics import LineFile, read_lines
+from earl.transcript import Turn
+from services.scheduler.files.endings import PERIOD_S, Endings
+from services.scheduler.files.metrics_files import RunReport
+from services.scheduler.files.samples import Samples
+from services.scheduler.monitor.workers import Fleet, Moved, Report
+from services.scheduler.state.records import Ending, Evaluation, Purpose, Result, Ticket
+from tests.support.disk import full_at
+
+
+def test_lines_are_strict_json_and_a_cut_line_is_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "m.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    file = LineFile(path)
+    file.write({"step": 3, "loss": math.nan, "nested": {"worst": math.inf, "list": [1, -math.inf]}})
+    file.close()
+    assert list(read_lines(path)) == [
+        {"step": 1},
+        {"step": 3, "loss": None, "nested": {"worst": None, "list": [1, None]}},
+    ]
+    assert list(read_lines(tmp_path / "none")) == []
+
+
+def test_a_full_disk_is_said_once_and_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = LineFile(tmp_path / "m.jsonl")
+    with full_at(16):
+        assert file.write({"step": 1})
+        assert not file.write({"step": 2}, {"step": 3})
+        assert not file.write({"step": 4})
+        with pytest.raises(OSError, match="File too large"):
+            file.append({"step": 5})
+    assert len(caplog.records) == 1 and "m.jsonl cannot be written" in caplog.text
+    assert file.write({"step": 6})
+    file.close()
+    assert list(read_lines(tmp_path / "m.jsonl")) == [{"step": 1}, {"step": 6}]
+
+
+def test_a_file_that_cannot_be_opened_is_opened_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run" / "m.jsonl"
+    path.parent.write_text("in its way")
+    file = LineFile(path)
+    assert not file.write({"step": 1}) and len(caplog.records) == 1
+    path.parent.unlink()
+    assert file.write({"step": 2})
+    file.close()
+    assert list(read_lines(path)) == [{"step": 2}]
+
+
+def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
+    report, endings = RunReport(tmp_path), Endings(tmp_path)
+    ticket = Ticket(
+        id=1, group=1, purpose=Purpose.EVALUATE, env_seed=0, sample_seed=0, min_version=0, temperature=1.0
+    )
+    path = tmp_path / "samples.jsonl"
+    for step in range(3):
+        Samples(path).heard(step, ticket, Result(), [Turn("user", "hello", 1)])
+    samples = Samples(path, limit_bytes=path.stat().st_size - 1)
+    done = evaluated("start", 3, [1.0, -1.0])
+    with full_at(1):  # too small for samples to be thinned, too
+        report.spans("w", [("step", 1, 2)])
+        report.evaluations([done], 1.0)
+        endings.count(Result())
+        endings.write(PERIOD_S)
+        samples.heard(3, ticket, Result(), [Turn("user", "hello", 1)])
+    report.evaluations([done], 2.0)
+    assert len(list(read_lines(path))) == 3
+    samples.heard(4, ticket, Result(), [Turn("user", "hello", 1)])
+    assert 0 < len(list(read_lines(path))) < 3
+    endings.close(2 * PERIOD_S)
+    report.close()
+    samples.close()
+    assert [line["name"] for line in read_lines(tmp_path / "evaluations.jsonl")] == ["start"]
+    assert [line["ok"] for line in read_lines(tmp_path / "endings.jsonl")] == [1]
+
+
+def evaluated(name: str, version: int, rewards: list[float], episodes: int = 0) -> Evaluation:
+    one = Evaluation(name=name, version=version, episodes=episodes or len(rewards))
+    for index, reward in enumerate(rewards):
+        one.record(index, Result(reward=reward))
+    return one
+
+
+def test_an_evaluation_is_written_once_also_after_a_restart(tmp_path: Path) -> None:
+    done = evaluated("start", 3, [1.0, -1.0])
+    under_way = evaluated("final", 9, [1.0], episodes=2)
+    for _ in range(2):
+        report = RunReport(tmp_path)
+        report.evaluations([done, under_way], 1.0)
+        report.evaluations([done, under_way], 2.0)
+        report.close()
+    [line] = (tmp_path / "evaluations.jsonl").read_text().splitlines()
+    assert json.loads(line)["win_rate"] == 0.5
+    assert json.loads(line)["rewards"] == [1.0, -1.0] and json.loads(line)["wins"] == [1.0, 0.0]
+
+
+def test_an_evaluation_that_was_rolled_back_is_written_again(tmp_path: Path) -> None:
+    report = RunReport(tmp_path)
+    start = evaluated("start", 1, [0.0, 0.0, 1.0])
+    report.evaluations([start, evaluated("step-2", 3, [0.0, 1.0, 1.0])], 1.0)
+    report.evaluations([start], 2.0)
+    again = evaluated("step-2", 3, [1.0, 1.0], episodes=3)
+    again.failed = 1
+    report.evaluations([start, again], 3.0)
+    report.close()
+    lines = list(read_lines(tmp_path / "evaluations.jsonl"))
+    assert [line["name"] for line in lines] == ["start", "step-2", "step-2"]
+    assert lines[2]["rewards"] == [1.0, 1.0, None]
+    assert lines[2]["gain"] == 1.0 and lines[2]["gain_episodes"] == 2
+    assert "gain" not in lines[0]
+
+
+def test_transfers_of_former_lives_stay_counted() -> None:
+    fleet = Fleet()
+    fleet.heard("w", Report(1, 0.0, transfers={"shm": Moved(100, 1.0, 1)}))
+    fleet.heard("w", Report(1, 1.0, transfers={"shm": Moved(150, 1.5, 2, retries=1)}))
+    fleet.heard("w", Report(2, 2.0, transfers={"shm": Moved(7, 0.5, 1, retries=2)}))
+    fleet.heard("v", Report(5, 2.0, transfers={"ucx-tcp": Moved(1)}))
+    assert fleet.moved() == {"shm": Moved(157, 2.0, 3, retries=3), "ucx-tcp": Moved(1)}
+    assert fleet.moved()["shm"].gb_per_s == pytest.approx(157 / 2 / 1e9)
+    assert fleet.moved()["ucx-tcp"].gb_per_s == 0.0
+
+
+def test_endings_are_counted_over_time_and_none_is_lost_or_counted_twice(tmp_path: Path) -> None:
+    lost = "EngineOutOfMemory: engine rollout-0/0 is gone: rank 0 ran out of memory"
+    first = Endings(tmp_path)
+    first.count(Result())
+    first.count(Result(ending=Ending.TRUNCATED))
+    first.write(PERIOD_S - 0.1)
+    first.count(Result(ending=Ending.INFRA_ERROR, message=lost))
+    first.write(PERIOD_S + 0.1)
+    first.write(3 * PERIOD_S)
+    first.count(Result(ending=Ending.INFRA_ERROR, message="EngineLost: engine rollout-0/0 is gone"))
+    first.close(3 * PERIOD_S)
+    # A scheduler that takes over writes on.
+    second = Endings(tmp_path)
+    second.count(Result(ending=Ending.ENV_ERROR, message="it says EngineOutOfMemory: no"))
+    second.close(4 * PERIOD_S)
+    second = Endings(tmp_path)
+    second.close(5 * PERIOD_S)
+    zero = {"ok": 0, "truncated": 0, "env_error": 0, "infra_error": 0, "timeout": 0, "out_of_memory": 0}
+    assert list(read_lines(tmp_path / "endings.jsonl")) == [
+        {"time_s": 5.1, **zero, "ok": 1, "truncated": 1, "infra_error": 1, "out_of_memory": 1},
+        {"time_s": 15.0, **zero, "infra_error": 1},
+        {"time_s": 20.0, **zero, "env_error": 1},
+    ]

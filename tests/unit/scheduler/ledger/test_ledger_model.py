@@ -1,0 +1,129 @@
+"""The ledger's algebra: any order of leases, results, deaths, roll-backs and crashes of the scheduler."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.scheduler.state.records import Ending
+from tests.support.ledger import RULES, Rollout, World
+
+workers = st.sampled_from([0, 1])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Hypothesis chooses what happens; the world knows what is true."""
+
+    @initialize(
+        seed=st.integers(0, 2**32), staleness=st.integers(0, 3), warmup=st.integers(0, 2),
+        members=st.integers(1, 3),
+    )  # fmt: skip
+    def begin(self, seed: int, staleness: int, warmup: int, members: int) -> None:
+        rules = dataclasses.replace(
+            RULES, staleness=staleness, warmup_batches=warmup, group_size=members, transcripts=members - 1
+        )
+        self.world = World(random.Random(seed), rules)
+        self.world.attempt(self.world.restart)
+
+    def rollout(self, index: int) -> Rollout:
+        rollout = self.world.rollouts[index]
+        if not rollout.joined:
+            self.world.attempt(self.world.join, rollout)
+        return rollout
+
+    @rule()
+    def play(self) -> None:
+        self.world.play()
+
+    @rule(index=workers, credit=st.integers(1, 12))
+    def lease(self, index: int, credit: int) -> None:
+        rollout = self.rollout(index)
+        if rollout.joined:
+            self.world.attempt(self.world.lease, rollout, credit)
+
+    @rule(index=workers)
+    def load(self, index: int) -> None:
+        rollout = self.rollout(index)
+        if rollout.joined:
+            self.world.attempt(self.world.load, rollout)
+
+    @rule(index=workers, forget=st.booleans(), count=st.integers(1, 12))
+    def complete(self, index: int, forget: bool, count: int) -> None:
+        rollout = self.rollout(index)
+        for number in list(rollout.playing)[:count]:
+            self.world.attempt(self.world.complete, rollout, number, Ending.OK, forget=forget)
+
+    @rule(index=workers, which=st.integers(0, 30), ending=st.sampled_from(list(Ending)))
+    def complete_one(self, index: int, which: int, ending: Ending) -> None:
+        rollout = self.rollout(index)
+        if rollout.playing:
+            numbers = sorted(rollout.playing)
+            self.world.attempt(self.world.complete, rollout, numbers[which % len(numbers)], ending)
+
+    @rule(index=workers)
+    def kill_rollout(self, index: int) -> None:
+        self.world.kill(self.world.rollouts[index])
+
+    @rule(back=st.sampled_from([0, 0, 0, 1]))
+    def trainer_starts(self, back: int) -> None:
+        self.world.attempt(self.world.trainer_starts, back)
+
+    @precondition(lambda self: self.world.reconciled)
+    @rule(manifest_first=st.booleans())
+    def train(self, manifest_first: bool) -> None:
+        self.world.attempt(self.world.train, manifest_first=manifest_first)
+
+    @precondition(lambda self: self.world.reconciled and self.world.doubt is None)
+    @rule()
+    def save(self) -> None:
+        self.world.attempt(self.world.save)
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, 11.0, 31.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.attempt(self.world.pass_time, seconds)
+
+    @rule()
+    def scheduler_restarts(self) -> None:
+        self.world.attempt(self.world.restart)
+
+    @invariant()
+    def agrees(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3])
+@pytest.mark.parametrize("crash_chance", [0.0, 0.03])
+def test_long_walks(staleness: int, crash_chance: float) -> None:
+    """Long enough for checkpoints, roll-backs and every phase to meet one another."""
+    rules = dataclasses.replace(
+        RULES, staleness=staleness, warmup_batches=staleness % 2 * 2, steps=8, group_size=2 + staleness % 2
+    )
+    trained = 0
+    for seed in range(12):
+        world = World(random.Random(f"{seed} {staleness} {crash_chance}"), rules)
+        world.crash_chance = crash_chance
+        world.futures_return = seed % 4 == 0
+        world.restart()
+        world.wander(150)
+        trained += len(world.parameters.consumed)
+        world.finish()
+    assert trained > 100  # the walks did get somewhere
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

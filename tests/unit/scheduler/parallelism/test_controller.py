@@ -1,0 +1,270 @@
+"""What becomes of decisions in a run: carried out, held, priced by what switches took, bounded."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from earl.config.run import RunConfig
+from earl.errors import ConfigError, IllegalParallelism
+from earl.obs.metrics import read_lines
+from earl.parallelism import Parallelism
+from services.scheduler.files.metrics_files import RunReport
+from services.scheduler.monitor.workload import Monitor
+from services.scheduler.parallelism.actions import Helm
+from services.scheduler.parallelism.controller import Steering
+from services.scheduler.parallelism.legal_layouts import Layouts
+from services.scheduler.parallelism.selector_loop import Selection
+from services.scheduler.profile.rows import parse
+from services.scheduler.selector.decision import Workload
+from services.scheduler.selector.earl import EarlPolicy
+from services.scheduler.selector.limits import LimitedTable
+from services.scheduler.selector.stages import Stages
+from services.scheduler.state.switch_records import By
+from tests.support.runs import tictactoe
+from tests.support.selection import DP2, TP2, LongIsCut, step_of
+from tests.support.switching import APART, OK, STAGE, World
+from tests.support.switching import TP1 as REPLICA_1
+from tests.support.switching import TP2 as REPLICA_2
+
+ROWS = """stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s,peak_memory_fraction
+rollout,2,1,1,1,64,8,100,0.2
+rollout,2,1,1,1,4096,8,50,0.4
+rollout,1,2,1,1,64,8,90,0.1
+rollout,1,2,1,1,4096,8,40,0.2
+"""
+
+
+class Pair(World):
+    """One worker of four devices, as dp4 or dp2·tp2: the support's policy says dp2 or tp2."""
+
+    def __init__(self) -> None:
+        super().__init__(REPLICA_1)
+
+
+def carrying_out(directory: Path, world: World) -> Selection:
+    """The support's policy for rollout, cut from 100 tokens on, with a helm."""
+    selection = Selection(directory, Monitor(), helm=Helm(world.switching))
+    selection.decide_by(lambda: Stages({STAGE: lambda start: LongIsCut(100.0, start)}))
+    return selection
+
+
+def lines(directory: Path) -> list[tuple[int, str]]:
+    return [(line["epoch"], line["held"]) for line in read_lines(directory / "decisions.jsonl")]
+
+
+# --- what becomes of a decision -------------------------------------------------------------
+
+
+def test_a_decision_is_carried_out_once_and_written_down(tmp_path: Path) -> None:
+    world = Pair()
+    one = carrying_out(tmp_path, world)
+    one.step(1, step_of(50.0))
+    one.step(2, step_of(120.0))
+    one.step(3, step_of(130.0))  # it is on its way
+    [command] = world.commands()
+    assert (command.epoch, command.parallelism) == (1, Parallelism(2, 2))
+    world.obey()
+    assert world.course.last is not None
+    assert (world.course.last.by, world.course.last.step) == (By.SELECTOR, 3)
+    assert world.course.last.reason == "goes to tp2: lengths decide"
+    one.step(4, step_of(140.0, running=TP2))
+    one.step(5, step_of(50.0, running=TP2), goes_on=False)  # the last: nothing comes after it
+    assert lines(tmp_path) == [(0, ""), (1, ""), (0, ""), (0, ""), (0, "")]
+    assert one.last[STAGE].chosen == DP2 and not world.commands()
+
+
+def test_a_pinned_stage_is_decided_for_and_left_alone(tmp_path: Path) -> None:
+    world = Pair()
+    world.switching.pin(STAGE, True)
+    one = carrying_out(tmp_path, world)
+    one.step(1, step_of(120.0))
+    assert not world.commands() and one.last[STAGE].chosen == TP2
+    world.switching.pin(STAGE, False)
+    one.step(2, step_of(120.0))
+    assert len(world.commands()) == 1
+    assert lines(tmp_path) == [(0, "rollout is pinned"), (1, "")]
+
+
+def test_a_decision_begins_where_the_stage_is_in_truth(tmp_path: Path) -> None:
+    world = Pair()
+    one = carrying_out(tmp_path, world)
+    one.step(1, step_of(120.0))
+    [command] = world.commands()
+    world.tell(command, APART)
+    world.commands()
+    one.step(2, step_of(130.0))
+    decided = list(read_lines(tmp_path / "decisions.jsonl"))
+    # Rolled back: it decides from dp2 again, and what failed its parity check is not tried.
+    assert decided[1]["verdict"]["before"]["tp"] == 1
+    assert "is not used in this run again" in decided[1]["held"] and not world.commands()
+
+
+def test_where_nothing_fits_a_sequence_that_waits_moves_nothing(tmp_path: Path) -> None:
+    class Bursting(LongIsCut):
+        def decide(self, step: int, devices: int):
+            decision = super().decide(step, devices)
+            return replace(
+                decision, candidates=tuple(replace(one, fits=False) for one in decision.candidates)
+            )
+
+    world = Pair()
+    selection = Selection(tmp_path, Monitor(), helm=Helm(world.switching))
+    selection.decide_by(lambda: Stages({STAGE: lambda start: Bursting(100.0, start)}))
+    assert selection.relieve(step_of(120.0))
+    assert lines(tmp_path) == [(0, "no layout holds it")] and not world.commands()
+    selection.step(1, step_of(120.0))  # the ordinary rule: where most room is
+    assert len(world.commands()) == 1
+
+
+def test_what_switches_took_is_what_the_next_ones_cost() -> None:
+    world = Pair()
+    for at, (wanted, seconds) in enumerate([(REPLICA_2, 4.0), (REPLICA_1, 8.0), (REPLICA_2, 2.0)]):
+        assert Helm(world.switching).stand(STAGE, world.now).cost_s == (None, 2.25, 3.25)[at]
+        world.ask(wanted)
+        [command] = world.commands()
+        world.now += seconds
+        world.tell(command, OK)
+        world.commands()
+    stand = Helm(world.switching).stand(STAGE, world.now)
+    assert stand.cost_s == 2.25 and stand.heading == Parallelism(2, 2) and not stand.barred
+    assert Helm(world.switching).stand("trainer", world.now).heading is None
+
+
+# --- the policy's price ---------------------------------------------------------------------
+
+
+def decided(policy: EarlPolicy, lengths: list[float]) -> list[int]:
+    found = []
+    for step, mean in enumerate(lengths, 2):
+        policy.observe(Workload(mean, mean, mean, 8.0))
+        after = policy.decide(step, 2).after
+        assert isinstance(after, Parallelism)
+        found.append(after.tp)
+    return found
+
+
+def test_a_dearer_switch_is_made_later_and_a_cheaper_one_sooner() -> None:
+    table = LimitedTable(
+        parse(ROWS.replace("rollout,1,2,1,1,64,8,90", "rollout,1,2,1,1,64,8,200"), "x"), STAGE
+    )
+    free, dear, cheap = (EarlPolicy(table, cost, DP2) for cost in (0.0, 0.0, 1e6))
+    dear.price(1e6)
+    lengths = [64.0] * 4
+    assert decided(free, lengths)[-1] == 2 and decided(dear, lengths)[-1] == 1
+    assert decided(cheap, lengths)[-1] == 1
+    cheap.price(0.0)
+    assert decided(cheap, lengths)[-1] == 2
+    for bad in (-1.0, math.nan):
+        with pytest.raises(ConfigError, match="a switch cannot cost"):
+            free.price(bad)
+
+
+# --- bounds ---------------------------------------------------------------------------------
+
+
+def test_what_failed_is_no_candidate_and_what_cannot_hold_it_does_not_fit() -> None:
+    table = LimitedTable(parse(ROWS, "x"), STAGE, holds=lambda one: 1000.0 * one.tp, longest=3000.0)
+    assert table.predict(DP2, 900.0, 8.0).fits and table.predict(TP2, 1900.0, 8.0).fits
+    assert table.predict(DP2, 1100.0, 8.0).why == "its engines do not hold a sequence of 1,100 tokens"
+    assert not table.predict(TP2, 4000.0, 8.0).fits
+    # No sequence is longer than the longest.
+    assert (
+        LimitedTable(parse(ROWS, "x"), STAGE, holds=lambda one: 3000.0, longest=3000.0)
+        .predict(DP2, 4000.0, 8.0)
+        .fits
+    )
+    table.block(DP2, 800.0)
+    table.block(DP2, 950.0)
+    assert table.predict(DP2, 799.0, 8.0).fits and not table.predict(DP2, 800.0, 8.0).fits
+    table.bar({TP2.replica: "log-probs are 0.5 apart"})
+    barred = table.predict(TP2, 100.0, 8.0)
+    assert not barred.fits and barred.tokens_per_device_s == 0.0 and barred.why == "log-probs are 0.5 apart"
+    policy = EarlPolicy(table, 0.0, DP2)
+    assert set(decided(policy, [64.0, 2000.0, 3000.0])) == {1}  # nothing fits, and nothing else is left
+
+
+def model(directory: Path) -> Path:
+    (directory / "model").mkdir(parents=True)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8, "vocab_size": 16}
+    (directory / "model" / "config.json").write_text(
+        json.dumps({"model_type": "llama", "intermediate_size": 64, "num_key_value_heads": 2, **sizes})
+    )
+    return directory
+
+
+def test_layouts_are_what_model_and_devices_allow(tmp_path: Path) -> None:
+    config = tictactoe(tmp_path, rollout={"kv_tokens": 1000, "tp": 1, "max_context_tokens": 64})
+    layouts = Layouts(config, model(tmp_path))
+    assert list(map(str, layouts.legal("rollout", [4]))) == ["dp4", "dp2·tp2", "tp4"]
+    assert list(map(str, layouts.legal("rollout", [4, 2]))) == ["dp6", "dp3·tp2"]
+    assert [str(one) for one in layouts.legal("trainer", [2])] == ["dp2", "tp2", "cp2"]
+    assert layouts.legal("rollout", []) == []
+    for dp, one in ((0, Parallelism(tp=3)), (3, Parallelism(tp=2)), (0, Parallelism(tp=2, cp=2))):
+        with pytest.raises(IllegalParallelism, match="it has 4 devices; use dp4 or dp2·tp2 or tp4"):
+            layouts.check("rollout", [4], dp, one)
+    layouts.check("rollout", [4], 2, Parallelism(tp=2))
+    # Four ranks share two key-value heads: no more room than two have.
+    assert [layouts.holds("rollout")(Parallelism(tp=tp)) for tp in (1, 2, 4)] == [1000, 2000, 2000]
+    # What a rank takes of a sequence at once grows with the ranks that share it.
+    most = config.trainer.microbatch_tokens
+    assert [layouts.holds("trainer")(Parallelism(tp=2, cp=cp)) for cp in (1, 2)] == [most, 2 * most]
+    assert layouts.holds("reference")(Parallelism(tp=2)) is None
+    unknown = Layouts(config, tmp_path / "elsewhere")
+    assert list(map(str, unknown.legal("rollout", [4]))) == ["dp4", "dp2·tp2", "tp4"]
+    assert unknown.holds("rollout")(Parallelism(tp=2)) is None
+
+
+# --- a sequence that waits ------------------------------------------------------------------
+
+
+async def stored() -> None:
+    return None
+
+
+def steering(directory: Path, world: World, config: RunConfig) -> Steering:
+    report = RunReport(directory)
+    one = Steering(config, directory, Monitor(), world.book, report, stored)
+    return one
+
+
+def test_without_a_profile_the_next_larger_layout_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tictactoe(tmp_path, rollout={"kv_tokens": 30, "max_context_tokens": 128})
+    world = Pair()
+    one = steering(model(tmp_path), world, config)
+    member, worker = world.book.members["w0"], world.workers[0]
+
+    def beat(tokens: float) -> list:
+        cut = Parallelism(1, *worker.cut).over(4)
+        one.heard(member, cut, worker.epoch, {"blocked_context_tokens": tokens})
+        world.ended += one.switching.advance(world.now)
+        return one.switching.commands(world.now)
+
+    assert not beat(0.0)
+    one.switching.pin(STAGE, True)
+    assert not beat(50.0) and "waits in dp4: the stage is pinned" in caplog.text
+    one.switching.pin(STAGE, False)
+    [command] = beat(50.0)
+    assert command.parallelism == Parallelism(2, 2)  # an engine of two holds 60
+    assert "no engine of dp4 holds a sequence of 50 tokens" in command.reason
+    assert beat(50.0) == [command]
+    worker.told(command, OK)
+    one.switching.answered(command, OK, world.now)
+    assert not beat(0.0) and worker.cut == REPLICA_2
+    assert not beat(70.0) and "is known to hold it" in caplog.text
+    one.close()
+
+
+@pytest.mark.parametrize("selector", ["observe", "static"])
+def test_where_nothing_is_carried_out_a_sequence_may_wait(tmp_path: Path, selector: str) -> None:
+    world = Pair()
+    one = steering(model(tmp_path), world, tictactoe(tmp_path, scheduler={"selector": selector}))
+    one.heard(world.book.members["w0"], Parallelism(4), 0, {"blocked_context_tokens": 50.0})
+    assert not one.switching.commands(world.now)
+    one.close()

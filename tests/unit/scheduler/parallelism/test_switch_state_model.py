@@ -1,0 +1,170 @@
+"""Any order of switches, losses, repetitions, deaths, restarts: the stage ends cut alike, as it should."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from earl.errors import EarlError
+from services.scheduler.state.switch_records import Answer, By, Command
+from tests.support.switching import (
+    APART,
+    OK,
+    PATIENCE_S,
+    RETRY_S,
+    ROLLED_BACK,
+    STAGE,
+    TP1,
+    TP2,
+    TP4,
+    World,
+)
+
+replicas = st.sampled_from([TP1, TP2, TP4])
+outcomes = st.sampled_from([OK, OK, OK, ROLLED_BACK, APART, "ReshapeRefused: not to this one"])
+which = st.integers(0, 2)
+
+
+class SwitchingMachine(RuleBasedStateMachine):
+    """Hypothesis chooses what happens; the workers know what is true."""
+
+    @initialize(starts=st.lists(replicas, min_size=1, max_size=3))
+    def begin(self, starts: list) -> None:
+        self.world = World(*starts)
+        self.mail: list[tuple[Command, Answer | str]] = []
+        self.epochs: dict[int, tuple] = {}
+
+    # --- what happens -----------------------------------------------------------------------
+
+    @rule(replica=replicas, by=st.sampled_from([By.SELECTOR, By.OPERATOR]))
+    def ask(self, replica: tuple, by: By) -> None:
+        course = self.world.course
+        barred = str(self.world.switching.barred(STAGE, self.world.now))
+        try:
+            self.world.ask(replica, by)
+        except EarlError:
+            assert not self.world.switching.devices(STAGE) or course.switch is not None or barred != "{}"
+
+    @rule(pinned=st.booleans())
+    def pin(self, pinned: bool) -> None:
+        self.world.switching.pin(STAGE, pinned)
+
+    @rule()
+    def look(self) -> None:
+        self.note(self.world.commands())
+
+    @rule(at=which, outcome=outcomes, answer=st.sampled_from(["now", "late", "lost"]))
+    def tell(self, at: int, outcome: Answer | str, answer: str) -> None:
+        """One command arrives, the others were lost on their way."""
+        commands = self.world.commands()
+        self.note(commands)
+        if not commands:
+            return
+        command = commands[at % len(commands)]
+        worker = self.world.worker(command.worker)
+        if not worker.alive or worker.incarnation != command.incarnation:
+            return
+        said = worker.told(command, outcome)
+        if answer == "now":
+            self.world.answer(command, said)
+        elif answer == "late":
+            self.mail.append((command, said))
+
+    @rule(at=st.integers(0, 9), again=st.booleans())
+    def late(self, at: int, again: bool) -> None:
+        """An answer comes late, or a second time."""
+        if self.mail:
+            command, said = self.mail[at % len(self.mail)]
+            if not again:
+                self.mail.remove((command, said))
+            self.world.answer(command, said)
+
+    @rule(at=which)
+    def heartbeat(self, at: int) -> None:
+        worker = self.world.workers[at % len(self.world.workers)]
+        if worker.alive:
+            self.world.heartbeat(worker)
+
+    @rule(at=which)
+    def kill(self, at: int) -> None:
+        worker = self.world.workers[at % len(self.world.workers)]
+        if worker.alive:
+            self.world.lose(worker)
+
+    @rule(at=which, start=replicas)
+    def restart_worker(self, at: int, start: tuple) -> None:
+        """Sooner than its membership lapses, or after it died."""
+        worker = self.world.workers[at % len(self.world.workers)]
+        worker.start = start
+        worker.restart()
+        self.world.join(worker)
+
+    @rule()
+    def restart_scheduler(self) -> None:
+        self.world.image.apply(self.world.book.take_changes())
+        self.world.restart()
+
+    @rule(seconds=st.sampled_from([1.0, RETRY_S + 1, PATIENCE_S + 1]))
+    def wait(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    # --- what is always so ------------------------------------------------------------------
+
+    def note(self, commands: list[Command]) -> None:
+        for command in commands:
+            asked = command.parallelism.replica
+            assert self.epochs.setdefault(command.epoch, asked) == asked, "one epoch, two layouts"
+        assert len({command.epoch for command in commands}) <= 1
+
+    @invariant()
+    def epochs_grow(self) -> None:
+        course = self.world.course
+        switch = course.switch
+        if switch is not None:
+            assert course.epoch == switch.epoch
+        assert all(epoch <= course.epoch for epoch in self.epochs)
+        assert all(worker.highest <= course.epoch for worker in self.world.workers)
+
+    def teardown(self) -> None:
+        """From here on everything arrives and everyone obeys."""
+        world = self.world
+        for worker in world.workers:
+            if not worker.alive:
+                worker.restart()
+                world.join(worker)
+        for _ in range(40):
+            for worker in world.workers:
+                world.heartbeat(worker)
+            for command in world.commands():
+                worker = world.worker(command.worker)
+                world.answer(command, worker.told(command, OK))
+            world.now += RETRY_S
+        world.commands()
+        course = world.course
+        assert course.switch is None and not world.commands()
+        if course.replica is not None:
+            assert set(world.cuts()) == {course.replica}
+            assert str(world.switching.running(STAGE)) == str(world.switching.heading(STAGE))
+        for worker in world.workers:
+            assert world.book.members[worker.name].parallelism[1:] == worker.cut
+
+
+TestSwitching = SwitchingMachine.TestCase
+TestSwitching.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+@pytest.mark.slow
+class TestSwitchingLong(SwitchingMachine.TestCase):
+    settings = settings(
+        max_examples=500,
+        stateful_step_count=60,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )

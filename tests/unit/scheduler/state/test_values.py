@@ -1,0 +1,158 @@
+"""Seeds, advantages, admission, plans: the pure pieces around the ledger."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler.batches.advantages import group_advantages
+from services.scheduler.batches.batch_plan import cut, summary
+from services.scheduler.ledger.admission import Candidate, choose, target_version
+from services.scheduler.state.records import Batch, Ending, Purpose, Result, Ticket
+from services.scheduler.state.seeds import env_seed, sample_seeds, splitmix64
+
+
+def test_splitmix_is_the_published_generator() -> None:
+    # First outputs of the reference implementation seeded with 0 (state advances by the golden ratio).
+    assert splitmix64(0) == 0xE220A8397B1DCDAF
+    assert splitmix64(0x9E3779B97F4A7C15) == 0x6E789E6AA1B965F4
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 10_000), st.integers(0, 10_000))
+def test_evaluation_seeds_are_never_training_seeds(seed: int, index: int, other: int) -> None:
+    assert env_seed(seed, "evaluate", index) not in {
+        env_seed(seed, "train", other),
+        env_seed(seed, "warmup", other),
+    }
+    assert 0 <= env_seed(seed, "train", index) < 2**31 <= env_seed(seed, "evaluate", index) < 2**32
+
+
+def test_seeds_differ_within_and_between_groups() -> None:
+    found = {one for index in range(50) for one in sample_seeds(0, "train", index, 16)}
+    assert len(found) == 800 and max(found) < 2**63
+    assert len({env_seed(seed, "train", index) for seed in range(3) for index in range(100)}) == 300
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=32))
+def test_advantages_are_centred_and_scaled(rewards: list[float]) -> None:
+    centred = group_advantages(rewards, "mean")
+    assert math.isclose(math.fsum(centred), 0, abs_tol=1e-9)
+    scaled = group_advantages(rewards, "grpo")
+    if any(scaled):
+        deviation = statistics.stdev(rewards) + 1e-4
+        assert all(
+            math.isclose(a, b / deviation, rel_tol=1e-6, abs_tol=1e-9)
+            for a, b in zip(scaled, centred, strict=True)
+        )
+    assert all(a * b >= 0 for a, b in zip(centred, scaled, strict=True))
+
+
+def test_equal_rewards_teach_nothing() -> None:
+    assert group_advantages([0.1 + 0.2, 0.3, 0.3], "grpo") == [0, 0, 0]
+    assert group_advantages([], "grpo") == []
+    assert group_advantages([1], "grpo") == [0]
+    high, low = group_advantages([1, -1], "grpo")
+    assert math.isclose(high, 1 / (math.sqrt(2) + 1e-4)) and low == -high
+
+
+def candidates(*specs: tuple[int, bool]) -> list[Candidate]:
+    return [Candidate(group, deadline, complete) for group, (deadline, complete) in enumerate(specs)]
+
+
+def test_completed_groups_go_first() -> None:
+    found = candidates((6, False), (6, True), (6, False), (6, True))
+    assert choose(found, 5, 2, 1) == [1, 3]
+
+
+def test_a_batch_waits_for_the_group_that_would_become_too_stale() -> None:
+    assert choose(candidates((5, False), (6, True), (6, True)), 5, 2, 1) is None
+    assert choose(candidates((5, True), (6, True), (6, True)), 5, 2, 1) == [0, 1]
+
+
+def test_completed_groups_do_not_crowd_out_later_deadlines() -> None:
+    # Two batches' worth of deadline 6 at version 5: one of them must go now, though others are ready.
+    found = candidates((6, False), (6, False), (6, False), (6, True), (7, True), (7, True))
+    assert choose(found, 5, 2, 2) is None
+    found[2] = Candidate(2, 6, True)
+    assert choose(found, 5, 2, 2) == [2, 3]
+
+
+def test_synchronous_batches_are_whole() -> None:
+    assert choose(candidates((3, True), (3, False)), 3, 2, 0) is None
+    assert choose(candidates((3, True), (3, True)), 3, 2, 0) == [0, 1]
+
+
+@given(st.data(), st.integers(0, 3), st.integers(1, 3))
+def test_no_deadline_is_ever_missed(data: st.DataObject, staleness: int, batch: int) -> None:
+    """Issue by target_version, complete in any order: each chosen batch leaves a schedule for the rest."""
+    version, next_group = 1, 0
+    live: dict[int, list] = {}
+    for _ in range(12):
+        while len(live) < (staleness + 1) * batch:
+            oldest = max(1, target_version(version, len(live), batch) - staleness)
+            live[next_group] = [oldest + staleness, False]
+            next_group += 1
+        for group in data.draw(st.permutations(sorted(live))):
+            found = [Candidate(g, deadline, done) for g, (deadline, done) in live.items()]
+            chosen = choose(found, version, batch, staleness)
+            if chosen is not None:
+                break
+            live[group][1] = True
+        else:
+            chosen = choose(
+                [Candidate(g, deadline, done) for g, (deadline, done) in live.items()],
+                version,
+                batch,
+                staleness,
+            )
+        assert chosen is not None and len(chosen) == batch
+        for group in chosen:
+            deadline, done = live.pop(group)
+            assert done and deadline >= version
+        version += 1
+        assert all(deadline >= version for deadline, _ in live.values())
+
+
+def planned(rewards: list[float], group_size: int, purpose: Purpose = Purpose.TRAIN):
+    tickets = {
+        number: Ticket(
+            id=number, group=number // group_size, purpose=purpose, env_seed=0, sample_seed=0, min_version=1,
+            temperature=1.0, attempt=1,
+            result=Result(
+                reward=reward, total_tokens=10 + number, trained_tokens=5, oldest_version=2, newest_version=3,
+                descriptor_key=f"k{number}", metrics={"win": float(reward > 0), "illegal": 0.0},
+            ),
+        )
+        for number, reward in enumerate(rewards)
+    }  # fmt: skip
+    batch = Batch(
+        id=1, version=3, purpose=purpose, tickets=list(tickets), publish=True, checkpoint=False, progress=0.5,
+        first_of_phase=False,
+    )  # fmt: skip
+    return batch, tickets
+
+
+def test_a_plan_gives_each_sequence_to_one_rank_with_its_groups_advantage() -> None:
+    batch, tickets = planned([1, -1, 1, 1], 2)
+    plan = cut(batch, tickets, 2, "grpo")
+    items = {item.ticket_id: item for rank in plan.ranks for item in rank}
+    high = 1 / (math.sqrt(2) + 1e-4)
+    assert [items[number].advantage for number in range(4)] == [high, -high, 0, 0]
+    assert plan.total_tokens == 46 and plan.trained_tokens == 20
+    assert plan == cut(batch, tickets, 2, "grpo")
+    warmup = cut(*planned([1, -1], 1, Purpose.WARMUP), 1, "grpo")
+    assert [item.advantage for item in warmup.ranks[0]] == [1, 1]
+
+
+def test_a_summary_says_what_was_trained() -> None:
+    batch, tickets = planned([1, -1, 1, 1], 2)
+    results = [one.result for one in tickets.values() if one.result is not None]
+    numbers = summary(batch, results)
+    assert numbers["reward_mean"] == 0.5 and numbers["win_rate"] == 0.75 and numbers["illegal_rate"] == 0
+    assert numbers["staleness_mean"] == 1 and numbers["staleness_max"] == 1
+    assert numbers["truncated_episodes"] == 0
+    results[0].ending = Ending.TRUNCATED
+    assert summary(batch, results)["truncated_episodes"] == 1

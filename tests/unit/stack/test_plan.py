@@ -1,0 +1,255 @@
+"""The stack's plan, run directories, ports, and what a process's end is made of."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from earl.config.load import load_run
+from earl.config.run import RunConfig
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.errors import BusUnavailable, ConfigError, EngineLost, EnvProtocolError, PortInUse
+from earl.stack import leftovers
+from earl.stack.plan import plan
+from earl.stack.ports import resolve_bind
+from earl.stack.process import error_of_exit_code, readable, ready_address
+from earl.stack.record import LaunchRecord
+from earl.stack.rundir import RunDirectory, free_name, replace, to_toml
+from tests.support.paths import ROOT
+
+TICTACTOE = ROOT / "examples" / "tictactoe.toml"
+
+
+def config(tmp_path: Path, **overrides: str) -> RunConfig:
+    given = [(key.replace("__", "."), value) for key, value in overrides.items()]
+    return load_run(TICTACTOE, [("runs_dir", str(tmp_path)), *given])
+
+
+# --- plan -----------------------------------------------------------------------------------
+
+
+def test_a_plan_starts_each_process_after_what_it_needs(tmp_path: Path):
+    given = config(tmp_path, rollout__workers="2", environment__hosts="2")
+    specs = plan(given, tmp_path / "run.json")
+    names = [spec.name for spec in specs]
+    assert names == [
+        "valkey", "model", "scheduler", "gateway", "env-0", "env-1", "trainer", "rollout-0", "rollout-1",
+        "dashboard",
+    ]  # fmt: skip
+    for index, spec in enumerate(specs):
+        assert set(spec.needs) <= set(names[:index])
+    by_name = {spec.name: spec for spec in specs}
+    # A process is stopped no later than those that it needs (a job has ended long before).
+    for spec in specs:
+        served = [by_name[name] for name in spec.needs if not by_name[name].job]
+        assert all(spec.stop_rank <= need.stop_rank for need in served)
+
+
+def test_the_run_goes_on_without_its_dashboard_and_may_have_none(tmp_path: Path):
+    specs = plan(config(tmp_path), tmp_path / "run.json")
+    assert [spec.name for spec in specs if spec.expendable] == ["dashboard"]
+    none = plan(config(tmp_path, dashboard__bind=""), tmp_path / "run.json")
+    assert [spec.name for spec in none] == [spec.name for spec in specs if not spec.expendable]
+
+
+def test_each_process_has_the_least_role_that_does(tmp_path: Path):
+    given = config(tmp_path, trainer__kl_coefficient="0.1", obs__sinks='["wandb"]')
+    roles = {spec.name: spec.role for spec in plan(given, tmp_path / "run.json")}
+    assert roles == {
+        "valkey": "", "model": "", "sink-wandb": "", "env-0": "environment", "dashboard": "viewer",
+        **dict.fromkeys(("scheduler", "gateway", "trainer", "reference", "rollout-0"), "worker"),
+    }  # fmt: skip
+
+
+def test_whoever_needs_others_waits_for_the_launchers_word(tmp_path: Path):
+    given = config(tmp_path, trainer__kl_coefficient="0.1")
+    for spec in plan(given, tmp_path / "run.json"):
+        module = find_spec(
+            f"{spec.arguments[1]}.__main__" if is_package(spec.arguments[1]) else spec.arguments[1]
+        )
+        assert module is not None and module.origin is not None
+        waits = "await_peers(" in Path(module.origin).read_text()
+        assert waits or not spec.needs, spec.name
+
+
+def is_package(name: str) -> bool:
+    found = find_spec(name)
+    return found is not None and found.submodule_search_locations is not None
+
+
+def test_a_reference_stage_runs_only_where_the_loss_wants_it(tmp_path: Path):
+    assert "reference" not in [spec.name for spec in plan(config(tmp_path), tmp_path / "run.json")]
+    specs = plan(config(tmp_path, trainer__kl_coefficient="0.1"), tmp_path / "run.json")
+    stage = next(spec for spec in specs if spec.name == "reference")
+    assert stage.arguments[:2] == ("-m", "services.trainer.reference")
+    assert stage.restartable and stage.ends_with_run
+    assert set(stage.needs) == {"model", "scheduler", "valkey"}
+
+
+def test_a_server_of_ones_own_and_hosts_from_outside_start_neither(tmp_path: Path):
+    given = config(tmp_path, bus__redis_url="redis://127.0.0.1:6379", environment__serve="")
+    names = [spec.name for spec in plan(given, tmp_path / "run.json")]
+    assert "valkey" not in names
+    assert not any(name.startswith("env-") for name in names)
+
+
+# --- run directory --------------------------------------------------------------------------
+
+
+def test_a_run_directory_is_taken_once_and_resumed_on_request(tmp_path: Path):
+    given = config(tmp_path)
+    with pytest.raises(ConfigError, match="no run to resume"):
+        RunDirectory(given, resume=True)
+    with RunDirectory(given, resume=False) as directory:
+        directory.write(given, given)
+        with pytest.raises(ConfigError, match="in use by another"):
+            RunDirectory(given, resume=True)
+    with pytest.raises(
+        ConfigError, match=r"exists already; continue it with: .*run\.toml --resume, or .*--name"
+    ):
+        RunDirectory(given, resume=False)
+    with RunDirectory(load_run(directory.run_toml), resume=True) as again:
+        assert again.path == directory.path
+
+
+def test_a_start_that_failed_leaves_its_logs_and_frees_the_name(tmp_path: Path):
+    given = config(tmp_path)
+    with RunDirectory(given, resume=False) as directory:
+        directory.write(given, given)
+        directory.log("scheduler").write_text("it went wrong\n")
+        directory.clear()
+    assert directory.log("scheduler").read_text() == "it went wrong\n"
+    with RunDirectory(given, resume=False):
+        pass
+
+
+def test_what_lies_where_a_file_is_made_is_not_written_into(tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    (tmp_path / ".run.json.new").symlink_to(elsewhere)
+    replace(tmp_path / "run.json", "secret")
+    assert elsewhere.read_text() == "mine" and (tmp_path / "run.json").read_text() == "secret"
+    (tmp_path / ".run.json.new").write_text("left by a process that was killed")  # readable by others
+    replace(tmp_path / "run.json", "secret")
+    assert (tmp_path / "run.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_another_model_does_not_continue_a_run(tmp_path: Path):
+    given = config(tmp_path)
+    with RunDirectory(given, resume=False) as directory:
+        directory.write(given, given)
+    other = config(tmp_path, model__scratch__layers="3")
+    with pytest.raises(ConfigError, match="model differs from the run"):
+        RunDirectory(other, resume=True)
+    longer = config(tmp_path, scheduler__steps="500")
+    with RunDirectory(longer, resume=True):
+        pass
+
+
+def test_why_a_launch_failed_is_kept_until_the_next_one(tmp_path: Path):
+    given = config(tmp_path)
+    with RunDirectory(given, resume=False) as directory:
+        directory.write(given, given)
+        directory.failed(EngineLost("engine 0 is gone", "look at its log"))
+    said = json.loads((directory.path / "failure.json").read_text())
+    assert said == {"error": "EngineLost", "message": "engine 0 is gone", "exit_code": 14}
+    with RunDirectory(given, resume=True) as directory:
+        directory.write(given, given)
+    assert not (directory.path / "failure.json").exists()
+
+
+def test_a_free_name_skips_runs_that_are_there(tmp_path: Path):
+    given = config(tmp_path)
+    assert free_name(given, "demo") == "demo"
+    for name in ("demo", "demo-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").touch()
+    assert free_name(given, "demo") == "demo-3"
+
+
+def test_the_saved_run_file_says_the_same(tmp_path: Path):
+    given = config(
+        tmp_path,
+        model__observation_prefix='"quoted"\n\t\\ ünï',
+        environment__task__levels='{ "a b" = [1, 2] }',
+    )
+    table = given.model_dump(mode="json")
+    assert tomllib.loads(to_toml(table)) == table
+    assert RunConfig.model_validate(tomllib.loads(to_toml(table))) == given
+
+
+# --- ports and ends -------------------------------------------------------------------------
+
+
+def test_a_port_is_chosen_once_and_a_taken_one_is_refused():
+    assert not resolve_bind("127.0.0.1:0", "gateway.bind").endswith(":0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=rf'gateway\.bind = "127\.0\.0\.1:{port}".*in use.*free the port'):
+            resolve_bind(f"127.0.0.1:{port}", "gateway.bind")
+    with pytest.raises(ConfigError, match="is no address"):
+        resolve_bind("localhost", "scheduler.bind")
+
+
+def test_an_exit_code_names_the_error_that_owns_it():
+    assert error_of_exit_code(7) is BusUnavailable
+    assert error_of_exit_code(10) is EnvProtocolError
+    for code in (0, 1, 99, -9):
+        assert error_of_exit_code(code) is None
+
+
+def test_the_last_words_of_a_log_are_readable():
+    line = '{"level": "error", "message": "it failed", "traceback": "Traceback:\\n  File x\\nTypeError: no"}'
+    assert readable(line) == ["error: it failed", "Traceback:", "  File x", "TypeError: no"]
+    for plain in ("Traceback", "{broken", '{"level": 1}'):
+        assert readable(plain) == [plain]
+
+
+def test_only_a_ready_line_is_a_ready_line():
+    assert ready_address(b'{"ready": "gateway", "address": "127.0.0.1:7"}\n') == "127.0.0.1:7"
+    for line in (b"hello\n", b'{"ready": broken\n', b'{"metrics": 1}\n'):
+        assert ready_address(line) is None
+
+
+def test_a_saved_run_file_can_be_resumed_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.csv").write_text("stage\n")
+    asked = config(Path("runs"), scheduler__profile="table.csv")
+    with RunDirectory(asked, resume=False) as directory:
+        directory.write(asked, asked)
+    monkeypatch.chdir("/")
+    again = load_run(tmp_path / "runs" / asked.name / "run.toml")
+    assert again.scheduler.profile == str(tmp_path / "table.csv")
+    assert again.runs_dir == str(tmp_path / "runs")
+
+
+# --- what is left of a launch ---------------------------------------------------------------
+
+
+def test_what_a_launch_left_is_found_and_removed_and_nothing_else(tmp_path: Path):
+    arenas = tmp_path / "arenas"
+    arenas.mkdir()
+    given = config(tmp_path, data_plane__arena_dir=str(arenas))
+    own, foreign = tmp_path / "earl-sockets", tmp_path / "precious"
+    for place in (arenas_of(given, tmp_path), own, foreign):
+        place.mkdir(parents=True)
+        (place / "file").touch()
+    directory = tmp_path / given.name
+    (directory / "valkey").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(directory / "valkey" / "v.sock"))
+    assert not leftovers.clean(directory, None) and own.exists()
+    record = LaunchRecord(1, "no such mark", (str(arenas_of(given, tmp_path)), str(own), str(foreign)))
+    assert leftovers.clean(directory, record).pids == ()
+    assert not leftovers.find(directory, record)
+    assert foreign.exists() and not own.exists() and not list(arenas.iterdir())
+    assert str(leftovers.Leftovers()) == "nothing"
+
+
+def arenas_of(given: RunConfig, tmp_path: Path) -> Path:
+    return arena_directory(given.data_plane, tmp_path / given.name)

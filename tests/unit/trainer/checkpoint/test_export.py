@@ -1,0 +1,148 @@
+"""`earl export`: what transformers loads computes what the trainer does; adapters as PEFT reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from earl.config.model import ScratchModel
+from earl.errors import CheckpointError, ConfigError
+from services.trainer.checkpoint import checkpoint
+from services.trainer.checkpoint.export import app, write
+from services.trainer.checkpoint.manifest import FILE
+from services.trainer.checkpoint.retention import mark_best
+from services.trainer.ranks.process_group import Group
+from services.trainer.step.step import Stepper
+from tests.support.policy import alone, configuration, model_directory, progress_at, stepper_for, train
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+
+
+group = alone
+
+
+def run_of(group: Group, path: Path, family: str, **trainer: object) -> tuple[Path, Stepper]:
+    """A run directory with checkpoints of versions 2 and 3, and the trainer as it was at 3."""
+    scratch = ScratchModel.model_validate(
+        {"family": family, "hidden_size": 32, "intermediate_size": 24, "layers": 2, "heads": 4, "kv_heads": 2}
+    )
+    run = path / "run"
+    config = configuration(**trainer)
+    model = model_directory(run, scratch)
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    (run / "run.json").write_text(config.model_dump_json())
+    stepper = stepper_for(group, model, config)
+    for version in (2, 3):
+        train(stepper, version, first_of_phase=version == 2)
+        progress = progress_at(stepper, version)
+        checkpoint.save(run / "checkpoints", stepper, group, progress, "hash", keep=2)
+    return run, stepper
+
+
+def logits(stepper: Stepper, tokens: torch.Tensor) -> torch.Tensor:
+    decoder = stepper.policy.decoder
+    with torch.no_grad():
+        hidden = decoder(tokens, torch.arange(len(tokens)), [len(tokens)])
+        out = decoder.logits(hidden)
+    stepper.policy.reshard()
+    return out
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_transformers_computes_what_the_trainer_does(
+    group: Group, tmp_path: Path, family: str, lora_rank: int
+) -> None:
+    run, stepper = run_of(group, tmp_path, family, lora_rank=lora_rank)
+    to = tmp_path / "out" / "model"
+    assert write(run, to, "latest") == run / "checkpoints" / "step-3"
+    model = AutoModelForCausalLM.from_pretrained(to).eval()
+    assert model.dtype is torch.float32 and model.config.model_type == family
+    tokens = torch.tensor([1, 3, 2, 0, 3, 1])
+    with torch.no_grad():
+        assert (model(tokens[None]).logits[0] - logits(stepper, tokens)).abs().max() < 1e-4
+    assert AutoTokenizer.from_pretrained(to).chat_template == "{{ messages }}"
+    with pytest.raises(ConfigError, match="exists already"):
+        write(run, to, "latest")
+
+
+def test_versions_the_best_and_another_dtype(group: Group, tmp_path: Path) -> None:
+    run, _ = run_of(group, tmp_path, "llama")
+    mark_best(run / "checkpoints", 2)
+    runner = CliRunner()
+    for number, arguments in enumerate((["--version", "2"], ["--best", "--dtype", "bfloat16"], ["--latest"])):
+        done = runner.invoke(app, [str(run), "--to", str(tmp_path / f"out-{number}"), *arguments])
+        assert done.exit_code == 0, done.output
+    models = [AutoModelForCausalLM.from_pretrained(tmp_path / f"out-{number}") for number in range(3)]
+    name = "model.layers.1.mlp.up_proj.weight"
+    second, best, newest = (model.state_dict()[name] for model in models)
+    assert best.dtype is torch.bfloat16 and torch.equal(best, second.bfloat16())
+    assert not torch.equal(second, newest)
+
+
+def test_the_best_may_be_what_the_run_began_with(group: Group, tmp_path: Path) -> None:
+    run, _ = run_of(group, tmp_path, "llama")
+    mark_best(run / "checkpoints", 1)
+    for which in ("best", 1):
+        to = tmp_path / f"out-{which}"
+        assert write(run, to, which, "bfloat16") == (run / "model").resolve()
+        model, start = (AutoModelForCausalLM.from_pretrained(one).state_dict() for one in (to, run / "model"))
+        assert all(torch.equal(model[name], start[name].bfloat16()) for name in start)
+    with pytest.raises(ConfigError, match="no adapters"):
+        write(run, tmp_path / "adapter", "best", adapter=True)
+    mark_best(run / "checkpoints", 2)
+    assert write(run, tmp_path / "out-2", "best") == run / "checkpoints" / "step-2"
+
+
+def test_what_cannot_be_exported_is_said(group: Group, tmp_path: Path) -> None:
+    run, _ = run_of(group, tmp_path, "llama")
+    with pytest.raises(ConfigError, match=r"no run\.json"):
+        write(tmp_path, tmp_path / "out", "latest")
+    with pytest.raises(CheckpointError, match="no checkpoint 9; there are: step-3, step-2"):
+        write(run, tmp_path / "out", 9)
+    with pytest.raises(CheckpointError, match="no checkpoint best"):
+        write(run, tmp_path / "out", "best")
+    with pytest.raises(ConfigError, match="float16"):
+        write(run, tmp_path / "out", "latest", "float16")
+    with pytest.raises(ConfigError, match="no adapters"):
+        write(run, tmp_path / "out", "latest", adapter=True)
+    data = run / "checkpoints" / "step-3" / "rank-00000.safetensors"
+    data.write_bytes(data.read_bytes()[:-1] + b"!")
+    with pytest.raises(CheckpointError, match="checksum"):
+        write(run, tmp_path / "out", "latest")
+    (data.parent / FILE).write_text("{}")
+    with pytest.raises(CheckpointError, match="manifest"):
+        write(run, tmp_path / "out", 3)
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_adapters_alone_in_pefts_format(group: Group, tmp_path: Path) -> None:
+    run, stepper = run_of(group, tmp_path, "llama", lora_rank=2, lora_alpha=8.0, lora_targets=["k_proj"])
+    to = tmp_path / "adapter"
+    write(run, to, "latest", adapter=True)
+    settings = json.loads((to / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["target_modules"]) == (2, 8.0, ["k_proj"])
+    trained = {shard.name: shard.local for shard in stepper.policy.shards}
+    with safe_open(to / "adapter_model.safetensors", framework="pt") as file:
+        names = set(file.keys())
+        stem = "model.layers.1.self_attn.k_proj."
+        for letter in "AB":
+            tensor = file.get_tensor(f"base_model.model.{stem}lora_{letter}.weight")
+            assert torch.equal(tensor, trained[f"{stem}lora_{letter.lower()}"])
+    assert len(names) == len(trained) == 4
+
+
+def test_the_models_own_files_are_checked(group: Group, tmp_path: Path) -> None:
+    run, _ = run_of(group, tmp_path, "llama", lora_rank=2)
+    file = run / "model" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="adapters of other weights"):
+        write(run, tmp_path / "out", "latest")
