@@ -1,0 +1,53 @@
+"""Refuses commit messages that a reader of the history cannot use: `python tools/check_commits.py`.
+
+From the commit that brought this rule on: a subject of at most 72 characters with one change in it (no
+semicolon), then an empty line, then the reason. Prints `commit: what; remedy` for each finding; exit code 1
+if there is any. Without git history, or in a shallow clone that does not reach back to the rule, nothing is
+checked and that is said.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SUBJECT = 72
+
+
+def faults(message: str) -> Iterator[str]:
+    """What is wrong with one commit message."""
+    subject, _, rest = message.partition("\n")
+    if len(subject) > SUBJECT:
+        yield f"a subject of {len(subject)} characters; at most {SUBJECT}, the rest belongs into the body"
+    if ";" in subject:
+        yield "a semicolon in the subject; one change a commit"
+    if not rest.strip():
+        yield "no body; say why the change was made"
+    elif not rest.startswith("\n"):
+        yield "no empty line after the subject; add one"
+
+
+def git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False, timeout=30
+    )
+    return done.stdout if done.returncode == 0 else ""
+
+
+def main() -> int:
+    rule = git("log", "--diff-filter=A", "--format=%H", "--", "tools/check_commits.py").split()
+    if not rule:
+        print("commits: no git history that reaches back to the rule; nothing was checked")
+        return 0
+    entries = git("log", "--no-merges", "--format=%h%x00%B%x01", f"{rule[-1]}..HEAD").split("\x01")
+    messages = [entry.strip().partition("\0")[::2] for entry in entries if entry.strip()]
+    wrong = [f"{commit}: {fault}" for commit, message in messages for fault in faults(message.strip())]
+    print("\n".join([*wrong, f"commits: {len(messages)} messages, {len(wrong)} findings"]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
