@@ -1,6 +1,7 @@
 # Everything a contributor needs. Each target does its own set-up: a fresh clone needs Python >= 3.11 and a package index.
 #   make demo    train the tic-tac-toe agent, live view, report at the end
-#   make test    the default test suite          make test-slow   the rest, minutes
+#   make test    the default test suite          make test-slow   the rest, over an hour; renews its record
+#   make test-slow-oldest                   those of the rest that ran longest ago, 15 minutes
 #   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
 #   make setup-peers, test-peers            TRL, in an environment of its own: losses and advantages compared
 #   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
@@ -32,7 +33,7 @@ SGLANG := .venv-sglang
 SGLANG_STAMP := $(SGLANG)/.installed
 SEED ?= 0
 
-.PHONY: setup setup-peers setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-peers test-envs test-vllm test-sglang check proto docs clean
+.PHONY: setup setup-peers setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-slow-oldest test-peers test-envs test-vllm test-sglang check proto docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -86,7 +87,10 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(STAMP)
-	@$(BIN)/python -m pytest -m slow -rs
+	@$(BIN)/python tools/slow_tests.py run
+
+test-slow-oldest: $(STAMP)
+	@$(BIN)/python tools/slow_tests.py run --minutes 15 --no-record
 
 test-peers: $(STAMP) $(TRL_STAMP)
 	@$(BIN)/python -m pytest tests/peers
@@ -107,6 +111,8 @@ check: $(STAMP)
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python tools/check_proto.py
 	$(BIN)/python tools/check_source.py
+	$(BIN)/python tools/check_commits.py
+	$(BIN)/python tools/slow_tests.py check
 	$(BIN)/python tools/check_keys.py
 	$(BIN)/python tools/check_typescript.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
