@@ -19,7 +19,7 @@ from benchmarks.memory_model.measured import peak_bytes
 from earl.bus import Bus
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import numpy_dtype
+from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.models.spec import ModelSpec

@@ -206,7 +206,8 @@ async def _read(
     """
     import numpy as np
 
-    from earl.dispatch.describe.pieces import Pieces, Regions
+    from earl.dispatch.describe.pieces import Pieces
+    from earl.dispatch.describe.regions import Regions
     from earl.dispatch.memory.arena import Arena
     from earl.dispatch.serve.server_process import ServingProcess
 

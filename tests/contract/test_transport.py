@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from earl.bus.connection import open_redis
-from earl.dispatch.describe.descriptor import RegionRef
+from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.layout.box import Box
 from earl.dispatch.publish.tensor_store import Placed, TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import RegionRef
+from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.memory.arena import Arena, Region
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.serve.server_process import ServingProcess

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import ArenaRef, Descriptor, RegionRef, host_id
+from earl.dispatch.describe.descriptor import Descriptor
+from earl.dispatch.describe.regions import ArenaRef, RegionRef, host_id
 from earl.dispatch.describe.tensor_classes import ClassShard, TensorClass, spaced
 from earl.dispatch.read.resolve import Copies, FromArena, Read
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, resolve

@@ -20,7 +20,8 @@ import pytest_asyncio
 from earl.bus.connection import open_redis
 from earl.bus.embedded import EmbeddedValkey
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import ArenaRef, Descriptor, RegionRef
+from earl.dispatch.describe.descriptor import Descriptor
+from earl.dispatch.describe.regions import ArenaRef, RegionRef
 from earl.dispatch.layout.box import Box
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.publish.tensor_store import TensorStore

@@ -13,8 +13,8 @@ import sys
 import numpy as np
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import ArenaRef, RegionRef
-from earl.dispatch.describe.pieces import Pieces, Regions
+from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions
 from earl.dispatch.transport.ucx import UcxTcp
 
 

@@ -1,94 +1,23 @@
-"""What a descriptor says, as plain values: arenas, regions, shards. `codec` turns them to bytes and back.
+"""What a descriptor says, as plain values: tensors, their shards, sequences.
 
-Dtypes go by name. numpy has no bfloat16: such arrays travel as uint16 views of the same bytes.
+`registry.codec` turns them into bytes and back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from earl.dispatch.describe.dtypes import numpy_dtype
+from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions
+from earl.dispatch.describe.tensor_classes import ClassShard
 from earl.dispatch.layout.box import Box
 from earl.errors import LayoutError, LayoutGap
 
-if TYPE_CHECKING:
-    from earl.dispatch.describe.pieces import Regions
-    from earl.dispatch.describe.tensor_classes import ClassShard
-
-CHECKSUM_BLOCK_BYTES = 1 << 20
 # Columns of one region begin at multiples of this.
 COLUMN_ALIGNMENT_BYTES = 64
-
-NUMPY_DTYPES: dict[str, np.dtype] = {
-    "uint8": np.dtype(np.uint8),
-    "int8": np.dtype(np.int8),
-    "bool": np.dtype(np.bool_),
-    "int32": np.dtype(np.int32),
-    "int64": np.dtype(np.int64),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-}
-_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The numpy dtype that carries a named dtype. Raises LayoutError for an unknown name."""
-    try:
-        return NUMPY_DTYPES[name]
-    except KeyError:
-        raise LayoutError(f"dtype {name!r} cannot travel", f"use one of {sorted(NUMPY_DTYPES)}") from None
-
-
-def dtype_name(dtype: np.dtype) -> str:
-    """The name under which an array of this dtype travels; uint16 is bfloat16's carrier."""
-    try:
-        return _NAMES[np.dtype(dtype)]
-    except KeyError:
-        raise LayoutError(f"arrays of {dtype} cannot travel", f"use one of {sorted(NUMPY_DTYPES)}") from None
-
-
-@cache
-def host_id() -> str:
-    """Identifies this machine while it is up; the same in all its containers."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaRef:
-    """A worker's memory and every way to reach it. ucx_address, nixl_address: host:port, empty if none."""
-
-    owner: str
-    incarnation: int
-    path: str
-    nonce: int
-    size_bytes: int
-    ucx_address: str
-    device: str
-    host: str
-    nixl_address: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RegionRef:
-    """A published region. offset_bytes counts from the start of the arena's file.
-
-    checksums: xxh3-64 of each block of checksum_block_bytes, the last one shorter; empty if none.
-    """
-
-    arena: ArenaRef
-    slot: int
-    generation: int
-    offset_bytes: int
-    size_bytes: int
-    checksums: tuple[int, ...] = ()
-    checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +52,11 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceRecords:
-    """N sequences of one owner. columns: (name, dtype's name), in the order in which they lie in a region,
+    """N sequences of one owner; region i holds sequence i.
 
-    each of a sequence's rows: int64[N]; region i holds sequence i."""
+    columns: (name, dtype's name), in the order in which they lie in a region. rows: int64[N], the rows of
+    each sequence, as many in every column.
+    """
 
     arena: ArenaRef
     columns: tuple[tuple[str, str], ...]

@@ -11,68 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import CHECKSUM_BLOCK_BYTES, RegionRef
+from earl.dispatch.describe.regions import CHECKSUM_BLOCK_BYTES, Regions
 from earl.errors import LayoutError
 
-if TYPE_CHECKING:
-    from earl.dispatch.transport.copying import Views
 
+class Repeat:
+    """Identifies pieces that are copied again and again, each time out of other regions.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Regions:
-    """N published regions of one arena.
-
-    slot, offset_bytes, size_bytes: int64[N], the offset from the start of the arena's file; generation:
-    uint64[N]. first_checksum: int64[N + 1] into checksums: uint64[K], xxh3-64 of each block of block_bytes,
-    a region's last one shorter; equal neighbours mean that the region has none.
+    A transport keeps what it prepared for them in a weak dictionary by this key: as long as their reader
+    keeps the pieces.
     """
-
-    slot: np.ndarray
-    generation: np.ndarray
-    offset_bytes: np.ndarray
-    size_bytes: np.ndarray
-    first_checksum: np.ndarray
-    checksums: np.ndarray
-    block_bytes: int = CHECKSUM_BLOCK_BYTES
-
-    @classmethod
-    def of(cls, refs: Sequence[RegionRef]) -> Regions:
-        """Regions of one arena whose checksums, if any, are of equal blocks. Raises LayoutError."""
-        sizes = {ref.checksum_block_bytes for ref in refs if ref.checksums}
-        if len(sizes) > 1:
-            raise LayoutError(f"checksum blocks of {sorted(sizes)} bytes in one arena", "publish them again")
-        words = [(ref.slot, ref.offset_bytes, ref.size_bytes, len(ref.checksums)) for ref in refs]
-        slot, offset_bytes, size_bytes, counts = np.array(words, np.int64).reshape(-1, 4).T
-        first_checksum = np.zeros(len(refs) + 1, np.int64)
-        counts.cumsum(out=first_checksum[1:])
-        return cls(
-            slot,
-            np.array([ref.generation for ref in refs], np.uint64),
-            offset_bytes,
-            size_bytes,
-            first_checksum,
-            np.array([digest for ref in refs for digest in ref.checksums], np.uint64),
-            sizes.pop() if sizes else CHECKSUM_BLOCK_BYTES,
-        )
-
-    def __len__(self) -> int:
-        return len(self.slot)
-
-    @property
-    def verifiable(self) -> np.ndarray:
-        """bool[N]: whether a region has checksums."""
-        return self.first_checksum[1:] > self.first_checksum[:-1]
-
-    def checksum(self, region: int, block: int) -> int:
-        """The published digest of one block. Raises LayoutError if there is none."""
-        at = int(self.first_checksum[region]) + block
-        if block < 0 or at >= self.first_checksum[region + 1]:
-            raise LayoutError(f"region {region} has no checksum of block {block}", "publish it again")
-        return int(self.checksums[at])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +32,8 @@ class Pieces:
 
     region: int32[P] into regions. offset: int64[P], bytes from the region's start to the first run. rows,
     run, stride: int64[P]: runs, bytes of one, bytes from one to the next. buffers: one-dimensional writable
-    uint8 arrays; buffer: int32[P] into them; at, target_stride: int64[P], as offset and stride. views: where
-    a transport keeps what it made of them, if they are to be copied again, out of other regions.
+    uint8 arrays; buffer: int32[P] into them; at, target_stride: int64[P], as offset and stride. repeat: set
+    if the same pieces will be copied again, out of other regions.
     """
 
     regions: Regions
@@ -95,7 +46,7 @@ class Pieces:
     buffer: np.ndarray
     at: np.ndarray
     target_stride: np.ndarray
-    views: Views | None = None
+    repeat: Repeat | None = None
 
     def __len__(self) -> int:
         return len(self.region)
@@ -123,7 +74,7 @@ class Pieces:
 
     def take(self, index: np.ndarray | slice) -> Pieces:
         """Some of them, in that order."""
-        return replace(self, views=None, **{name: getattr(self, name)[index] for name in _PER_PIECE})
+        return replace(self, repeat=None, **{name: getattr(self, name)[index] for name in _PER_PIECE})
 
     def blocks(self, *, between: bool = False) -> np.ndarray:
         """int64[B, 2]: (region, checksum block) of every block that they touch, each once, sorted.
@@ -174,9 +125,8 @@ class Pieces:
         return replace(parts, offset=parts.offset + step, at=parts.at + step, run=run)
 
 
-_PER_PIECE = tuple(
-    field.name for field in fields(Pieces) if field.name not in ("regions", "buffers", "views")
-)  # fmt: skip
+_WHOLE = ("regions", "buffers", "repeat")
+_PER_PIECE = tuple(field.name for field in fields(Pieces) if field.name not in _WHOLE)
 
 
 def most_blocks(table: np.ndarray, block_bytes: int) -> np.ndarray:
@@ -291,7 +241,7 @@ def joined(parts: Iterable[Pieces]) -> Pieces:
         [part.buffer + np.int32(shift) for part, shift in zip(all_, held, strict=False)]
     )
     buffers = tuple(buffer for part in all_ for buffer in part.buffers)
-    return Pieces(regions=merged, buffers=buffers, views=None, **columns)
+    return Pieces(regions=merged, buffers=buffers, repeat=None, **columns)
 
 
 def _merged(all_: Sequence[Regions]) -> tuple[Regions, np.ndarray]:

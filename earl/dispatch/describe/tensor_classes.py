@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from earl.dispatch.describe.descriptor import RegionRef, numpy_dtype
+from earl.dispatch.describe.dtypes import numpy_dtype
+from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement, Runs
 from earl.errors import LayoutError

@@ -18,8 +18,8 @@ from typing import Self
 import numpy as np
 import xxhash
 
-from earl.dispatch.describe.descriptor import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, host_id
-from earl.dispatch.describe.pieces import Pieces, Regions
+from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.regions import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, Regions, host_id
 from earl.dispatch.memory import arena_file
 from earl.dispatch.memory.allocator import Slabs
 from earl.dispatch.memory.arena_file import SLOT_WORDS, Header

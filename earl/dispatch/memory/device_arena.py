@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import RegionRef
+from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.memory.arena import Arena, Region
 from earl.errors import ConfigError, LayoutError
 

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import numpy_dtype, packed
+from earl.dispatch.describe.descriptor import packed
+from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.memory.arena import Arena, Region
 from earl.dispatch.registry import codec
 from earl.dispatch.registry.registry import Registry

@@ -19,15 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import (
-    Descriptor,
-    RegionRef,
-    ShardRef,
-    TensorShards,
-    dtype_name,
-    numpy_dtype,
-    row_major,
-)
+from earl.dispatch.describe.descriptor import Descriptor, ShardRef, TensorShards, row_major
+from earl.dispatch.describe.dtypes import dtype_name, numpy_dtype
+from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.describe.tensor_classes import ClassShard, TensorClass, spaced
 from earl.dispatch.layout.box import Box
 from earl.dispatch.memory.allocator import rounded

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import Descriptor, RegionRef
-from earl.dispatch.describe.pieces import Pieces, Regions
+from earl.dispatch.describe.descriptor import Descriptor
+from earl.dispatch.describe.pieces import Pieces, Repeat
+from earl.dispatch.describe.regions import RegionRef, Regions
 from earl.dispatch.layout.box import Box
 from earl.dispatch.read.resolve import Copies, FromArena, Read
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, resolve
-from earl.dispatch.transport.copying import Views
 
 # A larger plan is made anew each time rather than kept: a piece takes about 70 bytes.
 _MOST_PIECES = 1 << 20
@@ -122,8 +122,8 @@ def _only_region(descriptor: Descriptor) -> RegionRef | None:
 
 def _kept(pieces: Pieces, count: int) -> Pieces:
     """Part of a plan of `count` pieces. Joined parts name the same region over and over."""
-    one = replace(pieces, region=np.zeros_like(pieces.region))
-    return replace(one, views=Views(one.reach)) if count <= _MOST_VIEWED else one
+    repeat = Repeat() if count <= _MOST_VIEWED else None
+    return replace(pieces, region=np.zeros_like(pieces.region), repeat=repeat)
 
 
 def _at(region: RegionRef | None, parts: Sequence[Pieces]) -> FromArena:

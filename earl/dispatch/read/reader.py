@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import ArenaRef
+from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.read.cached_plan import Repeated, VersionRead
 from earl.dispatch.read.resolve import Copies, Form, FromArena, Read, assemble
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve

@@ -13,15 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import (
-    ArenaRef,
-    Descriptor,
-    RegionRef,
-    ShardRef,
-    host_id,
-    numpy_dtype,
-)
-from earl.dispatch.describe.pieces import Pieces, Regions, coalesce, flat_bytes, joined
+from earl.dispatch.describe.descriptor import Descriptor, ShardRef
+from earl.dispatch.describe.dtypes import numpy_dtype
+from earl.dispatch.describe.pieces import Pieces, coalesce, flat_bytes, joined
+from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions, host_id
 from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.dispatch.layout.placements import Cut
 from earl.dispatch.plan.boxes import plan

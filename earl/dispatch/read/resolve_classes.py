@@ -8,8 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import Descriptor, host_id, numpy_dtype, row_major
-from earl.dispatch.describe.pieces import Pieces, Regions, coalesce, flat_bytes
+from earl.dispatch.describe.descriptor import Descriptor, row_major
+from earl.dispatch.describe.dtypes import numpy_dtype
+from earl.dispatch.describe.pieces import Pieces, coalesce, flat_bytes
+from earl.dispatch.describe.regions import Regions, host_id
 from earl.dispatch.describe.tensor_classes import ClassIndex, ClassShard, TensorClass, length
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import SequenceRecords, host_id
+from earl.dispatch.describe.descriptor import SequenceRecords
 from earl.dispatch.describe.pieces import Pieces, flat_bytes
+from earl.dispatch.describe.regions import host_id
 from earl.dispatch.plan.sequence_plan import ContextSlice, RaggedIndex, plan_batch
 from earl.dispatch.read.resolve import Copies
 from earl.errors import LayoutError

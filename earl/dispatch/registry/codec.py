@@ -10,18 +10,15 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from earl.dispatch.describe.descriptor import (
-    CHECKSUM_BLOCK_BYTES,
-    ArenaRef,
     Descriptor,
-    RegionRef,
     SequenceRecords,
     ShardRef,
     TensorShards,
-    numpy_dtype,
     packed,
     row_major,
 )
-from earl.dispatch.describe.pieces import Regions
+from earl.dispatch.describe.dtypes import numpy_dtype
+from earl.dispatch.describe.regions import CHECKSUM_BLOCK_BYTES, ArenaRef, RegionRef, Regions
 from earl.dispatch.describe.tensor_classes import ClassShard, TensorClass
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout

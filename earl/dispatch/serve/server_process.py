@@ -14,7 +14,7 @@ import sys
 import time
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import ArenaRef
+from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.requirement import refuse_unmet
 from earl.errors import InsecureBind, TransportUnavailable
 from earl.rpc.peers import advertised

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earl.dispatch.describe.pieces import Pieces, Regions
+from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.regions import Regions
 from earl.dispatch.memory.arena import MappedArena
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle

@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from earl.dispatch.describe.descriptor import ArenaRef
 from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.regions import ArenaRef
 from earl.errors import ChecksumMismatch
 
 

@@ -78,11 +78,12 @@ Pair = tuple[np.ndarray, np.ndarray]
 class Views:
     """The views that it takes to copy the same pieces again, kept as long as what they are copied out of.
 
-    Making those of a piece takes two microseconds, all of it with the GIL held. reach: the pieces'.
+    Making those of a piece takes two microseconds, all of it with the GIL held. reach: int64[N], how far the
+    pieces reach into each region.
     """
 
-    def __init__(self, reach: np.ndarray) -> None:
-        self.reach = reach
+    def __init__(self, pieces: Pieces) -> None:
+        self.reach = pieces.reach
         self._pairs: WeakKeyDictionary[Any, dict[bytes, list[Pair]]] = WeakKeyDictionary()
 
     def __len__(self) -> int:

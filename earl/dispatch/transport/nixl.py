@@ -27,8 +27,8 @@ import numpy as np
 import xxhash
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import ArenaRef
 from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.memory.arena_file import SLOT_BYTES, SLOT_WORDS
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.copying import copy

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from earl.dispatch.describe.pieces import Pieces, Regions
+from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.regions import Regions
 from earl.errors import LayoutError
 
 # A span costs about as much as reading this many bytes: smaller gaps are read along.

@@ -9,14 +9,15 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import ArenaRef, host_id
-from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.pieces import Pieces, Repeat
+from earl.dispatch.describe.regions import ArenaRef, host_id
 from earl.dispatch.memory.arena import MappedArena
 from earl.dispatch.transport.base import Transport, refuse_mismatch, settle
-from earl.dispatch.transport.copying import copy
+from earl.dispatch.transport.copying import Views, copy
 from earl.errors import PeerLost, RegionGone, TransportUnavailable
 
 # Below this a copy takes less time than handing it to a thread.
@@ -36,6 +37,7 @@ class SharedMemory(Transport):
         self._mapped: dict[tuple[str, int], MappedArena] = {}
         self._opening: dict[tuple[str, int], asyncio.Future[MappedArena]] = {}
         self._copying: set[asyncio.Future[None]] = set()
+        self._views: WeakKeyDictionary[Repeat, Views] = WeakKeyDictionary()
         self._threads = ThreadPoolExecutor(_THREADS, "earl-shm")
         self._swept_s = time.monotonic()
         self._closed = False
@@ -73,12 +75,13 @@ class SharedMemory(Transport):
 
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
         mapped = await self.open(arena)
+        views = self._views_of(pieces)
         stop = threading.Event()
         if pieces.size_bytes <= INLINE_BYTES:
-            _copy_all(mapped, pieces, verify, stop)
+            _copy_all(mapped, pieces, views, verify, stop)
             return 0
         work = asyncio.get_running_loop().run_in_executor(
-            self._threads, _copy_all, mapped, pieces, verify, stop
+            self._threads, _copy_all, mapped, pieces, views, verify, stop
         )
         self._copying.add(work)
         try:
@@ -97,6 +100,15 @@ class SharedMemory(Transport):
             mapped.close()
         self._mapped.clear()
 
+    def _views_of(self, pieces: Pieces) -> Views | None:
+        """Those of pieces that are copied again and again; None for all others."""
+        if pieces.repeat is None:
+            return None
+        views = self._views.get(pieces.repeat)
+        if views is None:
+            views = self._views[pieces.repeat] = Views(pieces)
+        return views
+
     def _opened(self, key: tuple[str, int], done: asyncio.Future[MappedArena]) -> None:
         self._opening.pop(key, None)
         if not done.cancelled() and done.exception() is None:
@@ -108,16 +120,18 @@ class SharedMemory(Transport):
                 del self._mapped[key]  # closed once the last read that still copies lets go of it
 
 
-def _copy_all(mapped: MappedArena, pieces: Pieces, verify: bool, stop: threading.Event) -> None:
-    if pieces.views is None:
+def _copy_all(
+    mapped: MappedArena, pieces: Pieces, views: Views | None, verify: bool, stop: threading.Event
+) -> None:
+    if views is None:
         mapped.check_extents(pieces)
         for step in pieces.split(STEP_BYTES):
             if stop.is_set():
                 return
             copy(mapped.memory, step)
     else:
-        mapped.check_reach(pieces.regions, pieces.views.reach)
-        for target, source in pieces.views.pairs(mapped, mapped.memory, pieces, STEP_BYTES):
+        mapped.check_reach(pieces.regions, views.reach)
+        for target, source in views.pairs(mapped, mapped.memory, pieces, STEP_BYTES):
             if stop.is_set():
                 return
             np.copyto(target, source)

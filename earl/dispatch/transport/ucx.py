@@ -19,13 +19,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import ArenaRef
-from earl.dispatch.describe.pieces import Pieces, Regions, most_blocks
+from earl.dispatch.describe.pieces import Pieces, Repeat, most_blocks
+from earl.dispatch.describe.regions import ArenaRef, Regions
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.connection import Connection
-from earl.dispatch.transport.copying import Views, scatter
+from earl.dispatch.transport.copying import scatter
 from earl.dispatch.transport.handshake import check_dialled
 from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of
 from earl.dispatch.transport.ucp import through_buffer
@@ -92,7 +92,7 @@ class UcxTcp(Transport):
         self._numbers = iter(range(1, 1 << 32))
         self._buffers = Buffers(wire.CHUNK_BYTES)
         # What is asked for of pieces that are read again, as long as whoever reads them keeps them.
-        self._known: WeakKeyDictionary[Views, tuple[int, list[_Chunk]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Repeat, tuple[int, list[_Chunk]]] = WeakKeyDictionary()
         self._closed = False
 
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
@@ -126,11 +126,11 @@ class UcxTcp(Transport):
         block_bytes = 0
         if verify and pieces.regions.verifiable[pieces.region].any():
             block_bytes = pieces.regions.block_bytes
-        if pieces.views is None:
+        if pieces.repeat is None:
             return _chunks(pieces, block_bytes)
-        known = self._known.get(pieces.views)
+        known = self._known.get(pieces.repeat)
         if known is None or known[0] != block_bytes:
-            known = self._known[pieces.views] = block_bytes, list(_chunks(pieces, block_bytes))
+            known = self._known[pieces.repeat] = block_bytes, list(_chunks(pieces, block_bytes))
         return iter(known[1])
 
     async def _fetch(self, arena: ArenaRef, chunk: _Chunk, regions: Regions) -> int:

@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 
 from earl.config.run import RunConfig
 from earl.dispatch.layout.box import Box
-from earl.dispatch.layout.dtensor import local_box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement
+from earl.dispatch.publish.dtensor import local_box
 from earl.models.lora import Lora, adapt, adapters, initial, merged
 from earl.models.module import Decoder
 from earl.models.slices import tp_box, tp_cut, whole_shape

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from earl.config.run import RunConfig
-from earl.dispatch.describe.descriptor import numpy_dtype
+from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.layout.box import Box
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.errors import CheckpointError

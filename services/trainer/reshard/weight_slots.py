@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from earl.bus import Bus, redis_errors
-from earl.dispatch.describe.descriptor import numpy_dtype
+from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.describe.tensor_classes import TensorClass, classes_of, held_bytes
 from earl.dispatch.memory.allocator import occupied
 from earl.dispatch.publish.tensor_store import TensorStore

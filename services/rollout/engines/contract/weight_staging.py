@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from earl.dispatch.describe.descriptor import numpy_dtype
+from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.read.reader import Repeated, VersionRead
 from earl.dispatch.read.resolve import Form
 from earl.errors import LayoutError, WeightsIncomplete

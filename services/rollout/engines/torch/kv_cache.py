@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from earl.dispatch.describe.descriptor import numpy_dtype
+from earl.dispatch.describe.dtypes import numpy_dtype
 from services.rollout.engines.torch.attention import ALIGNED
 from services.rollout.engines.torch.kv_handover import Rows
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earl.dispatch.describe.descriptor import ArenaRef, RegionRef
-from earl.dispatch.describe.pieces import Pieces, Regions, coalesce, flat_bytes, joined, most_blocks
+from earl.dispatch.describe.pieces import Pieces, coalesce, flat_bytes, joined, most_blocks
+from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions
 from earl.errors import LayoutError
 
 ARENA = ArenaRef("owner", 1, "/nowhere", 1, 1 << 20, "", "cpu", "host")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earl.dispatch.describe.descriptor import ArenaRef, Descriptor, RegionRef
+from earl.dispatch.describe.descriptor import Descriptor
+from earl.dispatch.describe.regions import ArenaRef, RegionRef
 from earl.dispatch.describe.tensor_classes import ClassIndex, ClassShard, TensorClass, classes_of
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout

@@ -14,9 +14,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 from earl.dispatch.layout.box import Box
-from earl.dispatch.layout.dtensor import from_torch, to_torch
 from earl.dispatch.layout.mesh import MeshLayout, box_runs
 from earl.dispatch.layout.placements import boxes_placements, cut_of, placement_boxes, placement_runs
+from earl.dispatch.publish.dtensor import from_torch, to_torch
 from earl.errors import LayoutError
 
 some = settings(deadline=None, max_examples=40)

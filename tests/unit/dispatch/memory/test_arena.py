@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.describe.descriptor import ArenaRef, Descriptor, RegionRef, ShardRef, TensorShards
-from earl.dispatch.describe.pieces import Regions
+from earl.dispatch.describe.descriptor import Descriptor, ShardRef, TensorShards
+from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions
 from earl.dispatch.layout.box import Box
 from earl.dispatch.memory import arena_file
 from earl.dispatch.memory.arena import Arena, MappedArena

@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from earl.dispatch.describe.descriptor import ArenaRef, Descriptor, RegionRef, ShardRef, TensorShards, host_id
+from earl.dispatch.describe.descriptor import Descriptor, ShardRef, TensorShards
+from earl.dispatch.describe.regions import ArenaRef, RegionRef, host_id
 from earl.dispatch.describe.tensor_classes import TensorClass
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.read import cached_plan
 from earl.dispatch.read.cached_plan import Repeated
 from earl.dispatch.read.resolve import FromArena
-from earl.dispatch.transport.copying import copy
+from earl.dispatch.transport.copying import Views, copy
 from earl.errors import LayoutError
 from tests.support.classes import Owners
 
@@ -161,8 +162,9 @@ def test_views_are_of_the_last_two_places_and_end_with_the_memory():
     owners, into = Owners(klass(1), values(1)), np.zeros((5, 5, 5), np.int32)
     (source,) = plan(slices(into, BOX), owners)
     (pieces,) = source.pieces(1 << 30)
-    views, (part,) = pieces.views, owners.memory.values()
-    assert views is not None and pieces.take(slice(0, 2)).views is None
+    (part,) = owners.memory.values()
+    views = Views(pieces)
+    assert pieces.repeat is not None and pieces.take(slice(0, 2)).repeat is None
     memory = np.zeros((3, len(part)), np.uint8)
     owner: Owner | None = Owner()
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earl.dispatch.describe.pieces import Pieces, Regions
+from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.regions import Regions
 from earl.dispatch.memory.arena import block_checksums
 from earl.dispatch.transport.copying import copy
 from earl.dispatch.transport.nixl import deliver

@@ -14,7 +14,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earl.dispatch.describe.pieces import Pieces, Regions
+from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.regions import Regions
 from earl.dispatch.transport import ucp
 from earl.dispatch.transport.copying import gather
 from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of

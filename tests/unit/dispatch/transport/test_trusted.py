@@ -8,8 +8,8 @@ import pytest
 
 from earl.config.data_plane import DataPlaneConfig
 from earl.config.load import load_run
-from earl.dispatch.describe.descriptor import ArenaRef
-from earl.dispatch.describe.pieces import Pieces, Regions
+from earl.dispatch.describe.pieces import Pieces
+from earl.dispatch.describe.regions import ArenaRef, Regions
 from earl.dispatch.transport.nixl import Nixl
 from earl.dispatch.transport.ucx import UcxTcp
 from earl.errors import ConfigError, TransportUnavailable

@@ -21,8 +21,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from earl.dispatch.layout.box import Box
-from earl.dispatch.layout.dtensor import local_box, local_boxes, mesh_layout
 from earl.dispatch.layout.mesh import MeshLayout
+from earl.dispatch.publish.dtensor import local_box, local_boxes, mesh_layout
 from earl.errors import LayoutError
 
 OWNERS = [f"t{i}" for i in range(4)]
