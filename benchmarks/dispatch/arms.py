@@ -12,7 +12,7 @@ from benchmarks.dispatch.direct import CentralSameTransport, Direct
 from benchmarks.dispatch.floor import MemcpyFloor
 from benchmarks.dispatch.member import TRANSPORTS
 from benchmarks.dispatch.sockets import Sockets
-from earl.dispatch.transport.nixl_agent import PACKAGE as NIXL
+from earl.dispatch.transport.nixl.agent import PACKAGE as NIXL
 
 GRPC = ("central_grpc_threads", "central_grpc_asyncio")
 

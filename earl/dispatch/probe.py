@@ -42,8 +42,8 @@ def ucx(config: DataPlaneConfig, facts: Facts) -> None:
     import ucxx
     from ucxx._lib import libucxx as api
 
-    from earl.dispatch.transport import ucp
-    from earl.dispatch.transport import ucx as transport  # says what to do where UCX is missing
+    from earl.dispatch.transport.ucx import ucp
+    from earl.dispatch.transport.ucx.transport import UcxTcp  # says what to do where UCX is missing
 
     facts["gathers_because"] = ucp.refusal()
     facts["version"] = ".".join(map(str, ucxx.get_ucx_version()))
@@ -54,31 +54,31 @@ def ucx(config: DataPlaneConfig, facts: Facts) -> None:
     facts |= offers(offered)
     facts["verbs"] = "ib" in facts["components"] or any(Path(facts["library"]).parent.glob("ucx/libuct_ib*"))
     config = config.model_copy(update={"transport": "ucx", "require": ""})
-    asyncio.run(_read(config, transport.UcxTcp, facts))
+    asyncio.run(_read(config, UcxTcp, facts))
 
 
 def nixl(config: DataPlaneConfig, facts: Facts) -> None:
     """NIXL's plugins, and a read from a serving process as the `nixl` transport does it."""
     from importlib.metadata import version
 
-    from earl.dispatch.transport import nixl as transport
-    from earl.dispatch.transport import nixl_agent
+    from earl.dispatch.transport.nixl.agent import PACKAGE, load, wire_here
+    from earl.dispatch.transport.nixl.transport import Nixl
 
-    bindings = nixl_agent.load()
-    facts["version"] = version(nixl_agent.PACKAGE.replace("_", "-"))
+    bindings = load()
+    facts["version"] = version(PACKAGE.replace("_", "-"))
     agent = bindings.nixlAgent("probe", bindings.nixlAgentConfig())
     facts["plugins"] = sorted(agent.getAvailPlugins())
-    facts["wire"] = nixl_agent.wire_here()
-    asyncio.run(_read(config.model_copy(update={"transport": "nixl"}), transport.Nixl, facts))
+    facts["wire"] = wire_here()
+    asyncio.run(_read(config.model_copy(update={"transport": "nixl"}), Nixl, facts))
 
 
 def rdma(config: DataPlaneConfig, facts: Facts) -> None:
     """RDMA devices, and their ports that are up."""
-    from earl.dispatch.transport import nixl_agent
+    from earl.dispatch.transport.nixl.agent import rdma_ports
 
     root = Path("/sys/class/infiniband")
     facts["devices"] = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
-    facts["ports_up"] = nixl_agent.rdma_ports()
+    facts["ports_up"] = rdma_ports()
 
 
 def device(config: DataPlaneConfig, facts: Facts) -> None:

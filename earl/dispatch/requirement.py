@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.transport.nixl_agent import PACKAGE, wire_here
+from earl.dispatch.transport.nixl.agent import PACKAGE, wire_here
 from earl.errors import TransportUnavailable
 
 

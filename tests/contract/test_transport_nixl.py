@@ -15,9 +15,9 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
-from earl.dispatch.transport.nixl_agent import wire_here
-from earl.dispatch.transport.nixl_link import NixlLink
-from earl.dispatch.transport.nixl_node import NixlNode
+from earl.dispatch.transport.nixl.agent import wire_here
+from earl.dispatch.transport.nixl.link import NixlLink
+from earl.dispatch.transport.nixl.node import NixlNode
 from earl.errors import PeerLost, TransportUnavailable
 from tests.support.content import MIB, assert_same, random_bytes
 from tests.support.dispatch import READ_S, Plane, open_plane, plane_fixtures

@@ -24,8 +24,8 @@ from earl.dispatch.describe.regions import RegionRef
 from earl.dispatch.memory.arena import Arena, Region
 from earl.dispatch.memory.arena_file import arena_directory
 from earl.dispatch.serve.server_process import ServingProcess
-from earl.dispatch.transport import ucp
-from earl.dispatch.transport.ucx import UcxTcp
+from earl.dispatch.transport.ucx import ucp
+from earl.dispatch.transport.ucx.transport import UcxTcp
 from earl.errors import ChecksumMismatch, PeerLost, RegionGone
 from tests.support.content import MIB, random_bytes
 from tests.support.dispatch import READ_S

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from earl.dispatch.transport.nixl_agent import rdma_ports
+from earl.dispatch.transport.nixl.agent import rdma_ports
 from tests.support.recorded import TICTACTOE
 
 

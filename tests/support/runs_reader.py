@@ -15,7 +15,7 @@ import numpy as np
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions
-from earl.dispatch.transport.ucx import UcxTcp
+from earl.dispatch.transport.ucx.transport import UcxTcp
 
 
 def strided(

@@ -227,9 +227,9 @@ class Dispatcher:
         if self._wire is None:
             # Heavy: each loads a UCX of its own.
             if wire == "nixl":
-                from earl.dispatch.transport.nixl import Nixl as Wire
+                from earl.dispatch.transport.nixl.transport import Nixl as Wire
             else:
-                from earl.dispatch.transport.ucx import UcxTcp as Wire
+                from earl.dispatch.transport.ucx.transport import UcxTcp as Wire
             self._wire = Wire(self._config, self._secret)
         return self._wire
 

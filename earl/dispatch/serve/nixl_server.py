@@ -18,8 +18,8 @@ import numpy as np
 from earl.dispatch.memory.arena import MappedArena
 from earl.dispatch.transport import handshake, wire
 from earl.dispatch.transport.base import settle
-from earl.dispatch.transport.nixl_agent import Agent, wire_here
-from earl.dispatch.transport.nixl_link import Offer
+from earl.dispatch.transport.nixl.agent import Agent, wire_here
+from earl.dispatch.transport.nixl.link import Offer
 from earl.errors import PortInUse
 from earl.loopback import is_loopback
 

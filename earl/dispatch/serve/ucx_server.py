@@ -23,12 +23,12 @@ from earl.dispatch.describe.regions import Regions
 from earl.dispatch.memory.arena import MappedArena
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
-from earl.dispatch.transport.buffers import Buffers
 from earl.dispatch.transport.copying import gather
 from earl.dispatch.transport.handshake import hear, welcome
-from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of, spread
-from earl.dispatch.transport.ucp import through_buffer
-from earl.dispatch.transport.ucx_node import Endpoint, Node
+from earl.dispatch.transport.ucx.buffers import Buffers
+from earl.dispatch.transport.ucx.node import Endpoint, Node
+from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of, spread
+from earl.dispatch.transport.ucx.ucp import through_buffer
 from earl.errors import PeerLost, PortInUse, RegionGone
 from earl.loopback import is_loopback
 

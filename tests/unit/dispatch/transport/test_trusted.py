@@ -10,8 +10,8 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.config.load import load_run
 from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import ArenaRef, Regions
-from earl.dispatch.transport.nixl import Nixl
-from earl.dispatch.transport.ucx import UcxTcp
+from earl.dispatch.transport.nixl.transport import Nixl
+from earl.dispatch.transport.ucx.transport import UcxTcp
 from earl.errors import ConfigError, TransportUnavailable
 
 AWAY = ArenaRef("o", 1, "", 1, 1 << 20, "10.0.0.1:1", "cpu", "elsewhere", "10.0.0.1:1")

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from earl.dispatch.transport.base import failure_of
-from earl.dispatch.transport.nixl_agent import Agent, Wire
+from earl.dispatch.transport.nixl.agent import Agent, Wire
 from earl.errors import PeerLost
 
 T = TypeVar("T")

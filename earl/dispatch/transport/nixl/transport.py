@@ -33,10 +33,10 @@ from earl.dispatch.memory.arena_file import SLOT_BYTES, SLOT_WORDS
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
 from earl.dispatch.transport.copying import copy
 from earl.dispatch.transport.handshake import check_dialled
-from earl.dispatch.transport.nixl_agent import Wire, wire_here
-from earl.dispatch.transport.nixl_link import CONCURRENCY, NixlLink
-from earl.dispatch.transport.nixl_node import NixlNode
-from earl.dispatch.transport.nixl_spans import Fetch, fetches, near
+from earl.dispatch.transport.nixl.agent import Wire, wire_here
+from earl.dispatch.transport.nixl.link import CONCURRENCY, NixlLink
+from earl.dispatch.transport.nixl.node import NixlNode
+from earl.dispatch.transport.nixl.spans import Fetch, fetches, near
 from earl.errors import ChecksumMismatch, PeerLost, RegionGone
 
 # Two sizes of buffers: for payloads, and for what is small, slots above all. How many of each are kept idle.

@@ -18,7 +18,7 @@ import os
 
 import numpy as np
 
-from earl.dispatch.transport.runs import Runs
+from earl.dispatch.transport.ucx.runs import Runs
 from earl.errors import TransportUnavailable
 
 # Read when the libraries load: no chatter on stdout.

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import Regions
-from earl.dispatch.transport import ucp
 from earl.dispatch.transport.copying import gather
-from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of
-from earl.dispatch.transport.ucx_node import Endpoint, Node
+from earl.dispatch.transport.ucx import ucp
+from earl.dispatch.transport.ucx.node import Endpoint, Node
+from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of
 from earl.errors import PeerLost
 
 HEADERS = Path(libucx.__file__).parent / "include"

@@ -10,8 +10,8 @@ import numpy as np
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.handshake import greet
-from earl.dispatch.transport.runs import Runs
-from earl.dispatch.transport.ucx_node import Endpoint, Node
+from earl.dispatch.transport.ucx.node import Endpoint, Node
+from earl.dispatch.transport.ucx.runs import Runs
 
 
 class Connection:

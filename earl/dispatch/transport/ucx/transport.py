@@ -23,13 +23,13 @@ from earl.dispatch.describe.pieces import Pieces, Repeat, most_blocks
 from earl.dispatch.describe.regions import ArenaRef, Regions
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
-from earl.dispatch.transport.buffers import Buffers
-from earl.dispatch.transport.connection import Connection
 from earl.dispatch.transport.copying import scatter
 from earl.dispatch.transport.handshake import check_dialled
-from earl.dispatch.transport.runs import Runs, address_of, digest, runs_of
-from earl.dispatch.transport.ucp import through_buffer
-from earl.dispatch.transport.ucx_node import Node
+from earl.dispatch.transport.ucx.buffers import Buffers
+from earl.dispatch.transport.ucx.connection import Connection
+from earl.dispatch.transport.ucx.node import Node
+from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of
+from earl.dispatch.transport.ucx.ucp import through_buffer
 from earl.errors import ChecksumMismatch, PeerLost
 
 # Below this, what goes to one place in one buffer travels with others in one request.

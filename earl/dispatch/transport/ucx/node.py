@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from earl.dispatch.transport import ucp
-from earl.dispatch.transport.runs import Runs
-from earl.dispatch.transport.ucp import Array, api
+from earl.dispatch.transport.ucx import ucp
+from earl.dispatch.transport.ucx.runs import Runs
+from earl.dispatch.transport.ucx.ucp import Array, api
 from earl.errors import PeerLost, TransportUnavailable
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from earl.dispatch.memory.arena_file import SLOT_BYTES, Header
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.handshake import greet
-from earl.dispatch.transport.nixl_agent import Wire
-from earl.dispatch.transport.nixl_node import NixlNode
+from earl.dispatch.transport.nixl.agent import Wire
+from earl.dispatch.transport.nixl.node import NixlNode
 from earl.errors import PeerLost, TransportUnavailable
 
 

@@ -14,9 +14,9 @@ from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import Regions
 from earl.dispatch.memory.arena import block_checksums
 from earl.dispatch.transport.copying import copy
-from earl.dispatch.transport.nixl import deliver
-from earl.dispatch.transport.nixl_agent import rdma_ports, wire_here
-from earl.dispatch.transport.nixl_spans import GAP_BYTES, MAX_SPANS, Fetch, fetches, near
+from earl.dispatch.transport.nixl.agent import rdma_ports, wire_here
+from earl.dispatch.transport.nixl.spans import GAP_BYTES, MAX_SPANS, Fetch, fetches, near
+from earl.dispatch.transport.nixl.transport import deliver
 from earl.errors import ChecksumMismatch, LayoutError
 
 BLOCK = 1 << 10
