@@ -29,7 +29,7 @@ KINDS = (
     ("earl.stack.valkey", "valkey"),
     ("valkey-server", "valkey"),
     ("earl.dashboard", "dashboard"),
-    ("earl.obs.sink", "sink"),
+    ("earl.stack.sink", "sink"),
     ("earl.stack.warden", "launcher"),
     ("earl.cli", "launcher"),
     ("benchmarks.collector", "collector"),

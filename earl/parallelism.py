@@ -62,3 +62,10 @@ class Parallelism:
     def __str__(self) -> str:
         parts = [f"{name}{degree}" for name, degree in self.as_dict().items() if degree > 1]
         return "·".join(parts) or "tp1"
+
+
+def divisors(heads: int, kv_heads: int) -> list[int]:
+    """Numbers of ranks that get equally many heads each, and whole kv_heads or the same one as others."""
+    return [
+        n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+    ]  # fmt: skip

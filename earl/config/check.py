@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 from earl.config.engines import check_engine
 from earl.config.model import ModelConfig
+from earl.config.packaged import gguf_file, packaged
 from earl.config.reference import check_reference
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, IllegalParallelism, ModelNotFound, TransportUnavailable
 from earl.loopback import is_loopback
-from earl.models.source import gguf_file, packaged
-from earl.models.tp import divisors
+from earl.parallelism import divisors
 
 
 def cross_check(config: RunConfig) -> None:

@@ -9,6 +9,9 @@ from pydantic import Field
 from earl.config.base import Section
 from earl.loopback import is_loopback
 
+# What an arena's regions above 32 KiB are rounded up to.
+GRAIN_BYTES = 4 << 10
+
 
 class DataPlaneConfig(Section):
     # A tmpfs; arenas are files in a directory of the run's own below it.

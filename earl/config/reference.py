@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from earl.config.data_plane import GRAIN_BYTES
 from earl.config.run import RunConfig
-from earl.dispatch.memory.allocator import GRAIN_BYTES
 from earl.errors import ConfigError
 
 LOGPROB_BYTES = 4

@@ -12,8 +12,9 @@ import sys
 from typing import Any
 
 from earl.config.model import ModelConfig
+from earl.config.packaged import gguf_file, packaged
 from earl.errors import EarlError
-from earl.models.source import gguf_file, packaged, resolve
+from earl.models.source import resolve
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
 

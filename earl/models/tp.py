@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from earl.errors import IllegalParallelism
 from earl.models.spec import ModelSpec
-from earl.parallelism import Parallelism
+from earl.parallelism import Parallelism, divisors
 
 
 def legal_tp(spec: ModelSpec) -> list[int]:
@@ -21,13 +21,6 @@ def legal_cp(heads: int, kv_heads: int) -> list[int]:
     heads, kv_heads: what tensor parallelism leaves a rank (rank_heads).
     """
     return divisors(heads, kv_heads)
-
-
-def divisors(heads: int, kv_heads: int) -> list[int]:
-    """Numbers of ranks that get equally many heads each, and whole kv_heads or the same one as others."""
-    return [
-        n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
-    ]  # fmt: skip
 
 
 def legal_cuts(spec: ModelSpec, devices: int) -> list[Parallelism]:

@@ -148,7 +148,7 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     specs += [
         ProcessSpec(
             f"sink-{name}",
-            ("-m", "earl.obs.sink", *run, "--to", name),
+            ("-m", "earl.stack.sink", *run, "--to", name),
             restartable=True,
             stop_rank=3,
             role="",

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from earl.config.run import RunConfig
-from earl.obs.endpoint import MetricsEndpoint
 from earl.obs.tracing import exporting
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
+from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.peers import told
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role

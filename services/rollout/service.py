@@ -24,11 +24,11 @@ from earl.env.base import Limits
 from earl.env.session import GatewayClient
 from earl.models.spec import load_spec
 from earl.models.tokenizer import Tokenizer
-from earl.obs.endpoint import MetricsEndpoint
 from earl.obs.tracing import exporting
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
+from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.peers import advertised, peer
 from earl.rpc.server import Server

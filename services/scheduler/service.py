@@ -9,11 +9,11 @@ from pathlib import Path
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import BusUnavailable
-from earl.obs.endpoint import MetricsEndpoint
 from earl.obs.tracing import exporting
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
+from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.peers import told
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role

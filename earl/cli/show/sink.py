@@ -26,7 +26,7 @@ def sink(
     WANDB_API_KEY say otherwise. A second call gives what is new since the first.
     """
     from earl.cli.lib.find_run import config_of
-    from earl.obs import sink as following
+    from earl.stack import sink as following
 
     config = config_of(run_dir)
 

@@ -19,10 +19,11 @@ from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from earl.config.data_plane import GRAIN_BYTES
+
 ALIGNMENT_BYTES = 64
 # Up to this size, regions are blocks of slabs; above, ranges of their own, in whole grains.
 SMALL_BYTES = 32 << 10
-GRAIN_BYTES = 4 << 10
 # A slab is about this long, shorter in a space that would hold fewer than _LEAST_SLABS of them.
 _SLAB_BYTES = 64 << 10
 _LEAST_SLABS = 256

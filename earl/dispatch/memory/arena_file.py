@@ -23,8 +23,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from earl.config.data_plane import DataPlaneConfig
-from earl.dispatch.memory.allocator import GRAIN_BYTES
+from earl.config.data_plane import GRAIN_BYTES, DataPlaneConfig
 from earl.errors import ConfigError, RegionGone
 
 MAGIC = b"EARLARN1"

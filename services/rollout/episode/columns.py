@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from earl.config.data_plane import GRAIN_BYTES
 from earl.config.run import RunConfig
-from earl.dispatch.memory.allocator import GRAIN_BYTES, occupied, rounded
+from earl.dispatch.memory.allocator import occupied, rounded
 
 # The trainer reads the columns by these names.
 DTYPES = {

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from earl.obs.catalogue import Sample, transferred
-from earl.obs.endpoint import MetricsEndpoint
 from earl.rpc.auth import TlsFiles
+from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.server import Server
 from earl.rpc.tokens import accepted
 from services.trainer.ranks.activity import Activity

@@ -14,7 +14,7 @@ from tests.support.recorded import recorded
 
 PROCESSES = (
     ("earl.dashboard",),
-    ("earl.obs.sink", "--to", "tensorboard"),
+    ("earl.stack.sink", "--to", "tensorboard"),
     ("services.scheduler",),
     ("services.env_gateway",),
 )
@@ -46,5 +46,5 @@ def test_a_wrong_run_file_is_an_error_with_a_remedy(tmp_path: Path, process: tup
 def test_a_sink_that_cannot_be_opened_was_never_ready(tmp_path: Path):
     recorded(tmp_path, steps=1)
     (tmp_path / "tensorboard.py").write_text("raise RuntimeError('broken')\n")
-    done = run(tmp_path, "earl.obs.sink", "--to", "tensorboard")
+    done = run(tmp_path, "earl.stack.sink", "--to", "tensorboard")
     assert (done.returncode, done.stdout) == (1, "") and "broken" in done.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from earl.config import packaged
 from earl.config.load import load_run
 from earl.errors import ConfigError, IllegalParallelism, ModelNotFound
 from earl.models import source
@@ -110,9 +111,9 @@ def test_the_cache_is_where_the_variables_say(monkeypatch, tmp_path):
 
 def test_directories_stay_themselves(tmp_path):
     assert source.resolve(str(tmp_path)) == tmp_path.resolve()
-    assert source.packaged(str(tmp_path)) is None
+    assert packaged.packaged(str(tmp_path)) is None
 
 
 def test_set_up_installs_what_the_catalogue_names():
-    (model,) = source.PACKAGES.values()
+    (model,) = packaged.PACKAGES.values()
     assert f'MODEL = "{model.package}=={model.version}"' in (ROOT / "tools" / "install.py").read_text()

@@ -9,12 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from earl.errors import ConfigError, InsecureBind, PortInUse
-from earl.obs import endpoint as endpoint_module
 from earl.obs.catalogue import METRICS, Sample
-from earl.obs.endpoint import MAX_CONNECTIONS, MAX_REQUEST_BYTES, MetricsEndpoint
 from earl.obs.exposition import exposition
 from earl.obs.histogram import Histogram
 from earl.rpc import TlsFiles, token_file
+from earl.rpc import metrics_endpoint as endpoint_module
+from earl.rpc.metrics_endpoint import MAX_CONNECTIONS, MAX_REQUEST_BYTES, MetricsEndpoint
 from earl.rpc.token_file import Role, make
 from earl.rpc.tokens import TokenFile
 from services.env_gateway.figures import figures

@@ -11,9 +11,9 @@ import pytest
 from cryptography import x509
 
 from earl.errors import ConfigError, ServiceUnavailable
-from earl.obs.endpoint import MetricsEndpoint
 from earl.rpc import Client, Server, TlsFiles
 from earl.rpc.certificates import make, renew
+from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.v1 import env_pb2, env_pb2_grpc
 from tests.support.certificates import certified
 from tests.support.dashboard import Served

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from earl.dispatch.memory.allocator import ALIGNMENT_BYTES, GRAIN_BYTES, SMALL_BYTES, Slabs, occupied, rounded
+from earl.config.data_plane import GRAIN_BYTES
+from earl.dispatch.memory.allocator import ALIGNMENT_BYTES, SMALL_BYTES, Slabs, occupied, rounded
 
 SIZES = st.one_of(st.integers(0, 4096), st.integers(0, 2 * SMALL_BYTES), st.integers(0, 1 << 20))
 

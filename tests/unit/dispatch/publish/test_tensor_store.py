@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from earl.config.data_plane import GRAIN_BYTES
 from earl.dispatch.describe.tensor_classes import classes_of
 from earl.dispatch.layout.mesh import MeshLayout
-from earl.dispatch.memory.allocator import GRAIN_BYTES, occupied
+from earl.dispatch.memory.allocator import occupied
 from earl.dispatch.memory.arena import Arena
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry

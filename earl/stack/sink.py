@@ -1,4 +1,4 @@
-"""`python -m earl.obs.sink --run <dir>/run.json --to NAME`: one sink beside a run, until it is stopped.
+"""`python -m earl.stack.sink --run <dir>/run.json --to NAME`: one sink beside a run, until it is stopped.
 
 Its end, whatever the reason, is no end of the run (earl.stack.plan: expendable).
 """
@@ -53,7 +53,7 @@ async def follow(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m earl.obs.sink", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m earl.stack.sink", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
     parser.add_argument("--to", choices=NAMES, required=True)
     arguments = parser.parse_args()
