@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 
-from services.rollout.engines.contract.batch import GIVE_BACK
 from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.torch.batch import GIVE_BACK
 from services.rollout.engines.torch.slots import Slots
 from services.rollout.engines.torch.waiting_request import Waiting
 

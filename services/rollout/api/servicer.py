@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from earl.v1 import rollout_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
-from services.rollout.codec import decode_command, encode_parallelism, encode_report
+from services.rollout.api.codec import decode_command, encode_report
+from services.rollout.worker.ticket_codec import encode_parallelism
 from services.rollout.worker.worker import Parts, RolloutWorker
 
 # Longest that one DrainRollout call waits, whatever it asks for.

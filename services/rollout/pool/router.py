@@ -23,9 +23,9 @@ import msgspec
 from earl.errors import ContextTooLong, EarlError, EngineLost
 from earl.parallelism import Parallelism
 from services.rollout.engines.contract.engine import Engine, GenerateRequest, Generation
-from services.rollout.episode.turn import Turn
 from services.rollout.pool.layouts import Cuts
 from services.rollout.pool.replicas import Changes, Member, Members
+from services.rollout.pool.turn import Turn
 
 
 @dataclass(slots=True, eq=False)

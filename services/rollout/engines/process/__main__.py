@@ -26,12 +26,12 @@ def main(arguments: list[str]) -> None:
     if not isinstance(start, wire.Start):
         raise wire.ChannelClosed("the first message is not Start")
     if start.spec.engine == "vllm":
-        from services.rollout.engines.contract.stepped_loop import EngineLoop
+        from services.rollout.engines.foreign.loop import EngineLoop
         from services.rollout.engines.vllm.engine import VllmEngine
 
         EngineLoop(own, VllmEngine).run(start, commands)
     elif start.spec.engine == "sglang":
-        from services.rollout.engines.contract.stepped_loop import EngineLoop
+        from services.rollout.engines.foreign.loop import EngineLoop
         from services.rollout.engines.sglang.engine import SglangEngine
 
         EngineLoop(own, SglangEngine).run(start, commands)
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
 
         follow(own, start)
     else:
-        from services.rollout.engines.process.leader import Leader
+        from services.rollout.engines.torch.leader import Leader
 
         Leader(own, followers).run(start, commands)
 

@@ -35,7 +35,6 @@ from services.rollout.engines.contract.admission import (
     check_room,
     check_unused,
 )
-from services.rollout.engines.contract.cache_salts import Salts
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import (
     EngineCaps,
@@ -46,6 +45,7 @@ from services.rollout.engines.contract.engine import (
 )
 from services.rollout.engines.contract.stats import device_memory, totals
 from services.rollout.engines.contract.weight_staging import Stager
+from services.rollout.engines.foreign.cache_salts import Salts
 from services.rollout.engines.sglang.link import Said, SglangLink, kv_tokens_of
 
 # SGLang's seeds are int32.

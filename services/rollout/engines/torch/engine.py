@@ -19,7 +19,6 @@ import torch
 from earl.errors import ContextTooLong, EarlError, EngineError, WeightsIncomplete
 from earl.models.tp import legal_tp
 from services.rollout.engines.contract import admission, wire
-from services.rollout.engines.contract.batch import Batch
 from services.rollout.engines.contract.engine import (
     EngineCaps,
     EngineSpec,
@@ -30,9 +29,11 @@ from services.rollout.engines.contract.engine import (
     Transfer,
 )
 from services.rollout.engines.contract.sampling import sample
+from services.rollout.engines.contract.shard_report import ShardReport
 from services.rollout.engines.contract.stats import Busy, PrefillRate, device_memory, totals
+from services.rollout.engines.torch.batch import Batch
 from services.rollout.engines.torch.kv_handover import Handover, Moving
-from services.rollout.engines.torch.ranks import ApplyShard, Followers, Loaded, Rank, Step
+from services.rollout.engines.torch.ranks import ApplyShard, Followers, Rank, Step
 from services.rollout.engines.torch.slots import Slots
 from services.rollout.engines.torch.waiting_request import Waiting
 
@@ -293,7 +294,7 @@ class TorchEngine:
 
     # --- weights ------------------------------------------------------------------------------
 
-    def commit(self, version: int) -> tuple[LoadReport, list[tuple[int, Loaded]]]:
+    def commit(self, version: int) -> tuple[LoadReport, list[tuple[int, ShardReport]]]:
         """Put the staged version to use on every rank, now, between steps.
 
         Returns the report and what followers said meanwhile. Raises WeightsIncomplete: without

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.rollout.engines.contract.batch import GIVE_BACK
+from services.rollout.engines.torch.batch import GIVE_BACK
 
 
 class KvMemory:

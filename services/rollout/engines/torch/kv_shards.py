@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from earl.dispatch.layout.box import Box
@@ -27,6 +26,7 @@ from earl.errors import ArenaFull, ConfigError, DeadlineExceeded, EngineError
 from earl.models.tp import rank_kv_heads
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.contract.shard_report import KvShardReport
 from services.rollout.engines.torch.kv_handover import Rows
 from services.rollout.engines.torch.model_runner import Runner
 
@@ -35,15 +35,11 @@ TENSOR = "kv"
 GROWTH_TOKENS = 64
 
 
-class Moved(msgspec.Struct, array_like=True):
-    """What a rank published or read."""
-
-    size_bytes: int
-    seconds: float
-
-
 class KvShards:
-    """Of one rank. Every call's outcome, a Moved or an EarlError, comes by the data plane's thread."""
+    """Publishes and reads one rank's heads of the KV.
+
+    The outcome of every call is a KvShardReport or an EarlError, taken from the data plane's thread.
+    """
 
     def __init__(self, spec: EngineSpec, data: DataThread, runner: Runner) -> None:
         self._spec, self._data, self._cache = spec, data, runner.cache
@@ -71,7 +67,7 @@ class KvShards:
 
     # --- in the data plane's thread -----------------------------------------------------------
 
-    async def _offer(self, key: str, rows: Sequence[Rows], version: int, deadline_s: float) -> Moved:
+    async def _offer(self, key: str, rows: Sequence[Rows], version: int, deadline_s: float) -> KvShardReport:
         clock = time.perf_counter()
         spec = TensorSpec(self._spec.dtype, self._shape(rows), self._box(0, sum(one.count for one in rows)))
         size_bytes = spec.held.size * self._cache.item_bytes
@@ -91,9 +87,9 @@ class KvShards:
                 f"within {deadline_s:g} s",
                 "raise the deadline, or let the other engine compute it again",
             ) from None
-        return Moved(size_bytes, time.perf_counter() - clock)
+        return KvShardReport(size_bytes, time.perf_counter() - clock)
 
-    async def _take(self, keys: tuple[str, ...], rows: Sequence[Rows], deadline_s: float) -> Moved:
+    async def _take(self, keys: tuple[str, ...], rows: Sequence[Rows], deadline_s: float) -> KvShardReport:
         clock = time.perf_counter()
         dispatcher = await self._data.dispatcher()
         boxes = [self._box(one.at, one.count) for one in rows]
@@ -106,9 +102,9 @@ class KvShards:
         receipt = await dispatcher.read(reads, deadline_s)
         if staging is not None:
             await self._copied(self._cache.copy_in, rows, staging)
-        return Moved(receipt.size_bytes, time.perf_counter() - clock)
+        return KvShardReport(receipt.size_bytes, time.perf_counter() - clock)
 
-    async def _withdraw(self, key: str) -> Moved:
+    async def _withdraw(self, key: str) -> KvShardReport:
         clock = time.perf_counter()
         async with self._changing:
             for store in [store for store in self._stores if key in store.keys]:
@@ -116,7 +112,7 @@ class KvShards:
                 if not store.keys:
                     self._stores.remove(store)
                     await store.close()
-        return Moved(0, time.perf_counter() - clock)
+        return KvShardReport(0, time.perf_counter() - clock)
 
     async def _store(self, size_bytes: int, sessions: int) -> TensorStore:
         """One with room for so many bytes. Raises ArenaFull if there can be none."""

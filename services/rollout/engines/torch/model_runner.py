@@ -29,8 +29,8 @@ from earl.models.slices import own_parameters
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
 from earl.models.weights import Checkpoint
-from services.rollout.engines.contract.batch import GIVE_BACK, Batch
 from services.rollout.engines.torch.attention import Part, Shape, aligned_parts, parts_of
+from services.rollout.engines.torch.batch import GIVE_BACK, Batch
 from services.rollout.engines.torch.kv_cache import KvCache
 from services.rollout.engines.torch.linear import Linear
 

@@ -1,7 +1,7 @@
 """Rank 0 and its followers: what they say to each other, and a follower's whole life.
 
     rank 0 ── Step (batch bytes) · {Load,Apply,Drop}Shard · {Offer,Take,Withdraw}Rows ──► follower
-           ◄── Loaded · Applied ──                                  (+ shared memory or NCCL: activations)
+           ◄── ShardReport · Applied ──                             (+ shared memory or NCCL: activations)
 
 Frames arrive in order, so every rank runs the same steps with the same weights. A follower ends when
 its socket does: with rank 0, and so with the service.
@@ -21,14 +21,15 @@ from earl.errors import EarlError, EngineError
 from earl.models.parallel import TensorParallel
 from earl.models.spec import load_spec
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.batch import Batch
 from services.rollout.engines.contract.data_thread import DataThread
-from services.rollout.engines.contract.engine import EngineSpec, LoadReport, Transfer
+from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.contract.shard_report import ShardReport
 from services.rollout.engines.contract.weight_staging import Stager
 from services.rollout.engines.torch import shm_allreduce
+from services.rollout.engines.torch.batch import Batch
 from services.rollout.engines.torch.kv_cache import room_within
 from services.rollout.engines.torch.kv_handover import Rows
-from services.rollout.engines.torch.kv_shards import KvShards, Moved
+from services.rollout.engines.torch.kv_shards import KvShards
 from services.rollout.engines.torch.model_runner import AddUp, Runner, alone
 from services.rollout.engines.torch.shm_allreduce import SharedSum
 
@@ -78,23 +79,13 @@ class WithdrawRows(msgspec.Struct, tag=True, array_like=True):
     key: str
 
 
-class Loaded(msgspec.Struct, tag=True, array_like=True):
-    """How a rank's part of a call ended: report of weights, moved of KV."""
-
-    call: int
-    error: wire.WireError | None
-    report: LoadReport | None
-    transfers: list[Transfer]
-    moved: Moved | None = None
-
-
 class Applied(msgspec.Struct, tag=True, array_like=True):
     error: wire.WireError | None
 
 
 Order = Step | LoadShard | ApplyShard | DropShard | OfferRows | TakeRows | WithdrawRows
 order_decoder = msgspec.msgpack.Decoder(Order)
-report_decoder = msgspec.msgpack.Decoder(Loaded | Applied)
+report_decoder = msgspec.msgpack.Decoder(ShardReport | Applied)
 
 
 class Rank:
@@ -192,7 +183,7 @@ def follow(channel: wire.Channel, start: wire.Start) -> None:
             readable, _, _ = select.select([channel, rank.data.wake], [], [])
             if rank.data.wake in readable:
                 for call, outcome in rank.data.take():
-                    channel.send(wire.encoder.encode(loaded(rank.data, call, outcome)))
+                    channel.send(wire.encoder.encode(ShardReport.of(call, outcome, rank.data.transfers)))
             if channel in readable:
                 for body in channel.receive():
                     _obey(rank, channel, order_decoder.decode(body))
@@ -200,15 +191,6 @@ def follow(channel: wire.Channel, start: wire.Start) -> None:
         pass
     finally:
         rank.data.close()
-
-
-def loaded(data: DataThread, call: int, outcome: LoadReport | Moved | EarlError) -> Loaded:
-    """How a rank's part of a call ended."""
-    if isinstance(outcome, EarlError):
-        return Loaded(call, wire.WireError.of(outcome), None, data.transfers)
-    if isinstance(outcome, Moved):
-        return Loaded(call, None, None, data.transfers, outcome)
-    return Loaded(call, None, outcome, data.transfers)
 
 
 def _obey(rank: Rank, channel: wire.Channel, order: Order) -> None:
@@ -245,15 +227,15 @@ class Followers:
             for channel in self.channels:
                 channel.send(body)
 
-    def await_applied(self) -> list[tuple[int, Loaded]]:
+    def await_applied(self) -> list[tuple[int, ShardReport]]:
         """Wait for each follower's Applied; returns what else they said meanwhile, by rank.
 
         Raises the first error among them, ChannelClosed if one is gone or silent.
         """
-        others: list[tuple[int, Loaded]] = []
+        others: list[tuple[int, ShardReport]] = []
         errors: list[wire.WireError] = []
         for rank, channel in enumerate(self.channels, start=1):
-            while isinstance(report := report_decoder.decode(channel.receive_one(COLLECTIVE_S)), Loaded):
+            while isinstance(report := report_decoder.decode(channel.receive_one(COLLECTIVE_S)), ShardReport):
                 others.append((rank, report))
             if report.error is not None:
                 errors.append(report.error)

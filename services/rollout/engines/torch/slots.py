@@ -19,8 +19,8 @@ import heapq
 
 import numpy as np
 
-from services.rollout.engines.contract.batch import Batch, share
 from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.torch.batch import Batch, share
 from services.rollout.engines.torch.eviction import Ages, Idle
 from services.rollout.engines.torch.kv_budget import KvMemory
 from services.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, PrefixIndex, common

@@ -33,7 +33,6 @@ from services.rollout.engines.contract.admission import (
     check_room,
     check_unused,
 )
-from services.rollout.engines.contract.cache_salts import Salts
 from services.rollout.engines.contract.engine import (
     EngineCaps,
     EngineSpec,
@@ -42,8 +41,9 @@ from services.rollout.engines.contract.engine import (
     LoadReport,
     Transfer,
 )
+from services.rollout.engines.contract.shard_report import ShardReport, whole_load
 from services.rollout.engines.contract.stats import Busy, device_memory, totals
-from services.rollout.engines.torch.ranks import Loaded
+from services.rollout.engines.foreign.cache_salts import Salts
 from services.rollout.engines.vllm import core
 
 # How often workers in other processes are asked whether a load has ended.
@@ -51,7 +51,7 @@ POLL_S = 0.01
 # Exit code of an engine that lost one of its workers.
 WORKER_LOST = 3
 
-_loaded = msgspec.msgpack.Decoder(Loaded)
+_reports = msgspec.msgpack.Decoder(ShardReport)
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class VllmEngine:
         self._paused = False
         self._live: dict[str, _Live] = {}
         self._salts = Salts()
-        self._loads: dict[int, list[Loaded]] = {}
+        self._loads: dict[int, list[ShardReport]] = {}
         self._loading = 0
         self._staged: int | None = None
         self._transfers: list[list[Transfer]] = [[] for _ in range(spec.tp)]
@@ -260,9 +260,9 @@ class VllmEngine:
     def hear(self) -> None:
         for rank, reports in enumerate(self._core.collective_rpc("earl_take")):
             for encoded in reports:
-                report = _loaded.decode(encoded)
+                report = _reports.decode(encoded)
                 self._transfers[rank] = report.transfers
-                self._note_loaded(report)
+                self._note_report(report)
 
     def drop(self) -> None:
         self._staged = None
@@ -273,7 +273,7 @@ class VllmEngine:
         self._loading += 1
         self._core.collective_rpc("earl_begin", args=(call, version, keys, deadline_s))
 
-    def _note_loaded(self, report: Loaded) -> None:
+    def _note_report(self, report: ShardReport) -> None:
         """The call is answered once every rank has said how its load ended: an error wins."""
         reports = self._loads.setdefault(report.call, [])
         reports.append(report)
@@ -281,18 +281,13 @@ class VllmEngine:
             return
         del self._loads[report.call]
         self._loading -= 1
-        errors = [each.error for each in reports if each.error is not None]
-        if errors:
-            self.outbox.append(wire.Answer(report.call, errors[0]))
+        try:
+            whole = whole_load(reports)
+        except EarlError as error:
+            self.outbox.append(wire.Answer(report.call, wire.WireError.of(error)))
             return
-        parts = [each.report for each in reports if each.report is not None]
-        self._staged = parts[0].version
-        total = LoadReport(
-            version=parts[0].version,
-            size_bytes=sum(part.size_bytes for part in parts),
-            read_s=max(part.read_s for part in parts),
-        )
-        self.outbox.append(wire.Answer(report.call, load=total))
+        self._staged = whole.version
+        self.outbox.append(wire.Answer(report.call, load=whole))
 
     def commit(self, version: int) -> LoadReport:
         """Put the staged version to use, now, between steps. Raises WeightsIncomplete: without effect if

@@ -27,8 +27,8 @@ from earl.models.spec import load_spec
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.contract.shard_report import ShardReport
 from services.rollout.engines.contract.weight_staging import Stager
-from services.rollout.engines.torch.ranks import loaded
 from services.rollout.engines.vllm.sampler import SeededSampler
 
 
@@ -61,9 +61,10 @@ class EarlWorker:
         self.earl_stager.drop()
 
     def earl_take(self) -> list[bytes]:
-        """ranks.Loaded, encoded, of each load that ended since the last call."""
+        """Encoded ShardReports, of each load that ended since the last call."""
         data = self.earl_data
-        return [wire.encoder.encode(loaded(data, call, outcome)) for call, outcome in data.take()]
+        reports = [ShardReport.of(call, outcome, data.transfers) for call, outcome in data.take()]
+        return [wire.encoder.encode(report) for report in reports]
 
     def earl_apply(self, version: int) -> tuple[int, bytes]:
         """Put the staged version to use. (its bytes, b""), or (0, the encoded error): the weights are

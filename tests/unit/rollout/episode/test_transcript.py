@@ -3,10 +3,10 @@
 from earl.env.base import Ending
 from earl.transcript import TOKENS, TURNS
 from earl.v1 import scheduler_pb2
-from services.rollout.codec import decode_ticket, encode_result
 from services.rollout.episode.agent import Outcome
 from services.rollout.episode.columns import TokenColumns
 from services.rollout.episode.transcript import conversation
+from services.rollout.worker.ticket_codec import decode_ticket, encode_result
 from services.scheduler.api.codec_evaluation import decode_transcript
 
 

@@ -12,14 +12,14 @@ from earl.models.spec import ModelSpec
 from earl.obs.memory import DeviceMemory, available_bytes, host_bytes
 from earl.parallelism import Parallelism
 from earl.v1 import common_pb2, rollout_pb2
-from services.rollout.codec import decode_command, encode_report
+from services.rollout.api.codec import decode_command, encode_report
 from services.rollout.engines.contract.engine import EngineSpec, EngineStats, GenerateRequest, Generation
-from services.rollout.episode.turn import Turn
 from services.rollout.pool.kv_placement import Rates, place, worth_moving
 from services.rollout.pool.layouts import Cuts
 from services.rollout.pool.memory_fit import CUDA_PROCESS_BYTES, fits_beside
 from services.rollout.pool.parity import difference
 from services.rollout.pool.switch import Command, SwitchReport
+from services.rollout.pool.turn import Turn
 
 # 8 heads, of which 2 kv_heads: from tp 4 on, ranks share one.
 MODEL = ModelSpec("llama", 64, 2, 8, 2, 8, 64, 97)

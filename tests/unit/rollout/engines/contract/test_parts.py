@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.errors import ConfigError, EngineNotInstalled
-from services.rollout.engines.contract.cache_salts import Salts
 from services.rollout.engines.contract.engine import EngineSpec, Transfer
 from services.rollout.engines.contract.stats import Busy, totals
+from services.rollout.engines.foreign.cache_salts import Salts
 from services.rollout.engines.process.interpreter import interpreter_of
 
 

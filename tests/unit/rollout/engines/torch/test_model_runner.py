@@ -8,10 +8,10 @@ from earl.errors import IllegalParallelism, WeightsIncomplete
 from earl.models.module import Decoder, initialise
 from earl.models.parallel import TensorParallel
 from earl.models.spec import ModelSpec
-from services.rollout.engines.contract.batch import Batch
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.contract.sampling import sample, uniforms
 from services.rollout.engines.torch import attention
+from services.rollout.engines.torch.batch import Batch
 from services.rollout.engines.torch.engine import TorchEngine
 from services.rollout.engines.torch.model_runner import Runner
 from services.rollout.engines.torch.ranks import Followers, Rank

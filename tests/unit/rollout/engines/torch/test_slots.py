@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.rollout.engines.contract.batch import Batch
 from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.torch.batch import Batch
 from services.rollout.engines.torch.slots import Slots
 from services.rollout.engines.torch.waiting_request import Waiting
 

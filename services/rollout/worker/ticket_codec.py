@@ -1,14 +1,11 @@
-"""Between the scheduler's messages and the worker's values."""
+"""Between the scheduler's messages about tickets and the worker's values."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from earl.obs.tracing import checked
 from earl.parallelism import Parallelism
-from earl.v1 import common_pb2, rollout_pb2, scheduler_pb2
+from earl.v1 import common_pb2, scheduler_pb2
 from services.rollout.episode.agent import Outcome, Ticket
-from services.rollout.pool.switch import Command, SwitchReport
 
 # A message is one line that a person reads: more of it only costs the ledger memory.
 MESSAGE_CHARACTERS = 500
@@ -37,25 +34,6 @@ def decode_ticket(ticket: scheduler_pb2.Ticket) -> Ticket:
 
 def encode_parallelism(cut: Parallelism) -> common_pb2.Parallelism:
     return common_pb2.Parallelism(**cut.as_dict())
-
-
-def decode_command(request: rollout_pb2.ReparallelizeRolloutRequest) -> Command:
-    """A deadline or tolerance of 0 is the default. Raises IllegalParallelism."""
-    cut = request.parallelism
-    given = {
-        name: value
-        for name in ("prepare_s", "quiesce_s", "switch_s", "verify_s", "logprob_tolerance")
-        if (value := getattr(request, name))
-    }
-    # A degree that is not given is 1.
-    degrees = (max(1, degree) for degree in (cut.dp, cut.tp, cut.cp, cut.pp))
-    return Command(request.epoch, Parallelism(*degrees), **given, reason=request.reason)
-
-
-def encode_report(report: SwitchReport) -> rollout_pb2.ReparallelizeRolloutResponse:
-    figures = {field.name: getattr(report, field.name) for field in fields(report)}
-    figures["parallelism"] = encode_parallelism(report.parallelism)
-    return rollout_pb2.ReparallelizeRolloutResponse(**figures)
 
 
 def encode_ref(ticket: Ticket) -> scheduler_pb2.AttemptRef:

@@ -15,19 +15,23 @@ from collections.abc import Callable, Mapping
 
 from earl.errors import EarlError, EngineError
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.engine import KvOffer, KvReport, LoadReport
+from services.rollout.engines.contract.engine import KvOffer, KvReport
+from services.rollout.engines.contract.shard_report import (
+    ShardReport,
+    refuse_failed,
+    whole_kv_bytes,
+    whole_load,
+)
 from services.rollout.engines.torch.engine import TorchEngine
 from services.rollout.engines.torch.kv_handover import Moving
 from services.rollout.engines.torch.ranks import (
     DropShard,
     Followers,
-    Loaded,
     LoadShard,
     OfferRows,
     Rank,
     TakeRows,
     WithdrawRows,
-    loaded,
     report_decoder,
 )
 
@@ -41,7 +45,7 @@ class Leader:
     def __init__(self, service: wire.Channel, followers: list[wire.Channel]) -> None:
         self._service, self._channels = service, followers
         # What each rank said about its part of a call, until all have, and what is then to be done.
-        self._parts: dict[int, tuple[list[Loaded], Callable[[list[Loaded]], wire.Answer]]] = {}
+        self._parts: dict[int, tuple[list[ShardReport], Callable[[list[ShardReport]], wire.Answer]]] = {}
         # Under which key ranks publish an offer.
         self._offers: dict[str, str] = {}
         self._stopped = False
@@ -78,7 +82,7 @@ class Leader:
         readable, _, _ = select.select(sources, [], [], pause_s if self._engine.has_work else None)
         if self._rank.data.wake in readable:
             for call, outcome in self._rank.data.take():
-                self._note_loaded(0, loaded(self._rank.data, call, outcome))
+                self._note_report(0, ShardReport.of(call, outcome, self._rank.data.transfers))
         for rank, channel in enumerate(self._channels, start=1):
             if channel in readable:
                 self._hear(rank, channel)
@@ -141,14 +145,14 @@ class Leader:
     def _hear(self, rank: int, channel: wire.Channel) -> None:
         for body in channel.receive():
             report = report_decoder.decode(body)
-            if isinstance(report, Loaded):
-                self._note_loaded(rank, report)
+            if isinstance(report, ShardReport):
+                self._note_report(rank, report)
 
-    def _await_parts(self, call: int, answer: Callable[[list[Loaded]], wire.Answer]) -> None:
+    def _await_parts(self, call: int, answer: Callable[[list[ShardReport]], wire.Answer]) -> None:
         """answer: makes the call's once every rank has said how its part ended; may raise EarlError."""
         self._parts[call] = [], answer
 
-    def _note_loaded(self, rank: int, report: Loaded) -> None:
+    def _note_report(self, rank: int, report: ShardReport) -> None:
         self._engine.transfers[rank] = report.transfers
         if report.call not in self._parts:
             return  # nobody waits for it
@@ -165,11 +169,8 @@ class Leader:
         self._followers.send(DropShard())
 
     def _load(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
-        def answer(reports: list[Loaded]) -> wire.Answer:
-            refuse_failed(reports)
-            parts = [each.report for each in reports if each.report is not None]
-            size_bytes, read_s = sum(part.size_bytes for part in parts), max(part.read_s for part in parts)
-            return wire.Answer(call, load=LoadReport(version=version, size_bytes=size_bytes, read_s=read_s))
+        def answer(reports: list[ShardReport]) -> wire.Answer:
+            return wire.Answer(call, load=whole_load(reports))
 
         self._await_parts(call, answer)
         self._followers.send(LoadShard(call, version, keys, deadline_s))
@@ -182,7 +183,7 @@ class Leader:
             self._engine.outbox.append(wire.Answer(call, wire.WireError.of(error)))
             return
         for rank, other in others:
-            self._note_loaded(rank, other)
+            self._note_report(rank, other)
         self._engine.outbox.append(wire.Answer(call, load=report))
 
     # --- KV for other engines -----------------------------------------------------------------
@@ -193,7 +194,7 @@ class Leader:
         moving = self._engine.handover.offer(known, self._engine.version)
         key = f"kv/{name}/{self._spec.name}/{secrets.token_hex(4)}"
 
-        def answer(reports: list[Loaded]) -> wire.Answer:
+        def answer(reports: list[ShardReport]) -> wire.Answer:
             try:
                 refuse_failed(reports)
             except EarlError:
@@ -211,20 +212,20 @@ class Leader:
         self._followers.send(OfferRows(call, key, moving.rows, moving.version, deadline_s))
         self._rank.kv.offer(call, keys[0], moving.rows, moving.version, deadline_s)
 
-    def _offer(self, name: str, keys: list[str], moving: Moving, reports: list[Loaded]) -> KvOffer:
+    def _offer(self, name: str, keys: list[str], moving: Moving, reports: list[ShardReport]) -> KvOffer:
         return KvOffer(
             name=name,
             keys=keys,
             version=moving.version,
             sessions=self._engine.handover.offered(moving),
-            size_bytes=moved_bytes(reports),
+            size_bytes=whole_kv_bytes(reports),
         )
 
     def _take_kv(self, call: int, offer: KvOffer, deadline_s: float) -> None:
         clock = time.perf_counter()
         moving = self._engine.begin_take(offer)
 
-        def answer(reports: list[Loaded]) -> wire.Answer:
+        def answer(reports: list[ShardReport]) -> wire.Answer:
             try:
                 refuse_failed(reports)
             except EarlError:
@@ -235,7 +236,7 @@ class Leader:
             report = KvReport(
                 sessions=len(kept),
                 tokens=sum(len(one.ids) for one in kept),
-                size_bytes=moved_bytes(reports),
+                size_bytes=whole_kv_bytes(reports),
                 seconds=time.perf_counter() - clock,
                 left_out=[one.session for one in offer.sessions if one.session not in names],
             )
@@ -250,7 +251,7 @@ class Leader:
         self._rank.take_kv(order)
 
     def _withdraw_kv(self, call: int, name: str) -> None:
-        def answer(reports: list[Loaded]) -> wire.Answer:
+        def answer(reports: list[ShardReport]) -> wire.Answer:
             refuse_failed(reports)
             return wire.Answer(call)
 
@@ -264,15 +265,3 @@ class Leader:
         key = self._offers.pop(name)
         self._followers.send(WithdrawRows(call, key))
         self._rank.kv.withdraw(call, f"{key}/0")
-
-
-def refuse_failed(reports: list[Loaded]) -> None:
-    """Raises the first rank's error, if any had one."""
-    for each in reports:
-        if each.error is not None:
-            raise each.error.rebuild()
-
-
-def moved_bytes(reports: list[Loaded]) -> int:
-    """KV that all ranks published or read together."""
-    return sum(each.moved.size_bytes for each in reports if each.moved is not None)

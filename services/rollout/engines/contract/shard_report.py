@@ -1,0 +1,66 @@
+"""How one rank's part of a call ended: the same message for every engine whose ranks share a call's work.
+
+rank r ── ShardReport(call, error | load | kv) ──► rank 0 ──(all ranks have reported)──► one answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from earl.errors import EarlError
+from services.rollout.engines.contract import wire
+from services.rollout.engines.contract.engine import LoadReport, Transfer
+
+
+class KvShardReport(msgspec.Struct, array_like=True):
+    """KV that one rank published or read."""
+
+    size_bytes: int
+    seconds: float
+
+
+class ShardReport(msgspec.Struct, tag=True, array_like=True):
+    """error: why the part failed. load, kv: what it took, of weights and of KV. transfers: the rank's totals
+    by path since it started."""
+
+    call: int
+    error: wire.WireError | None
+    load: LoadReport | None
+    transfers: list[Transfer]
+    kv: KvShardReport | None = None
+
+    @classmethod
+    def of(
+        cls, call: int, outcome: LoadReport | KvShardReport | EarlError, transfers: list[Transfer]
+    ) -> ShardReport:
+        """The report of a call whose part on this rank ended with `outcome`."""
+        if isinstance(outcome, EarlError):
+            return cls(call, wire.WireError.of(outcome), None, transfers)
+        if isinstance(outcome, KvShardReport):
+            return cls(call, None, None, transfers, outcome)
+        return cls(call, None, outcome, transfers)
+
+
+def refuse_failed(reports: Iterable[ShardReport]) -> None:
+    """Raises the error of the first report that has one."""
+    for report in reports:
+        if report.error is not None:
+            raise report.error.rebuild()
+
+
+def whole_load(reports: Sequence[ShardReport]) -> LoadReport:
+    """One load over all ranks: bytes summed, the slowest rank's seconds. Raises the first rank's error."""
+    refuse_failed(reports)
+    parts = [report.load for report in reports if report.load is not None]
+    return LoadReport(
+        version=parts[0].version,
+        size_bytes=sum(part.size_bytes for part in parts),
+        read_s=max(part.read_s for part in parts),
+    )
+
+
+def whole_kv_bytes(reports: Iterable[ShardReport]) -> int:
+    """Bytes of KV that all ranks published or read together."""
+    return sum(report.kv.size_bytes for report in reports if report.kv is not None)
