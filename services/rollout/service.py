@@ -45,8 +45,10 @@ from services.rollout.pool.layouts import Cuts
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.metrics import figures
+from services.rollout.worker.reader_leases import ReaderLeases
 from services.rollout.worker.scheduler_client import SchedulerLink
-from services.rollout.worker.worker import Parts, RolloutWorker
+from services.rollout.worker.weight_follower import WeightFollower
+from services.rollout.worker.worker import RolloutWorker, WorkerResources
 
 SERVICE = "earl.v1.RolloutService"
 MEMBERSHIPS = 3
@@ -114,9 +116,11 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         stack.push_async_callback(bus.close)
         store = await _open_store(stack, bus, config, run_dir, name, incarnation)
         cuts = engine_cuts(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
+        reader_leases = ReaderLeases(bus, name)
         pool = EnginePool(
             cuts,
             EngineProcess,
+            reading=reader_leases.hold,
             restarts=rollout.engine_restarts,
             load_s=config.data_plane.read_s,
             # Nobody else would order the switch that a long context waits for.
@@ -130,6 +134,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         bounds = {"max_context_tokens": config.longest_sequence, "max_new_tokens": rollout.max_new_tokens}
         spans = BusySpans()
         agent = Agent(tokenizer, pool, gateway, spans, limits=limits, **bounds)
+        rejoined = asyncio.Event()
         scheduler = SchedulerLink(
             addresses.scheduler,
             access,
@@ -139,12 +144,14 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             parallelism=cuts.first,
             # Away for longer, it has given this worker up, and so has every lease.
             patience_s=MEMBERSHIPS * config.scheduler.membership_s,
+            on_rejoin=rejoined.set,
         )
         stack.push_async_callback(scheduler.close)
         gauges = Gauges(pool, agent, spans)
         stack.push_async_callback(gauges.close)
-        parts = Parts(scheduler, bus, store, pool, agent, gauges)
-        worker = RolloutWorker(config, parts, capacity)
+        weights = WeightFollower(pool, reader_leases, spans, lease_s=2 * config.data_plane.read_s)
+        resources = WorkerResources(scheduler, bus, store, pool, agent, gauges, weights, rejoined)
+        worker = RolloutWorker(config, resources, capacity)
         server = Server(
             name,
             rollout.bind,
@@ -154,7 +161,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             request_bytes=COMMAND_BYTES,
             audit=Audit(run_dir / AUDIT_FILE, name),
         )
-        server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, parts), SERVICE)
+        server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, resources), SERVICE)
         address = await server.start()
         stack.push_async_callback(server.stop)
         metrics = MetricsEndpoint(

@@ -20,7 +20,7 @@ from services.rollout.engines.contract.engine import (
     LoadReport,
 )
 from services.rollout.pool.layouts import Cuts
-from services.rollout.pool.pool import EnginePool
+from services.rollout.pool.pool import EnginePool, Reading, always_readable
 from services.rollout.pool.replicas import Publication
 
 VOCABULARY, CONTEXT, TOKEN_BYTES = 97, 256, 8
@@ -189,11 +189,13 @@ class Made(list[InMemory]):
 
 
 @asynccontextmanager
-async def running(engines=2, restarts=1, waits=False, **fields: Any):
+async def running(engines=2, restarts=1, waits=False, reading: Reading = always_readable, **fields: Any):
     """(pool, the engines it makes, its run). fields: of the engines' spec."""
     made = Made()
     base = EngineSpec(name="e", model_dir="", max_context_tokens=CONTEXT, **fields)
-    pool = EnginePool(Cuts(base, engines, MODEL), made, restarts=restarts, load_s=5.0, waits=waits)
+    pool = EnginePool(
+        Cuts(base, engines, MODEL), made, restarts=restarts, load_s=5.0, waits=waits, reading=reading
+    )
     await pool.start()
     watch = asyncio.create_task(pool.run())
     try:

@@ -41,8 +41,10 @@ from services.rollout.episode.agent import Agent
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges
+from services.rollout.worker.reader_leases import ReaderLeases
 from services.rollout.worker.scheduler_client import SchedulerLink
-from services.rollout.worker.worker import Parts, RolloutWorker
+from services.rollout.worker.weight_follower import WeightFollower
+from services.rollout.worker.worker import RolloutWorker, WorkerResources
 from services.scheduler.api import servicer as scheduler_servicer
 from services.scheduler.api.servicer import SchedulerServicer
 from services.scheduler.scheduler import Scheduler
@@ -161,9 +163,12 @@ async def _rollout(
     for close in (store.close, gauges.close, gateway.close, link.close, pool.stop):
         stack.push_async_callback(close)
     sequences = store.sequences(columns.shelf(name, 1), list(columns.DTYPES.items()))
-    parts = Parts(link, bus, sequences, pool, agent, gauges)
-    worker = RolloutWorker(config, parts, 1)
-    server.add(add_RolloutServiceServicer_to_server, RolloutServicer(worker, parts), rollout_service.SERVICE)
+    weights = WeightFollower(pool, ReaderLeases(bus, name), spans, lease_s=1.0)
+    resources = WorkerResources(link, bus, sequences, pool, agent, gauges, weights, asyncio.Event())
+    worker = RolloutWorker(config, resources, 1)
+    server.add(
+        add_RolloutServiceServicer_to_server, RolloutServicer(worker, resources), rollout_service.SERVICE
+    )
     return await server.start()
 
 

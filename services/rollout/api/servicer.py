@@ -6,18 +6,18 @@ from earl.v1 import rollout_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
 from services.rollout.api.codec import decode_command, encode_report
 from services.rollout.worker.ticket_codec import encode_parallelism
-from services.rollout.worker.worker import Parts, RolloutWorker
+from services.rollout.worker.worker import RolloutWorker, WorkerResources
 
 # Longest that one DrainRollout call waits, whatever it asks for.
 MAX_DRAIN_S = 600.0
 
 
 class RolloutServicer(RolloutServiceServicer):
-    def __init__(self, worker: RolloutWorker, parts: Parts) -> None:
+    def __init__(self, worker: RolloutWorker, resources: WorkerResources) -> None:
         self._worker = worker
-        self._gauges = parts.gauges
-        self._scheduler = parts.scheduler
-        self._pool = parts.pool
+        self._gauges = resources.gauges
+        self._scheduler = resources.scheduler
+        self._pool = resources.pool
 
     async def GetRolloutStatus(self, request, context) -> rollout_pb2.GetRolloutStatusResponse:
         engines = [

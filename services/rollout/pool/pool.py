@@ -35,12 +35,17 @@ from services.rollout.pool.switch import Command, Parts, Switch, SwitchReport
 Reading = Callable[[Publication, float], AbstractAsyncContextManager[None]]
 
 
+def always_readable(publication: Publication, lease_s: float) -> AbstractAsyncContextManager[None]:
+    """The Reading of publications that nobody withdraws."""
+    return nullcontext()
+
+
 class EnginePool:
     """make: builds an engine of a spec. load_s: bound of loading one version into one engine.
 
     waits: turns that the cut in use cannot hold wait for one that can, because somebody orders switches.
     free_bytes: what processes of the host may still take; new engines start beside the old where that holds
-    them.
+    them. reading: keeps a publication readable for so many seconds at most.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class EnginePool:
         load_s: float,
         waits: bool = False,
         free_bytes: Callable[[], int] = available_bytes,
+        reading: Reading = always_readable,
     ) -> None:
         self._cuts = cuts
         self._free_bytes = free_bytes
@@ -60,8 +66,7 @@ class EnginePool:
         self._load_s = load_s
         self._changes = Changes()
         self.traffic = Traffic(self._members(cuts.first, 0), cuts.first, cuts, self._changes, waits=waits)
-        # Keeps a publication readable for so many seconds; set by who follows the weights.
-        self.reading: Reading = lambda publication, seconds: nullcontext()
+        self._reading = reading
         # Of the switch that cut the devices as they are; 0: the configuration did.
         self.epoch = 0
         self._still = asyncio.Lock()
@@ -220,7 +225,7 @@ class EnginePool:
             new=self._members(new, command.epoch),
             canary=Canary(f"canary {command.epoch}", self._cuts.model.vocab, room),
             still=self._still,
-            reading=lambda publication, seconds: self.reading(publication, seconds),
+            reading=self._reading,
             warm=warm,
             lost=self._fail,
         )

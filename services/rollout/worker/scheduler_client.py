@@ -42,7 +42,8 @@ class Report:
 
 class SchedulerLink:
     """Speaks for one worker. capacity: episodes at once. patience_s: how long a scheduler that cannot be
-    reached (restarting, overloaded) is tried."""
+    reached (restarting, overloaded) is tried. on_rejoin: called after the scheduler had given this worker up
+    and took it back."""
 
     def __init__(
         self,
@@ -54,12 +55,12 @@ class SchedulerLink:
         capacity: int,
         parallelism: Parallelism,
         patience_s: float,
+        on_rejoin: Callable[[], None] = lambda: None,
     ) -> None:
         self._patience_s = patience_s
         self._joining = asyncio.Lock()
         self._joins = 0
-        # Called after the scheduler had given this worker up and took it back.
-        self.on_rejoin: Callable[[], None] = lambda: None
+        self._on_rejoin = on_rejoin
         self._client = Client(address, SchedulerServiceStub, token=access.token, tls=access.tls)
         self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_ROLLOUT)
         self._request = scheduler_pb2.JoinRequest(
@@ -169,4 +170,4 @@ class SchedulerLink:
             if self._joins == joins:
                 await self._client.call("Join", self._request, deadline_s=self._patience_s)
                 self._joins += 1
-                self.on_rejoin()
+                self._on_rejoin()

@@ -15,28 +15,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
-from earl.bus import Bus, redis_errors
 from earl.errors import DataPlaneError, DeadlineExceeded, EngineError, PeerLost, VersionGone
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import ATTEMPTS, NOTHING, RETRY_S, Publication
+from services.rollout.worker.reader_leases import ReaderLeases
 
 log = logging.getLogger(__name__)
 
 
 class WeightFollower:
-    """Brings what was published last into the pool. reader: this worker's name.
+    """Brings what was published last into the pool. lease_s: how long the trainer's slot is held for one
+    load at most."""
 
-    lease_s: how long the trainer's slot is held for one load at most.
-    """
-
-    def __init__(self, bus: Bus, pool: EnginePool, reader: str, spans: BusySpans, *, lease_s: float) -> None:
-        self._bus = bus
+    def __init__(self, pool: EnginePool, leases: ReaderLeases, spans: BusySpans, *, lease_s: float) -> None:
         self._pool = pool
-        self._reader = reader
+        self._leases = leases
         self._spans = spans
         self._lease_s = lease_s
         self._last = NOTHING
@@ -75,20 +71,7 @@ class WeightFollower:
     async def _load(self, publication: Publication) -> None:
         started_ns = time.time_ns()
         try:
-            async with self.reading(publication, self._lease_s):
+            async with self._leases.hold(publication, self._lease_s):
                 await self._pool.load(publication)
         finally:
             self._spans.add("load", started_ns, time.time_ns())
-
-    @asynccontextmanager
-    async def reading(self, publication: Publication, lease_s: float) -> AsyncIterator[None]:
-        """The trainer leaves what it published where it is, for lease_s at most. Raises BusUnavailable."""
-        readers = self._bus.key("weights", publication.version, "readers")
-        with redis_errors(self._bus.url):
-            seconds, _ = await self._bus.redis.time()  # type: ignore[misc]
-            await self._bus.redis.hset(readers, self._reader, str(seconds + lease_s))  # type: ignore[misc]
-        try:
-            yield
-        finally:
-            with redis_errors(self._bus.url):
-                await self._bus.redis.hdel(readers, self._reader)  # type: ignore[misc]

@@ -44,8 +44,11 @@ GOODBYE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What a worker stands on; started and stopped by service.py."""
+class WorkerResources:
+    """What a worker works with; service.py opens and closes it.
+
+    rejoined: set whenever the scheduler had given this worker up and took it back.
+    """
 
     scheduler: SchedulerLink
     bus: Bus
@@ -53,30 +56,25 @@ class Parts:
     pool: EnginePool
     agent: Agent
     gauges: Gauges
+    weights: WeightFollower
+    rejoined: asyncio.Event
 
 
 class RolloutWorker:
     """Runs until told to stop. capacity: episodes at once."""
 
-    def __init__(self, config: RunConfig, parts: Parts, capacity: int) -> None:
+    def __init__(self, config: RunConfig, resources: WorkerResources, capacity: int) -> None:
         self._config = config
-        self._scheduler = parts.scheduler
-        self._bus = parts.bus
-        self._store = parts.store
-        self._pool = parts.pool
-        self._agent = parts.agent
-        self._gauges = parts.gauges
+        self._scheduler = resources.scheduler
+        self._bus = resources.bus
+        self._store = resources.store
+        self._pool = resources.pool
+        self._agent = resources.agent
+        self._gauges = resources.gauges
         self.leases = Leases(capacity)
-        self.reporter = Reporter(parts.store, parts.scheduler, self._reported)
-        self.weights = WeightFollower(
-            parts.bus,
-            parts.pool,
-            parts.scheduler.worker.name,
-            parts.gauges.spans,
-            lease_s=2 * config.data_plane.read_s,
-        )
-        parts.scheduler.on_rejoin = self._given_up
-        self._forgotten = asyncio.Event()
+        self.reporter = Reporter(resources.store, resources.scheduler, self._reported)
+        self._weights = resources.weights
+        self._rejoined = resources.rejoined
         self._episodes: dict[Ticket, asyncio.Task[Outcome]] = {}
         # Set whenever an attempt was given up or the arena got room: credit may have grown.
         self._credit = asyncio.Event()
@@ -84,7 +82,6 @@ class RolloutWorker:
         self._lease_call = asyncio.Lock()
         self._draining = self._leaving = False
         self._run_over = asyncio.Event()
-        parts.pool.reading = self.weights.reading
 
     @property
     def episodes(self) -> int:
@@ -103,7 +100,7 @@ class RolloutWorker:
         published = await last_published(self._bus, until=after)
         version, keys = published or (membership.version, membership.weight_keys)
         if version:
-            self.weights.offer(version, keys)
+            self._weights.offer(version, keys)
         works = [
             asyncio.create_task(work, name=name) for name, work in self._background(after, membership.lease_s)
         ]
@@ -126,7 +123,7 @@ class RolloutWorker:
             ("reports", self.reporter.run()),
             ("renewals", self._renew()),
             ("heartbeats", self._heartbeat(membership_s)),
-            ("weights", self.weights.run()),
+            ("weights", self._weights.run()),
             ("bus", self._follow(after)),
             ("engines", self._pool.run()),
             ("forgotten", self._forget()),
@@ -245,20 +242,17 @@ class RolloutWorker:
         async for _, event in self._bus.follow(after):
             fact = event.WhichOneof("fact")
             if fact == "weights_published":
-                self.weights.offer(event.weights_published.version, event.weights_published.descriptor_keys)
+                self._weights.offer(event.weights_published.version, event.weights_published.descriptor_keys)
             elif fact == "batch_committed":
                 await self.reporter.free(event.batch_committed.descriptor_keys)
                 self._credit.set()
 
-    def _given_up(self) -> None:
-        log.warning("the scheduler had given this worker up: its leases and its arena count as lost")
-        self._forgotten.set()
-
     async def _forget(self) -> None:
         """Frees what the scheduler no longer counts on: nobody else will ever say that it may go."""
         while True:
-            await self._forgotten.wait()
-            self._forgotten.clear()
+            await self._rejoined.wait()
+            self._rejoined.clear()
+            log.warning("the scheduler had given this worker up: its leases and its arena count as lost")
             await self.reporter.free_all()
             self._credit.set()
 

@@ -409,16 +409,15 @@ async def test_cuts_that_the_model_does_not_allow_are_illegal():
 
 
 async def test_a_lease_that_cannot_be_given_back_undoes_nothing():
-    async with generating() as (pool, _, turns):
-        given = []
+    given = []
 
-        @asynccontextmanager
-        async def reading(publication, seconds):
-            given.append((publication.version, seconds))
-            yield
-            raise BusUnavailable("gone")
+    @asynccontextmanager
+    async def reading(publication, seconds):
+        given.append((publication.version, seconds))
+        yield
+        raise BusUnavailable("gone")
 
-        pool.reading = reading
+    async with generating(reading=reading) as (pool, _, turns):
         assert not (await pool.reparallelize(command())).rolled_back and pool.epoch == 1
         assert given == [(1, 5.0)]
         await pool.load(published(2))

@@ -10,6 +10,7 @@ import pytest
 from earl.errors import DeadlineExceeded, EngineError, PeerLost, ReadTimeout
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.worker import weight_follower
+from services.rollout.worker.reader_leases import ReaderLeases
 from services.rollout.worker.weight_follower import ATTEMPTS, WeightFollower
 
 
@@ -31,7 +32,7 @@ def follower(monkeypatch):
     monkeypatch.setattr(weight_follower, "RETRY_S", 0.0)
     redis = AsyncMock(time=AsyncMock(return_value=(1, 0)))
     bus: Any = SimpleNamespace(url="", redis=redis, key=lambda *parts: ":".join(map(str, parts)))
-    return lambda pool: WeightFollower(bus, pool, "rollout-0", BusySpans(), lease_s=1.0)
+    return lambda pool: WeightFollower(pool, ReaderLeases(bus, "rollout-0"), BusySpans(), lease_s=1.0)
 
 
 async def test_a_trainer_that_is_gone_is_waited_for(follower):
