@@ -30,6 +30,7 @@ from tests.support.engines import (
     CONTEXT,
     MODELS,
     SLOTS,
+    TRAITS,
     ask,
     assert_close,
     assert_gone,
@@ -165,7 +166,7 @@ async def test_sequences_without_room_wait_and_are_preempted(own):
 async def test_kept_kv_is_the_old_versions(own, weights):
     engine = await own(kv_on_update="keep")
     version, keys = await weights.publish(MODELS[1])
-    ids = prompt(2 * engine.caps.prefix_block_tokens + 18)
+    ids = prompt(2 * TRAITS[engine.spec.engine].prefix_block_tokens + 18)
     first = await engine.generate_all(ask(ids, 4, seed=2, session="kept"))
     report = await engine.load_weights(version, keys)
     assert report.version == version and report.size_bytes > 0
@@ -278,7 +279,6 @@ async def test_ranks_may_share_a_key_value_head(spec, own, weights):
 
 
 async def test_an_idle_engine_uses_no_cpu(shared):
-    needs(shared, "sleeps_when_idle", "its ranks spin for a while on the memory that they share")
     await shared.generate_all(ask(prompt(6), 4))
     # The ranks of a torch engine look for a command every 10 ms.
     await assert_sleeps(shared.pids, wakeups_per_s=120)

@@ -2,12 +2,13 @@
 
 A suite takes the fixtures by name: `shared = engines.shared`, and so on. EARL_TEST_ENGINES says which
 engines it runs against: torch (the default), or what has an environment of its own (`make test-vllm`).
-What an engine cannot do is skipped by its EngineCaps (`needs`), never by its name.
+Where engines differ, TRAITS says how: what an engine cannot do is skipped (`needs`), with the reason.
 """
 
 import asyncio
 import itertools
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from earl.models.module import Decoder
 from earl.models.spec import spec_of
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
+from services.rollout.engines.vllm.core import BLOCK_TOKENS
 
 SELECTED = os.environ.get("EARL_TEST_ENGINES", "torch").split(",")
 # Every engine that the suite can run against. vLLM's start is the dear part of it, with two ranks
@@ -52,6 +54,29 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 2048,
 }
 SLOTS, WAITING, CONTEXT = 4, 24, 1024
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the suite may expect of an engine on a CPU.
+
+    prefix_block_tokens: prefixes are used again in whole blocks of so many tokens. counts_sessions: stats()
+    counts the sessions whose KV was evicted, and `retained` are those whose KV is there. reproduces_seeds: a
+    request's seed decides its tokens. survives_broken_weights: weights that give no finite logits fail
+    requests with EngineError, and the engine lives on.
+    """
+
+    prefix_block_tokens: int = 1
+    counts_sessions: bool = True
+    reproduces_seeds: bool = True
+    survives_broken_weights: bool = True
+
+
+TRAITS = {
+    "torch": Traits(),
+    "vllm": Traits(prefix_block_tokens=BLOCK_TOKENS, counts_sessions=False),
+    "sglang": Traits(counts_sessions=False, reproduces_seeds=False, survives_broken_weights=False),
+}
 _ids = itertools.count()
 
 
@@ -170,20 +195,21 @@ async def own(spec):
         await engine.stop()
 
 
-def needs(engine: EngineProcess, capability: str, why: str) -> None:
-    """Skips the test if the engine's caps say that it cannot."""
-    if not getattr(engine.caps, capability):
-        pytest.skip(f"{engine.caps.engine}: {capability} is False: {why}")
+def needs(engine: EngineProcess, trait: str, reason: str) -> None:
+    """Skips the test if the engine lacks the trait. reason: why it does."""
+    if not getattr(TRAITS[engine.spec.engine], trait):
+        pytest.skip(f"{engine.spec.engine}: {trait} is False: {reason}")
 
 
 def steady(engine: EngineProcess) -> dict[str, Any]:
     """Fields of `ask` that make two requests of equal seed say the same on this engine."""
-    return {} if engine.caps.reproduces_seeds else {"temperature": 0.0}
+    return {} if TRAITS[engine.spec.engine].reproduces_seeds else {"temperature": 0.0}
 
 
 def whole_blocks(engine: EngineProcess, tokens: int) -> int:
     """How much of a prefix of `tokens` the engine can use again."""
-    return tokens // engine.caps.prefix_block_tokens * engine.caps.prefix_block_tokens
+    block_tokens = TRAITS[engine.spec.engine].prefix_block_tokens
+    return tokens // block_tokens * block_tokens
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -130,31 +130,10 @@ class Generation(msgspec.Struct, kw_only=True):
 class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
     """What an engine can do, known once it has started."""
 
-    engine: str
     # Its sequences' KV can go to engines of another tp (offer_kv, take_kv).
     live_reshape: bool
-    # pause(keep=True) holds sequences and their KV.
-    pause_keep: bool
-    # Decodes speculatively.
-    speculative: bool
-    # Values of tp that this model allows.
-    legal_tp: tuple[int, ...]
-    max_sequences: int
-    max_context_tokens: int
+    # What rank 0 computes on: "cpu", "cuda" or "cuda:2".
     device: str
-    dtype: str
-    # Prefixes are reused in whole blocks of so many tokens.
-    prefix_block_tokens: int = 1
-    # Requests that name no session, too, reuse what others with the same weights computed.
-    shares_prefixes: bool = False
-    # stats() counts the sessions whose KV was evicted, and `retained` are those whose KV is there.
-    counts_sessions: bool = True
-    # Uses no CPU to speak of while it has nothing to do.
-    sleeps_when_idle: bool = True
-    # A request's seed decides its tokens.
-    reproduces_seeds: bool = True
-    # Weights that give no finite logits fail requests with EngineError, and the engine lives on.
-    survives_broken_weights: bool = True
 
 
 class Transfer(msgspec.Struct, kw_only=True):

@@ -27,7 +27,6 @@ import torch
 from earl.errors import ConfigError, EarlError, EngineError, WeightsIncomplete
 from earl.models.slices import own_parameters
 from earl.models.spec import load_spec
-from earl.models.tp import legal_tp
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.admission import (
     check_complete,
@@ -105,21 +104,7 @@ class SglangEngine:
 
     @property
     def caps(self) -> EngineCaps:
-        return EngineCaps(
-            engine="sglang",
-            live_reshape=False,
-            pause_keep=True,
-            speculative=False,
-            legal_tp=tuple(legal_tp(self._model)),
-            max_sequences=self.spec.max_sequences,
-            max_context_tokens=self.spec.max_context_tokens,
-            device=self._device,
-            dtype=self.spec.dtype,
-            shares_prefixes=True,
-            counts_sessions=False,
-            reproduces_seeds=self._device != "cpu",
-            survives_broken_weights=False,
-        )
+        return EngineCaps(live_reshape=False, device=self._device)
 
     # --- requests -----------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from earl.errors import ContextTooLong, EarlError, EngineError, WeightsIncomplete
-from earl.models.tp import legal_tp
 from services.rollout.engines.contract import admission, wire
 from services.rollout.engines.contract.engine import (
     EngineCaps,
@@ -76,17 +75,9 @@ class TorchEngine:
     @property
     def caps(self) -> EngineCaps:
         return EngineCaps(
-            engine="torch",
             # Rows that another tp computed are not bit for bit what this one computes.
             live_reshape=not self.spec.deterministic,
-            pause_keep=True,
-            speculative=False,
-            legal_tp=tuple(legal_tp(self._runner.spec)),
-            max_sequences=self._runner.slots,
-            max_context_tokens=self.spec.max_context_tokens,
             device=str(self._runner.device),
-            dtype=self.spec.dtype,
-            shares_prefixes=True,
         )
 
     @property

@@ -25,7 +25,6 @@ import msgspec
 
 from earl.errors import EarlError, EngineError, WeightsIncomplete
 from earl.models.spec import load_spec
-from earl.models.tp import legal_tp
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.admission import (
     check_complete,
@@ -109,22 +108,7 @@ class VllmEngine:
 
     @property
     def caps(self) -> EngineCaps:
-        return EngineCaps(
-            engine="vllm",
-            live_reshape=False,
-            pause_keep=True,
-            speculative=False,
-            legal_tp=tuple(legal_tp(self._model)),
-            max_sequences=self.spec.max_sequences,
-            max_context_tokens=self.spec.max_context_tokens,
-            device=self._device,
-            dtype=self.spec.dtype,
-            prefix_block_tokens=core.BLOCK_TOKENS,
-            shares_prefixes=True,
-            counts_sessions=False,
-            # vLLM's worker processes spin on the memory that they share.
-            sleeps_when_idle=self.spec.tp == 1,
-        )
+        return EngineCaps(live_reshape=False, device=self._device)
 
     @property
     def has_work(self) -> bool:
