@@ -14,7 +14,8 @@ from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.peers import advertised
 from earl.rpc.server import Server
 from earl.rpc.tokens import accepted
-from services.trainer.api.scheduler_client import PATIENCE_S, NextBatch, SchedulerLink
+from earl.scheduler_client import RETRY_S, SchedulerClient
+from services.trainer.api.scheduler_client import BatchClient, NextBatch
 from services.trainer.api.servicer import TrainerServicer, serve
 from services.trainer.checkpoint.manifest import Progress
 from services.trainer.ranks.activity import Activity
@@ -40,14 +41,15 @@ class Lead:
         self,
         config: RunConfig,
         side: Side,
-        link: SchedulerLink,
+        scheduler: SchedulerClient,
         activity: Activity,
         requests: Requests,
         epochs: Epochs,
     ) -> None:
         self._config = config
         self._side = side
-        self._link = link
+        self._scheduler = scheduler
+        self._batches = BatchClient(scheduler)
         self._activity = activity
         self._requests = requests
         self._epochs = epochs
@@ -60,7 +62,7 @@ class Lead:
     async def start(self, tls: TlsFiles | None, audit: Audit) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(
-            self._link.worker.name,
+            self._scheduler.worker.name,
             self._config.trainer.bind,
             tokens=accepted(),
             tls=tls,
@@ -68,35 +70,36 @@ class Lead:
             request_bytes=COMMAND_BYTES,
             audit=audit,
         )
-        serve(server, TrainerServicer(self._activity, self._requests, self._link, self._epochs))
+        serve(server, TrainerServicer(self._activity, self._requests, self._scheduler, self._epochs))
         address = await server.start()
-        membership = await self._link.join(advertised(address))
+        membership = await self._scheduler.join(advertised(address))
         self._period_s = min(self._config.scheduler.heartbeat_s, membership.lease_s / 3)
         return server, address
 
     @property
-    def silence_s(self) -> float:
-        """For how long a member of the run may be silent before it is lost."""
-        return self._link.silence_s
+    def lost_after_s(self) -> float:
+        """How long a worker of the run may be without a heartbeat before it counts as lost."""
+        return self._scheduler.lost_after_s
 
     async def heartbeats(self) -> None:
         """For ever; raises when the scheduler stays away or refuses this trainer."""
         while True:
-            over = await self._link.heartbeat(
-                self._activity.version,
-                dict(self._activity.gauges),
-                self._activity.take_spans(),
-                self._activity.transfers,
+            reply = await self._scheduler.heartbeat(
+                running=self._scheduler.parallelism.devices,
+                version=self._activity.version,
+                gauges=dict(self._activity.gauges),
+                spans=self._activity.take_spans(),
+                transfers=self._activity.transfers,
             )
-            if over:
+            if reply.stop:
                 self._requests.over.set()
             await asyncio.sleep(self._period_s)
 
     def reconcile(self, progress: Progress) -> None:
         """The ledger is brought to what the parameters were trained on."""
         rolled_back = self._side.run(
-            self._link.reconcile(progress.version, progress.next_batch_id, progress.consumed.ranges()),
-            2 * PATIENCE_S + SLACK_S,
+            self._batches.reconcile(progress.version, progress.next_batch_id, progress.consumed.ranges()),
+            2 * RETRY_S + SLACK_S,
         )
         if rolled_back:
             log.warning("%d tickets trained after the checkpoint were rolled back", rolled_back)
@@ -108,7 +111,7 @@ class Lead:
             if self._requests.wants_save or self._epochs.wanted:
                 return None
             if self._asked is None:
-                self._asked = self._side.submit(self._link.next_batch(WAIT_S))
+                self._asked = self._side.submit(self._batches.next_batch(WAIT_S))
             done, _ = concurrent.futures.wait([self._asked], timeout=NOTICE_S)
             if not done:
                 continue
@@ -131,7 +134,7 @@ class Lead:
             if self._asked is not None:
                 self._asked.cancel()
                 self._asked = None
-            self._side.call_soon(self._link.recut, outcome.parallelism, outcome.epoch)
+            self._side.call_soon(self._scheduler.set_parallelism, outcome.parallelism, outcome.epoch)
         self._epochs.end(outcome)
 
     def commit(self, batch_id: int, version: int, metrics: dict[str, float]) -> None:
@@ -141,17 +144,17 @@ class Lead:
         answer stayed out: the checkpoint that follows holds the batch, and the ledger is brought to it on
         resume.
         """
-        self._tell(lambda deadline_s: self._link.commit(batch_id, version, metrics, deadline_s))
+        self._tell(lambda deadline_s: self._batches.commit(batch_id, version, metrics, deadline_s))
 
     def record_checkpoint(self, progress: Progress, path: str) -> None:
         ranges = progress.consumed.ranges()
         self._tell(
-            lambda deadline_s: self._link.record_checkpoint(progress.version, path, ranges, deadline_s)
+            lambda deadline_s: self._batches.record_checkpoint(progress.version, path, ranges, deadline_s)
         )
 
     def _tell(self, call) -> None:
         stop, over = self._requests.stop, self._requests.over.is_set()
-        deadline_s = LEAVING_S if over or stop.is_set() else PATIENCE_S
+        deadline_s = LEAVING_S if over or stop.is_set() else RETRY_S
         try:
             self._side.run(call(deadline_s), 2 * deadline_s + SLACK_S, stop)
         except EarlError as error:

@@ -28,6 +28,6 @@ class Patience:
             self.since_s = now_s
         self.plans += 1
 
-    def has_ended(self, now_s: float, silence_s: float) -> bool:
-        """silence_s: for how long a member may be silent now."""
-        return self.plans >= LEAST_PLANS and now_s - self.since_s > SILENCES * silence_s
+    def has_ended(self, now_s: float, lost_after_s: float) -> bool:
+        """lost_after_s: how long a worker may be without a heartbeat now before it counts as lost."""
+        return self.plans >= LEAST_PLANS and now_s - self.since_s > SILENCES * lost_after_s

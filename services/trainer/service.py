@@ -26,8 +26,8 @@ from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.peers import peer
 from earl.rpc.token_file import Role
+from earl.scheduler_client import RETRY_S, SchedulerClient
 from services.trainer.api.metrics import serve_figures
-from services.trainer.api.scheduler_client import PATIENCE_S, SchedulerLink
 from services.trainer.model.sharded_policy import Policy
 from services.trainer.rank0 import SLACK_S, Lead
 from services.trainer.ranks.activity import Activity
@@ -60,7 +60,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         stepper = Stepper(policy, config)
         bus = side.run(
             Bus.connect(redis_url, config.name, source=name, stream_events=config.bus.stream_events),
-            PATIENCE_S,
+            RETRY_S,
         )
         stack.callback(lambda: side.run(bus.close(), CLOSE_S))
         registry = Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s)
@@ -76,11 +76,11 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             )
 
         size_bytes = config.trainer.arena_bytes or arena_bytes(policy.model_shards, config.model.dtype)
-        dispatcher = side.run(Dispatcher.create(registry, config.data_plane), PATIENCE_S)
+        dispatcher = side.run(Dispatcher.create(registry, config.data_plane), RETRY_S)
         stack.callback(lambda: side.run(dispatcher.close(), CLOSE_S))
         slots = WeightSlots(
             side,
-            side.run(open_store(size_bytes), PATIENCE_S),
+            side.run(open_store(size_bytes), RETRY_S),
             registry,
             bus,
             group,
@@ -134,20 +134,22 @@ def _lead(
     """It, and where it and its metrics are served."""
     access = Access.of(Role.WORKER)
 
-    async def connect() -> SchedulerLink:
+    async def connect() -> SchedulerClient:
         # gRPC's channels belong to the loop that they are made on.
-        return SchedulerLink(
+        return SchedulerClient(
             scheduler,
             access,
+            stage="trainer",
             name=name,
             incarnation=secrets.randbits(64),
+            capacity=epochs.parallelism.devices,
             parallelism=epochs.parallelism,
         )
 
-    link = side.run(connect(), PATIENCE_S)
+    link = side.run(connect(), RETRY_S)
     stack.callback(lambda: side.run(link.close(), CLOSE_S))
     lead = Lead(config, side, link, activity, requests, epochs)
-    server, address = side.run(lead.start(access.tls, audit), PATIENCE_S + SLACK_S)
+    server, address = side.run(lead.start(access.tls, audit), RETRY_S + SLACK_S)
     stack.callback(lambda: side.run(server.stop(), CLOSE_S))
     metrics = serve_figures(config.obs.metrics, "trainer", side, server, activity, access.tls, stack)
     stack.callback(lambda: epochs.close("the trainer left"))

@@ -252,7 +252,7 @@ class Trainer:
         patience, now_s = self._patience, time.monotonic()
         patience.failed(now_s)
         # Rank 0 knows what the scheduler said, and all ranks give up at once.
-        if self._group.agree(self._lead is None or patience.has_ended(now_s, self._lead.silence_s)):
+        if self._group.agree(self._lead is None or patience.has_ended(now_s, self._lead.lost_after_s)):
             raise TrainerError(
                 f"{patience.plans} plans in a row could not be trained, the last one batch {plan.batch_id}",
                 "are the rollout workers alive? the log names what was missing or wrong",

@@ -28,6 +28,7 @@ from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN
 from earl.rpc.server import Server
 from earl.rpc.tokens import Tokens
+from earl.scheduler_client import SchedulerClient
 from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from services.env_gateway import servicer as gateway_servicer
@@ -48,7 +49,6 @@ from services.rollout.worker.worker import RolloutWorker, WorkerResources
 from services.scheduler.api import servicer as scheduler_servicer
 from services.scheduler.api.servicer import SchedulerServicer
 from services.scheduler.scheduler import Scheduler
-from services.trainer.api.scheduler_client import SchedulerLink as TrainerLink
 from services.trainer.api.servicer import TrainerServicer
 from services.trainer.api.servicer import serve as serve_trainer
 from services.trainer.ranks.activity import Activity
@@ -176,11 +176,13 @@ async def _trainer(stack: AsyncExitStack, server: Server, scheduler: str) -> str
     def legal(cut: Parallelism) -> None:
         pass
 
-    link = TrainerLink(scheduler, OPEN, name="trainer", incarnation=1, parallelism=Parallelism())
-    stack.push_async_callback(link.close)
+    client = SchedulerClient(
+        scheduler, OPEN, stage="trainer", name="trainer", incarnation=1, capacity=1, parallelism=Parallelism()
+    )
+    stack.push_async_callback(client.close)
     epochs = Epochs(Parallelism(), legal)
     stack.callback(epochs.close, "the test is over")
-    serve_trainer(server, TrainerServicer(Activity(), Requests(), link, epochs))
+    serve_trainer(server, TrainerServicer(Activity(), Requests(), client, epochs))
     return await server.start()
 
 

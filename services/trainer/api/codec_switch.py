@@ -6,8 +6,8 @@ import asyncio
 
 from earl.errors import DeadlineExceeded
 from earl.parallelism import Parallelism
+from earl.parallelism_codec import encode_parallelism
 from earl.v1 import trainer_pb2
-from services.trainer.api.membership import encode_parallelism
 from services.trainer.ranks.switch_requests import Command, Deadlines, Epochs, Outcome
 
 # Beyond the deadlines of a switch's stages: what ranks need to agree on each.

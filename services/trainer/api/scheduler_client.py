@@ -1,22 +1,23 @@
-"""The scheduler as values, for the trainer rank that speaks for the group: one method, one call."""
+"""What only the trainer asks of the scheduler: batches to train, and where the ledger stands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from earl.parallelism import Parallelism
-from earl.rpc.access import Access
-from earl.v1 import common_pb2, scheduler_pb2
-from services.trainer.api.membership import PATIENCE_S, Membership
+from earl.scheduler_client import SchedulerClient
+from earl.v1 import scheduler_pb2
 
 Ranges = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class NextBatch:
-    """plan: serialised, empty if none was ready in time. over: of the run. best: version with the best
-    evaluation so far, 0 if there is none. held: versions whose checkpoints must stay."""
+    """The scheduler's answer to a trainer that asks for work.
+
+    plan: a serialised BatchPlan, empty if none was ready in time. over: the run has ended. best: version with
+    the best evaluation so far, 0 if there is none. held: versions whose checkpoints must stay.
+    """
 
     plan: bytes
     over: bool
@@ -24,49 +25,47 @@ class NextBatch:
     held: frozenset[int]
 
 
-class SchedulerLink(Membership):
-    """Speaks for a trainer group in one cut: batches are planned for its dp replicas."""
+class BatchClient:
+    """Calls of the rank that speaks for the trainer. Each raises as SchedulerClient.call."""
 
-    def __init__(
-        self, address: str, access: Access, *, name: str, incarnation: int, parallelism: Parallelism
-    ) -> None:
-        super().__init__(
-            address,
-            access,
-            worker=common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_TRAINER),
-            parallelism=parallelism,
-        )
+    def __init__(self, scheduler: SchedulerClient) -> None:
+        self._scheduler = scheduler
 
     async def reconcile(self, version: int, next_batch_id: int, consumed: Ranges) -> int:
-        """The ledger is brought to what these parameters were trained on; tickets rolled back."""
+        """Bring the ledger to what these parameters were trained on; returns how many tickets were rolled
+        back. consumed: half-open ranges of ticket ids."""
         request = scheduler_pb2.ReconcileRequest(
-            worker=self.worker, version=version, next_batch_id=next_batch_id, consumed=_ranges(consumed)
+            worker=self._scheduler.worker,
+            version=version,
+            next_batch_id=next_batch_id,
+            consumed=_ranges(consumed),
         )
-        return (await self._call("Reconcile", request, PATIENCE_S)).rolled_back
+        return (await self._scheduler.call("Reconcile", request)).rolled_back
 
     async def next_batch(self, wait_s: float) -> NextBatch:
-        request = scheduler_pb2.NextBatchRequest(worker=self.worker, ranks=self.parallelism.dp, wait_s=wait_s)
-        answer = await self._call("NextBatch", request, wait_s + PATIENCE_S)
+        """The next batch, planned for the trainer's dp replicas; waits up to wait_s for one."""
+        request = scheduler_pb2.NextBatchRequest(
+            worker=self._scheduler.worker, ranks=self._scheduler.parallelism.dp, wait_s=wait_s
+        )
+        answer = await self._scheduler.call("NextBatch", request, wait_s=wait_s)
         plan = answer.plan.SerializeToString() if answer.HasField("plan") else b""
         return NextBatch(plan, answer.stop, answer.best_version, frozenset(answer.keep_versions))
 
     async def commit(
-        self, batch_id: int, version: int, metrics: Mapping[str, float], deadline_s: float = PATIENCE_S
+        self, batch_id: int, version: int, metrics: Mapping[str, float], deadline_s: float
     ) -> None:
-        """The optimizer step on the batch is done; version: after it."""
+        """Report that a batch is trained. version: of the parameters after it."""
         request = scheduler_pb2.CommitBatchRequest(
-            worker=self.worker, batch_id=batch_id, version=version, metrics=metrics
+            worker=self._scheduler.worker, batch_id=batch_id, version=version, metrics=metrics
         )
-        await self._call("CommitBatch", request, deadline_s)
+        await self._scheduler.call("CommitBatch", request, retry_s=deadline_s)
 
-    async def record_checkpoint(
-        self, version: int, path: str, consumed: Ranges, deadline_s: float = PATIENCE_S
-    ) -> None:
-        """A manifest was renamed into place."""
+    async def record_checkpoint(self, version: int, path: str, consumed: Ranges, deadline_s: float) -> None:
+        """Report that a checkpoint's manifest was renamed into place."""
         request = scheduler_pb2.RecordCheckpointRequest(
-            worker=self.worker, version=version, path=path, consumed=_ranges(consumed)
+            worker=self._scheduler.worker, version=version, path=path, consumed=_ranges(consumed)
         )
-        await self._call("RecordCheckpoint", request, deadline_s)
+        await self._scheduler.call("RecordCheckpoint", request, retry_s=deadline_s)
 
 
 def _ranges(ranges: Ranges) -> list[scheduler_pb2.TicketRange]:

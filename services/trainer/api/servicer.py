@@ -6,12 +6,12 @@ import asyncio
 import os
 
 from earl.errors import ConfigError, DeadlineExceeded
+from earl.parallelism_codec import encode_parallelism
 from earl.rpc.server import Server
+from earl.scheduler_client import SchedulerClient
 from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
 from services.trainer.api.codec_switch import carried_out, decode_command, encode_outcome
-from services.trainer.api.membership import Membership, encode_parallelism
-from services.trainer.api.scheduler_client import SchedulerLink
 from services.trainer.ranks.activity import Activity
 from services.trainer.ranks.requests import Requests
 from services.trainer.ranks.switch_requests import Epochs
@@ -24,14 +24,14 @@ SAVE_S = 300.0
 class StageServicer(TrainerServiceServicer):
     """What every stage of ranks answers; the reference stage no more than that."""
 
-    def __init__(self, activity: Activity, link: Membership, epochs: Epochs) -> None:
+    def __init__(self, activity: Activity, scheduler: SchedulerClient, epochs: Epochs) -> None:
         self._activity = activity
-        self._link = link
+        self._scheduler = scheduler
         self._epochs = epochs
 
     async def GetTrainerStatus(self, request, context) -> trainer_pb2.GetTrainerStatusResponse:
         return trainer_pb2.GetTrainerStatusResponse(
-            worker=self._link.worker,
+            worker=self._scheduler.worker,
             parallelism=encode_parallelism(self._epochs.parallelism),
             epoch=self._epochs.epoch,
             version=self._activity.version,
@@ -41,18 +41,20 @@ class StageServicer(TrainerServiceServicer):
         )
 
     async def ReparallelizeTrainer(self, request, context) -> trainer_pb2.ReparallelizeTrainerResponse:
-        if request.stage not in (common_pb2.STAGE_UNSPECIFIED, self._link.worker.stage):
+        if request.stage not in (common_pb2.STAGE_UNSPECIFIED, self._scheduler.worker.stage):
             raise ConfigError(
-                f"{self._link.worker.name} is asked to change stage {request.stage}, it is of stage "
-                f"{self._link.worker.stage}",
+                f"{self._scheduler.worker.name} is asked to change stage {request.stage}, it is of stage "
+                f"{self._scheduler.worker.stage}",
                 "send it to a worker of that stage",
             )
         return encode_outcome(await carried_out(self._epochs, decode_command(request)))
 
 
 class TrainerServicer(StageServicer):
-    def __init__(self, activity: Activity, requests: Requests, link: SchedulerLink, epochs: Epochs) -> None:
-        super().__init__(activity, link, epochs)
+    def __init__(
+        self, activity: Activity, requests: Requests, scheduler: SchedulerClient, epochs: Epochs
+    ) -> None:
+        super().__init__(activity, scheduler, epochs)
         self._requests = requests
 
     async def SaveCheckpoint(self, request, context) -> trainer_pb2.SaveCheckpointResponse:

@@ -13,7 +13,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
+import msgspec
+
 from earl.obs.memory import DeviceMemory, fullest, on_cuda, on_host
+from earl.worker_report import BusySpan, TransferTotals, totals_by_path
 from services.trainer.ranks.process_group import Group
 
 WAITING = "waiting"
@@ -25,41 +28,11 @@ SWITCHING = "switching"
 MOST_SPANS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Unix nanoseconds of this host."""
-
-    what: str
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """All transfers over one path so far. retries: requests that were sent again."""
-
-    path: str
-    size_bytes: int = 0
-    seconds: float = 0.0
-    transfers: int = 0
-    retries: int = 0
-
-
-def gathered(group: Group, mine: Iterable[Transfer]) -> tuple[Transfer, ...]:
+def gathered(group: Group, mine: Iterable[TransferTotals]) -> tuple[TransferTotals, ...]:
     """The totals of all ranks, by path, on every rank. A collective."""
-    totals: dict[str, Transfer] = {}
-    for data in group.gather(json.dumps([asdict(one) for one in mine]).encode()):
-        for row in json.loads(data):
-            one = Transfer(**row)
-            sofar = totals.get(one.path, Transfer(one.path))
-            totals[one.path] = Transfer(
-                one.path,
-                sofar.size_bytes + one.size_bytes,
-                sofar.seconds + one.seconds,
-                sofar.transfers + one.transfers,
-                sofar.retries + one.retries,
-            )
-    return tuple(totals[path] for path in sorted(totals))
+    ranks = group.gather(msgspec.json.encode(list(mine)))
+    parts = [part for data in ranks for part in msgspec.json.decode(data, type=list[TransferTotals])]
+    return tuple(totals_by_path(parts))
 
 
 def memory_fraction(group: Group) -> float:
@@ -77,12 +50,12 @@ class Activity:
     batch_id: int = 0
     doing: str = WAITING
     gauges: dict[str, float] = field(default_factory=dict)
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[TransferTotals, ...] = ()
     # Seconds of the latest phase of each kind.
     seconds: dict[str, float] = field(default_factory=dict)
     # Of all phases of each kind that ended.
     total_seconds: dict[str, float] = field(default_factory=dict)
-    _spans: list[Span] = field(default_factory=list)
+    _spans: list[BusySpan] = field(default_factory=list)
     _since_ns: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -102,7 +75,7 @@ class Activity:
                 self._close(time.time_ns())
                 self.doing = WAITING
 
-    def take_spans(self) -> list[Span]:
+    def take_spans(self) -> list[BusySpan]:
         """Spans since the last call; what is going on is cut at now and continues after."""
         with self._lock:
             if self.doing != WAITING:
@@ -112,5 +85,5 @@ class Activity:
 
     def _close(self, now_ns: int) -> None:
         if len(self._spans) < MOST_SPANS:
-            self._spans.append(Span(self.doing, self._since_ns, now_ns))
+            self._spans.append(BusySpan(self.doing, self._since_ns, now_ns))
         self._since_ns = now_ns

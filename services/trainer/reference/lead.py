@@ -20,14 +20,14 @@ from earl.rpc.options import COMMAND_BYTES
 from earl.rpc.peers import advertised
 from earl.rpc.server import Server
 from earl.rpc.tokens import accepted
-from services.trainer.api.membership import PATIENCE_S
+from earl.scheduler_client import RETRY_S, SchedulerClient
 from services.trainer.api.servicer import StageServicer, serve
 from services.trainer.ranks.activity import Activity
 from services.trainer.ranks.io_thread import Side
 from services.trainer.ranks.requests import Requests
 from services.trainer.ranks.switch_requests import Epochs, Outcome
-from services.trainer.reference.codec_scheduler import Column, Item, Offer, ReferenceLink
 from services.trainer.reference.origin import Origin
+from services.trainer.reference.scheduler_client import Column, Item, Offer, ReferenceClient
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Lead:
         self,
         config: RunConfig,
         side: Side,
-        link: ReferenceLink,
+        scheduler: SchedulerClient,
         activity: Activity,
         requests: Requests,
         origin: Origin,
@@ -58,7 +58,8 @@ class Lead:
     ) -> None:
         self._config = config
         self._side = side
-        self._link = link
+        self._scheduler = scheduler
+        self._trajectories = ReferenceClient(scheduler)
         self._activity = activity
         self._requests = requests
         self._origin = origin
@@ -73,7 +74,7 @@ class Lead:
     async def start(self, tls: TlsFiles | None, audit: Audit) -> tuple[Server, str]:
         """Serve and join; returns the server and its address. Raises PortInUse, ServiceUnavailable."""
         server = Server(
-            self._link.worker.name,
+            self._scheduler.worker.name,
             self._config.reference.bind,
             tokens=accepted(),
             tls=tls,
@@ -81,9 +82,9 @@ class Lead:
             request_bytes=COMMAND_BYTES,
             audit=audit,
         )
-        serve(server, StageServicer(self._activity, self._link, self._epochs))
+        serve(server, StageServicer(self._activity, self._scheduler, self._epochs))
         address = await server.start()
-        joined = await self._link.join(advertised(address))
+        joined = await self._scheduler.join(advertised(address))
         self._period_s = min(self._config.scheduler.heartbeat_s, joined.lease_s / 3)
         self.published(joined.version, joined.weight_keys)
         return server, address
@@ -112,9 +113,14 @@ class Lead:
 
     async def _heartbeat(self) -> bool:
         activity = self._activity
-        return await self._link.heartbeat(
-            activity.version, dict(activity.gauges), activity.take_spans(), activity.transfers
+        reply = await self._scheduler.heartbeat(
+            running=self._scheduler.parallelism.devices,
+            version=activity.version,
+            gauges=dict(activity.gauges),
+            spans=activity.take_spans(),
+            transfers=activity.transfers,
         )
+        return reply.stop
 
     def command(self, loaded: bool, credit_tokens: int) -> bytes:
         """What all ranks do next; IDLE after WAIT_S at the latest. Raises CheckpointError."""
@@ -148,7 +154,7 @@ class Lead:
             reference = self._config.reference
             most_tokens = self._epochs.parallelism.dp * reference.microbatch_tokens
             most_tokens = max(most_tokens, self._config.rollout.max_context_tokens)
-            self._asked = self._side.submit(self._link.lease(min(credit_tokens, most_tokens), WAIT_S))
+            self._asked = self._side.submit(self._trajectories.lease(min(credit_tokens, most_tokens), WAIT_S))
         done, _ = concurrent.futures.wait([self._asked], timeout=NOTICE_S)
         if not done:
             return None
@@ -166,12 +172,12 @@ class Lead:
             if self._asked is not None:
                 self._asked.cancel()
                 self._asked = None
-            self._side.call_soon(self._link.recut, outcome.parallelism, outcome.epoch)
+            self._side.call_soon(self._scheduler.set_parallelism, outcome.parallelism, outcome.epoch)
         self._epochs.end(outcome)
 
     def complete(self, fence: int, results: Mapping[Item, Column], lost: Sequence[Item]) -> None:
         """Tell the dock what became of a lease."""
-        refused = self._side.run(self._link.complete(fence, results, lost), 2 * PATIENCE_S + SLACK_S)
+        refused = self._side.run(self._trajectories.complete(fence, results, lost), 2 * RETRY_S + SLACK_S)
         if refused:
             log.info("%d of %d results came too late", refused, len(results))
 

@@ -22,19 +22,19 @@ from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher
 from earl.dispatch.registry.registry import Registry
 from earl.models.spec import load_spec
+from earl.parallelism import Parallelism
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.peers import peer
 from earl.rpc.token_file import Role
-from services.trainer.api.membership import PATIENCE_S
+from earl.scheduler_client import RETRY_S, SchedulerClient
 from services.trainer.api.metrics import serve_figures
 from services.trainer.ranks.activity import Activity
 from services.trainer.ranks.io_thread import Side
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.requests import Requests
 from services.trainer.ranks.switch_requests import Epochs
-from services.trainer.reference.codec_scheduler import ReferenceLink
 from services.trainer.reference.lead import SLACK_S, Lead
 from services.trainer.reference.origin import Origin
 from services.trainer.reference.place import take_place
@@ -68,7 +68,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         )
         bus = side.run(
             Bus.connect(redis_url, config.name, source=name, stream_events=config.bus.stream_events),
-            PATIENCE_S,
+            RETRY_S,
         )
         stack.callback(lambda: side.run(bus.close(), CLOSE_S))
         registry = Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s)
@@ -80,12 +80,12 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             incarnation=secrets.randbits(64),
             size_bytes=reference.arena_bytes or 2 * reference_bytes(config),
         )
-        store = side.run(opening, PATIENCE_S)
+        store = side.run(opening, RETRY_S)
         stack.callback(lambda: side.run(store.close(), CLOSE_S))
-        dispatcher = side.run(Dispatcher.create(registry, config.data_plane), PATIENCE_S)
+        dispatcher = side.run(Dispatcher.create(registry, config.data_plane), RETRY_S)
         stack.callback(lambda: side.run(dispatcher.close(), CLOSE_S))
         activity, shelf, origin = Activity(), Shelf(store), Origin.of(config, run_dir)
-        after = side.run(bus.last_id(), PATIENCE_S)
+        after = side.run(bus.last_id(), RETRY_S)
         lead = None
         address = metrics = ""
         if group.leads:
@@ -94,13 +94,13 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
             link = _link(config, name, scheduler, access, side, stack)
             lead = Lead(config, side, link, activity, requests, origin, epochs)
             audit = Audit(run_dir / AUDIT_FILE, name)
-            server, address = side.run(lead.start(access.tls, audit), PATIENCE_S + SLACK_S)
+            server, address = side.run(lead.start(access.tls, audit), RETRY_S + SLACK_S)
             stack.callback(lambda: side.run(server.stop(), CLOSE_S))
             metrics = serve_figures(
                 config.obs.metrics, "reference", side, server, activity, access.tls, stack
             )
             stack.callback(lambda: epochs.close("the reference stage left"))
-            before = side.run(last_published(bus, until=after), PATIENCE_S)
+            before = side.run(last_published(bus, until=after), RETRY_S)
             if before is not None:
                 lead.published(*before)
             side.spawn(lead.heartbeats())
@@ -125,19 +125,22 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
 
 def _link(
     config: RunConfig, name: str, scheduler: str, access: Access, side: Side, stack: ExitStack
-) -> ReferenceLink:
-    async def connect() -> ReferenceLink:
+) -> SchedulerClient:
+    parallelism = Parallelism(config.reference.dp, config.reference.tp)
+
+    async def connect() -> SchedulerClient:
         # gRPC's channels belong to the loop that they are made on.
-        return ReferenceLink(
+        return SchedulerClient(
             scheduler,
             access,
+            stage="reference",
             name=name,
             incarnation=secrets.randbits(64),
-            dp=config.reference.dp,
-            tp=config.reference.tp,
+            capacity=parallelism.devices,
+            parallelism=parallelism,
         )
 
-    link = side.run(connect(), PATIENCE_S)
+    link = side.run(connect(), RETRY_S)
     stack.callback(lambda: side.run(link.close(), CLOSE_S))
     return link
 

@@ -27,12 +27,12 @@ from earl.obs import tracing
 from services.trainer.ranks.activity import READING, SWITCHING, Activity, gathered, memory_fraction
 from services.trainer.ranks.io_thread import Side
 from services.trainer.ranks.switch_requests import Command
-from services.trainer.reference.codec_scheduler import Column, Item, decode_lease
 from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, SWITCH, VOID, Lead
 from services.trainer.reference.origin import Origin, Published
 from services.trainer.reference.place import Place
 from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices, trainable
 from services.trainer.reference.recut import ReferenceChange
+from services.trainer.reference.scheduler_client import Column, Item, decode_lease
 from services.trainer.reference.shelf import Shelf, key
 from services.trainer.reshard.switch import log_outcome, switch
 from services.trainer.step.reader import transfers

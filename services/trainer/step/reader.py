@@ -8,7 +8,7 @@ import numpy as np
 
 from earl.dispatch.layout.box import Box
 from earl.dispatch.read.reader import Dispatcher, Read, SequenceRead
-from services.trainer.ranks.activity import Transfer
+from earl.worker_report import TransferTotals
 from services.trainer.reference.shelf import TENSOR
 from services.trainer.step.batch import Columns
 from services.trainer.step.plan import Item
@@ -34,9 +34,15 @@ def _span(item: Item) -> Box:
     return Box((item.reference_offset,), (item.reference_offset + item.total_tokens,))
 
 
-def transfers(dispatcher: Dispatcher) -> list[Transfer]:
+def transfers(dispatcher: Dispatcher) -> list[TransferTotals]:
     """What this rank has read so far, by path."""
     return [
-        Transfer(path, total.size_bytes, total.seconds, total.transfers, total.retries)
+        TransferTotals(
+            path=path,
+            size_bytes=total.size_bytes,
+            seconds=total.seconds,
+            transfers=total.transfers,
+            retries=total.retries,
+        )
         for path, total in dispatcher.totals.items()
     ]

@@ -9,9 +9,9 @@ import pytest
 
 from earl.errors import ConfigError, DeadlineExceeded, IllegalParallelism, StaleEpoch
 from earl.parallelism import Parallelism
+from earl.parallelism_codec import encode_parallelism
 from earl.v1 import trainer_pb2
 from services.trainer.api.codec_switch import carried_out, decode_command, encode_outcome
-from services.trainer.api.membership import encode_parallelism
 from services.trainer.ranks.switch_requests import Command, Deadlines, Epochs, Outcome
 
 DP2, TP2 = Parallelism(2), Parallelism(1, 2)

@@ -1,14 +1,12 @@
-"""The scheduler's dock as values, for the rank that speaks for the stage."""
+"""What only the reference stage asks of the scheduler: sequences whose log-probs are wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from earl.parallelism import Parallelism
-from earl.rpc.access import Access
-from earl.v1 import common_pb2, scheduler_pb2
-from services.trainer.api.membership import PATIENCE_S, Membership
+from earl.scheduler_client import SchedulerClient
+from earl.v1 import scheduler_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +47,27 @@ class Offer:
     over: bool
 
 
-class ReferenceLink(Membership):
-    """Speaks for a stage of dp replicas, each of tp ranks."""
+class ReferenceClient:
+    """Calls of the rank that speaks for the reference stage. Each raises as SchedulerClient.call."""
 
-    def __init__(
-        self, address: str, access: Access, *, name: str, incarnation: int, dp: int, tp: int
-    ) -> None:
-        super().__init__(
-            address,
-            access,
-            worker=common_pb2.Worker(name=name, incarnation=incarnation, stage=common_pb2.STAGE_REFERENCE),
-            parallelism=Parallelism(dp, tp),
-        )
+    def __init__(self, scheduler: SchedulerClient) -> None:
+        self._scheduler = scheduler
 
     async def lease(self, credit_tokens: int, wait_s: float) -> Offer:
         """At most credit_tokens of what is wanted, waited for up to wait_s."""
         request = scheduler_pb2.LeaseReferenceRequest(
-            worker=self.worker, ranks=self.parallelism.dp, credit_tokens=max(0, credit_tokens), wait_s=wait_s
+            worker=self._scheduler.worker,
+            ranks=self._scheduler.parallelism.dp,
+            credit_tokens=max(0, credit_tokens),
+            wait_s=wait_s,
         )
-        answer = await self._call("LeaseReference", request, wait_s + PATIENCE_S)
+        answer = await self._scheduler.call("LeaseReference", request, wait_s=wait_s)
         data = answer.SerializeToString() if answer.ranks else b""
         return Offer(data, answer.waiting_tokens, answer.stop)
 
     async def complete(self, fence: int, results: Mapping[Item, Column], lost: Sequence[Item]) -> int:
         """Where the results lie, and whose columns cannot be read any more; the number refused."""
-        request = scheduler_pb2.CompleteReferenceRequest(worker=self.worker, fence=fence)
+        request = scheduler_pb2.CompleteReferenceRequest(worker=self._scheduler.worker, fence=fence)
         for item, column in results.items():
             request.results.add(
                 ticket_id=item.ticket_id,
@@ -88,11 +82,11 @@ class ReferenceLink(Membership):
                 descriptor_key=item.key,
                 total_tokens=item.total_tokens,
             )
-        return (await self._call("CompleteReference", request, PATIENCE_S)).refused
+        return (await self._scheduler.call("CompleteReference", request)).refused
 
 
 def decode_lease(data: bytes) -> Lease:
-    """The lease that `ReferenceLink.lease` gave, on every rank."""
+    """The lease that `ReferenceClient.lease` gave, on every rank."""
     message = scheduler_pb2.LeaseReferenceResponse.FromString(data)
     ranks = tuple(
         tuple(

@@ -1,0 +1,171 @@
+"""A worker's membership in a run: what workers of every stage ask of the scheduler alike.
+
+    join ─► heartbeat · calls of the stage ─► leave
+                └─ UnknownWorker ─► join again, once for all calls refused together ─► the call again
+
+Promise: a scheduler that cannot be reached is tried for retry_s a call, then ServiceUnavailable is raised.
+One that gave this worker up, or has started anew and lost it, is joined again, at most once a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from earl.errors import UnknownWorker
+from earl.parallelism import Parallelism
+from earl.parallelism_codec import encode_parallelism
+from earl.rpc.access import Access
+from earl.rpc.client import Client
+from earl.v1 import common_pb2, scheduler_pb2
+from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from earl.worker_report import BusySpan, TransferTotals
+
+# How long a scheduler that cannot be reached (restarting, overloaded) is tried, a call.
+RETRY_S = 30.0
+# A worker counts as lost after three times the time between its heartbeats, of which the scheduler says three
+# quarters at least.
+_HEARTBEATS_UNTIL_LOST = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What joining a run gives.
+
+    lease_s: for how long the scheduler keeps a worker without a heartbeat. version, weight_keys: the newest
+    weights that it knows of and their descriptors, 0 and none before the first were published.
+    """
+
+    lease_s: float
+    version: int
+    weight_keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """stop: the run has ended. next_s: when the next heartbeat is due; 0 if the scheduler does not say."""
+
+    stop: bool
+    next_s: float
+
+
+class SchedulerClient:
+    """One worker's connection to the scheduler; a stage adds its own calls by way of `call`.
+
+    worker: as the scheduler knows it. parallelism, epoch: of its devices now, and of the switch that made it
+    so; reported with every heartbeat and when it joins again. lost_after_s: how long any worker of the run
+    may be without a heartbeat before it counts as lost; it grows with the fleet.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        access: Access,
+        *,
+        stage: Literal["rollout", "trainer", "reference"],
+        name: str,
+        incarnation: int,
+        capacity: int,
+        parallelism: Parallelism,
+        retry_s: float = RETRY_S,
+        on_rejoin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """capacity: episodes that the worker plays, or ranks that it has. retry_s: how long a scheduler that
+        cannot be reached is tried. on_rejoin: called after a scheduler that had given the worker up took it
+        back, and with that counts everything as lost that the worker held.
+
+        Raises as earl.rpc.client.Client. The connection belongs to the event loop that runs now.
+        """
+        self._client = Client(address, SchedulerServiceStub, token=access.token, tls=access.tls)
+        self.worker = common_pb2.Worker(name=name, incarnation=incarnation, stage=f"STAGE_{stage.upper()}")
+        self.parallelism, self.epoch = parallelism, 0
+        self.lost_after_s = 0.0
+        self._capacity = capacity
+        self._retry_s = retry_s
+        self._on_rejoin = on_rejoin
+        self._joining = asyncio.Lock()
+        self._joins = 0
+
+    async def join(self, address: str) -> Membership:
+        """Become a worker of the run. address: host:port of the worker's own server."""
+        self.worker.address = address
+        return await self._join()
+
+    async def heartbeat(
+        self,
+        *,
+        running: int,
+        version: int,
+        gauges: Mapping[str, float],
+        spans: Iterable[BusySpan],
+        transfers: Iterable[TransferTotals],
+    ) -> HeartbeatReply:
+        """Report what the worker does. running: of its capacity. version: of the weights that it has.
+
+        spans: since the last heartbeat. transfers: totals since the worker started.
+        """
+        request = scheduler_pb2.HeartbeatRequest(
+            worker=self.worker,
+            running=running,
+            version=version,
+            gauges=gauges,
+            parallelism=encode_parallelism(self.parallelism),
+            epoch=self.epoch,
+        )
+        for span in spans:
+            request.spans.add(what=span.what, start_ns=span.start_ns, end_ns=span.end_ns)
+        for total in transfers:
+            request.transfers.add(
+                path=total.path,
+                size_bytes=total.size_bytes,
+                seconds=total.seconds,
+                transfers=total.transfers,
+                retries=total.retries,
+            )
+        answer = await self.call("Heartbeat", request)
+        self.lost_after_s = max(self.lost_after_s, _HEARTBEATS_UNTIL_LOST * answer.next_s)
+        return HeartbeatReply(answer.stop, answer.next_s)
+
+    def set_parallelism(self, parallelism: Parallelism, epoch: int) -> None:
+        """Report this parallelism from now on; on the loop that calls are made on."""
+        self.parallelism, self.epoch = parallelism, epoch
+
+    async def leave(self, reason: str, deadline_s: float) -> None:
+        """Leave the run: what the worker still holds goes to others at once. Raises as Client.call."""
+        request = scheduler_pb2.LeaveRequest(worker=self.worker, reason=reason)
+        await self._client.call("Leave", request, deadline_s=deadline_s)
+
+    async def close(self) -> None:
+        """Close the connection; calls in flight are cancelled."""
+        await self._client.close()
+
+    async def call(
+        self, method: str, request: Any, *, wait_s: float = 0.0, retry_s: float | None = None
+    ) -> Any:
+        """The scheduler's answer; a worker that it does not know joins again and asks once more.
+
+        wait_s: how long the scheduler itself may wait before it answers. retry_s: instead of the client's.
+        Raises as Client.call.
+        """
+        deadline_s = wait_s + (self._retry_s if retry_s is None else retry_s)
+        joins = self._joins
+        try:
+            return await self._client.call(method, request, deadline_s=deadline_s)
+        except UnknownWorker:
+            async with self._joining:
+                # Another call may have found out at the same time, and joined.
+                if joins == self._joins:
+                    await self._join()
+                    self._on_rejoin()
+            return await self._client.call(method, request, deadline_s=deadline_s)
+
+    async def _join(self) -> Membership:
+        request = scheduler_pb2.JoinRequest(
+            worker=self.worker, capacity=self._capacity, parallelism=encode_parallelism(self.parallelism)
+        )
+        answer = await self._client.call("Join", request, deadline_s=self._retry_s)
+        self._joins += 1
+        self.lost_after_s = answer.lease_s
+        return Membership(answer.lease_s, answer.version, tuple(answer.weight_keys))
