@@ -8,14 +8,15 @@ from typing import Any
 import typer
 
 from benchmarks.learning import over_seeds, published
-from benchmarks.output import RESULTS, AsJson, Results, Seeds, whole_numbers
+from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
+from benchmarks.record.overridable import RecordedOverridableCommand
 from earl.cli.run.demo import demo_config
-from earl.cli.run.launch import OverridableCommand, overrides_of
+from earl.cli.run.launch import overrides_of
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(cls=OverridableCommand)
+@app.command(cls=RecordedOverridableCommand)
 def demo(
     ctx: typer.Context, seeds: Seeds = "0,1,2", as_json: AsJson = False, results: Results = RESULTS
 ) -> None:

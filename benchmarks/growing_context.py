@@ -15,14 +15,15 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.learning import published
-from benchmarks.machine import ROOT
-from benchmarks.output import RESULTS, AsJson, Results
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.checkout import ROOT
+from benchmarks.record.overridable import RecordedOverridableCommand
 from earl.cli.compare.command import plain
 from earl.cli.compare.figures import figures
 from earl.cli.report.charts import smooth
 from earl.cli.report.data import RunRecord, read_run
 from earl.cli.report.panels import TRAIN
-from earl.cli.run.launch import INTERRUPTED, OverridableCommand, overrides_of, resume_hint, run_to_end
+from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
 from earl.config.load import Override, load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError
@@ -56,7 +57,8 @@ KEPT = (
 
 
 @app.command(
-    cls=OverridableCommand, epilog="Any key of the run file: --section.key VALUE, e.g. --scheduler.steps 60"
+    cls=RecordedOverridableCommand,
+    epilog="Any key of the run file: --section.key VALUE, e.g. --scheduler.steps 60",
 )
 def growing_context(
     ctx: typer.Context,

@@ -12,9 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.output import RESULTS, AsJson, Results, Seeds, publish, whole_numbers
+from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
+from benchmarks.record.overridable import RecordedOverridableCommand
+from benchmarks.record.results import publish
 from earl.cli.lib.figures import figures
-from earl.cli.run.launch import INTERRUPTED, OverridableCommand, overrides_of, resume_hint, run_to_end
+from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
 from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.stack.rundir import free_name
@@ -30,7 +32,8 @@ COMPARES = (
 
 
 @app.command(
-    cls=OverridableCommand, epilog="Any key of the run file: --section.key VALUE, e.g. --trainer.lr 1e-4"
+    cls=RecordedOverridableCommand,
+    epilog="Any key of the run file: --section.key VALUE, e.g. --trainer.lr 1e-4",
 )
 def learning(
     ctx: typer.Context,

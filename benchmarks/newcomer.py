@@ -20,8 +20,10 @@ import typer
 
 from benchmarks import footprint
 from benchmarks.footprint import MARK, Place
-from benchmarks.machine import ROOT
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.checkout import ROOT
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from earl.errors import ProcessFailed
 from earl.obs.metrics import read_lines
 
@@ -47,7 +49,7 @@ COMPARES = (
 )
 
 
-@app.command(epilog="Example: earl bench newcomer --json")
+@app.command(cls=RecordedCommand, epilog="Example: earl bench newcomer --json")
 def newcomer(as_json: AsJson = False, results: Results = RESULTS) -> None:
     """What a newcomer waits for: git clone, make setup, make demo, and until the curve rises.
 

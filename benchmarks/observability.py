@@ -25,11 +25,12 @@ from benchmarks import footprint
 from benchmarks.children import ended, within
 from benchmarks.footprint import MARK, Place
 from benchmarks.learning import published
-from benchmarks.output import RESULTS, AsJson, Results
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.role import Role
 from benchmarks.usage import Usage, Used, between
 from earl.cli.run.demo import RUN_FILE, demo_config, example
-from earl.cli.run.launch import OverridableCommand, overrides_of
+from earl.cli.run.launch import overrides_of
 from earl.config.load import Override
 
 app = typer.Typer(add_completion=False)
@@ -70,7 +71,9 @@ STEP_S = 60.0
 END_S = 10.0
 
 
-@app.command(cls=OverridableCommand, epilog="Example: earl bench observability --rounds 4 --steps 60 --json")
+@app.command(
+    cls=RecordedOverridableCommand, epilog="Example: earl bench observability --rounds 4 --steps 60 --json"
+)
 def observability(
     ctx: typer.Context,
     rounds: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 4,

@@ -22,8 +22,10 @@ import numpy as np
 import typer
 
 from benchmarks.children import REPORT, last_line
-from benchmarks.machine import ROOT
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.checkout import ROOT
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement, cut_of
 from earl.dispatch.plan.class_plan import Reads, Want, plan_reads
@@ -56,7 +58,7 @@ COMPARES = (
 )
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def plan(
     owners: Annotated[int, typer.Option(min=1, max=OWNERS, help="Owners to measure of each case.")] = 8,
     repetitions: Annotated[int, typer.Option(min=1, help="Plans of each owner.")] = 3,

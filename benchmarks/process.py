@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.children import ended, within
-from benchmarks.machine import ROOT
+from benchmarks.record.checkout import ROOT
 
 READY_S = 60.0
 STOP_S = 10.0

@@ -23,7 +23,9 @@ import numpy as np
 import typer
 
 from benchmarks.children import within
-from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
+from benchmarks.options import RESULTS, AsJson, Results, whole_numbers
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from benchmarks.trainer_memory import SMOLLM2
 from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, spec_of
@@ -65,7 +67,7 @@ class Compared:
         return abs(self.predicted - self.measured) / self.measured
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def profile(
     stages: Annotated[str, typer.Option(help="Stages, separated by commas.")] = "rollout",
     contexts: Annotated[str, typer.Option(help="Of the grid, in tokens.")] = "512,1024,2048,4096",

@@ -14,7 +14,9 @@ import numpy as np
 import typer
 
 from benchmarks.children import REPORT
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from benchmarks.reference_roles import Deal
 from benchmarks.role import Role
 from earl.bus import EmbeddedValkey
@@ -37,7 +39,7 @@ COMPARES = (
 )
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def reference(
     sizes: Annotated[
         str, typer.Option(help="Batches as sequences x tokens, separated by commas.")

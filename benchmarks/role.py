@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.children import ended, within
-from benchmarks.machine import ROOT
+from benchmarks.record.checkout import ROOT
 
 ANSWER_S = 120.0
 STOP_S = 10.0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.children import REPORT, all_said
-from benchmarks.machine import ROOT
+from benchmarks.record.checkout import ROOT
 from earl.errors import MeasurementWrong
 
 RANKS = 2

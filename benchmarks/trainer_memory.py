@@ -24,8 +24,10 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.children import ended
-from benchmarks.machine import ROOT
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.checkout import ROOT
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 
 app = typer.Typer(add_completion=False)
 
@@ -34,7 +36,7 @@ GIB = 1 << 30
 SMOLLM2: dict[str, Any] = {"hidden": 576, "heads": 9, "kv_heads": 3, "head_dim": 64, "intermediate": 1536}
 
 
-@app.command("trainer-memory")
+@app.command("trainer-memory", cls=RecordedCommand)
 def trainer_memory(
     tokens: Annotated[int, typer.Option(min=16, help="Length of the sequence.")] = 16_384,
     layers: Annotated[int, typer.Option(min=1, help="Of the model; SmolLM2-135M has 30.")] = 30,

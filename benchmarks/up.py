@@ -19,9 +19,11 @@ import typer
 from benchmarks import footprint
 from benchmarks.children import last_line
 from benchmarks.footprint import Place
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.overridable import RecordedOverridableCommand
+from benchmarks.record.results import publish
 from earl.cli.run.demo import RUN_FILE, example
-from earl.cli.run.launch import OverridableCommand, overrides_of
+from earl.cli.run.launch import overrides_of
 
 app = typer.Typer(add_completion=False)
 
@@ -36,7 +38,7 @@ COMPARES = (
 )
 
 
-@app.command(cls=OverridableCommand, epilog="Example: earl bench up --repetitions 3 --json")
+@app.command(cls=RecordedOverridableCommand, epilog="Example: earl bench up --repetitions 3 --json")
 def up(
     ctx: typer.Context,
     run_file: Annotated[

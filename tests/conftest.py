@@ -1,5 +1,6 @@
 """What several kinds of test need and one machine makes once."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,12 @@ from pathlib import Path
 import pytest
 
 from earl.models.source import resolve
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_benchmark_is_recorded() -> None:
+    """benchmarks/results/runs.jsonl has the benchmarks that people run: those of tests are left out."""
+    os.environ["EARL_BENCH_RUNS"] = ""
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,9 @@ import typer
 
 from benchmarks.control import measure
 from benchmarks.control.stand import Load
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 
 app = typer.Typer(add_completion=False)
 
@@ -34,7 +36,7 @@ MEASURES = (
 )
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def control(
     workers: Annotated[int, typer.Option(min=1, help="Simulated rollout workers.")] = 1_000,
     processes: Annotated[int, typer.Option(min=1, help="That the workers are in.")] = 2,
@@ -85,7 +87,3 @@ def control(
         results,
         as_json=as_json,
     )
-
-
-if __name__ == "__main__":
-    app()

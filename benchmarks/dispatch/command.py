@@ -18,7 +18,9 @@ from benchmarks.dispatch.arms import ARMS, GRPC, absent
 from benchmarks.dispatch.measure import measure
 from benchmarks.dispatch.member import TRANSPORTS
 from benchmarks.dispatch.pattern import CONSUMERS, PRODUCERS, Pattern
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 
 app = typer.Typer(add_completion=False)
 
@@ -54,7 +56,7 @@ COMPARES = (
 )
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def dispatch(
     sizes: Annotated[str, typer.Option(help="MiB a worker, separated by commas.")] = DEFAULT_SIZES,
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of every arm and size.")] = 7,
@@ -153,7 +155,3 @@ def ratios(by_arm: dict[str, Any]) -> dict[str, Any]:
         if "socket" in ms and by_arm.get(wire, {}).get("bytes_ms"):
             ratio[f"{wire}_bytes_vs_socket"] = round(ms["socket"] / by_arm[wire]["bytes_ms"], 3)
     return ratio
-
-
-if __name__ == "__main__":
-    app()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from benchmarks.machine import ROOT
+from benchmarks.record.checkout import ROOT
 from benchmarks.role import Role
 from earl.errors import EarlError
 

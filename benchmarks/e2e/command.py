@@ -33,8 +33,10 @@ import typer
 from benchmarks.children import last_line
 from benchmarks.e2e import earl_side
 from benchmarks.e2e.settings import Settings, Trace
-from benchmarks.machine import ROOT
-from benchmarks.output import RESULTS, AsJson, Results, Seeds, publish, whole_numbers
+from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
+from benchmarks.record.checkout import ROOT
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from earl.errors import ConfigError, ProcessFailed
 
 app = typer.Typer(add_completion=False)
@@ -50,7 +52,7 @@ HELD_OUT = 512
 DEFAULTS = Settings()
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def e2e(
     seeds: Seeds = "0,1,2",
     threshold: Annotated[float, typer.Option(help="Mean training reward to reach.")] = DEFAULTS.threshold,

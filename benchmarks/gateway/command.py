@@ -12,7 +12,9 @@ import typer
 
 from benchmarks.gateway import openenv
 from benchmarks.gateway.measure import HOSTS, OBSERVATION_BYTES, Work, drills, isolation, throughput
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 
 app = typer.Typer(add_completion=False)
 
@@ -32,7 +34,7 @@ MEASURES = (
 )
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def gateway(
     sessions: Annotated[int, typer.Option(min=HOSTS, help="Stepping at once.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of each measured interval.")] = 8.0,
@@ -70,7 +72,3 @@ async def _measure(wanted: list[str], work: Work, directory: Path, python: str) 
     if "isolation" in wanted:
         found |= await isolation(directory / "isolation", work)
     return found
-
-
-if __name__ == "__main__":
-    app()

@@ -12,7 +12,9 @@ import typer
 
 from benchmarks.memory_model import engine, ranks
 from benchmarks.memory_model.cases import CASES, Case
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from services.scheduler import memory
 
 app = typer.Typer(add_completion=False)
@@ -28,7 +30,7 @@ COMPARES = (
 )
 
 
-@app.command("memory-model")
+@app.command("memory-model", cls=RecordedCommand)
 def memory_model(
     cases: Annotated[str, typer.Option(help="Names' beginnings, separated by commas; empty: all.")] = "",
     as_json: AsJson = False,

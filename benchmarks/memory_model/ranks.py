@@ -9,8 +9,8 @@ import socket
 import sys
 
 from benchmarks.children import ended, within
-from benchmarks.machine import ROOT
 from benchmarks.memory_model.cases import Case
+from benchmarks.record.checkout import ROOT
 
 MODULE = "benchmarks.memory_model.rank"
 CASE_S = 600.0

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.output import RESULTS, AsJson, Results, publish, whole_numbers
+from benchmarks.options import RESULTS, AsJson, Results, whole_numbers
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from benchmarks.reparallelize import trainer
 from benchmarks.reparallelize.model import config_of, published, write_model
 from benchmarks.reparallelize.rollout import Work, measure
@@ -30,7 +32,7 @@ MEASURES = (
 )
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def reparallelize(
     cuts: Annotated[str, typer.Option(help="Values of tp, one after the other.")] = "1,2,4,2,1",
     sequences: Annotated[int, typer.Option(min=1, help="In flight at once.")] = 32,

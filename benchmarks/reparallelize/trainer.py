@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.children import all_said
-from benchmarks.machine import ROOT
+from benchmarks.record.checkout import ROOT
 from benchmarks.reparallelize.model import RUN
 from earl.parallelism import Parallelism
 

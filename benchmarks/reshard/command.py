@@ -16,7 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.children import REPORT
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from benchmarks.reshard.cases import CARRIER, CASES, SMOLLM2, VERSIONS, Case, needed_bytes
 from benchmarks.reshard.gather import Buckets
 from benchmarks.role import Role
@@ -47,7 +49,7 @@ COMPARES = (
 )
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def reshard(
     rounds: Annotated[int, typer.Option(min=1, help="Measured rounds of each way and case.")] = 11,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the model.")] = SMOLLM2.layers,

@@ -17,7 +17,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.output import RESULTS, AsJson, Results, publish
+from benchmarks.options import RESULTS, AsJson, Results
+from benchmarks.record.execution import RecordedCommand
+from benchmarks.record.results import publish
 from benchmarks.selector import generate
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import replay
@@ -38,7 +40,7 @@ COMPARES = (
 )
 
 
-@app.command()
+@app.command(cls=RecordedCommand)
 def selector(
     seed: Annotated[int, typer.Option(min=0, help="Of profiles and traces.")] = 0,
     tables: Annotated[int, typer.Option(min=1, help="Profiles; each has a trace of every kind.")] = 80,

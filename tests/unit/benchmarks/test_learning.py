@@ -50,6 +50,8 @@ def test_what_was_finished_is_published_whatever_comes_after(tmp_path: Path) -> 
 
 
 def test_a_run_file_without_both_evaluations_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, [str(ARITHMETIC), "--evaluation.at_end", "false"])
+    done = CliRunner().invoke(
+        app, [str(ARITHMETIC), "--results", str(tmp_path), "--evaluation.at_end", "false"]
+    )
     assert done.exit_code == 2 and "no gain" in done.output
     assert not list(tmp_path.iterdir())

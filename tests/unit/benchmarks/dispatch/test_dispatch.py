@@ -189,8 +189,10 @@ def test_a_producers_loss_is_less_of_a_core_times_slower() -> None:
 @pytest.mark.parametrize(
     "options", [["--arms", "shm,nothing"], ["--sizes", "46,much"], ["--sizes", "0"], ["--hosts", "6"]]
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(options: list[str]) -> None:
-    found = CliRunner().invoke(command.app, options)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(
+    options: list[str], tmp_path: Path
+) -> None:
+    found = CliRunner().invoke(command.app, [*options, "--results", str(tmp_path)])
     # typer's own refusal, or the catalogue's, which `earl` ends with.
     code = found.exception.exit_code if isinstance(found.exception, ConfigError) else found.exit_code
     assert code == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 RESULTS = ROOT / "benchmarks" / "results"
 RUNS = "benchmarks/results/runs.jsonl"
 # Text about the results, which may change.
