@@ -30,6 +30,11 @@ from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services/rollout/engines",
+    "earl/models",
+)
 
 START_S = 600.0
 # Longest that one way may take for one batch.

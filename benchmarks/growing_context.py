@@ -33,6 +33,15 @@ from earl.stack.rundir import free_name
 from services.scheduler.parallelism.legal_layouts import Layouts
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services",
+    "earl/dispatch",
+    "earl/models",
+    "earl/env",
+    "earl/stack",
+    "examples/growing_context.toml",
+)
 
 EXAMPLE = ROOT / "examples" / "growing_context.toml"
 COMPARES = (

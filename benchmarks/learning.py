@@ -22,6 +22,16 @@ from earl.config.run import RunConfig
 from earl.stack.rundir import free_name
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services",
+    "earl/dispatch",
+    "earl/models",
+    "earl/env",
+    "earl/stack",
+    "examples/smollm2_arithmetic.toml",
+    "examples/smollm2_tool.toml",
+)
 
 COMPARES = (
     "The policy after reinforcement learning with the one before it (after the warm-up, if the run file has "

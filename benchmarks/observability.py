@@ -34,6 +34,12 @@ from earl.cli.run.launch import overrides_of
 from earl.config.load import Override
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "earl/obs",
+    "earl/rpc",
+    "services",
+)
 
 PARTS = ("metrics", "traces")
 SIDES = ("off", "on")

@@ -34,6 +34,11 @@ from earl.dispatch.plan.sequence_plan import ContextSlice, Packed, RaggedIndex, 
 from earl.errors import MeasurementWrong
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "earl/dispatch/plan",
+    "earl/dispatch/layout",
+)
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 61, 256, 7168, 2048
 OWNERS = 1024

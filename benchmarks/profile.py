@@ -36,6 +36,12 @@ from services.scheduler.profile.rows import STAGES, Row
 from services.scheduler.profile.table import ProfileTable
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services/scheduler/profile",
+    "services/rollout/engines",
+    "services/trainer/step",
+)
 
 VOCABULARY, LAYERS, POSITIONS = 49_152, 30, 8_192
 # Prompt of the whole step's sequences, and the bound of that step.

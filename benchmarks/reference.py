@@ -23,6 +23,11 @@ from earl.bus import EmbeddedValkey
 from earl.errors import ChecksumMismatch, ConfigError
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services/trainer/reference",
+    "earl/dispatch",
+)
 
 RANKS = 2
 WARM_UP = 3

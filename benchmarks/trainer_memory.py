@@ -30,6 +30,12 @@ from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services/trainer/step",
+    "services/trainer/model",
+    "earl/models",
+)
 
 GIB = 1 << 30
 # SmolLM2-135M's sizes.

@@ -40,6 +40,14 @@ from benchmarks.record.results import publish
 from earl.errors import ConfigError, ProcessFailed
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services",
+    "earl/dispatch",
+    "earl/models",
+    "earl/env",
+    "earl/stack",
+)
 
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 GENERATIONS = ("generate", "continuous")

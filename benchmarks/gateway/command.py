@@ -17,6 +17,12 @@ from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services/env_gateway",
+    "earl/env",
+    "earl/rpc",
+)
 
 PARTS = ("throughput", "drills", "isolation", "openenv")
 MEASURES = (

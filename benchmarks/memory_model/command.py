@@ -18,6 +18,15 @@ from benchmarks.record.results import publish
 from services.scheduler import memory
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services/scheduler/memory",
+    "services/rollout/engines/torch",
+    "services/trainer/step",
+    "services/trainer/model",
+    "services/trainer/reference",
+    "earl/models",
+)
 
 MIB = 1 << 20
 COMPARES = (

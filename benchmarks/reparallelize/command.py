@@ -18,6 +18,13 @@ from benchmarks.reparallelize.rollout import Work, measure
 from earl.parallelism import Parallelism
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services/rollout/pool",
+    "services/rollout/engines",
+    "services/trainer/reshard",
+    "earl/dispatch",
+)
 
 MEASURES = (
     "live_ms_p50, live_ms_p99 (of vLLM vllm_stall_ms_p50 and so on): from a sequence's last token of an "

@@ -27,6 +27,11 @@ from services.scheduler.selector.policies import policy_of
 from services.scheduler.selector.trace import Step
 
 app = typer.Typer(add_completion=False)
+# Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
+MEASURED_CODE = (
+    "services/scheduler/selector",
+    "services/scheduler/profile",
+)
 
 POLICIES = ("earl", "earl-paper", "drift30")
 COMPARES = (

@@ -1,0 +1,321 @@
+"""Fills measured figures into README.md and docs/ from the results: `python tools/figures.py --write`.
+
+A figure in a sentence stands between two comments, which no page shows: source; expression; format.
+
+    <!--f newcomer; total_s; .0f-->341<!--/f-->
+    <!--f selector-*; policies.earl.regret; range .3f-->0.015–0.020<!--/f-->
+
+A source with "*" gives the values of all its results. Formats are Python's (percent with a space before the
+sign); before them "range" (least–most), "list" ("a, b and c"), "first" or "last" where values are several.
+
+A table of a series has a row for each result, or for each element of a list in it:
+
+    <!--table control-*
+    where tickets_per_s
+    rows runs.*
+    measured = @date
+    p99, ms = lease_p99_ms; .1f; <= 50
+    seed = ?.seed
+    -->
+    ...
+    <!--/table-->
+
+A line `header = expression; format; goal` makes a column; a value that misses its goal is marked as missed.
+An expression that begins with "?" may be absent. `where` leaves out results that lack a key, or have another
+value of it (`where engine=torch`). tools/results.py tells about sources and expressions.
+
+Without --write nothing is changed: a figure that differs from the record is printed as `file:line: what`, and
+the exit code is 1. Results whose measured code has changed much are listed, which fails nothing
+(tools/staleness.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.results import (
+    RESULTS,
+    ROOT,
+    FigureError,
+    Record,
+    Result,
+    evaluate,
+    has,
+    record,
+    walk,
+)
+
+FIGURE = re.compile(r"<!--f (?P<spec>(?:(?!-->).)*)-->(?P<text>.*?)<!--/f-->", re.DOTALL)
+TABLE = re.compile(r"<!--table (?P<spec>.*?)\n-->\n(?P<text>.*?)<!--/table-->", re.DOTALL)
+MARKER = re.compile(r"<!--(?:f |table |/f|/table)")
+COLLECTIONS = ("range", "list", "first", "last")
+GOAL = re.compile(r"(?P<relation><=|>=|<|>|==)\s*(?P<bound>-?[\d.]+)")
+SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">", "==": ""}
+ABSENT = "–"
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """The Markdown files that state measured figures."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+
+
+@dataclass(slots=True)
+class Page:
+    """One Markdown file with its markers filled in: text, faults as (line, what), results that it shows."""
+
+    path: Path
+    text: str = ""
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    shown: set[str] = field(default_factory=set)
+
+
+def fill(path: Path, known: Record) -> Page:
+    """Fills every marker of a page; a fault for each that differs from the record or cannot be filled in."""
+    before = path.read_text(encoding="utf-8")
+    page = Page(path)
+    blocks = {match.start(): match for pattern in (FIGURE, TABLE) for match in pattern.finditer(before)}
+    spans = [match.span() for match in blocks.values()]
+    for marker in MARKER.finditer(before):
+        if not any(start <= marker.start() < end for start, end in spans):
+            page.faults.append((line_of(before, marker.start()), "a marker without its other half"))
+    done = 0
+    for start in sorted(blocks):
+        match = blocks[start]
+        inline = match.re is FIGURE
+        try:
+            text = figure(match["spec"], known, page) if inline else table(match["spec"], known, page)
+        except FigureError as error:
+            page.faults.append((line_of(before, start), str(error)))
+            continue
+        if text != match["text"]:
+            page.faults.append((line_of(before, start), difference(match["text"], text)))
+        page.text += before[done : match.start("text")] + text
+        done = match.end("text")
+    page.text += before[done:]
+    return page
+
+
+def line_of(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def difference(stated: str, measured: str) -> str:
+    """What a page states beside what the record has: of a table the first line that differs."""
+    pairs = list(zip(stated.split("\n"), measured.split("\n"), strict=False))
+    first = next((pair for pair in pairs if pair[0] != pair[1]), ("fewer or more lines", "a whole table"))
+    return (
+        f"states {first[0].strip()!r}, the record has {first[1].strip()!r} (python tools/figures.py --write)"
+    )
+
+
+# --- a figure in a sentence -----------------------------------------------------------------
+
+
+def figure(spec: str, known: Record, page: Page) -> str:
+    """The text of `source; expression; format`."""
+    parts = [part.strip() for part in spec.split(";")]
+    if len(parts) not in (2, 3):
+        raise FigureError(f"{spec!r} is not source; expression; format")
+    source, expression, form = (*parts, "")[:3]
+    if "*" in source or "," in source:
+        selected = [result for result in known.select(source) if has(result, expression)]
+        if not selected:
+            raise FigureError(f"no result of {source} has {expression}")
+        values = [evaluate(result, expression) for result in selected]
+        value: Any = [one for each in values for one in (each if isinstance(each, list) else [each])]
+    else:
+        selected = [known.newest(source, expression)]
+        value = evaluate(selected[0], expression)
+    page.shown |= {result.name for result in selected}
+    return formatted(value, form)
+
+
+def formatted(value: Any, form: str) -> str:
+    """A value as text; see the module for formats. Raises FigureError."""
+    collection, _, rest = form.partition(" ")
+    if collection not in COLLECTIONS:
+        collection, rest = "", form
+    if isinstance(value, list) and collection in ("first", "last"):
+        value, collection = value[0 if collection == "first" else -1], ""
+    if isinstance(value, list) != bool(collection):
+        raise FigureError(
+            f"{value!r} has no format {form!r}: range, list, first and last are for several values"
+        )
+    try:
+        if not isinstance(value, list):
+            return scalar(value, rest)
+        if collection == "range":
+            return ranged(value, rest)
+        texts = [scalar(one, rest) for one in value]
+    except (TypeError, ValueError) as error:
+        raise FigureError(f"{value!r} has no format {form!r}: {error}") from error
+    return " and ".join([*([", ".join(texts[:-1])] if texts[1:] else []), texts[-1]])
+
+
+def scalar(value: Any, form: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and not form:
+        return f"{value:g}"
+    text = format(value, form)
+    if re.fullmatch(r"-[0.]+%?", text):  # no negative zero
+        text = text[1:]
+    return f"{text[:-1]} %" if form.endswith("%") else text
+
+
+def ranged(values: list[Any], form: str) -> str:
+    """ "10–14 %", or one value where least and most read alike."""
+    least, most = scalar(min(values), form), scalar(max(values), form)
+    if least == most:
+        return least
+    joint = " to " if least.startswith("-") or most.startswith("-") else "–"
+    return f"{least.removesuffix(' %')}{joint}{most}"
+
+
+# --- a table of a series --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """header = expression; format; goal."""
+
+    header: str
+    expression: str
+    form: str
+    goal: re.Match[str] | None
+    optional: bool
+
+    @classmethod
+    def of(cls, line: str) -> Column:
+        header, equals, rest = line.partition(" = ")
+        parts = [part.strip() for part in rest.split(";")]
+        goal = GOAL.fullmatch(parts[2]) if len(parts) == 3 else None
+        if not equals or len(parts) > 3 or (len(parts) == 3 and goal is None):
+            raise FigureError(f"{line!r} is not header = expression; format; goal")
+        expression = parts[0]
+        form = parts[1] if len(parts) > 1 else ""
+        return cls(header.strip(), expression.removeprefix("?"), form, goal, expression.startswith("?"))
+
+    @property
+    def title(self) -> str:
+        if self.goal is None:
+            return self.header
+        value = float(self.goal["bound"])
+        bound = scalar(value, ".0%") if self.form.endswith("%") else f"{value:,g}"
+        return f"{self.header} (goal {SIGNS[self.goal['relation']]} {bound})".replace("  ", " ")
+
+    def cell(self, result: Result, row: Any, row_key: str, page: Path) -> str:
+        if self.expression == "@result":
+            return link(result, page)
+        try:
+            value = evaluate(result, self.expression, row, row_key)
+        except FigureError:
+            if self.optional:
+                return ABSENT
+            raise
+        text = formatted(value, self.form)
+        if self.expression == "@commit":
+            return f"`{text}`" if text else "none"
+        if self.goal is None or reached(value, self.goal):
+            return text
+        return f"**{text}, missed**"
+
+
+def reached(value: Any, goal: re.Match[str]) -> bool:
+    bound = float(goal["bound"])
+    relation = goal["relation"]
+    values = value if isinstance(value, list) else [value]
+    return all(
+        one == bound or (relation in ("<=", "<") and one < bound) or (relation in (">=", ">") and one > bound)
+        for one in values
+    )
+
+
+def link(result: Result, page: Path) -> str:
+    """The result's date, which leads to its file."""
+    target = os.path.relpath(RESULTS / f"{result.name}.json", page.parent)
+    return f"[{result.date}]({Path(target).as_posix()})"
+
+
+def table(spec: str, known: Record, page: Page) -> str:
+    """The rows of a table marker, with a blank line before and after."""
+    lines = [line.strip() for line in spec.split("\n")]
+    source, rows, conditions, columns = lines[0], "", [], []
+    for line in filter(None, lines[1:]):
+        if line.startswith("rows "):
+            rows = line.removeprefix("rows ")
+        elif line.startswith("where "):
+            conditions.append(line.removeprefix("where "))
+        else:
+            columns.append(Column.of(line))
+    selected = [result for result in known.select(source) if all(holds(result, one) for one in conditions)]
+    if not selected or not columns:
+        raise FigureError(f"no result of {source} {' and '.join(conditions)}" if columns else "no columns")
+    page.shown |= {result.name for result in selected}
+    cells = [
+        [column.cell(result, row, key, page.path) for column in columns]
+        for result in selected
+        for key, row in elements(result, rows)
+    ]
+    head = [[column.title for column in columns], ["---"] * len(columns)]
+    return "\n" + "".join(f"| {' | '.join(row)} |\n" for row in [*head, *cells]) + "\n"
+
+
+def holds(result: Result, condition: str) -> bool:
+    """Whether a result has a key, or the value of it that `key=value` names."""
+    key, equals, value = condition.partition("=")
+    (found, *_), _ = walk(result.figures, key.strip())
+    return str(found) == value.strip() if equals else found is not None
+
+
+def elements(result: Result, rows: str) -> Iterable[tuple[str, Any]]:
+    """The rows of one result: key and value of each element of what `rows` names; one row if it is empty."""
+    if not rows:
+        return [("", result.figures)]
+    values, _ = walk(result.figures, rows.removesuffix(".*"))
+    if isinstance(values[0], dict):
+        return list(values[0].items())
+    if not isinstance(values[0], list):
+        raise FigureError(f"{result.name} has no list {rows}")
+    return [(str(number), value) for number, value in enumerate(values[0])]
+
+
+# --- all pages ------------------------------------------------------------------------------
+
+
+def filled(known: Record, root: Path = ROOT) -> Iterator[Page]:
+    for path in pages(root):
+        yield fill(path, known)
+
+
+def main(arguments: list[str]) -> int:
+    from tools import staleness
+
+    write = "--write" in arguments
+    done = list(filled(record()))
+    failed = 0
+    for page in done:
+        if write and page.text != page.path.read_text(encoding="utf-8"):
+            page.path.write_text(page.text, encoding="utf-8")
+            print(f"written: {page.path.relative_to(ROOT)}")
+            page.faults = fill(page.path, record()).faults
+        for line, fault in sorted(page.faults):
+            print(f"{page.path.relative_to(ROOT)}:{line}: {fault}")
+        failed += len(page.faults)
+    shown = {name: [page.path for page in done if name in page.shown] for page in done for name in page.shown}
+    for line in staleness.report(record(), shown):
+        print(line)
+    print(f"figures: {len(shown)} results, {failed} faults")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
