@@ -40,22 +40,23 @@ MEASURED_CODE = (
 )
 
 GOAL_S = 600.0
-# The curve rises once a step wins this much more often than the first one.
-RISE = 0.1
+# Training steps whose mean win rate is compared with the start evaluation.
+WINDOW_STEPS = 8
 POLL_S = 0.25
-# Between looks at what goes on, which cost processor time.
-LOOK_S = 5.0
-# Of each phase, at most.
-BOUND_S = 3600.0
+# Between two readings of /proc, which cost processor time.
+OBSERVE_S = 5.0
+# The longest that one command may take.
+COMMAND_S = 3600.0
 TAIL_LINES = 20
 COMPARES = (
     "Nothing: wall clock of README's commands as a newcomer types them, one after the other, in a clone of "
     "this checkout's HEAD (git clone --no-hardlinks from this disk): make setup, make demo. All is made anew "
     "but what pip has kept of packages: its cache is this user's and warm, so that setup_s is installation "
-    "and not a network. curve_s: from the clone's beginning until the first training step whose win rate is "
-    f"above the first step's by {RISE:g}, as the demo's metrics.jsonl has it; total_s: until the demo has "
-    "ended by itself, its final evaluation and its report included. No view is drawn: its output goes to a "
-    "file."
+    "and not a network. risen_s: from the clone's beginning until the mean win rate of the last "
+    f"{WINDOW_STEPS} training steps is above the 95 % interval of the evaluation before the first one, by "
+    "the demo's metrics.jsonl and evaluations.jsonl; total_s: until the demo has ended by itself, its final "
+    "evaluation and its report included. No view is drawn: its output goes to a file. (Results up to "
+    "2026-11-22 have curve_s instead: until the first step that won more often than the first one by 0.1.)"
 )
 
 
@@ -69,98 +70,115 @@ def newcomer(as_json: AsJson = False, results: Results = RESULTS) -> None:
 
 
 def measured(checkout: Path) -> dict[str, Any]:
-    """The figures, of any checkout whose make knows setup and demo. left: how much went on or stayed.
+    """Types the commands in a clone of any checkout whose make knows setup and demo, and returns the figures.
 
-    Raises ProcessFailed with what a phase said last if it fails. Nothing stays, whatever happens.
+    left: how many processes, sockets and files of shared memory were still there at the end. Raises
+    ProcessFailed with the last output of a command that fails. Nothing stays, whatever happens.
     """
     mark = uuid.uuid4().hex
     with footprint.fresh("newcomer", mark, "earl/runs/*") as place:
         clone = place.directory / "earl"
-        waits = Waits(environment(mark), place, clone)
-        clones = ["git", "clone", "--quiet", "--no-hardlinks", str(checkout), str(clone)]
-        waits.types("clone", clones, place.directory)
-        waits.types("setup", ["make", "setup"], clone)
-        waits.types("demo", ["make", "demo"], clone)
+        session = Session(environment(mark), place, clone)
+        cloning = ["git", "clone", "--quiet", "--no-hardlinks", str(checkout), str(clone)]
+        session.type("clone", cloning, place.directory)
+        session.type("setup", ["make", "setup"], clone)
+        session.type("demo", ["make", "demo"], clone)
         left = len(place.left())
-    return {**waits.figures(), "goal_s": GOAL_S, "left": left}
+    return {**session.figures(), "goal_s": GOAL_S, "left": left}
 
 
-class Waits:
-    """Who types, and how long each command took, in seconds."""
+class Session:
+    """Types commands one after the other and measures how long each takes, in seconds."""
 
     def __init__(self, environment: Mapping[str, str], place: Place, clone: Path) -> None:
         self._environment, self._place, self._clone = environment, place, clone
-        self._log = place.directory / "said.log"
-        self._looked_s = -LOOK_S
+        self._log = place.directory / "output.log"
+        self._observed_s = -OBSERVE_S
         self._began_s = time.monotonic()
         self._phases: dict[str, float] = {}
-        self._curve_s: float | None = None
-        self._rise: dict[str, Any] = {}
+        self._risen_s: float | None = None
+        self._rise: dict[str, Any] | None = None
 
-    def types(self, phase: str, command: list[str], here: Path) -> None:
-        """Until it ends. Raises ProcessFailed if it fails or takes longer than BOUND_S."""
+    def type(self, phase: str, command: list[str], directory: Path) -> None:
+        """Runs a command to its end. Raises ProcessFailed if it fails or takes longer than COMMAND_S."""
         began_s = time.monotonic()
         with self._log.open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=here, env=self._environment, stdin=subprocess.DEVNULL, stdout=log,
+                command, cwd=directory, env=self._environment, stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        while (code := self._ended(process)) is None:
-            self._look()
-            if time.monotonic() - began_s > BOUND_S:
-                raise self._failed(phase, command, f"has not ended within {BOUND_S:g} s")
+        while (code := self._exit_code(process)) is None:
+            self._observe()
+            if time.monotonic() - began_s > COMMAND_S:
+                raise self._failed(phase, command, f"has not ended within {COMMAND_S:g} s")
         if code:
             raise self._failed(phase, command, f"ended with {code}")
-        self._look()
+        self._observe()
         self._phases[f"{phase}_s"] = time.monotonic() - began_s
         sys.stderr.write(f"{' '.join(command[:2])}: {self._phases[f'{phase}_s']:.1f} s\n")
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Its exit code; None if it goes on for POLL_S."""
+    def _exit_code(self, process: subprocess.Popen[bytes]) -> int | None:
+        """The exit code; None if the process is still running after POLL_S."""
         try:
             return process.wait(POLL_S)
         except subprocess.TimeoutExpired:
             return None
 
-    def _look(self) -> None:
-        """Whether the curve has risen by now, and who takes part in it."""
-        if time.monotonic() - self._looked_s > LOOK_S:
+    def _observe(self) -> None:
+        """Notes when the curve has risen, and which processes the commands have started."""
+        if time.monotonic() - self._observed_s > OBSERVE_S:
             self._place.look()
-            self._looked_s = time.monotonic()
-        for run in runs(self._clone) if self._curve_s is None else ():
-            if rise := risen(read_lines(run / "metrics.jsonl")):
-                self._curve_s, self._rise = time.monotonic() - self._began_s, rise
+            self._observed_s = time.monotonic()
+        for run in runs(self._clone) if self._risen_s is None else ():
+            steps = read_lines(run / "metrics.jsonl")
+            if rise := risen(steps, read_lines(run / "evaluations.jsonl")):
+                self._risen_s, self._rise = time.monotonic() - self._began_s, rise
 
     def _failed(self, phase: str, command: list[str], how: str) -> ProcessFailed:
-        said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+        output = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
         error = ProcessFailed(
-            f"{phase}: `{' '.join(command[:2])}` {how}" + (f": {said[-1].strip()}" if said else ""),
+            f"{phase}: `{' '.join(command[:2])}` {how}" + (f": {output[-1].strip()}" if output else ""),
             "nothing was written; type it in a clone of your own to see all that it says",
         )
-        error.add_note("\n".join(said))
+        error.add_note("\n".join(output))
         return error
 
     def figures(self) -> dict[str, Any]:
-        """Seconds; curve_s and what belongs to it are null if the curve never rose."""
+        """Seconds; risen_s and what belongs to it are null if the curve never rose."""
         return {
             **{name: round(seconds, 1) for name, seconds in self._phases.items()},
             "total_s": round(sum(self._phases.values()), 1),
-            "curve_s": None if self._curve_s is None else round(self._curve_s, 1),
-            "curve": self._rise or None,
+            "risen_s": None if self._risen_s is None else round(self._risen_s, 1),
+            "rise": self._rise,
         }
 
 
-def risen(records: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The first training step whose win rate is above the first one's by RISE: both rates and its number."""
-    first: float | None = None
-    for record in records:
-        rate = record.get("win_rate")
-        if record.get("phase") != "train" or rate is None:
+def risen(
+    steps: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """The first training step at which the mean win rate of the last WINDOW_STEPS steps is above the 95 %
+    interval of the evaluation before training; None if there is no such step.
+
+    steps: lines of metrics.jsonl; evaluations: lines of evaluations.jsonl, of which the one named "start"
+    counts.
+    """
+    start = next((line for line in evaluations if line["name"] == "start"), None)
+    if start is None:
+        return None
+    last: list[float] = []
+    for line in steps:
+        rate = line.get("win_rate")
+        if line.get("phase") != "train" or rate is None:
             continue
-        if first is None:
-            first = rate
-        elif rate > first + RISE:
-            return {"step": record["step"], "win_rate": rate, "win_rate_first": first}
+        last = [*last, rate][-WINDOW_STEPS:]
+        mean = sum(last) / len(last)
+        if len(last) == WINDOW_STEPS and mean > start["win_rate_high"]:
+            return {
+                "step": line["step"],
+                "win_rate_mean": round(mean, 4),
+                "start_win_rate": start["win_rate"],
+                "start_win_rate_high": start["win_rate_high"],
+            }
     return None
 
 
@@ -169,12 +187,12 @@ def runs(clone: Path) -> list[Path]:
 
 
 def environment(mark: str) -> dict[str, str]:
-    """Of a shell that knows nothing of this checkout's virtual environment, nor of a make above."""
-    own = {
+    """The environment of a shell that knows nothing of this checkout's packages or of a make above it."""
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("EARL_", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MAKE", "MFLAGS"))
     }
     within = Path(sys.prefix) / "bin" if sys.prefix != sys.base_prefix else None
     paths = [place for place in os.environ.get("PATH", "").split(os.pathsep) if Path(place) != within]
-    return own | {"PATH": os.pathsep.join(paths), MARK: mark}
+    return inherited | {"PATH": os.pathsep.join(paths), MARK: mark}

@@ -13,14 +13,16 @@ import pytest
 from benchmarks.newcomer import MARK, environment, measured, risen
 from earl.errors import ProcessFailed
 
-RISING = (("warmup", 0.2), ("train", 0.5), ("train", 0.6), ("train", 0.55), ("train", 0.61), ("train", 0.9))
+# One high step, as chance brings it, is no rise; eight in a row that are above the start evaluation are.
+RATES = (0.45, 0.71, 0.5, *(0.62,) * 8)
+START = {"name": "start", "win_rate": 0.56, "win_rate_low": 0.52, "win_rate_high": 0.605}
 
 
-def step(number: int, phase: str, win_rate: float) -> dict[str, object]:
+def step(number: int, phase: str, win_rate: float | None) -> dict[str, object]:
     return {"step": number, "phase": phase, "win_rate": win_rate}
 
 
-LINES = [step(number, *one) for number, one in enumerate(RISING)]
+LINES = [step(0, "warmup", 0.9), *(step(number, "train", rate) for number, rate in enumerate(RATES, 1))]
 
 
 def checkout(directory: Path, *, setup: str, demo: str) -> Path:
@@ -29,9 +31,14 @@ def checkout(directory: Path, *, setup: str, demo: str) -> Path:
     made.mkdir()
     (made / "Makefile").write_text(f"setup:\n\t@{setup}\ndemo: ready\n\t@{demo}\n")
     (made / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
+    (made / "evaluations.jsonl").write_text(f"{json.dumps(START)}\n")
     (made / "uncommitted.txt").write_text("no part of HEAD")
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
-    for arguments in (("init", "-q"), ("add", "Makefile", "metrics.jsonl"), (*who, "commit", "-qm", "it")):
+    for arguments in (
+        ("init", "-q"),
+        ("add", "Makefile", "metrics.jsonl", "evaluations.jsonl"),
+        (*who, "commit", "-qm", "it"),
+    ):
         subprocess.run(["git", "-C", str(made), *arguments], check=True)
     return made
 
@@ -51,15 +58,17 @@ def test_every_phase_is_timed_in_a_clone_and_nothing_is_left(tmp_path: Path, els
         tmp_path,
         setup="test ! -e uncommitted.txt && touch ready",
         # A process that outlives its command, in a session of its own.
-        demo="mkdir -p runs/demo && (setsid sleep 600 &) && cp metrics.jsonl runs/demo/",
+        demo="mkdir -p runs/demo && (setsid sleep 600 &) && cp *.jsonl runs/demo/",
     )
     found = measured(made)
     phases = [found[f"{name}_s"] for name in ("clone", "setup", "demo")]
     assert all(seconds >= 0 for seconds in phases)
     assert found["total_s"] == pytest.approx(sum(phases), abs=0.2) and found["goal_s"] == 600
     # It rose while the demo went on.
-    assert phases[0] + phases[1] - 0.2 <= found["curve_s"] <= found["total_s"] + 0.2
-    assert found["curve"] == {"step": 4, "win_rate": 0.61, "win_rate_first": 0.5}
+    assert phases[0] + phases[1] - 0.2 <= found["risen_s"] <= found["total_s"] + 0.2
+    assert found["rise"] == {
+        "step": 9, "win_rate_mean": 0.6163, "start_win_rate": 0.56, "start_win_rate_high": 0.605,
+    }  # fmt: skip
     assert found["left"] == 1
     assert within(tmp_path) == [] and list(elsewhere.iterdir()) == []
 
@@ -76,15 +85,21 @@ def test_a_phase_that_fails_says_so_and_leaves_nothing(tmp_path: Path, elsewhere
 
 def test_a_curve_that_does_not_rise_has_no_time(tmp_path: Path, elsewhere: Path) -> None:
     found = measured(checkout(tmp_path, setup="touch ready", demo="true"))
-    assert found["curve_s"] is None and found["curve"] is None and found["left"] == 0
+    assert found["risen_s"] is None and found["rise"] is None and found["left"] == 0
 
 
-def test_the_curve_rises_once_a_step_wins_more_often_than_the_first_one_of_training() -> None:
-    assert risen(LINES[:4]) is None and risen([]) is None
-    # A tenth more, and not just a tenth; what the warm-up won does not count.
-    assert risen([step(1, "train", 0.25), step(2, "train", 0.35), step(3, "train", 0.3501)]) == {
-        "step": 3, "win_rate": 0.3501, "win_rate_first": 0.25,
+def test_the_curve_has_risen_once_the_mean_of_eight_steps_is_above_the_start_evaluation() -> None:
+    assert risen(LINES, [START]) == {
+        "step": 9, "win_rate_mean": 0.6163, "start_win_rate": 0.56, "start_win_rate_high": 0.605,
     }  # fmt: skip
+    assert risen(LINES[:9], [START]) is None, "the mean of the first eight is below"
+    # Neither without an evaluation before training, nor by another one.
+    assert risen(LINES, []) is None and risen(LINES, [{**START, "name": "final"}]) is None
+    assert risen([], [START]) is None
+    # Above the interval, and not just at its end; steps without a figure are left out.
+    level = [step(number, "train", 0.605) for number in range(20)]
+    assert risen(level, [START]) is None
+    assert risen([step(0, "train", None), *(step(number, "train", 0.7) for number in range(8))], [START])
 
 
 def test_a_newcomers_shell_knows_nothing_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
