@@ -156,7 +156,6 @@ class Loop:
     def _store_clock(self) -> None:
         self._clock_s = self.elapsed_s
         self.ledger.book.run.elapsed_s = self._clock_s
-        self.ledger.book.write("state", "run")
 
     async def _tick(self) -> None:
         while True:

@@ -24,13 +24,13 @@ TASKS = 64
 
 def evaluation(name: str, version: int, rewards: Sequence[float | None]) -> Evaluation:
     """With these rewards by instance; None for an episode that failed."""
-    one = Evaluation(name=name, version=version, episodes=len(rewards))
+    result = Evaluation(name=name, version=version, episodes=len(rewards))
     for index, reward in enumerate(rewards):
         if reward is None:
-            one.failed += 1
+            result = result.with_failure()
         else:
-            one.record(index, Result(reward=reward, metrics={"win": float(reward > 0)}))
-    return one
+            result = result.with_result(index, Result(reward=reward, metrics={"win": float(reward > 0)}))
+    return result
 
 
 def recorded(

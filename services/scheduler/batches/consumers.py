@@ -67,7 +67,6 @@ def lease(dock: Dock, ledger: Ledger, role: str, stage: Stage, credit_tokens: in
     leased = dock.lease(role, stage, fence, credit_tokens, batch.tickets if batch else ())
     if leased.trajectories:
         ledger.book.run.fence = fence
-        ledger.book.write("state", "run")
     return leased
 
 
@@ -89,7 +88,6 @@ def lose(ledger: Ledger, gone: Iterable[Trajectory]) -> None:
         elif book.batch is not None and ticket.id in book.batch.tickets and ticket.id not in book.batch.lost:
             # The trainer may have read it already: only its next call tells.
             book.batch.lost.append(ticket.id)
-            book.write("state", "batch")
 
 
 def progress(dock: Dock, ledger: Ledger) -> dict[str, Progress]:

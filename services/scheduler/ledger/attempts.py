@@ -14,6 +14,8 @@ import heapq
 import math
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from earl.errors import UnknownWorker, WorkerReplaced
 from services.scheduler.ledger.evaluation import baseline
 from services.scheduler.ledger.index import Book
@@ -23,6 +25,7 @@ from services.scheduler.state.records import (
     Attempt,
     BatchCommitted,
     Ending,
+    Evaluation,
     EvaluationDone,
     Issue,
     Lives,
@@ -80,11 +83,9 @@ class Tickets:
         """
         book = self.book
         self._refuse_replaced(member.name, member.incarnation)
-        lives = book.lives.setdefault(member.name, Lives([])).incarnations
+        lives = book.lives.get(member.name, Lives()).incarnations
         if member.incarnation not in lives:
-            lives.append(member.incarnation)
-            del lives[:-LIVES]
-            book.write("lives", member.name)
+            book.lives[member.name] = Lives((*lives, member.incarnation)[-LIVES:])
         known = book.members.get(member.name)
         if known is not None and known.incarnation != member.incarnation:
             self.leave(member.name, f"replaced by incarnation {member.incarnation:x}")
@@ -92,27 +93,25 @@ class Tickets:
             if member.name == book.run.trainer:
                 # Its weights lay in the memory of the one that is gone.
                 book.run.published, book.run.weight_keys = 0, []
-                book.write("state", "run")
         if known is None:
             book.state(WorkerJoined(member))
         else:
-            member.version = known.version
+            member = replace(member, version=known.version)
             if known.epoch:
                 # How a switch has cut it since it joined first.
-                member.parallelism, member.epoch = known.parallelism, known.epoch
+                member = replace(member, parallelism=known.parallelism, epoch=known.epoch)
         book.members[member.name] = member
         if self.membership_s > book.run.silent_s:
             book.run.silent_s = self.membership_s
-            book.write("state", "run")
         book.member_until.prolong(member.name, now + self.membership_s)
-        book.write("member", member.name)
 
     def seen(self, name: str, incarnation: int, now: float, version: int | None = None) -> Member:
         """A sign of life. Raises UnknownWorker, WorkerReplaced unless this incarnation is a member."""
         member = self.member(name, incarnation)
         self.book.member_until.prolong(name, now + self.membership_s)
-        if version is not None:
-            member.version = version
+        if version is not None and version != member.version:
+            member = replace(member, version=version)
+            self.book.members.set_unstored(name, member)
         return member
 
     def leave(self, name: str, reason: str, *, drained: bool = False) -> None:
@@ -125,7 +124,6 @@ class Tickets:
         if member is None:
             return
         book.member_until.drop(name)
-        book.write("member", name)
         for number in sorted(book.held.get((name, member.incarnation), ())):
             ticket = book.tickets.get(number)
             if ticket is None or ticket.state not in LIVE:
@@ -135,7 +133,6 @@ class Tickets:
             elif book.batch is not None and number not in book.batch.lost:
                 # The trainer may have read it already: only its next call tells.
                 book.batch.lost.append(number)
-                book.write("state", "batch")
         book.state(WorkerLeft(member, reason))
 
     def expire(self, now: float) -> None:
@@ -177,7 +174,6 @@ class Tickets:
                 ],
             )
         )
-        self.book.write("state", "run")
         return group
 
     def lease(self, name: str, incarnation: int, credit: int, now: float) -> list[Ticket]:
@@ -201,8 +197,6 @@ class Tickets:
             book.lease_since[ticket.id] = now
             book.lease_until.set(ticket.id, now + self.rules.lease_s)
             leased.append(ticket)
-        if leased:
-            book.write("state", "run")
         return leased
 
     def renew(self, name: str, incarnation: int, attempts: Sequence[Attempt], now: float) -> list[Attempt]:
@@ -336,7 +330,6 @@ class Tickets:
         else:
             takes = book.run.takes.setdefault(ticket.purpose, {})
             takes[ticket.index] = takes.get(ticket.index, 0) + 1
-            book.write("state", "run")
             self.drop_group(ticket.purpose, ticket.group, Reason.GROUP_INCOMPLETE)
 
     def retry(self, ticket: Ticket) -> None:
@@ -353,7 +346,6 @@ class Tickets:
             self.book.touch(ticket)
             if ticket.result.descriptor_key:
                 self.book.freed.append(ticket.result.descriptor_key)
-                self.book.write("state", "freed")
             ticket.result = None
 
     def free(self, limit: int, batch_id: int = 0, version: int = 0) -> None:
@@ -366,21 +358,19 @@ class Tickets:
         if batch_id or len(book.freed) > limit:
             book.state(BatchCommitted(batch_id, version or book.run.version, tuple(book.freed)))
             book.freed = []
-            book.write("state", "freed")
 
     def _evaluated(self, ticket: Ticket, result: Result) -> None:
-        self.book.evaluations[ticket.evaluation].record(ticket.index, result)
+        judged = self.book.evaluations[ticket.evaluation].with_result(ticket.index, result)
         self.book.move(ticket, State.EVALUATED)
         ticket.result = None
-        self._judged(ticket.evaluation)
+        self._judged(judged)
 
     def _evaluation_failed(self, ticket: Ticket) -> None:
-        self.book.evaluations[ticket.evaluation].failed += 1
+        judged = self.book.evaluations[ticket.evaluation].with_failure()
         self.book.move(ticket, State.DROPPED, Reason.EVALUATION_FAILED)
-        self._judged(ticket.evaluation)
+        self._judged(judged)
 
-    def _judged(self, name: str) -> None:
-        self.book.write("evaluation", name)
-        judged = self.book.evaluations[name]
+    def _judged(self, judged: Evaluation) -> None:
+        self.book.evaluations[judged.name] = judged
         if judged.finished:
             self.book.state(EvaluationDone(judged, baseline(judged, self.book.evaluations.values())))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from earl.errors import LedgerError
 from services.scheduler.state.deadlines import Deadlines
+from services.scheduler.state.record_table import RecordTable
 from services.scheduler.state.records import (
     BATCHED,
     LIVE,
@@ -24,6 +25,7 @@ from services.scheduler.state.records import (
     Lives,
     Member,
     Purpose,
+    Record,
     Run,
     State,
     Ticket,
@@ -38,19 +40,23 @@ HELD = frozenset({State.LEASED, State.READY, State.PLANNED})
 
 
 class Book:
-    """Records and indices. Only the ledger's transitions write to it, through these methods."""
+    """Records and indices over them. Whatever a transition changes is found when changes are taken.
+
+    Tickets change through `touch`, `move` and `compact`; workers, their lives and issued groups are frozen
+    records in tables that notice every change; the few other records are compared with their stored forms.
+    """
 
     def __init__(self) -> None:
         self.run = Run()
         self.batch: Batch | None = None
         self.tickets: dict[int, Ticket] = {}
         # By group, those of whose tickets some were never touched since, and have no record of their own.
-        self.issues: dict[int, Issue] = {}
+        self.issues: RecordTable[int, Issue] = RecordTable()
         self._untouched: dict[int, set[int]] = {}
-        self.members: dict[str, Member] = {}
+        self.members: RecordTable[str, Member] = RecordTable()
         # By worker name; only the last incarnation of each is not replaced.
-        self.lives: dict[str, Lives] = {}
-        self.evaluations: dict[str, Evaluation] = {}
+        self.lives: RecordTable[str, Lives] = RecordTable()
+        self.evaluations: RecordTable[str, Evaluation] = RecordTable()
         # By stage; none for a stage that nobody ever asked anything of.
         self.courses: dict[str, Course] = {}
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
@@ -78,9 +84,15 @@ class Book:
         # The time as the book's owner told it last, and when each ticket came into its state.
         self.now = 0.0
         self.state_since: dict[int, float] = {}
-        # Changed tickets with the heads of their stored records, "" for none; and the other changed records.
+        # Changed tickets with the heads of their stored records, "" for none.
         self._touched: dict[int, str] = {}
-        self._written: dict[tuple[str, str], None] = {}
+        # Stored forms of the records that are changed in place, to be compared with what they are now.
+        self._stored: dict[tuple[str, str], bytes] = {
+            ("state", "run"): encode(self.run),
+            ("state", "freed"): encode(self.freed),
+        }
+        # Whether the sets of compacted, and of trained, tickets differ from what is stored.
+        self._closed_changed = self._trained_changed = False
         self._facts: list[Fact] = []
         self._moved: set[int] = set()
 
@@ -94,7 +106,6 @@ class Book:
         else:
             self.issues[issue.group] = issue
             self._untouched[issue.group] = {ticket.id for ticket in tickets}
-            self.write("group", str(issue.group))
         for ticket in tickets:
             self.tickets[ticket.id] = ticket
             self._enter(ticket)
@@ -124,11 +135,7 @@ class Book:
     def close_ranges(self, closed: dict[str, RangeSet]) -> None:
         """Replaces the sets of compacted tickets."""
         self.closed = {bucket: ids for bucket, ids in closed.items() if len(ids)}
-        self.write("state", "closed")
-
-    def write(self, kind: str, field: str) -> None:
-        """A record other than a ticket has changed."""
-        self._written[kind, field] = None
+        self._closed_changed = True
 
     def state(self, fact: Fact) -> None:
         """States a fact; it travels with the changes that made it true."""
@@ -143,14 +150,49 @@ class Book:
                 records.append(Change("ticket", str(number), head, encode(ticket)))
             elif head:  # otherwise it came and went between two stores
                 records.append(Change("ticket", str(number), head, None))
-        for kind, field in self._written:
-            record = self._record(kind, field)
-            records.append(Change(kind, field, None, None if record is None else encode(record)))
+        records += self._changed_tables()
+        records += self._changed_in_place()
         changes = Changes(tuple(records), tuple(self._facts))
         self._touched.clear()
-        self._written.clear()
         self._facts.clear()
         return changes
+
+    def _changed_tables(self) -> Iterator[Change]:
+        """Frozen records that were set or deleted, and the sets of tickets."""
+        tables = (
+            ("group", self.issues),
+            ("lives", self.lives),
+            ("member", self.members),
+            ("evaluation", self.evaluations),
+        )
+        for kind, table in tables:
+            for key, record in table.take_changed():
+                yield Change(kind, str(key), None, None if record is None else encode(record))
+        if self._closed_changed:
+            yield Change("state", "closed", None, encode(ranges_of(self.closed)))
+        if self._trained_changed:
+            yield Change("state", "trained", None, encode(list(self._trained_ranges().ranges)))
+        self._closed_changed = self._trained_changed = False
+
+    def _changed_in_place(self) -> Iterator[Change]:
+        """Records that transitions change in place: whatever differs from its stored form. They are few."""
+        stored, self._stored = self._stored, {}
+        for kind, field, record in self._mutable():
+            key, before = (kind, field), stored.pop((kind, field), None)
+            self._stored[key] = now = encode(record)
+            if now != before:
+                yield Change(kind, field, None, now)
+        for kind, field in stored:
+            yield Change(kind, field, None, None)
+
+    def _mutable(self) -> Iterator[tuple[str, str, Record]]:
+        """(kind, field, record) of every record that is changed in place."""
+        yield "state", "run", self.run
+        yield "state", "freed", self.freed
+        if self.batch is not None:
+            yield "state", "batch", self.batch
+        for stage, course in self.courses.items():
+            yield "stage", stage, course
 
     def take_moved(self) -> set[int]:
         """Tickets that came, went or changed their state since this was asked last; at first, all."""
@@ -201,18 +243,18 @@ class Book:
         for kind, field, data in records:
             record = decode(kind, field, data)
             if isinstance(record, Issue):
-                self.issues[record.group] = record
+                self.issues.set_unstored(record.group, record)
             elif isinstance(record, Ticket):
                 self.tickets[record.id] = record
                 head = data.partition(b"|")[0].decode()
                 if head != record.head:  # of a scheduler that stored every state with its ticket
                     self._touched[record.id] = head
             elif isinstance(record, Member):
-                self.members[record.name] = record
+                self.members.set_unstored(record.name, record)
             elif isinstance(record, Lives):
-                self.lives[field] = record
+                self.lives.set_unstored(field, record)
             elif isinstance(record, Evaluation):
-                self.evaluations[record.name] = record
+                self.evaluations.set_unstored(record.name, record)
             elif isinstance(record, Course):
                 self.courses[field] = record
             elif isinstance(record, Run):
@@ -236,7 +278,8 @@ class Book:
                 self.lease_since[number] = now
                 self.lease_until.set(number, now + lease_s)
         self._trained_ranges()
-        self._written.pop(("state", "trained"), None)
+        self._trained_changed = False
+        self._stored = {(kind, field): encode(record) for kind, field, record in self._mutable()}
 
     def _restore_untouched(self) -> None:
         """Tickets of which only their group's record tells."""
@@ -258,32 +301,7 @@ class Book:
         untouched.remove(ticket.id)
         if not untouched:
             del self._untouched[ticket.group], self.issues[ticket.group]
-            self.write("group", str(ticket.group))
         return True
-
-    def _record(self, kind: str, field: str):
-        if kind == "group":
-            return self.issues.get(int(field))
-        if kind == "member":
-            return self.members.get(field)
-        if kind == "lives":
-            return self.lives.get(field)
-        if kind == "evaluation":
-            return self.evaluations.get(field)
-        if kind == "stage":
-            return self.courses.get(field)
-        match field:
-            case "run":
-                return self.run
-            case "batch":
-                return self.batch
-            case "closed":
-                return ranges_of(self.closed)
-            case "trained":
-                return list(self._trained_ranges().ranges)
-            case "freed":
-                return self.freed
-        raise KeyError(field)
 
     def _enter(self, ticket: Ticket) -> None:
         """A ticket that no index knows."""
@@ -343,7 +361,7 @@ class Book:
 
     def _count_trained(self, number: int, trained: bool) -> None:
         self._trained_since[number] = trained
-        self._written["state", "trained"] = None
+        self._trained_changed = True
 
     def _trained_ranges(self) -> RangeSet:
         since, self._trained_since = self._trained_since, {}

@@ -71,7 +71,6 @@ class Ledger(Tickets):
             self.dissolve(all_lost=not batch.lost)
             return None
         batch.handouts += 1
-        self.book.write("state", "batch")
         return batch
 
     def plan(self, purpose: Purpose, groups_wanted: int, *, publish: bool, checkpoint: bool, progress: float,
@@ -97,8 +96,6 @@ class Ledger(Tickets):
             checkpoint=checkpoint, progress=progress, first_of_phase=first_of_phase, handouts=1,
         )  # fmt: skip
         run.next_batch += 1
-        book.write("state", "run")
-        book.write("state", "batch")
         book.state(BatchPlanned(book.batch.id, run.version, len(numbers), tokens))
         return book.batch
 
@@ -127,7 +124,6 @@ class Ledger(Tickets):
         if batch is None:
             return
         book.batch = None
-        book.write("state", "batch")
         members = [book.tickets[number] for number in batch.tickets]
         planned = [ticket for ticket in members if ticket.state is State.PLANNED]
         for ticket in planned:
@@ -168,7 +164,6 @@ class Ledger(Tickets):
         """A version's weights can be read under these registry keys."""
         self.book.run.published = version
         self.book.run.weight_keys = list(keys)
-        self.book.write("state", "run")
 
     # --- within -----------------------------------------------------------------------------
 
@@ -212,7 +207,5 @@ class Ledger(Tickets):
             ticket.result = None
         book.batch = None
         run.last_batch = batch.id
-        book.write("state", "batch")
-        book.write("state", "run")
         self.free(0, batch.id, batch.version + 1)
         return results

@@ -82,11 +82,9 @@ def advance(ledger: Ledger, elapsed_s: float) -> bool:
     if phase(ledger) == TRAIN and run.version:
         if run.train_began_s is None:
             run.train_began_s = elapsed_s
-            book.write("state", "run")
         limit_reached = 0 < rules.train_limit_s <= elapsed_s - run.train_began_s
         if limit_reached and book.batch is None:
             run.train_over = True
-            book.write("state", "run")
         elif not limit_reached:
             _evaluate_between(ledger)  # first, for the trainer waits for it
             more = _issue_training(ledger)
@@ -105,7 +103,6 @@ def resume(ledger: Ledger, elapsed_s: float) -> None:
     spent_s = elapsed_s - (run.train_began_s or 0.0)
     if run.train_over and not 0 < rules.train_limit_s <= spent_s:
         run.train_over = False
-        ledger.book.write("state", "run")
 
 
 def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
@@ -155,11 +152,9 @@ def _keep_earlier_final(ledger: Ledger) -> None:
     if not _finished(ledger, FINAL_NAME) or _final_done(ledger) or not book.run.version:
         return
     earlier = book.evaluations.pop(FINAL_NAME)
-    book.write("evaluation", FINAL_NAME)
     name = f"step-{earlier.version - 1 - ledger.rules.warmup_batches}"
     if name not in book.evaluations:
         book.evaluations[name] = msgspec.structs.replace(earlier, name=name)
-        book.write("evaluation", name)
 
 
 def _wants_final(ledger: Ledger) -> bool:
@@ -233,7 +228,6 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
     book.evaluations[name] = Evaluation(
         name=name, version=version, episodes=episodes, setting=rules.evaluation_setting
     )
-    book.write("evaluation", name)
     for index in range(episodes):
         ledger.issue(Purpose.EVALUATE, 1, version, rules.evaluation_temperature, index=index, evaluation=name)
 

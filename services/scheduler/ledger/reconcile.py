@@ -33,7 +33,7 @@ def reconcile(
     ledger.member(name, incarnation)
     if version < 1:
         raise LedgerError(f"version {version} cannot be trained from", "version 1 is the initial parameters")
-    book, run = ledger.book, ledger.book.run
+    run = ledger.book.run
     _held_batch(ledger, next_batch)
     torn, rolled_back = _tickets(ledger, consumed)
     rolled_back += _compacted(ledger, consumed)
@@ -47,7 +47,6 @@ def reconcile(
     run.version = version
     run.next_batch = max(run.next_batch, next_batch)
     run.trainer, run.trainer_incarnation = name, incarnation
-    book.write("state", "run")
     return rolled_back
 
 
@@ -74,7 +73,6 @@ def _tickets(ledger: Ledger, consumed: RangeSet) -> tuple[list[tuple[Purpose, in
             rolled_back += 1
     if book.batch is not None and any(number in consumed for number in book.batch.tickets):
         book.batch.tickets = [number for number in book.batch.tickets if number not in consumed]
-        book.write("state", "batch")
     if keys:
         book.state(BatchCommitted(book.run.last_batch, book.run.version, tuple(keys)))
     return list(torn), rolled_back
@@ -110,7 +108,6 @@ def _unknown(ledger: Ledger, consumed: RangeSet) -> None:
     run.next_group = max(run.next_group, consumed.stop)
     run.next_ticket = consumed.stop
     book.close_ranges(closed)
-    book.write("state", "run")
 
 
 def _abandon(ledger: Ledger, version: int) -> None:
@@ -121,7 +118,6 @@ def _abandon(ledger: Ledger, version: int) -> None:
             if ticket.evaluation == name and ticket.state in LIVE:
                 book.move(ticket, State.DROPPED, Reason.ROLLED_BACK)
         del book.evaluations[name]
-        book.write("evaluation", name)
     for purpose in Purpose:
         window = places(ledger.rules, purpose, version)
         for group, members in list(book.groups[purpose].items()):

@@ -17,6 +17,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
 from earl.errors import IllegalParallelism, LedgerError
 from earl.parallelism import Parallelism
 from services.scheduler.ledger.index import Book
@@ -117,7 +119,6 @@ class Switching:
             )
         if all(_cut(member).replica == wanted for member in members.values()):
             course.replica = wanted
-            self._book.write("stage", stage)
             return None
         before = self.running(stage) or Parallelism(1, *(course.replica or _usual(members)))
         course.replica = before.replica
@@ -131,7 +132,6 @@ class Switching:
         running = self.running(stage)
         if pinned and course.replica is None and running is not None:
             course.replica = running.replica
-        self._book.write("stage", stage)
 
     # --- what workers say -------------------------------------------------------------------
 
@@ -143,7 +143,6 @@ class Switching:
         if epoch > self.course(stage).epoch:
             # A store that was lost: no epoch of ours may be one that a worker knows already.
             self._own(stage).epoch = epoch
-            self._book.write("stage", stage)
         if cut is None or epoch < member.epoch or (cut == _cut(member) and epoch == member.epoch):
             return
         self._set(member, cut, epoch)
@@ -154,7 +153,6 @@ class Switching:
         if switch is None:
             return
         del switch.commanded[command.worker]
-        self._book.write("stage", command.stage)
         member = self._book.members[command.worker]
         agrees = answer.max_logprob_difference <= self._tolerance
         cut = answer.parallelism or (_cut(member) if answer.rolled_back else command.parallelism)
@@ -203,7 +201,6 @@ class Switching:
             members = self._members(stage)
             for name in self._pending(stage, switch, now):
                 switch.commanded[name] = members[name].incarnation
-                self._book.write("stage", stage)
             for name, incarnation in switch.commanded.items():
                 member = members.get(name)
                 if member is None or member.incarnation != incarnation:
@@ -232,7 +229,6 @@ class Switching:
         )
         self._began_s[stage] = now
         self._tried[stage] = set()
-        self._book.write("stage", stage)
         return course.switch
 
     def _mend(self, stage: str, course: Course, now: float) -> None:
@@ -287,7 +283,6 @@ class Switching:
         elif switch.by is By.MEND and running is not None and not course.pinned:
             # All of them are cut alike, though otherwise than before: then that is how the stage is cut.
             course.replica = running.replica
-        self._book.write("stage", stage)
         ended = Ended(stage, switch)
         self._book.state(ended)
         return ended
@@ -323,7 +318,6 @@ class Switching:
             self._resting[worker[0]] = now + pause_s, pause_s
         else:
             self._avoided[stage, _name(switch.asked.replica)] = now + self._retry_s, said
-        self._book.write("stage", stage)
 
     def _waits_for(self, command: Command) -> tuple[Course, Switch | None]:
         """The stage's course, and its switch if that waits for an answer to this very command."""
@@ -342,8 +336,8 @@ class Switching:
         return now < self._resting.get(worker, (-math.inf, 0.0))[0]
 
     def _set(self, member: Member, cut: Parallelism, epoch: int) -> None:
-        member.parallelism, member.epoch = (cut.dp, *cut.replica), epoch
-        self._book.write("member", member.name)
+        cut_so = (cut.dp, *cut.replica)
+        self._book.members[member.name] = structs.replace(member, parallelism=cut_so, epoch=epoch)
 
     def _own(self, stage: str) -> Course:
         return self._book.courses.setdefault(stage, Course())

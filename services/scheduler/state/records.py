@@ -132,7 +132,7 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
         return f"dropped:{self.reason}" if self.state is State.DROPPED else self.state
 
 
-class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=True):
     """A group of new tickets: `first` and the ids after it, each of whose samplers has a seed here.
 
     transcripts: ids of those whose conversation is wanted.
@@ -177,7 +177,7 @@ class Attempt(msgspec.Struct, frozen=True):
     fence: int
 
 
-class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Member(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     """One life of one worker that takes part in the run.
 
     parallelism: (dp, tp, cp, pp), and the epoch of the switch that cut it so, 0 as it joined.
@@ -194,10 +194,10 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
     version: int = 0
 
 
-class Lives(msgspec.Struct):
+class Lives(msgspec.Struct, frozen=True):
     """Incarnations that took part under one worker's name, in the order of their first join."""
 
-    incarnations: list[int]
+    incarnations: tuple[int, ...] = ()
 
 
 class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -215,7 +215,7 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
     handouts: int = 0
 
 
-class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     """One evaluation. Episodes are told apart by their instance's index, 0 to episodes - 1.
 
     reward_data, win_data: little-endian float64 and float32 by index, NaN where none was done; empty
@@ -243,13 +243,20 @@ class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True):
         means = {name: total / self.done for name, total in self.metric_sums.items()} if self.done else {}
         return {**means, "failed": self.failed / self.episodes if self.episodes else 0.0}
 
-    def record(self, index: int, result: Result) -> None:
-        """Counts the episode of one instance."""
-        self.done += 1
-        self.reward_data = _with(self.reward_data, "<d", self.episodes, index, result.reward)
-        self.win_data = _with(self.win_data, "<f", self.episodes, index, result.win)
-        for name, value in result.metrics.items():
-            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
+    def with_result(self, index: int, result: Result) -> Evaluation:
+        """The evaluation after the episode of one more instance."""
+        sums = {name: self.metric_sums.get(name, 0.0) + value for name, value in result.metrics.items()}
+        return msgspec.structs.replace(
+            self,
+            done=self.done + 1,
+            reward_data=_with(self.reward_data, "<d", self.episodes, index, result.reward),
+            win_data=_with(self.win_data, "<f", self.episodes, index, result.win),
+            metric_sums=self.metric_sums | sums,
+        )
+
+    def with_failure(self) -> Evaluation:
+        """The evaluation after one more instance that no attempt could play."""
+        return msgspec.structs.replace(self, failed=self.failed + 1)
 
 
 def _with(data: bytes, form: str, count: int, index: int, value: float) -> bytes:

@@ -87,10 +87,10 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
 
 
 def evaluated(name: str, version: int, rewards: list[float], episodes: int = 0) -> Evaluation:
-    one = Evaluation(name=name, version=version, episodes=episodes or len(rewards))
+    evaluation = Evaluation(name=name, version=version, episodes=episodes or len(rewards))
     for index, reward in enumerate(rewards):
-        one.record(index, Result(reward=reward))
-    return one
+        evaluation = evaluation.with_result(index, Result(reward=reward))
+    return evaluation
 
 
 def test_an_evaluation_is_written_once_also_after_a_restart(tmp_path: Path) -> None:
@@ -111,8 +111,7 @@ def test_an_evaluation_that_was_rolled_back_is_written_again(tmp_path: Path) -> 
     start = evaluated("start", 1, [0.0, 0.0, 1.0])
     report.evaluations([start, evaluated("step-2", 3, [0.0, 1.0, 1.0])], 1.0)
     report.evaluations([start], 2.0)
-    again = evaluated("step-2", 3, [1.0, 1.0], episodes=3)
-    again.failed = 1
+    again = evaluated("step-2", 3, [1.0, 1.0], episodes=3).with_failure()
     report.evaluations([start, again], 3.0)
     report.close()
     lines = list(read_lines(tmp_path / "evaluations.jsonl"))

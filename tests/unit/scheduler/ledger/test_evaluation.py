@@ -9,6 +9,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.scheduler.api.codec_evaluation import encode_done, encode_evaluations
 from services.scheduler.ledger import phases
@@ -43,13 +44,13 @@ numbers = st.lists(st.floats(-10, 10), min_size=2, max_size=50)
 
 def evaluated(name: str, version: int, outcome: list[float | None]) -> Evaluation:
     """An evaluation with these rewards by index; None for an episode that failed."""
-    one = Evaluation(name=name, version=version, episodes=len(outcome))
+    evaluation = Evaluation(name=name, version=version, episodes=len(outcome))
     for index, reward in enumerate(outcome):
         if reward is None:
-            one.failed += 1
+            evaluation = evaluation.with_failure()
         else:
-            one.record(index, Result(reward=reward))
-    return one
+            evaluation = evaluation.with_result(index, Result(reward=reward))
+    return evaluation
 
 
 # --- intervals ------------------------------------------------------------------------------
@@ -148,8 +149,9 @@ def test_an_interval_is_around_its_mean_and_moves_with_it(values: list[float]) -
 def test_episodes_are_kept_by_instance_in_any_order_and_through_the_store() -> None:
     one = Evaluation(name="start", version=2, episodes=4)
     for index, reward in ((3, 1.0), (0, -0.5), (2, 1e300)):
-        one.record(index, Result(reward=reward, metrics={"win": 7.0 if index == 3 else 0.25}))
-    one.failed = 1
+        win = {"win": 7.0 if index == 3 else 0.25}
+        one = one.with_result(index, Result(reward=reward, metrics=win))
+    one = one.with_failure()
     again = decode("evaluation", "start", encode(one))
     assert isinstance(again, Evaluation) and again == one and again.finished
     found = rewards(again)
@@ -197,8 +199,7 @@ def test_the_first_evaluation_is_the_baseline_in_whatever_order_they_are_stored(
 
 def test_an_evaluation_is_judged_once_until_it_or_its_baseline_changes() -> None:
     """Status, metrics and page ask for all of them, every second."""
-    start = Evaluation(name="start", version=1, episodes=2)
-    start.record(0, Result(reward=0.0))
+    start = Evaluation(name="start", version=1, episodes=2).with_result(0, Result(reward=0.0))
     many = [start, *(evaluated(f"step-{step}", step + 1, [1.0, step / 99]) for step in range(1, 100))]
     kept = Judgements()
 
@@ -206,10 +207,10 @@ def test_an_evaluation_is_judged_once_until_it_or_its_baseline_changes() -> None
         return {one.name: judgement for one, judgement in kept.judged(many)}
 
     before = look()
-    many[-1].record(1, Result(reward=5.0))
+    many[-1] = many[-1].with_result(1, Result(reward=5.0))
     after = look()
     assert [name for name in after if after[name] is not before[name]] == ["step-99"]
-    start.record(1, Result(reward=1.0))
+    many[0] = start.with_result(1, Result(reward=1.0))
     last = look()
     assert all(last[name] is not after[name] for name in last) and last["step-99"].pairs == 2
     assert all(last[one.name] == judgement for one, judgement in Judgements().judged(many))
@@ -230,8 +231,7 @@ def test_the_best_version_has_the_best_mean_reward_and_of_equals_the_earlier() -
     final = evaluated("final", 9, [1.0, 1.0])
     assert best_version([]) == 0
     assert best_version([final, middle, start]) == 5
-    under_way = Evaluation(name="final", version=11, episodes=2)
-    under_way.record(0, Result(reward=5.0))
+    under_way = Evaluation(name="final", version=11, episodes=2).with_result(0, Result(reward=5.0))
     assert best_version([under_way, start]) == 3
     assert kept_versions([under_way, start]) == [3, 11]
     assert kept_versions([]) == []
@@ -258,9 +258,9 @@ def test_the_best_is_so_on_instances_that_all_have_done() -> None:
 
 def test_only_evaluations_of_one_setting_are_compared() -> None:
     """A run that was resumed with another task."""
-    start, middle = evaluated("start", 1, [1.0, 1.0]), evaluated("step-2", 3, [0.0, 0.5])
-    final = evaluated("final", 9, [0.5, 0.5])
-    middle.setting = final.setting = "harder"
+    start = evaluated("start", 1, [1.0, 1.0])
+    middle = replace(evaluated("step-2", 3, [0.0, 0.5]), setting="harder")
+    final = replace(evaluated("final", 9, [0.5, 0.5]), setting="harder")
     assert [(one.name, verdict.pairs) for one, verdict in Judgements().judged([start, middle, final])] == [
         ("start", 0), ("step-2", 0), ("final", 2),
     ]  # fmt: skip
