@@ -145,11 +145,11 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
     from earl.config.run import RunConfig
     from earl.models import module
     from earl.models.spec import ModelSpec, Rope
-    from services.trainer.model.sharded_policy import Policy
+    from services.trainer.model.sharded_policy import ShardedPolicy
     from services.trainer.ranks.process_group import Group
-    from services.trainer.ranks.rank_mesh import Cut
+    from services.trainer.ranks.rank_mesh import RankMesh
     from services.trainer.step.batch import Columns
-    from services.trainer.step.plan import Item, Plan
+    from services.trainer.step.plan import PlannedSequence, TrainingPlan
     from services.trainer.step.step import Stepper
 
     if not case["chunked_logprobs"]:
@@ -171,8 +171,8 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
         "activation_checkpointing": case["activation_checkpointing"],
     }
     config = RunConfig.model_validate({"name": "m", "environment": {"name": "m"}, "trainer": trainer})
-    cut = Cut(Group("cpu"), config.trainer.parallelism, spec)
-    policy = Policy.of(spec, cut, config)
+    cut = RankMesh(Group("cpu"), config.trainer.parallelism, spec)
+    policy = ShardedPolicy.of(spec, cut, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for shard in policy.shards:
@@ -184,7 +184,9 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
     rng = np.random.default_rng(0)
     # Half of an agent's tokens are its own.
     mask = np.arange(tokens) % 64 >= 32
-    plan = Plan(1, 1, "policy_gradient", ((Item(1, 1, "m", 1.0, tokens),),), False, False, 0.0, False)
+    plan = TrainingPlan(
+        1, 1, "policy_gradient", ((PlannedSequence(1, 1, "m", 1.0, tokens),),), False, False, 0.0, False
+    )
     columns = Columns()
     columns.take(plan.ranks[0])
     columns.sampled["tokens"][:] = rng.integers(0, vocabulary, tokens)

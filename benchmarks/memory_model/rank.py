@@ -16,14 +16,14 @@ import torch
 
 from benchmarks.memory_model.cases import TURN_TOKENS, Case
 from benchmarks.memory_model.measured import peak_bytes, present_bytes
-from services.trainer.model.sharded_policy import Policy
+from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group, leave
-from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.ranks.runtime import settle
-from services.trainer.reference.place import Place, take_place
-from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices
+from services.trainer.reference.place import ReferenceMesh, make_reference_mesh
+from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import Item, Plan
+from services.trainer.step.plan import PlannedSequence, TrainingPlan
 from services.trainer.step.step import Stepper
 
 # Weights' deviation.
@@ -33,7 +33,7 @@ DEVIATION = 0.02
 @dataclass(frozen=True, slots=True)
 class Rank:
     group: Group
-    place: Place | None
+    place: ReferenceMesh | None
 
     @classmethod
     def of(cls, case: Case) -> Rank:
@@ -42,7 +42,7 @@ class Rank:
         if case.stage == "reference":
             torch.set_num_threads(config.reference.threads)
             group = Group("cpu")
-            return cls(group, take_place(group, cut.dp, cut.tp))
+            return cls(group, make_reference_mesh(group, cut.dp, cut.tp))
         settle(config)
         group = Group("cpu")
         return cls(group, None)
@@ -76,14 +76,14 @@ def fill(tensors: list[torch.Tensor]) -> None:
 def train(case: Case, group: Group) -> None:
     """Two steps: the second one finds what the first one left behind."""
     config, spec, cut = case.config, case.spec, case.cut
-    place = Cut(group, cut, spec)
-    policy = Policy.of(spec, place, config)
+    place = RankMesh(group, cut, spec)
+    policy = ShardedPolicy.of(spec, place, config)
     fill(
         [shard.local for shard in {one.name: one for one in (*policy.model_shards, *policy.shards)}.values()]
     )
     stepper = Stepper(policy, config)
     found = [trajectory(case, number) for number in range(case.concurrency)]
-    items = [Item(n, 1, one.key, 1.0, len(one.tokens), position=n) for n, one in enumerate(found)]
+    items = [PlannedSequence(n, 1, one.key, 1.0, len(one.tokens), position=n) for n, one in enumerate(found)]
     ranks = tuple(tuple(items[rank :: cut.dp]) for rank in range(cut.dp))
     columns = Columns()
     columns.take(ranks[place.replica])
@@ -92,11 +92,13 @@ def train(case: Case, group: Group) -> None:
         into["tokens"][:], into["loss_mask"][:] = one.tokens, one.loss_mask
         into["logprobs"][:] = -np.log(spec.vocab) * one.loss_mask
     for version in (1, 2):
-        stepper.train(Plan(version, version, "policy_gradient", ranks, False, False, 0.0, False), columns)
+        stepper.train(
+            TrainingPlan(version, version, "policy_gradient", ranks, False, False, 0.0, False), columns
+        )
     place.close()
 
 
-def refer(case: Case, place: Place) -> None:
+def refer(case: Case, place: ReferenceMesh) -> None:
     config = case.config
     policy = ReferencePolicy(
         case.spec,
@@ -114,13 +116,13 @@ def refer(case: Case, place: Place) -> None:
     policy.logprobs(found, box, np.empty(box.size, np.float32))
 
 
-def trajectory(case: Case, number: int) -> Trajectory:
+def trajectory(case: Case, number: int) -> MaskedTrajectory:
     """Every other sequence is a token shorter: attention's rows are moved, as those of real ones are."""
     length = case.context_tokens - number % 2
     tokens = np.random.default_rng(number).integers(0, case.spec.vocab, length).astype(np.int32)
     mask = (np.arange(length) // TURN_TOKENS % 2).astype(np.uint8)
     tokens[: case.shared_tokens], mask[: case.shared_tokens] = 1, 0
-    return Trajectory(f"m{number}", tokens, mask)
+    return MaskedTrajectory(f"m{number}", tokens, mask)
 
 
 if __name__ == "__main__":

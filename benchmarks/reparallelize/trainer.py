@@ -87,10 +87,10 @@ def _rank(job: Job) -> None:
     from earl.dispatch.publish.tensor_store import TensorStore
     from earl.dispatch.registry.registry import Registry
     from earl.models.spec import load_spec
-    from services.trainer.model.sharded_policy import Policy
-    from services.trainer.ranks.io_thread import Side
+    from services.trainer.model.sharded_policy import ShardedPolicy
+    from services.trainer.ranks.io_thread import IoThread
     from services.trainer.ranks.process_group import Group, leave
-    from services.trainer.ranks.rank_mesh import Cut
+    from services.trainer.ranks.rank_mesh import RankMesh
     from services.trainer.ranks.runtime import settle
     from services.trainer.ranks.switch_requests import Command, Deadlines
     from services.trainer.reshard.switch import switch
@@ -104,8 +104,8 @@ def _rank(job: Job) -> None:
     )
     settle(config)
     spec = load_spec(Path(job.model))
-    side, group = Side(), Group(config.trainer.device)
-    policy = Policy.of(spec, Cut(group, Parallelism.parse(job.cuts[-1]), spec), config)
+    side, group = IoThread(), Group(config.trainer.device)
+    policy = ShardedPolicy.of(spec, RankMesh(group, Parallelism.parse(job.cuts[-1]), spec), config)
     policy.fill(Path(job.model))
     stepper = Stepper(policy, config)
     bus = side.run(Bus.connect(job.redis_url, RUN), CALL_S)
@@ -149,11 +149,11 @@ def _rank(job: Job) -> None:
 def _batch(stepper: Any, version: int) -> tuple[Any, Any]:
     """(plan, this rank's columns) of SEQUENCES random sequences of TOKENS tokens."""
     from services.trainer.step.batch import Columns
-    from services.trainer.step.plan import Item, Plan
+    from services.trainer.step.plan import PlannedSequence, TrainingPlan
 
     rng = np.random.default_rng(version)
     tokens = rng.integers(0, stepper.policy.spec.vocab, (SEQUENCES, TOKENS)).astype(np.int32)
-    items = [Item(n, 1, str(n), 1.0 - 2.0 * (n % 2), TOKENS, position=n) for n in range(SEQUENCES)]
+    items = [PlannedSequence(n, 1, str(n), 1.0 - 2.0 * (n % 2), TOKENS, position=n) for n in range(SEQUENCES)]
     dp, replica = stepper.cut.data_ranks, stepper.cut.replica
     ranks = tuple(tuple(items[rank::dp]) for rank in range(dp))
     columns = Columns()
@@ -162,7 +162,7 @@ def _batch(stepper: Any, version: int) -> tuple[Any, Any]:
     columns.sampled["tokens"][:] = tokens[replica::dp].ravel()
     columns.sampled["loss_mask"][:] = mask
     columns.sampled["logprobs"][:] = -np.log(stepper.policy.spec.vocab) * mask
-    return Plan(version, version, "policy_gradient", ranks, True, False, 0.0, False), columns
+    return TrainingPlan(version, version, "policy_gradient", ranks, True, False, 0.0, False), columns
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
     ranks: of all nodes together. Raises ConfigError.
     """
     nodes = Nodes.from_environment()
-    ending = Ending()
+    ending = SignalRelay()
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -109,7 +109,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
     return 0
 
 
-class Ending(threading.Thread):
+class SignalRelay(threading.Thread):
     """Passes SIGTERM and SIGINT on to the ranks, each of which torchrun starts in a session of its own.
 
     It hears them in a thread: the main one may be waiting inside of torch, for another node. told: there was

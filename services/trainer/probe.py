@@ -39,14 +39,14 @@ from earl.profiling import (
     read_job,
 )
 from services.trainer.launch import follow_agent, launch
-from services.trainer.model.sharded_policy import Policy
+from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group, leave
-from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.ranks.runtime import settle
-from services.trainer.reference.place import take_place
-from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices
+from services.trainer.reference.place import make_reference_mesh
+from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import Item, Plan
+from services.trainer.step.plan import PlannedSequence, TrainingPlan
 from services.trainer.step.step import Stepper
 
 # Steps of one visit at most: so many are as good as more.
@@ -56,17 +56,17 @@ WEIGHTS_STD = 0.02
 GENTLE = {"lr": 1e-6, "kl_limit": 0.0}
 
 
-class Stage(Protocol):
+class ProbedStage(Protocol):
     def batch(self, tokens: np.ndarray) -> Callable[[], object]:
         """tokens int32[C, L]: a call that computes this rank's part of them once."""
         ...
 
 
-class TrainerStage:
+class ProbedTrainer:
     """The trainer's step, on random tokens."""
 
-    def __init__(self, spec: ModelSpec, cut: Cut, config: RunConfig) -> None:
-        policy = Policy.of(spec, cut, config)
+    def __init__(self, spec: ModelSpec, cut: RankMesh, config: RunConfig) -> None:
+        policy = ShardedPolicy.of(spec, cut, config)
         with torch.no_grad():
             for shard in policy.model_shards:
                 _randomise(shard.local)
@@ -80,11 +80,12 @@ class TrainerStage:
     def batch(self, tokens: np.ndarray) -> Callable[[], object]:
         count, length = tokens.shape
         items = [
-            Item(n, 1, f"{n}", 1.0 - 2.0 * (n % 2), length, self._reference, position=n) for n in range(count)
+            PlannedSequence(n, 1, f"{n}", 1.0 - 2.0 * (n % 2), length, self._reference, position=n)
+            for n in range(count)
         ]
         dp, replica = self._cut.data_ranks, self._cut.replica
         ranks = tuple(tuple(items[rank::dp]) for rank in range(dp))
-        plan = Plan(1, 1, "policy_gradient", ranks, False, False, 0.0, False)
+        plan = TrainingPlan(1, 1, "policy_gradient", ranks, False, False, 0.0, False)
         columns = Columns()
         columns.take(ranks[replica])
         mine = tokens[replica::dp].reshape(-1)
@@ -95,11 +96,11 @@ class TrainerStage:
         return lambda: self._stepper.train(plan, columns)
 
 
-class ReferenceStage:
+class ProbedReference:
     """The log-probs of one lease, on random tokens."""
 
     def __init__(self, spec: ModelSpec, group: Group, config: RunConfig, dp: int, tp: int) -> None:
-        self._place = take_place(group, dp, tp)
+        self._place = make_reference_mesh(group, dp, tp)
         self._policy = ReferencePolicy(
             spec,
             self._place.tensor,
@@ -118,7 +119,9 @@ class ReferenceStage:
         mask = (np.arange(tokens.shape[1]) % 2).astype(np.uint8)
         place = self._place
         mine = [
-            Trajectory(f"{n}", row, mask) for n, row in enumerate(tokens) if n % place.dp == place.replica
+            MaskedTrajectory(f"{n}", row, mask)
+            for n, row in enumerate(tokens)
+            if n % place.dp == place.replica
         ]
         if not mine:
             return lambda: None
@@ -127,7 +130,7 @@ class ReferenceStage:
         return lambda: self._policy.logprobs(mine, box, into)
 
 
-class Probe:
+class StepProbe:
     """One rank; rank 0 is told what to do and tells the others."""
 
     def __init__(self, job: Job, config: RunConfig) -> None:
@@ -139,10 +142,10 @@ class Probe:
             torch.set_num_threads(config.reference.threads)
         self._group = Group(config.trainer.device if trains else config.reference.device)
         spec = load_spec(job.model)
-        self._stage: Stage = (
-            TrainerStage(spec, Cut(self._group, Parallelism(job.dp, job.tp, job.cp), spec), config)
+        self._stage: ProbedStage = (
+            ProbedTrainer(spec, RankMesh(self._group, Parallelism(job.dp, job.tp, job.cp), spec), config)
             if trains
-            else ReferenceStage(spec, self._group, config, job.dp, job.tp)
+            else ProbedReference(spec, self._group, config, job.dp, job.tp)
         )
         self._random = np.random.default_rng(0)
         self._vocabulary = spec.vocab
@@ -226,7 +229,7 @@ def measure(job: Job) -> int:
     of = config.trainer if job.stage == "trainer" else config.reference
     bound_memory(of.device, job.dp * job.tp * job.cp)
     try:
-        Probe(job, config).run()
+        StepProbe(job, config).run()
     except EarlError as error:
         sys.stderr.write(f"earl: error: {' '.join(str(error).split())}\n")
         return error.exit_code

@@ -17,10 +17,10 @@ from earl.rpc.tokens import accepted
 from earl.scheduler_client import RETRY_S, SchedulerClient
 from services.trainer.api.scheduler_client import BatchClient, NextBatch
 from services.trainer.api.servicer import TrainerServicer, serve
-from services.trainer.checkpoint.manifest import Progress
+from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.ranks.activity import Activity
-from services.trainer.ranks.io_thread import Side
-from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.io_thread import IoThread
+from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import Command, Epochs, Outcome
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,10 @@ class Lead:
     def __init__(
         self,
         config: RunConfig,
-        side: Side,
+        side: IoThread,
         scheduler: SchedulerClient,
         activity: Activity,
-        requests: Requests,
+        requests: StageRequests,
         epochs: Epochs,
     ) -> None:
         self._config = config
@@ -95,7 +95,7 @@ class Lead:
                 self._requests.over.set()
             await asyncio.sleep(self._period_s)
 
-    def reconcile(self, progress: Progress) -> None:
+    def reconcile(self, progress: TrainingProgress) -> None:
         """The ledger is brought to what the parameters were trained on."""
         rolled_back = self._side.run(
             self._batches.reconcile(progress.version, progress.next_batch_id, progress.consumed.ranges()),
@@ -146,7 +146,7 @@ class Lead:
         """
         self._tell(lambda deadline_s: self._batches.commit(batch_id, version, metrics, deadline_s))
 
-    def record_checkpoint(self, progress: Progress, path: str) -> None:
+    def record_checkpoint(self, progress: TrainingProgress, path: str) -> None:
         ranges = progress.consumed.ranges()
         self._tell(
             lambda deadline_s: self._batches.record_checkpoint(progress.version, path, ranges, deadline_s)

@@ -13,18 +13,18 @@ from earl.errors import EarlError
 from earl.obs.tracing import exporting
 from earl.rpc.main import ended_by
 from services.trainer.launch import follow_agent
-from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.requests import StageRequests
 from services.trainer.service import serve
 
 log = logging.getLogger(__name__)
 
 
-Serve = Callable[[RunConfig, Path, str, Requests], None]
+Serve = Callable[[RunConfig, Path, str, StageRequests], None]
 
 
 def run_rank(config: RunConfig, run_dir: Path, name: str, serve: Serve = serve) -> int:
     """Serves until the run is over; returns the exit code."""
-    requests = Requests()
+    requests = StageRequests()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: requests.stop.set())
     follow_agent()

@@ -14,7 +14,7 @@ SILENCES = 3.0
 
 
 @dataclass(slots=True)
-class Patience:
+class RetryBudget:
     """plans: in a row that could not be trained; since_s: when the first of them could not."""
 
     plans: int = 0

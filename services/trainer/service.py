@@ -28,35 +28,35 @@ from earl.rpc.peers import peer
 from earl.rpc.token_file import Role
 from earl.scheduler_client import RETRY_S, SchedulerClient
 from services.trainer.api.metrics import serve_figures
-from services.trainer.model.sharded_policy import Policy
+from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.rank0 import SLACK_S, Lead
 from services.trainer.ranks.activity import Activity
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
-from services.trainer.ranks.rank_mesh import Cut, check
-from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.rank_mesh import RankMesh, check_rank_mesh
+from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.runtime import settle
 from services.trainer.ranks.switch_requests import Epochs
 from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 from services.trainer.step.step import Stepper
-from services.trainer.trainer import Trainer
+from services.trainer.trainer import TrainerRank
 
 log = logging.getLogger(__name__)
 
 CLOSE_S = 10.0
 
 
-def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> None:
+def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) -> None:
     """Runs one rank until the run is over or `requests.stop` is set. Raises EarlError for what failed."""
     redis_url, scheduler = peer("EARL_REDIS_URL"), peer("EARL_SCHEDULER")
     settle(config)
     spec = load_spec(run_dir / "model")
     with ExitStack() as stack:
-        side = Side()
+        side = IoThread()
         stack.callback(side.close)
         group = Group(config.trainer.device)
-        cut = Cut(group, config.trainer.parallelism, spec)
-        policy = Policy.of(spec, cut, config)
+        cut = RankMesh(group, config.trainer.parallelism, spec)
+        policy = ShardedPolicy.of(spec, cut, config)
         stepper = Stepper(policy, config)
         bus = side.run(
             Bus.connect(redis_url, config.name, source=name, stream_events=config.bus.stream_events),
@@ -96,12 +96,12 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         lead = None
         address = metrics = ""
         if group.leads:
-            epochs = Epochs(cut.parallelism, lambda wanted: check(wanted, group.size, spec))
+            epochs = Epochs(cut.parallelism, lambda wanted: check_rank_mesh(wanted, group.size, spec))
             audit = Audit(run_dir / AUDIT_FILE, name)
             lead, address, metrics = _lead(
                 config, name, scheduler, epochs, side, activity, requests, audit, stack
             )
-        trainer = Trainer(
+        trainer = TrainerRank(
             config,
             run_dir,
             group=group,
@@ -125,9 +125,9 @@ def _lead(
     name: str,
     scheduler: str,
     epochs: Epochs,
-    side: Side,
+    side: IoThread,
     activity: Activity,
-    requests: Requests,
+    requests: StageRequests,
     audit: Audit,
     stack: ExitStack,
 ) -> tuple[Lead, str, str]:

@@ -30,7 +30,7 @@ from earl.models.weights import save_checkpoint
 from earl.obs import tracing
 from services.trainer.api.codec import decode_plan
 from services.trainer.checkpoint import checkpoint
-from services.trainer.checkpoint.manifest import Progress
+from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.checkpoint.retention import mark_best
 from services.trainer.checkpoint.ticket_ranges import TicketSet
 from services.trainer.rank0 import Lead
@@ -44,18 +44,18 @@ from services.trainer.ranks.activity import (
     gathered,
     memory_fraction,
 )
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
-from services.trainer.ranks.rank_mesh import Cut
-from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.rank_mesh import RankMesh
+from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import Command
 from services.trainer.reshard.switch import log_outcome, switch
 from services.trainer.reshard.trainer_state import TrainerChange
 from services.trainer.reshard.weight_slots import WeightSlots
-from services.trainer.retry_budget import Patience
+from services.trainer.retry_budget import RetryBudget
 from services.trainer.step.batch import Columns
 from services.trainer.step.digest import batch_digests, weights_digest
-from services.trainer.step.plan import Plan
+from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.reader import read_columns, transfers
 from services.trainer.step.step import Stepper
 
@@ -67,7 +67,7 @@ PAUSE_S = 2.0
 READ_SLACK_S = 10.0
 
 
-class Trainer:
+class TrainerRank:
     """All parts are made and closed by the caller (service.py). lead: on rank 0 only."""
 
     def __init__(
@@ -76,12 +76,12 @@ class Trainer:
         run_dir: Path,
         *,
         group: Group,
-        side: Side,
+        side: IoThread,
         stepper: Stepper,
         slots: WeightSlots,
         dispatcher: Dispatcher,
         activity: Activity,
-        requests: Requests,
+        requests: StageRequests,
         lead: Lead | None,
     ) -> None:
         self._config = config
@@ -97,10 +97,10 @@ class Trainer:
         self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
         self._columns = Columns()
         self._directory = run_dir / "checkpoints"
-        self._patience = Patience()
+        self._patience = RetryBudget()
         self._saved_version = 0
         # Version 1 is the model that the run starts from.
-        self.progress = Progress(1, 1, TicketSet(), 0)
+        self.progress = TrainingProgress(1, 1, TicketSet(), 0)
 
     def start(self) -> None:
         """Fill the parameters, from the newest checkpoint if there is one; reconcile; publish them.
@@ -166,12 +166,12 @@ class Trainer:
         return SWITCH + wanted.encode() if wanted is not None else IDLE
 
     @property
-    def _cut(self) -> Cut:
+    def _cut(self) -> RankMesh:
         return self._stepper.cut
 
     # --- one batch ----------------------------------------------------------------------------
 
-    def _batch(self, plan: Plan) -> None:
+    def _batch(self, plan: TrainingPlan) -> None:
         if plan.version != self.progress.version:
             raise TrainerError(
                 f"batch {plan.batch_id} trains version {plan.version}, not {self.progress.version}",
@@ -197,7 +197,7 @@ class Trainer:
             metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
         consumed = self.progress.consumed.copy()
         consumed.add(plan.ticket_ids)
-        self.progress = Progress(
+        self.progress = TrainingProgress(
             plan.version + 1,
             plan.batch_id + 1,
             consumed,
@@ -218,7 +218,7 @@ class Trainer:
         except EarlError as error:
             self._requests.excuse(error)
 
-    def _trace(self, plan: Plan, times_ns: tuple[int, int, int]) -> None:
+    def _trace(self, plan: TrainingPlan, times_ns: tuple[int, int, int]) -> None:
         """Spans of the batch's tickets, from rank 0: all its ranks worked together."""
         if self._lead is None or not tracing.active():
             return
@@ -229,7 +229,7 @@ class Trainer:
                 tracing.record("trainer read", parent, began_ns, read_ns, told)
                 tracing.record("trainer train", parent, read_ns, trained_ns, told)
 
-    def _read(self, plan: Plan) -> bool:
+    def _read(self, plan: TrainingPlan) -> bool:
         """Whether every rank has its replica's sequences, all fit to be trained on.
 
         Columns that are not are as good as lost: a plan abandoned often enough has its tickets retried.
@@ -248,7 +248,7 @@ class Trainer:
             log.warning("batch %d cannot be trained: %s", plan.batch_id, error)
         return self._group.agree(readable)
 
-    def _abandon(self, plan: Plan) -> None:
+    def _abandon(self, plan: TrainingPlan) -> None:
         patience, now_s = self._patience, time.monotonic()
         patience.failed(now_s)
         # Rank 0 knows what the scheduler said, and all ranks give up at once.
@@ -261,7 +261,7 @@ class Trainer:
             # The scheduler needs a moment to learn which worker is gone.
             self._requests.stop.wait(min(PAUSE_S, 0.1 * 2 ** min(patience.plans, 10)))
 
-    def _report(self, plan: Plan, metrics: dict[str, float]) -> None:
+    def _report(self, plan: TrainingPlan, metrics: dict[str, float]) -> None:
         """Tell the scheduler that the batch is trained, with figures of all ranks."""
         trained = int(self._columns.trained_tokens().sum())
         tokens = int(self._columns.offsets[-1])

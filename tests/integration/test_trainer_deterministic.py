@@ -23,7 +23,7 @@ from services.trainer.api.codec import decode_plan
 from services.trainer.checkpoint import checkpoint
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.runtime import settle
-from services.trainer.step.plan import Plan
+from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.step import Stepper
 from tests.support.policy import (
     columns_of,
@@ -44,7 +44,7 @@ def deterministic() -> RunConfig:
     return configuration(**TRAINER).model_copy(update={"deterministic": True})
 
 
-def batch(batch_id: int, first_ticket: int, shuffle: int | None = None) -> Plan:
+def batch(batch_id: int, first_ticket: int, shuffle: int | None = None) -> TrainingPlan:
     """What a trainer decodes when the scheduler sends the batch's sequences in some order."""
     plan = plan_of(items_of(1000 * batch_id, 30), 1, batch_id)
     items = list(plan.ranks[0])
@@ -83,7 +83,7 @@ def digest(stepper: Stepper) -> str:
     return hashed.hexdigest()
 
 
-def train(stepper: Stepper, plan: Plan) -> None:
+def train(stepper: Stepper, plan: TrainingPlan) -> None:
     """The columns of a sequence follow from its first ticket, wherever it stands now."""
     first = 1000 * plan.batch_id
     original = replace(

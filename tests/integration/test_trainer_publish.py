@@ -18,8 +18,8 @@ from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.errors import DeadlineExceeded, VersionGone
-from services.trainer.model.sharded_policy import Policy
-from services.trainer.ranks.io_thread import Side
+from services.trainer.model.sharded_policy import ShardedPolicy
+from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
 from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 from tests.support.policy import configuration, model_directory, stepper_for
@@ -32,9 +32,9 @@ CALL_S = 20.0
 class Plane:
     """A trainer's slots and a reader, on one side thread."""
 
-    side: Side
+    side: IoThread
     bus: Bus
-    policy: Policy
+    policy: ShardedPolicy
     slots: WeightSlots
     dispatcher: Dispatcher
 
@@ -70,7 +70,7 @@ class Plane:
 def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
     torch.set_num_threads(1)
     dtype: str = request.param
-    side, valkey, group = Side(), EmbeddedValkey(), Group("cpu")
+    side, valkey, group = IoThread(), EmbeddedValkey(), Group("cpu")
     side.run(valkey.start(tmp_path / "bus"), CALL_S)
     config = DataPlaneConfig(arena_dir=str(tmp_path))
     policy = stepper_for(group, model_directory(tmp_path), configuration()).policy
@@ -90,7 +90,7 @@ def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
     group.close()
 
 
-def _equal(found: dict[str, np.ndarray], policy: Policy, offset: float = 0.0) -> None:
+def _equal(found: dict[str, np.ndarray], policy: ShardedPolicy, offset: float = 0.0) -> None:
     for shard in policy.shards:
         array = found[shard.name]
         expected = shard.local.view(shard.shape) + offset

@@ -9,7 +9,7 @@ import pytest
 
 from earl.bus import EmbeddedValkey
 from earl.config.model import ScratchModel
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 from tests.support.policy import SCRATCH, model_directory
 from tests.support.processes import run_ranks
 
@@ -22,7 +22,7 @@ FOUR = ScratchModel(hidden_size=24, intermediate_size=20, layers=2, heads=4, kv_
 def test_bits_stay_training_goes_on_and_what_is_wrong_is_rolled_back(
     tmp_path: Path, ranks: int, scratch: ScratchModel
 ):
-    side, valkey = Side(), EmbeddedValkey()
+    side, valkey = IoThread(), EmbeddedValkey()
     url = side.run(valkey.start(tmp_path / "bus"), CALL_S)
     arenas = tmp_path / "arenas"
     role = {"redis": url, "arenas": str(arenas), "model": str(model_directory(tmp_path, scratch))}

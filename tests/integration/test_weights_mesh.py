@@ -22,7 +22,7 @@ from services.rollout.engines.contract.engine import EngineSpec, LoadReport
 from services.rollout.engines.contract.weight_staging import Stager
 from services.rollout.engines.torch.model_runner import Runner
 from services.rollout.engines.torch.ranks import Rank
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 from tests.support.mesh_trainer import PUBLISHED, RANKS, SPEC, decoder
 
 CALL_S = 60.0
@@ -32,7 +32,7 @@ CALL_S = 60.0
 def published(tmp_path_factory) -> Iterator[tuple[str, str]]:
     """(redis url, arenas' directory) of a trainer whose four ranks have published."""
     directory: Path = tmp_path_factory.mktemp("mesh")
-    side, valkey = Side(), EmbeddedValkey()
+    side, valkey = IoThread(), EmbeddedValkey()
     url = side.run(valkey.start(directory / "bus"), CALL_S)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import Item, Plan
+from services.trainer.step.plan import PlannedSequence, TrainingPlan
 from tests.peers import asking, cases, objective
 from tests.support import needs
 from tests.support.policy import alone, configuration, stepper_for
@@ -125,15 +125,17 @@ def _batch(
     engine: list[list[float]],
     reference: list[list[float]] | None,
     advantages: list[float],
-) -> tuple[Plan, Columns]:
+) -> tuple[TrainingPlan, Columns]:
     """The request's trajectories as one rank's batch, with log-probs per completion token, padded or not."""
     rows = list(zip(request["prompts"], request["completions"], request["mask"], strict=True))
     keys = ("reference/0",) if reference else ()
     items = tuple(
-        Item(number, 1, f"trajectory/{number}/1", advantages[number], len(prompt) + len(completion), keys)
+        PlannedSequence(
+            number, 1, f"trajectory/{number}/1", advantages[number], len(prompt) + len(completion), keys
+        )
         for number, (prompt, completion, _) in enumerate(rows)
     )
-    plan = Plan(
+    plan = TrainingPlan(
         batch_id=1,
         version=1,
         objective="policy_gradient",

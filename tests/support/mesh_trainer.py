@@ -18,10 +18,10 @@ from earl.dispatch.registry.registry import Registry
 from earl.models.module import Decoder, initialise
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
-from services.trainer.model.sharded_policy import Policy
-from services.trainer.ranks.io_thread import Side
+from services.trainer.model.sharded_policy import ShardedPolicy
+from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, leave
-from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 
 RANKS = 4
@@ -50,8 +50,8 @@ def decoder() -> Decoder:
 
 
 @torch.no_grad()
-def policy_in(group: Group, cut: str) -> Policy:
-    policy = Policy(SPEC, Cut(group, Parallelism.parse(cut), SPEC), "float32")
+def policy_in(group: Group, cut: str) -> ShardedPolicy:
+    policy = ShardedPolicy(SPEC, RankMesh(group, Parallelism.parse(cut), SPEC), "float32")
     whole = dict(decoder().named_parameters())
     for shard in policy.shards:
         if shard.box.size:
@@ -61,7 +61,7 @@ def policy_in(group: Group, cut: str) -> Policy:
 
 def main(role: dict[str, str]) -> None:
     torch.set_num_threads(1)
-    group, side = Group("cpu"), Side()
+    group, side = Group("cpu"), IoThread()
     policies = {name: policy_in(group, cut) for name, (cut, _) in PUBLISHED.items()}
     bus = side.run(Bus.connect(role["redis"], "mesh"), CALL_S)
     registry = Registry(bus.redis, bus.prefix, 60.0)

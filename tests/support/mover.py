@@ -17,7 +17,7 @@ from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.placements import Placement, placement_boxes
 from earl.dispatch.plan.reshard_plan import Recut
 from services.trainer.ranks.process_group import Group, leave
-from services.trainer.reshard.reshard import Column, Memory, Moved, move
+from services.trainer.reshard.reshard import MoveReport, MovingTensor, TensorMemory, move
 
 RANKS = 4
 CHUNK_BYTES = 512
@@ -76,7 +76,7 @@ class Ranks:
             memory.values.copy_(whole(name, column)[memory.box.slices()])
         self.cut = "fsdp4"
 
-    def _memories(self, cut: str) -> dict[tuple[str, str], Memory]:
+    def _memories(self, cut: str) -> dict[tuple[str, str], TensorMemory]:
         found = {}
         for name in SHAPES:
             box = boxes(name, cut)[self.group.rank]
@@ -84,17 +84,17 @@ class Ranks:
                 # As FSDP2 pads: a row more than the box has.
                 padded = torch.zeros((box.shape[0] + 1, *box.shape[1:]), dtype=whole(name, column).dtype)
                 local = padded[: box.shape[0]]
-                found[name, column] = Memory(lambda local=local: local, box, local.element_size())
+                found[name, column] = TensorMemory(lambda local=local: local, box, local.element_size())
         return found
 
-    def columns(self, cut: str) -> tuple[list[Column], dict[tuple[str, str], Memory]]:
+    def columns(self, cut: str) -> tuple[list[MovingTensor], dict[tuple[str, str], TensorMemory]]:
         new = self._memories(cut)
-        found: list[Column] = []
+        found: list[MovingTensor] = []
         for (name, column), memory in new.items():
             memory.free()
             item_bytes = whole(name, column).element_size()
             recut = Recut(SHAPES[name], item_bytes, boxes(name, self.cut), boxes(name, cut))
-            found.append(Column(recut, self.held[name, column], memory))
+            found.append(MovingTensor(recut, self.held[name, column], memory))
         return found, new
 
     def move(self, cut: str) -> None:
@@ -126,7 +126,7 @@ class Ranks:
                 padded = torch.empty(0, dtype=expected.dtype).set_(memory._local().untyped_storage())
                 self._expect(not padded[expected.numel() :].any(), f"{when}: {name} is not padded with zeros")
 
-    def _note(self, moved: Moved, columns: list[Column]) -> None:
+    def _note(self, moved: MoveReport, columns: list[MovingTensor]) -> None:
         largest = max(column.new.size_bytes + column.old.size_bytes for column in columns)
         # Buffers of both directions, padded to 16 bytes a part, and what a round begins.
         bound = 3 * CHUNK_BYTES + 2 * largest + 16 * 2 * RANKS * len(columns)

@@ -16,13 +16,13 @@ from earl.config.run import RunConfig
 from earl.models.create import write_scratch
 from earl.models.spec import load_spec
 from earl.parallelism import Parallelism
-from services.trainer.checkpoint.manifest import Progress
+from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.checkpoint.ticket_ranges import TicketSet
-from services.trainer.model.sharded_policy import Policy
+from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
-from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import Item, Plan
+from services.trainer.step.plan import PlannedSequence, TrainingPlan
 from services.trainer.step.step import Stepper
 
 # Sizes that 2 and 3 ranks cut unevenly; of 4 vocabulary rows the last of 3 ranks gets none.
@@ -57,7 +57,7 @@ def stepper_for(
 ) -> Stepper:
     """In a cut of the group's ranks; None: each is a replica."""
     spec = load_spec(model)
-    policy = Policy.of(spec, Cut(group, parallelism or Parallelism(group.size), spec), config)
+    policy = ShardedPolicy.of(spec, RankMesh(group, parallelism or Parallelism(group.size), spec), config)
     policy.fill(model, config.seed)
     return Stepper(policy, config)
 
@@ -80,15 +80,15 @@ def sequence(ticket_id: int, length: int) -> dict[str, np.ndarray]:
     }
 
 
-def items_of(first_ticket: int, count: int) -> list[Item]:
+def items_of(first_ticket: int, count: int) -> list[PlannedSequence]:
     rng = np.random.default_rng(first_ticket)
     return [
-        Item(i, 1, f"trajectory/{i}/1", float(rng.normal()), int(rng.integers(5, 40)))
+        PlannedSequence(i, 1, f"trajectory/{i}/1", float(rng.normal()), int(rng.integers(5, 40)))
         for i in range(first_ticket, first_ticket + count)
     ]
 
 
-def plan_of(items: list[Item], ranks: int, batch_id: int = 1, **changes: Any) -> Plan:
+def plan_of(items: list[PlannedSequence], ranks: int, batch_id: int = 1, **changes: Any) -> TrainingPlan:
     """The items dealt out to ranks in turn."""
     items = [replace(item, position=position) for position, item in enumerate(items)]
     values: dict[str, Any] = {
@@ -101,10 +101,10 @@ def plan_of(items: list[Item], ranks: int, batch_id: int = 1, **changes: Any) ->
         "progress": 0.0,
         "first_of_phase": batch_id == 1,
     }
-    return Plan(**{**values, **changes})
+    return TrainingPlan(**{**values, **changes})
 
 
-def columns_of(plan: Plan, rank: int = 0) -> Columns:
+def columns_of(plan: TrainingPlan, rank: int = 0) -> Columns:
     columns = Columns()
     columns.take(plan.ranks[rank])
     for i, item in enumerate(plan.ranks[rank]):
@@ -124,8 +124,8 @@ def gathered(stepper: Stepper) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in stepper.policy.gathered()}
 
 
-def progress_at(stepper: Stepper, version: int) -> Progress:
-    return Progress(version, version, TicketSet([(1, 10 * version)]), stepper.optimizer.updates)
+def progress_at(stepper: Stepper, version: int) -> TrainingProgress:
+    return TrainingProgress(version, version, TicketSet([(1, 10 * version)]), stepper.optimizer.updates)
 
 
 RANKS_CONFIG = {"minibatches": 2, "passes": 2, "loss_mean": "sequence"}

@@ -52,7 +52,7 @@ from services.scheduler.scheduler import Scheduler
 from services.trainer.api.servicer import TrainerServicer
 from services.trainer.api.servicer import serve as serve_trainer
 from services.trainer.ranks.activity import Activity
-from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import Epochs
 from tests.support.runs import tictactoe
 
@@ -182,7 +182,7 @@ async def _trainer(stack: AsyncExitStack, server: Server, scheduler: str) -> str
     stack.push_async_callback(client.close)
     epochs = Epochs(Parallelism(), legal)
     stack.callback(epochs.close, "the test is over")
-    serve_trainer(server, TrainerServicer(Activity(), Requests(), client, epochs))
+    serve_trainer(server, TrainerServicer(Activity(), StageRequests(), client, epochs))
     return await server.start()
 
 

@@ -21,7 +21,7 @@ from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.parallelism import Parallelism
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.switch_requests import Command, Deadlines, Outcome
 from services.trainer.reshard.switch import switch
@@ -43,7 +43,7 @@ class Scene:
     """One rank: a stepper, and slots that are read back through the data plane."""
 
     def __init__(self, role: dict[str, str]) -> None:
-        self.group, self.side = Group("cpu"), Side()
+        self.group, self.side = Group("cpu"), IoThread()
         self.model = Path(role["model"])
         self.wrong: list[str] = []
         self.bus = self.side.run(Bus.connect(role["redis"], "switch"), CALL_S)

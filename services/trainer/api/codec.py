@@ -6,7 +6,7 @@ from typing import Literal
 
 from earl.errors import TrainerError
 from earl.v1 import events_pb2, scheduler_pb2
-from services.trainer.step.plan import Item, Plan
+from services.trainer.step.plan import PlannedSequence, TrainingPlan
 
 _OBJECTIVES: dict[int, Literal["policy_gradient", "imitate"]] = {
     scheduler_pb2.OBJECTIVE_POLICY_GRADIENT: "policy_gradient",
@@ -14,7 +14,7 @@ _OBJECTIVES: dict[int, Literal["policy_gradient", "imitate"]] = {
 }
 
 
-def decode_plan(data: bytes, ranks: int) -> Plan:
+def decode_plan(data: bytes, ranks: int) -> TrainingPlan:
     """The plan of a serialised BatchPlan for `ranks` replicas. Raises TrainerError if it is for others."""
     plan = scheduler_pb2.BatchPlan.FromString(data)
     if len(plan.ranks) != ranks:
@@ -27,7 +27,7 @@ def decode_plan(data: bytes, ranks: int) -> Plan:
             f"batch {plan.batch_id} has the unknown objective {plan.objective}",
             "run scheduler and trainer of one version",
         )
-    return Plan(
+    return TrainingPlan(
         batch_id=plan.batch_id,
         version=plan.version,
         objective=_OBJECTIVES[plan.objective],
@@ -39,18 +39,18 @@ def decode_plan(data: bytes, ranks: int) -> Plan:
     )
 
 
-def _items(rank: scheduler_pb2.RankItems) -> tuple[Item, ...]:
+def _items(rank: scheduler_pb2.RankItems) -> tuple[PlannedSequence, ...]:
     """In the order of their places in the batch, in whichever order they came: sums keep their order."""
     return tuple(sorted(map(_item, rank.items), key=lambda item: item.position))
 
 
-def _item(item: scheduler_pb2.BatchItem) -> Item:
+def _item(item: scheduler_pb2.BatchItem) -> PlannedSequence:
     if item.start_token or item.stop_token not in (0, item.total_tokens):
         raise TrainerError(
             f"{item.descriptor_key}: slice {item.start_token}:{item.stop_token} of {item.total_tokens}",
             "ranks of one replica cut sequences among themselves: plan whole ones",
         )
-    return Item(
+    return PlannedSequence(
         item.ticket_id,
         item.attempt,
         item.descriptor_key,

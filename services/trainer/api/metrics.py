@@ -11,7 +11,7 @@ from earl.rpc.metrics_endpoint import MetricsEndpoint
 from earl.rpc.server import Server
 from earl.rpc.tokens import accepted
 from services.trainer.ranks.activity import Activity
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 
 START_S = 5.0
 
@@ -44,7 +44,7 @@ def figures(activity: Activity, service: str) -> Iterator[Sample]:
 def serve_figures(
     bind: str,
     service: str,
-    side: Side,
+    side: IoThread,
     server: Server,
     activity: Activity,
     tls: TlsFiles | None,

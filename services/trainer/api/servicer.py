@@ -13,7 +13,7 @@ from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
 from services.trainer.api.codec_switch import carried_out, decode_command, encode_outcome
 from services.trainer.ranks.activity import Activity
-from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import Epochs
 
 SERVICE = "earl.v1.TrainerService"
@@ -52,7 +52,7 @@ class StageServicer(TrainerServiceServicer):
 
 class TrainerServicer(StageServicer):
     def __init__(
-        self, activity: Activity, requests: Requests, scheduler: SchedulerClient, epochs: Epochs
+        self, activity: Activity, requests: StageRequests, scheduler: SchedulerClient, epochs: Epochs
     ) -> None:
         super().__init__(activity, scheduler, epochs)
         self._requests = requests

@@ -28,8 +28,8 @@ from services.trainer.checkpoint.manifest import (
     FILE,
     FileEntry,
     Manifest,
-    Progress,
     TensorEntry,
+    TrainingProgress,
     fingerprint,
     hash_of,
 )
@@ -46,7 +46,7 @@ def save(
     directory: Path,
     stepper: Stepper,
     group: Group,
-    progress: Progress,
+    progress: TrainingProgress,
     config_hash: str,
     keep: int,
     held: Collection[int] = (),
@@ -180,7 +180,7 @@ def _local(stepper: Stepper) -> tuple[dict[str, torch.Tensor], dict[str, list]]:
     return tensors, boxes
 
 
-def _manifest(stepper: Stepper, progress: Progress, config_hash: str, parts: list[dict]) -> Manifest:
+def _manifest(stepper: Stepper, progress: TrainingProgress, config_hash: str, parts: list[dict]) -> Manifest:
     tensors: dict[str, TensorEntry] = {}
     for shard in stepper.policy.shards:
         boxes = [(index, part["tensors"].get(shard.name)) for index, part in enumerate(parts)]

@@ -52,7 +52,7 @@ class AdapterEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Where training stands.
 
     version: of the parameters. next_batch_id: first batch that they were not trained on. consumed:
@@ -69,7 +69,7 @@ class Progress:
 class Manifest:
     """adapter: what `tensors` are, if not the whole model."""
 
-    progress: Progress
+    progress: TrainingProgress
     model: str
     config: str
     adapter: AdapterEntry | None
@@ -114,7 +114,7 @@ class Manifest:
                     "use the version that wrote it",
                 )
             manifest = cls(
-                Progress(
+                TrainingProgress(
                     value["version"],
                     value["next_batch_id"],
                     TicketSet((start, stop) for start, stop in value["consumed"]),

@@ -35,7 +35,7 @@ from earl.models.slices import tp_box, tp_cut, whole_shape
 from earl.models.spec import ModelSpec
 from earl.models.weights import Checkpoint
 from services.trainer.checkpoint.manifest import AdapterEntry, hash_of
-from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.rank_mesh import RankMesh
 
 # FSDP2 warns of outputs that are views because an in-place change would lose its backward hook:
 # nothing here changes the log-probs in place.
@@ -86,7 +86,7 @@ def lora_of(config: RunConfig) -> Lora | None:
     return Lora(trainer.lora_rank, trainer.lora_alpha, tuple(sorted(set(trainer.lora_targets))))
 
 
-class Policy:
+class ShardedPolicy:
     """A sharded decoder. Call it like the decoder.
 
     dtype: what it computes in. lora: train adapters of a frozen model that is held in `frozen_dtype`.
@@ -97,7 +97,7 @@ class Policy:
     def __init__(
         self,
         spec: ModelSpec,
-        cut: Cut,
+        cut: RankMesh,
         dtype: str,
         *,
         lora: Lora | None = None,
@@ -133,7 +133,9 @@ class Policy:
             self.allocate()
 
     @classmethod
-    def of(cls, spec: ModelSpec, cut: Cut, config: RunConfig, *, allocated: bool = True) -> Policy:
+    def of(
+        cls, spec: ModelSpec, cut: RankMesh, config: RunConfig, *, allocated: bool = True
+    ) -> ShardedPolicy:
         """As the run file asks for."""
         trainer = config.trainer
         return cls(
@@ -273,7 +275,7 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
     return cast(DTensor, parameter.detach()).full_tensor()
 
 
-def shards_of(decoder: Decoder, cut: Cut) -> Iterator[Shard]:
+def shards_of(decoder: Decoder, cut: RankMesh) -> Iterator[Shard]:
     """This rank's shard of each parameter of a decoder whose slices FSDP2 has cut.
 
     On the layout's mesh tp cuts before FSDP2. Where several ranks hold the same key-value head, or all tp

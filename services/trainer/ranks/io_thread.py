@@ -25,7 +25,7 @@ HURRY_S = 3.0
 NOTICE_S = 0.05
 
 
-class Side:
+class IoThread:
     """Starts its thread at once; `close` ends it."""
 
     def __init__(self) -> None:

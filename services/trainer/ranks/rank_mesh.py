@@ -29,7 +29,7 @@ from services.trainer.ranks.process_group import Group
 _number = count()
 
 
-class Cut:
+class RankMesh:
     """One cut of a group. Making and closing it are collectives: every rank of the group, in the same order.
 
     replica: which of the dp this rank belongs to. tensor, context: its places within. blocks, everyone: the
@@ -38,7 +38,7 @@ class Cut:
 
     def __init__(self, group: Group, parallelism: Parallelism, spec: ModelSpec) -> None:
         """Raises IllegalParallelism where it needs another number of ranks, or the model forbids it."""
-        check(parallelism, group.size, spec)
+        check_rank_mesh(parallelism, group.size, spec)
         self.group, self.parallelism = group, parallelism
         dp, tp, cp = parallelism.dp, parallelism.tp, parallelism.cp
         ranks = torch.arange(group.size).view(dp, cp, tp)
@@ -102,7 +102,7 @@ class Cut:
         return mine
 
 
-def check(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> None:
+def check_rank_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> None:
     """Raises IllegalParallelism, naming what is possible."""
     if parallelism.pp > 1 or parallelism.devices != ranks:
         raise IllegalParallelism(

@@ -17,7 +17,7 @@ FOLLOWS_S = 5.0
 NOTICE_S = 0.05
 
 
-class Requests:
+class StageRequests:
     """stop: SIGTERM came, save and leave. over: the scheduler says that the run is done."""
 
     def __init__(self, follows_s: float = FOLLOWS_S) -> None:

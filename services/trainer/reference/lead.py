@@ -23,11 +23,16 @@ from earl.rpc.tokens import accepted
 from earl.scheduler_client import RETRY_S, SchedulerClient
 from services.trainer.api.servicer import StageServicer, serve
 from services.trainer.ranks.activity import Activity
-from services.trainer.ranks.io_thread import Side
-from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.io_thread import IoThread
+from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import Epochs, Outcome
 from services.trainer.reference.origin import Origin
-from services.trainer.reference.scheduler_client import Column, Item, Offer, ReferenceClient
+from services.trainer.reference.scheduler_client import (
+    LeaseOffer,
+    LogprobColumn,
+    ReferenceClient,
+    ReferenceItem,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +54,10 @@ class Lead:
     def __init__(
         self,
         config: RunConfig,
-        side: Side,
+        side: IoThread,
         scheduler: SchedulerClient,
         activity: Activity,
-        requests: Requests,
+        requests: StageRequests,
         origin: Origin,
         epochs: Epochs,
     ) -> None:
@@ -64,7 +69,7 @@ class Lead:
         self._requests = requests
         self._origin = origin
         self._epochs = epochs
-        self._asked: concurrent.futures.Future[Offer] | None = None
+        self._asked: concurrent.futures.Future[LeaseOffer] | None = None
         # What the bus said last, and of the origin's version where it can be read.
         self._newest = 0
         self._keys: tuple[str, ...] = ()
@@ -148,7 +153,7 @@ class Lead:
             self._requests.stop.wait(NOTICE_S)
             waited_s += NOTICE_S
 
-    def _offer(self, credit_tokens: int) -> Offer | None:
+    def _offer(self, credit_tokens: int) -> LeaseOffer | None:
         """What the dock offers, or None while it has not answered; asks it if it was not asked."""
         if self._asked is None:
             reference = self._config.reference
@@ -175,7 +180,9 @@ class Lead:
             self._side.call_soon(self._scheduler.set_parallelism, outcome.parallelism, outcome.epoch)
         self._epochs.end(outcome)
 
-    def complete(self, fence: int, results: Mapping[Item, Column], lost: Sequence[Item]) -> None:
+    def complete(
+        self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
+    ) -> None:
         """Tell the dock what became of a lease."""
         refused = self._side.run(self._trajectories.complete(fence, results, lost), 2 * RETRY_S + SLACK_S)
         if refused:

@@ -25,7 +25,7 @@ from earl.dispatch.read.reader import Dispatcher, Read
 from earl.errors import CheckpointError
 from earl.models.spec import ModelSpec
 from earl.models.weights import save_checkpoint
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 from services.trainer.reference.policy import ReferencePolicy
 
 # Bytes that are read at once: a receive buffer of this size exists beside the model.
@@ -85,14 +85,14 @@ def parts(sizes: Mapping[str, int], limit_bytes: int = PART_BYTES) -> Iterator[l
         yield part
 
 
-class Published:
+class PublishedVersion:
     """A published version, read box by box. Methods are called from the computing thread.
 
     dtype: that it was published in. deadline_s: of each part of PART_BYTES.
     """
 
     def __init__(
-        self, side: Side, dispatcher: Dispatcher, keys: Sequence[str], dtype: str, deadline_s: float
+        self, side: IoThread, dispatcher: Dispatcher, keys: Sequence[str], dtype: str, deadline_s: float
     ) -> None:
         self._side = side
         self._dispatcher = dispatcher

@@ -13,7 +13,7 @@ from services.trainer.ranks.process_group import Group
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReferenceMesh:
     """replica: which of the dp. tensor: this rank's place among the tp that share a model."""
 
     group: Group
@@ -31,7 +31,7 @@ class Place:
             dist.destroy_process_group(self.tensor.group)
 
 
-def take_place(group: Group, dp: int, tp: int) -> Place:
+def make_reference_mesh(group: Group, dp: int, tp: int) -> ReferenceMesh:
     """A collective. Raises ConfigError unless the group has dp * tp ranks."""
     if group.size != dp * tp:
         raise ConfigError(
@@ -40,7 +40,7 @@ def take_place(group: Group, dp: int, tp: int) -> Place:
         )
     replica, slice_ = divmod(group.rank, tp)
     if tp == 1:
-        return Place(group, dp, replica, TensorParallel())
+        return ReferenceMesh(group, dp, replica, TensorParallel())
     # Every rank takes part in making every group.
     groups = [dist.new_group(list(range(first, first + tp))) for first in range(0, dp * tp, tp)]
-    return Place(group, dp, replica, TensorParallel(slice_, tp, groups[replica]))
+    return ReferenceMesh(group, dp, replica, TensorParallel(slice_, tp, groups[replica]))

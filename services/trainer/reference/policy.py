@@ -29,7 +29,7 @@ from services.trainer.step.prefix_packing import bins, rows_of
 
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
+class MaskedTrajectory:
     """tokens int32[T], loss_mask uint8[T] of one sequence."""
 
     key: str
@@ -45,7 +45,7 @@ def slices(loss_mask: np.ndarray, count: int) -> list[Box]:
     return [Box((start,), (stop,)) for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def trainable(one: Trajectory, vocabulary: int) -> bool:
+def trainable(one: MaskedTrajectory, vocabulary: int) -> bool:
     """Whether the columns can be what a rollout worker wrote."""
     known = bool(((one.tokens >= 0) & (one.tokens < vocabulary)).all())
     return known and int(one.loss_mask.max(initial=0)) <= 1 and int(one.loss_mask[:1].sum()) == 0
@@ -118,7 +118,7 @@ class ReferencePolicy:
         load_decoder(self.decoder, directory)
 
     @torch.no_grad()
-    def logprobs(self, sequences: Sequence[Trajectory], box: Box, into: np.ndarray) -> None:
+    def logprobs(self, sequences: Sequence[MaskedTrajectory], box: Box, into: np.ndarray) -> None:
         """Fill `into`, float32 of `box`: this rank's slice of the sequences laid end to end.
 
         0 where the mask is 0. A collective of tp ranks. Raises TrainerError for what is not finite.
@@ -144,7 +144,7 @@ class ReferencePolicy:
             )
 
     def _forward(
-        self, sequences: Sequence[Trajectory], shared: list[int], starts: np.ndarray, box: Box
+        self, sequences: Sequence[MaskedTrajectory], shared: list[int], starts: np.ndarray, box: Box
     ) -> tuple[np.ndarray, np.ndarray]:
         """(where, log-probs float32) of the trained tokens within the box.
 

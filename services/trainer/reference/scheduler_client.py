@@ -10,7 +10,7 @@ from earl.v1 import scheduler_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ReferenceItem:
     """One trajectory whose reference log-probs are wanted; `key` is of its columns."""
 
     ticket_id: int
@@ -20,7 +20,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class LogprobColumn:
     """Where log-probs lie: from element `offset` on of what these registry keys hold together."""
 
     keys: tuple[str, ...]
@@ -28,15 +28,15 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class ReferenceLease:
     """ranks[r]: for replica r."""
 
     fence: int
-    ranks: tuple[tuple[Item, ...], ...]
+    ranks: tuple[tuple[ReferenceItem, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class LeaseOffer:
     """lease: serialised, empty if nothing was wanted in time, or nothing that fits. over: leave.
 
     waiting_tokens: of what is wanted beside.
@@ -53,7 +53,7 @@ class ReferenceClient:
     def __init__(self, scheduler: SchedulerClient) -> None:
         self._scheduler = scheduler
 
-    async def lease(self, credit_tokens: int, wait_s: float) -> Offer:
+    async def lease(self, credit_tokens: int, wait_s: float) -> LeaseOffer:
         """At most credit_tokens of what is wanted, waited for up to wait_s."""
         request = scheduler_pb2.LeaseReferenceRequest(
             worker=self._scheduler.worker,
@@ -63,9 +63,11 @@ class ReferenceClient:
         )
         answer = await self._scheduler.call("LeaseReference", request, wait_s=wait_s)
         data = answer.SerializeToString() if answer.ranks else b""
-        return Offer(data, answer.waiting_tokens, answer.stop)
+        return LeaseOffer(data, answer.waiting_tokens, answer.stop)
 
-    async def complete(self, fence: int, results: Mapping[Item, Column], lost: Sequence[Item]) -> int:
+    async def complete(
+        self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
+    ) -> int:
         """Where the results lie, and whose columns cannot be read any more; the number refused."""
         request = scheduler_pb2.CompleteReferenceRequest(worker=self._scheduler.worker, fence=fence)
         for item, column in results.items():
@@ -85,13 +87,14 @@ class ReferenceClient:
         return (await self._scheduler.call("CompleteReference", request)).refused
 
 
-def decode_lease(data: bytes) -> Lease:
+def decode_lease(data: bytes) -> ReferenceLease:
     """The lease that `ReferenceClient.lease` gave, on every rank."""
     message = scheduler_pb2.LeaseReferenceResponse.FromString(data)
     ranks = tuple(
         tuple(
-            Item(item.ticket_id, item.attempt, item.descriptor_key, item.total_tokens) for item in rank.items
+            ReferenceItem(item.ticket_id, item.attempt, item.descriptor_key, item.total_tokens)
+            for item in rank.items
         )
         for rank in message.ranks
     )
-    return Lease(message.fence, ranks)
+    return ReferenceLease(message.fence, ranks)

@@ -31,31 +31,31 @@ from earl.rpc.token_file import Role
 from earl.scheduler_client import RETRY_S, SchedulerClient
 from services.trainer.api.metrics import serve_figures
 from services.trainer.ranks.activity import Activity
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
-from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import Epochs
 from services.trainer.reference.lead import SLACK_S, Lead
 from services.trainer.reference.origin import Origin
-from services.trainer.reference.place import take_place
+from services.trainer.reference.place import make_reference_mesh
 from services.trainer.reference.policy import ReferencePolicy
-from services.trainer.reference.recut import check
+from services.trainer.reference.recut import check_reference_mesh
 from services.trainer.reference.shelf import Shelf
-from services.trainer.reference.worker import ReferenceStage
+from services.trainer.reference.worker import ReferenceRank
 from services.trainer.service import CLOSE_S
 
 
-def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> None:
+def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) -> None:
     """Runs one rank until the run is over or `requests.stop` is set. Raises EarlError for what failed."""
     redis_url, scheduler = peer("EARL_REDIS_URL"), peer("EARL_SCHEDULER")
     reference = config.reference
     torch.set_num_threads(reference.threads)
     spec = load_spec(run_dir / "model")
     with ExitStack() as stack:
-        side = Side()
+        side = IoThread()
         stack.callback(side.close)
         group = Group(reference.device)
-        place = take_place(group, reference.dp, reference.tp)
+        place = make_reference_mesh(group, reference.dp, reference.tp)
         policy = ReferencePolicy(
             spec,
             place.tensor,
@@ -89,7 +89,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
         lead = None
         address = metrics = ""
         if group.leads:
-            epochs = Epochs(place.parallelism, lambda wanted: check(wanted, group.size, spec))
+            epochs = Epochs(place.parallelism, lambda wanted: check_reference_mesh(wanted, group.size, spec))
             access = Access.of(Role.WORKER)
             link = _link(config, name, scheduler, access, side, stack)
             lead = Lead(config, side, link, activity, requests, origin, epochs)
@@ -105,7 +105,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
                 lead.published(*before)
             side.spawn(lead.heartbeats())
         side.spawn(_follow(bus, after, shelf, lead))
-        stage = ReferenceStage(
+        stage = ReferenceRank(
             config,
             run_dir,
             place=place,
@@ -124,7 +124,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: Requests) -> No
 
 
 def _link(
-    config: RunConfig, name: str, scheduler: str, access: Access, side: Side, stack: ExitStack
+    config: RunConfig, name: str, scheduler: str, access: Access, side: IoThread, stack: ExitStack
 ) -> SchedulerClient:
     parallelism = Parallelism(config.reference.dp, config.reference.tp)
 

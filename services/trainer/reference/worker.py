@@ -25,14 +25,14 @@ from earl.dispatch.read.reader import Dispatcher, SequenceRead
 from earl.errors import DataPlaneError
 from earl.obs import tracing
 from services.trainer.ranks.activity import READING, SWITCHING, Activity, gathered, memory_fraction
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.switch_requests import Command
 from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, SWITCH, VOID, Lead
-from services.trainer.reference.origin import Origin, Published
-from services.trainer.reference.place import Place
-from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices, trainable
+from services.trainer.reference.origin import Origin, PublishedVersion
+from services.trainer.reference.place import ReferenceMesh
+from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices, trainable
 from services.trainer.reference.recut import ReferenceChange
-from services.trainer.reference.scheduler_client import Column, Item, decode_lease
+from services.trainer.reference.scheduler_client import LogprobColumn, ReferenceItem, decode_lease
 from services.trainer.reference.shelf import Shelf, key
 from services.trainer.reshard.switch import log_outcome, switch
 from services.trainer.step.reader import transfers
@@ -44,7 +44,7 @@ READ_SLACK_S = 10.0
 CALL_S = 30.0
 
 
-class ReferenceStage:
+class ReferenceRank:
     """All parts are made and closed by the caller (service.py). lead: on rank 0 only."""
 
     def __init__(
@@ -52,8 +52,8 @@ class ReferenceStage:
         config: RunConfig,
         run_dir: Path,
         *,
-        place: Place,
-        side: Side,
+        place: ReferenceMesh,
+        side: IoThread,
         policy: ReferencePolicy,
         shelf: Shelf,
         dispatcher: Dispatcher,
@@ -124,7 +124,7 @@ class ReferenceStage:
                 if kept:
                     self._policy.fill(self._origin.directory)
                 else:
-                    published = Published(
+                    published = PublishedVersion(
                         self._side,
                         self._dispatcher,
                         keys,
@@ -180,7 +180,7 @@ class ReferenceStage:
         memory = memory_fraction(self._group)
         if self._lead is None:
             return
-        results: dict[Item, Column] = {}
+        results: dict[ReferenceItem, LogprobColumn] = {}
         for replica, leased in enumerate(lease.ranks):
             if not full[replica]:
                 usable = [item for index, item in enumerate(leased) if index not in lost[replica]]
@@ -198,13 +198,13 @@ class ReferenceStage:
         }
         self._lead.complete(lease.fence, results, gone)
 
-    def _columns(self, replica: int, items: Sequence[Item]) -> dict[Item, Column]:
+    def _columns(self, replica: int, items: Sequence[ReferenceItem]) -> dict[ReferenceItem, LogprobColumn]:
         """Where the log-probs of this lease's items lie, end to end in what the replica's ranks hold."""
         tp = self._place.tensor.size
         keys = tuple(key(self._life, self._leases, replica * tp + rank) for rank in range(tp))
         columns, offset = {}, 0
         for item in items:
-            columns[item] = Column(keys, offset)
+            columns[item] = LogprobColumn(keys, offset)
             offset += item.total_tokens
         return columns
 
@@ -214,13 +214,13 @@ class ReferenceStage:
         by_rank = [json.loads(data) for data in self._group.gather(json.dumps(mine).encode())]
         return [set().union(*by_rank[first : first + tp]) for first in range(0, len(by_rank), tp)]
 
-    def _read(self, items: Sequence[Item]) -> list[Trajectory | None]:
+    def _read(self, items: Sequence[ReferenceItem]) -> list[MaskedTrajectory | None]:
         """Each trajectory's tokens and mask; None for one that cannot be read, or is no trajectory."""
         deadline_s = self._config.data_plane.read_s
         bounds = np.cumsum([0, *(item.total_tokens for item in items)])
         tokens, loss_mask = np.empty(bounds[-1], np.int32), np.empty(bounds[-1], np.uint8)
         found = [
-            Trajectory(item.key, tokens[start:stop], loss_mask[start:stop])
+            MaskedTrajectory(item.key, tokens[start:stop], loss_mask[start:stop])
             for item, start, stop in zip(items, bounds[:-1], bounds[1:], strict=True)
         ]
         whole = _read_of([item.key for item in items], tokens, loss_mask, np.diff(bounds))
@@ -232,7 +232,7 @@ class ReferenceStage:
         return [one if ok else None for one, ok in zip(found, usable, strict=True)]
 
     async def _read_all(
-        self, whole: SequenceRead, found: Sequence[Trajectory], deadline_s: float
+        self, whole: SequenceRead, found: Sequence[MaskedTrajectory], deadline_s: float
     ) -> list[bool]:
         """All in one read; if that fails, one by one, to learn which cannot be read."""
         if not found:
@@ -256,7 +256,7 @@ class ReferenceStage:
                 raise outcome
         return [not isinstance(outcome, BaseException) for outcome in outcomes]
 
-    def _place_logprobs(self, found: Sequence[Trajectory]) -> bool:
+    def _place_logprobs(self, found: Sequence[MaskedTrajectory]) -> bool:
         """Log-probs into the arena; whether they found room there."""
         tensor = self._place.tensor
         box = slices(np.concatenate([one.loss_mask for one in found]), tensor.size)[tensor.rank]

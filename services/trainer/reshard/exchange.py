@@ -30,7 +30,7 @@ _ALIGNMENT_BYTES = 16
 _NONCE_BYTES = 16
 
 
-class Values(Protocol):
+class HeldBox(Protocol):
     """A rank's box of a tensor. values: shaped as the box."""
 
     @property
@@ -40,20 +40,20 @@ class Values(Protocol):
     def values(self) -> torch.Tensor: ...
 
 
-class Ends(Protocol):
+class ExchangedTensor(Protocol):
     """A tensor on this rank: where its parts come from and where they go."""
 
     @property
     def item_bytes(self) -> int: ...
 
     @property
-    def old(self) -> Values: ...
+    def old(self) -> HeldBox: ...
 
     @property
-    def new(self) -> Values: ...
+    def new(self) -> HeldBox: ...
 
 
-class Wire(Protocol):
+class Exchange(Protocol):
     def held_bytes(self, batch: Sequence[Part]) -> int:
         """Memory of this rank that carrying these parts takes."""
         ...
@@ -63,7 +63,9 @@ class Wire(Protocol):
         ...
 
 
-def open_wire(ends: Sequence[Ends], batches: Sequence[Sequence[Part]], group: Group, carrier: Any) -> Wire:
+def open_exchange(
+    ends: Sequence[ExchangedTensor], batches: Sequence[Sequence[Part]], group: Group, carrier: Any
+) -> Exchange:
     """What can carry all of these batches. carrier: a process group; the default one if None. A collective.
 
     Raises what the process group does when a rank is lost.
@@ -75,7 +77,7 @@ def open_wire(ends: Sequence[Ends], batches: Sequence[Sequence[Part]], group: Gr
     return _Collective(ends, group, carrier)
 
 
-def at(values: Values, box: Box) -> torch.Tensor:
+def at(values: HeldBox, box: Box) -> torch.Tensor:
     """The part of a rank's box that is `box`."""
     return values.values[box.relative_to(values.box.start).slices()]
 
@@ -83,7 +85,9 @@ def at(values: Values, box: Box) -> torch.Tensor:
 class _Laid:
     """Where the parts of one rank lie in a buffer of it, peer after peer. splits: bytes of each peer's."""
 
-    def __init__(self, batch: Sequence[Part], ends: Sequence[Ends], group: Group, rank: int, *, sends: bool):
+    def __init__(
+        self, batch: Sequence[Part], ends: Sequence[ExchangedTensor], group: Group, rank: int, *, sends: bool
+    ):
         by_peer: list[list[Part]] = [[] for _ in range(group.size)]
         for part in batch:
             piece = part.piece
@@ -109,7 +113,7 @@ def _packed(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tens
 class _Collective:
     """Buffers on the tensors' device, by all_to_all."""
 
-    def __init__(self, ends: Sequence[Ends], group: Group, carrier: Any) -> None:
+    def __init__(self, ends: Sequence[ExchangedTensor], group: Group, carrier: Any) -> None:
         self._ends, self._group, self._carrier = ends, group, carrier
 
     def _laid(self, batch: Sequence[Part], *, sends: bool) -> _Laid:
@@ -136,7 +140,7 @@ class _Shared:
     """outboxes: every rank's, uint8[2, bytes], by rank."""
 
     def __init__(
-        self, ends: Sequence[Ends], group: Group, carrier: Any, outboxes: Sequence[torch.Tensor]
+        self, ends: Sequence[ExchangedTensor], group: Group, carrier: Any, outboxes: Sequence[torch.Tensor]
     ) -> None:
         self._ends, self._group, self._carrier, self._outboxes = ends, group, carrier, outboxes
         self._round = 0
@@ -163,7 +167,7 @@ class _Shared:
 
 
 def _shared(
-    ends: Sequence[Ends], batches: Sequence[Sequence[Part]], group: Group, carrier: Any
+    ends: Sequence[ExchangedTensor], batches: Sequence[Sequence[Part]], group: Group, carrier: Any
 ) -> _Shared | None:
     """None if a rank cannot map another's memory: they are of several hosts. A collective."""
     sizes = [

@@ -21,12 +21,12 @@ import torch
 from earl.dispatch.layout.box import Box
 from earl.dispatch.plan.reshard_plan import Piece, Recut, exchange, rounds
 from services.trainer.ranks.process_group import Group
-from services.trainer.reshard.exchange import at, open_wire
+from services.trainer.reshard.exchange import at, open_exchange
 
 CHUNK_BYTES = 32 << 20
 
 
-class Memory:
+class TensorMemory:
     """A rank's box of a tensor, whose memory is given back and taken again: every view of it follows.
 
     local: the tensor as it is now. make: allocates it, the first time that it is taken; None if it is there.
@@ -66,24 +66,24 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MovingTensor:
     """One tensor on this rank: `old` is recut.before of this rank, `new` is its recut.after."""
 
     recut: Recut
-    old: Memory
-    new: Memory
+    old: TensorMemory
+    new: TensorMemory
 
     @property
     def item_bytes(self) -> int:
         return self.recut.item_bytes
 
-    def reversed(self) -> Column:
+    def reversed(self) -> MovingTensor:
         """The way back."""
-        return Column(self.recut.reversed(), self.new, self.old)
+        return MovingTensor(self.recut.reversed(), self.new, self.old)
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MoveReport:
     """columns: how many moved, from the first on; fewer than all if the time was over.
 
     sent_bytes: of this rank over the wire. peak_extra_bytes: on this rank, beyond the larger cut.
@@ -97,13 +97,13 @@ class Moved:
 
 @torch.no_grad()
 def move(
-    columns: Sequence[Column],
+    columns: Sequence[MovingTensor],
     group: Group,
     wire: Any = None,
     *,
     until: float = float("inf"),
     chunk_bytes: int = CHUNK_BYTES,
-) -> Moved:
+) -> MoveReport:
     """Fill every column's new memory from the others' old; the latter is freed. A collective.
 
     wire: the process group that carries the values; the default one if None. until: by time.monotonic();
@@ -113,7 +113,7 @@ def move(
     recuts = [column.recut for column in columns]
     pieces = exchange(recuts)
     batches = list(rounds(recuts, pieces, chunk_bytes))
-    way = open_wire(columns, batches, group, wire)
+    way = open_exchange(columns, batches, group, wire)
     walk = _Walk(columns, pieces, group.rank)
     sent_bytes = 0
     for batch in batches:
@@ -129,13 +129,13 @@ def move(
         walk.end(walk.begun)
         if group.agree(time.monotonic() < until):
             walk.begin(len(columns))
-    return Moved(walk.begun, sent_bytes, walk.peak_extra_bytes, time.perf_counter() - started)
+    return MoveReport(walk.begun, sent_bytes, walk.peak_extra_bytes, time.perf_counter() - started)
 
 
 class _Walk:
     """How far the columns are begun and ended, and what is held meanwhile."""
 
-    def __init__(self, columns: Sequence[Column], pieces: Sequence[Sequence[Piece]], rank: int) -> None:
+    def __init__(self, columns: Sequence[MovingTensor], pieces: Sequence[Sequence[Piece]], rank: int) -> None:
         self._columns, self._pieces, self._rank = columns, pieces, rank
         self.begun = 0
         # Those whose old memory the rounds still need.
@@ -165,7 +165,7 @@ class _Walk:
             self._free(self._columns[number])
             self._open.remove(number)
 
-    def _free(self, column: Column) -> None:
+    def _free(self, column: MovingTensor) -> None:
         column.old.free()
         self.hold(-column.old.size_bytes)
 

@@ -27,7 +27,7 @@ from earl.parallelism import Parallelism
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.runtime import return_pages
 from services.trainer.ranks.switch_requests import Command, Outcome
-from services.trainer.reshard.reshard import CHUNK_BYTES, Column, Moved, move
+from services.trainer.reshard.reshard import CHUNK_BYTES, MoveReport, MovingTensor, move
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _SEED = 20250613
 _ROOM = 0.9
 
 
-class Change(Protocol):
+class ParallelismChange(Protocol):
     """What a stage's ranks are and become. Every method is a collective but `reserve` and `arena_bytes`."""
 
     @property
@@ -49,7 +49,7 @@ class Change(Protocol):
         """As the ranks are cut before."""
         ...
 
-    def prepare(self, wanted: Parallelism) -> list[Column]:
+    def prepare(self, wanted: Parallelism) -> list[MovingTensor]:
         """Make what they become, without memory for it; what moves."""
         ...
 
@@ -84,7 +84,7 @@ def canary_tokens(vocabulary: int) -> np.ndarray:
     return rng.integers(0, vocabulary, (CANARIES, CANARY_TOKENS)).astype(np.int32)
 
 
-def switch(command: Command, change: Change) -> Outcome:
+def switch(command: Command, change: ParallelismChange) -> Outcome:
     """Carry a command out; `change` is kept or dropped. A collective.
 
     Raises what a process group does when a rank is lost.
@@ -103,9 +103,9 @@ def log_outcome(command: Command, outcome: Outcome) -> None:
 
 
 class _Switch:
-    def __init__(self, command: Command, change: Change) -> None:
+    def __init__(self, command: Command, change: ParallelismChange) -> None:
         self._command, self._change, self._group = command, change, change.group
-        self._moves: list[Moved] = []
+        self._moves: list[MoveReport] = []
         self._difference = 0.0
 
     def run(self) -> Outcome:
@@ -126,7 +126,7 @@ class _Switch:
 
     # --- stages -----------------------------------------------------------------------------
 
-    def _prepare(self, columns: Sequence[Column], until: float) -> tuple[str, np.ndarray]:
+    def _prepare(self, columns: Sequence[MovingTensor], until: float) -> tuple[str, np.ndarray]:
         """(why it cannot be, canaries' log-probs)"""
         why = self._lacking(columns)
         if not why:
@@ -141,7 +141,7 @@ class _Switch:
         in_time = self._group.agree(time.monotonic() < until)
         return "" if in_time else f"it was not prepared {self._within('prepare_s')}", before
 
-    def _lacking(self, columns: Sequence[Column]) -> str:
+    def _lacking(self, columns: Sequence[MovingTensor]) -> str:
         """What there is not enough memory for; "" if there is. A collective: ranks share their host's."""
         more_bytes = sum(column.new.size_bytes - column.old.size_bytes for column in columns)
         largest = max((column.new.size_bytes for column in columns), default=0)
@@ -157,7 +157,7 @@ class _Switch:
                 return f"{need} bytes are needed while tensors move, and the {where} has {free} left"
         return ""
 
-    def _carry_out(self, columns: Sequence[Column], before: np.ndarray) -> str:
+    def _carry_out(self, columns: Sequence[MovingTensor], before: np.ndarray) -> str:
         """Move, verify, and back if need be; why, or "" if the ranks are cut anew."""
         switch_s = self._command.deadlines.switch_s
         wire: Any = dist.new_group(timeout=timedelta(seconds=max(1.0, 2 * switch_s)))

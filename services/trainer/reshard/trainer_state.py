@@ -10,13 +10,13 @@ import torch
 
 from earl.dispatch.plan.reshard_plan import Recut
 from earl.parallelism import Parallelism
-from services.trainer.model.sharded_policy import Policy, Shard
-from services.trainer.ranks.rank_mesh import Cut
-from services.trainer.reshard.reshard import Column, Memory, boxes_by_rank
+from services.trainer.model.sharded_policy import Shard, ShardedPolicy
+from services.trainer.ranks.rank_mesh import RankMesh
+from services.trainer.reshard.reshard import MovingTensor, TensorMemory, boxes_by_rank
 from services.trainer.reshard.switch import canary_tokens
-from services.trainer.reshard.weight_slots import Slots, WeightSlots
+from services.trainer.reshard.weight_slots import SlotLayout, WeightSlots
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import Item
+from services.trainer.step.plan import PlannedSequence
 from services.trainer.step.step import Stepper
 
 
@@ -27,14 +27,14 @@ class TrainerChange:
         self.stepper = stepper
         self._slots = slots
         self._new: Stepper | None = None
-        self._reserved: Slots | None = None
+        self._reserved: SlotLayout | None = None
         self.group = stepper.group
         self.parallelism = stepper.cut.parallelism
 
-    def prepare(self, wanted: Parallelism) -> list[Column]:
+    def prepare(self, wanted: Parallelism) -> list[MovingTensor]:
         old = self.stepper
-        policy = Policy.of(
-            old.policy.spec, Cut(self.group, wanted, old.policy.spec), old.config, allocated=False
+        policy = ShardedPolicy.of(
+            old.policy.spec, RankMesh(self.group, wanted, old.policy.spec), old.config, allocated=False
         )
         policy.adapter = old.policy.adapter
         self._new = Stepper(policy, old.config)
@@ -71,19 +71,19 @@ class TrainerChange:
         return self._new
 
 
-def columns_of(old: Stepper, new: Stepper) -> list[Column]:
+def columns_of(old: Stepper, new: Stepper) -> list[MovingTensor]:
     """What moves: every parameter, followed by its moments if it is trained. A collective."""
     pairs = list(zip(_all(old.policy), _all(new.policy), strict=True))
     before = boxes_by_rank([shard.box for shard, _ in pairs], old.group)
     after = boxes_by_rank([shard.box for _, shard in pairs], new.group)
-    found: list[Column] = []
+    found: list[MovingTensor] = []
     for (shard, target), *boxes in zip(pairs, before, after, strict=True):
         item_bytes = shard.parameter.element_size()
         found.append(
-            Column(
+            MovingTensor(
                 Recut(shard.shape, item_bytes, *boxes),
-                Memory(lambda shard=shard: shard.local, shard.box, item_bytes),
-                Memory(
+                TensorMemory(lambda shard=shard: shard.local, shard.box, item_bytes),
+                TensorMemory(
                     lambda target=target: target.local,
                     target.box,
                     item_bytes,
@@ -94,23 +94,23 @@ def columns_of(old: Stepper, new: Stepper) -> list[Column]:
         if shard.parameter.requires_grad:
             for which in (0, 1):
                 recut = Recut(shard.shape, 4, *boxes)
-                found.append(Column(recut, _moment(old, shard, which), _moment(new, target, which)))
+                found.append(MovingTensor(recut, _moment(old, shard, which), _moment(new, target, which)))
     return found
 
 
-def _moment(stepper: Stepper, shard: Shard, which: int) -> Memory:
+def _moment(stepper: Stepper, shard: Shard, which: int) -> TensorMemory:
     pair = stepper.optimizer.moments.get(shard.name)
     if pair is None:
         nothing = torch.zeros(0)
-        return Memory(lambda: nothing, shard.box, 4)
+        return TensorMemory(lambda: nothing, shard.box, 4)
 
     def make() -> None:
         pair[which] = torch.empty_like(pair[which], device=stepper.group.device)
 
-    return Memory(lambda: pair[which], shard.box, 4, make if pair[which].is_meta else None)
+    return TensorMemory(lambda: pair[which], shard.box, 4, make if pair[which].is_meta else None)
 
 
-def _all(policy: Policy) -> list[Shard]:
+def _all(policy: ShardedPolicy) -> list[Shard]:
     """Of the model and of its adapters, each once, in one order whatever the cut."""
     return list({shard.name: shard for shard in (*policy.model_shards, *policy.shards)}.values())
 
@@ -119,7 +119,9 @@ def canary_logprobs(stepper: Stepper) -> np.ndarray:
     """float32[tokens]: of the canaries; every replica computes them all. A collective."""
     tokens = canary_tokens(stepper.policy.spec.vocab)
     columns = Columns()
-    columns.take([Item(n, 1, f"canary/{n}", 0.0, tokens.shape[1], position=n) for n in range(len(tokens))])
+    columns.take(
+        [PlannedSequence(n, 1, f"canary/{n}", 0.0, tokens.shape[1], position=n) for n in range(len(tokens))]
+    )
     sampled = columns.sampled
     sampled["tokens"][:] = tokens.ravel()
     sampled["loss_mask"][:] = np.broadcast_to(np.arange(tokens.shape[1]) > 0, tokens.shape).ravel()

@@ -33,7 +33,7 @@ from earl.dispatch.registry.registry import Registry
 from earl.errors import BusUnavailable, EarlError
 from services.trainer.api.codec import weights_published
 from services.trainer.model.sharded_policy import Shard
-from services.trainer.ranks.io_thread import Side
+from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ OpenStore = Callable[[int], Coroutine[Any, Any, TensorStore]]
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class SlotLayout:
     """What is published in one cut, and where. room: bytes of a version that a slot there holds."""
 
     policy: Weights
@@ -102,7 +102,7 @@ class WeightSlots:
 
     def __init__(
         self,
-        side: Side,
+        side: IoThread,
         store: TensorStore,
         registry: Registry,
         bus: Bus,
@@ -133,15 +133,15 @@ class WeightSlots:
         shards = policy.model_shards
         self._size_bytes = sum(int(np.prod(shard.shape)) * numpy_dtype(dtype).itemsize for shard in shards)
 
-    def _slots_of(self, policy: Weights, store: TensorStore, room: int) -> Slots:
-        return Slots(policy, published_classes(policy.model_shards, self.dtype), store, room)
+    def _slots_of(self, policy: Weights, store: TensorStore, room: int) -> SlotLayout:
+        return SlotLayout(policy, published_classes(policy.model_shards, self.dtype), store, room)
 
     def more_bytes(self, policy: Weights) -> int:
         """Of a further arena, if `reserve` needs one for this policy."""
         fits = slot_bytes(policy.model_shards, self.dtype) <= self._now.room
         return 0 if fits else arena_bytes(policy.model_shards, self.dtype)
 
-    def reserve(self, policy: Weights) -> Slots:
+    def reserve(self, policy: Weights) -> SlotLayout:
         """Room for the versions of the same model in another cut: to `adopt`, or to `discard`.
 
         Raises ConfigError where there is none.
@@ -153,12 +153,12 @@ class WeightSlots:
         store = self._side.run(self._open_store(more_bytes), CALL_S)
         return self._slots_of(policy, store, slot_bytes(policy.model_shards, self.dtype))
 
-    def adopt(self, slots: Slots) -> None:
+    def adopt(self, slots: SlotLayout) -> None:
         """From now on versions are published in this cut."""
         before, self._now = self._now, slots
         self._close_unused(before.store)
 
-    def discard(self, slots: Slots) -> None:
+    def discard(self, slots: SlotLayout) -> None:
         """Nothing is published in this cut."""
         self._close_unused(slots.store)
 

@@ -17,7 +17,7 @@ import numpy as np
 from earl.errors import TrainerError
 from earl.models.parallel import ContextParallel, TensorParallel
 from services.trainer.step import advantages
-from services.trainer.step.plan import Item, Plan
+from services.trainer.step.plan import PlannedSequence, TrainingPlan
 from services.trainer.step.prefix_packing import Bin, rows_of
 
 COLUMNS = (
@@ -34,10 +34,10 @@ class Columns:
 
     def __init__(self) -> None:
         self._arrays = {name: np.zeros(0, dtype) for name, dtype in COLUMNS}
-        self.items: tuple[Item, ...] = ()
+        self.items: tuple[PlannedSequence, ...] = ()
         self.offsets = np.zeros(1, np.int64)
 
-    def take(self, items: Sequence[Item]) -> None:
+    def take(self, items: Sequence[PlannedSequence]) -> None:
         """Make room for these sequences; then fill `sampled` and each `of`.
 
         A sequence whose reference log-probs are not wanted has zeros for them.
@@ -193,7 +193,7 @@ EMPTY = MicroBatch(
 )
 
 
-def cut_minibatches(plan: Plan, rank: int, count: int, pass_index: int, seed: int) -> list[list[int]]:
+def cut_minibatches(plan: TrainingPlan, rank: int, count: int, pass_index: int, seed: int) -> list[list[int]]:
     """Indices into the rank's items for each of `count` mini-batches, the same cut for any rank count.
 
     With one mini-batch the plan's order stays; with more, sequences are dealt out after a shuffle that

@@ -14,13 +14,13 @@ import xxhash
 
 from services.trainer.model.sharded_policy import Shard
 from services.trainer.ranks.process_group import Group
-from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.step.batch import Columns
 
 BITS = 53
 
 
-def batch_digests(columns: Columns, cut: Cut) -> dict[str, float]:
+def batch_digests(columns: Columns, cut: RankMesh) -> dict[str, float]:
     """Of the whole batch, whatever rank has which sequence. A collective.
 
     tokens_digest: tokens and mask. batch_digest: log-probs, reference log-probs and advantages too.

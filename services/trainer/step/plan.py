@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PlannedSequence:
     """One sequence for one replica: tokens [0, total_tokens) of the columns under `key`.
 
     reference_keys: where its reference log-probs lie, together, from element reference_offset on; empty
@@ -26,7 +26,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """One batch. `ranks[r]` are the sequences of replica r, by position; training it makes version + 1.
 
     progress: fraction of the phase done, 0..1. first_of_phase: the optimizer's moments start anew.
@@ -35,7 +35,7 @@ class Plan:
     batch_id: int
     version: int
     objective: Literal["policy_gradient", "imitate"]
-    ranks: tuple[tuple[Item, ...], ...]
+    ranks: tuple[tuple[PlannedSequence, ...], ...]
     publish: bool
     checkpoint: bool
     progress: float

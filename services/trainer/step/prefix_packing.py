@@ -118,7 +118,7 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PackedRows:
     """Where a bin's tokens lie in its packed rows. own: for each packed row, its place in the sequences laid
     end to end; positions int64[T]; first int64[B]: place that a sequence's row 0 would have."""
 
@@ -127,11 +127,11 @@ class Rows:
     first: np.ndarray
 
 
-def rows_of(lengths: Sequence[int], shared: Sequence[int]) -> Rows:
+def rows_of(lengths: Sequence[int], shared: Sequence[int]) -> PackedRows:
     """int64[T] each, T = sum of lengths less sum of shared."""
     sizes, heads = np.asarray(lengths, np.int64), np.asarray(shared, np.int64)
     starts = np.cumsum(sizes) - sizes
     own_sizes = sizes - heads
     own_starts = np.cumsum(own_sizes) - own_sizes
     positions = np.arange(int(own_sizes.sum()), dtype=np.int64) - np.repeat(own_starts - heads, own_sizes)
-    return Rows(positions + np.repeat(starts, own_sizes), positions, own_starts - heads)
+    return PackedRows(positions + np.repeat(starts, own_sizes), positions, own_starts - heads)

@@ -11,11 +11,11 @@ from earl.dispatch.read.reader import Dispatcher, Read, SequenceRead
 from earl.worker_report import TransferTotals
 from services.trainer.reference.shelf import TENSOR
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import Item
+from services.trainer.step.plan import PlannedSequence
 
 
 async def read_columns(
-    dispatcher: Dispatcher, columns: Columns, items: Sequence[Item], deadline_s: float
+    dispatcher: Dispatcher, columns: Columns, items: Sequence[PlannedSequence], deadline_s: float
 ) -> None:
     """Fill the columns with these sequences, together. Raises as Dispatcher.read."""
     columns.take(items)
@@ -30,7 +30,7 @@ async def read_columns(
     await dispatcher.read([sampled, *reference], deadline_s)
 
 
-def _span(item: Item) -> Box:
+def _span(item: PlannedSequence) -> Box:
     return Box((item.reference_offset,), (item.reference_offset + item.total_tokens,))
 
 

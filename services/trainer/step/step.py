@@ -22,10 +22,10 @@ from earl.config.run import RunConfig
 from earl.errors import TrainerError
 from services.trainer.model import losses
 from services.trainer.model.optimizer import AdamW, decay, ramp
-from services.trainer.model.sharded_policy import Policy
+from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.batch import EMPTY, Columns, MicroBatch, build, cut_minibatches
-from services.trainer.step.plan import Plan
+from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.prefix_packing import Bin, bins
 
 KL_BEHAVIOUR = losses.STAT_NAMES.index("kl_behaviour")
@@ -52,7 +52,7 @@ class Stepper:
     temperature: the sampler's, by which logits are divided for the policy gradient.
     """
 
-    def __init__(self, policy: Policy, config: RunConfig) -> None:
+    def __init__(self, policy: ShardedPolicy, config: RunConfig) -> None:
         self.policy = policy
         self.cut = policy.cut
         self.group = policy.cut.group
@@ -60,7 +60,7 @@ class Stepper:
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay)
 
-    def train(self, plan: Plan, columns: Columns) -> dict[str, float]:
+    def train(self, plan: TrainingPlan, columns: Columns) -> dict[str, float]:
         """Train one batch; returns its metrics, equal on every rank. Raises TrainerError."""
         if plan.first_of_phase:
             self.optimizer.reset()
@@ -114,7 +114,7 @@ class Stepper:
         self.cut.sum_in_replica(torch.from_numpy(start))
         return start
 
-    def _minibatches(self, plan: Plan, columns: Columns, passes: int, count: int) -> list[MiniBatch]:
+    def _minibatches(self, plan: TrainingPlan, columns: Columns, passes: int, count: int) -> list[MiniBatch]:
         """Every optimizer step of the batch, in order; one agreement over ranks for all of them."""
         trained = columns.trained_tokens()
         packed: list[list[Bin]] = []
@@ -140,7 +140,7 @@ class Stepper:
         return bins(chosen, *of, capacity, share=trainer.share_prefixes)
 
     def _gradient(
-        self, plan: Plan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally
+        self, plan: TrainingPlan, columns: Columns, mini: MiniBatch, start: np.ndarray | None, tally: Tally
     ) -> tuple[np.ndarray, float]:
         """Forward and backward of one optimizer step: (stats over all ranks, norm of the gradient)."""
         device = self.group.device
@@ -177,7 +177,7 @@ class Stepper:
         tally.add(stats, norm, largest)
         return stats, norm
 
-    def _temperature(self, plan: Plan) -> float:
+    def _temperature(self, plan: TrainingPlan) -> float:
         """Greedy sampling records log-probs of the plain distribution."""
         return 1.0 if plan.objective == "imitate" else self.config.scheduler.temperature or 1.0
 
@@ -191,7 +191,7 @@ class Stepper:
         return torch.from_numpy(array).to(self.group.device)
 
     def _objective(
-        self, plan: Plan, micro: MicroBatch, start: np.ndarray | None, share: float
+        self, plan: TrainingPlan, micro: MicroBatch, start: np.ndarray | None, share: float
     ) -> losses.Objective:
         weights = self._on_device(micro.weights)
         shares = torch.full_like(weights, share)

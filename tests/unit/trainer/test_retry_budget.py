@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from earl.errors import TrainerError
-from services.trainer.retry_budget import LEAST_PLANS, SILENCES, Patience
-from services.trainer.trainer import PAUSE_S, Trainer
+from services.trainer.retry_budget import LEAST_PLANS, SILENCES, RetryBudget
+from services.trainer.trainer import PAUSE_S, TrainerRank
 
 
 def given_up_after(lost_after_s: float) -> float:
-    patience, now_s = Patience(), 100.0
+    patience, now_s = RetryBudget(), 100.0
     while True:
         patience.failed(now_s)
         if patience.has_ended(now_s, lost_after_s):
@@ -29,7 +29,7 @@ def test_it_outlasts_the_silence_that_a_member_is_allowed(lost_after_s: float) -
 
 
 def test_it_is_not_over_for_a_few_plans_that_took_long_to_read() -> None:
-    patience = Patience()
+    patience = RetryBudget()
     for plan in range(LEAST_PLANS - 1):
         patience.failed(1000.0 * plan)
     assert not patience.has_ended(1e9, 10.0)
@@ -38,7 +38,7 @@ def test_it_is_not_over_for_a_few_plans_that_took_long_to_read() -> None:
 
 
 def test_a_plan_that_was_trained_begins_it_anew() -> None:
-    patience = Patience()
+    patience = RetryBudget()
     for _ in range(LEAST_PLANS):
         patience.failed(0.0)
     patience.trained()
@@ -49,14 +49,14 @@ def test_a_plan_that_was_trained_begins_it_anew() -> None:
 def gives_up(lead: SimpleNamespace | None, others: bool) -> bool:
     """Whether a rank raises on its next plan that cannot be trained. others: how the other ranks vote."""
     rank = SimpleNamespace(
-        _patience=Patience(LEAST_PLANS - 1, time.monotonic() - 1.0),
+        _patience=RetryBudget(LEAST_PLANS - 1, time.monotonic() - 1.0),
         _lead=lead,
         _group=SimpleNamespace(agree=lambda vote: vote and others),
         _requests=SimpleNamespace(stop=threading.Event()),
     )
     rank._requests.stop.set()  # no pause
     try:
-        Trainer._abandon(rank, SimpleNamespace(batch_id=7))  # type: ignore[arg-type]
+        TrainerRank._abandon(rank, SimpleNamespace(batch_id=7))  # type: ignore[arg-type]
     except TrainerError as error:
         assert f"{LEAST_PLANS} plans in a row could not be trained, the last one batch 7" in str(error)
         return True

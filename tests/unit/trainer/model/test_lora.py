@@ -16,9 +16,9 @@ from earl.models.weights import Checkpoint, load_decoder
 from earl.parallelism import Parallelism
 from services.trainer.checkpoint import checkpoint
 from services.trainer.checkpoint.manifest import FILE, Manifest
-from services.trainer.model.sharded_policy import Policy
+from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
-from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.rank_mesh import RankMesh
 from tests.support.policy import (
     alone,
     configuration,
@@ -160,9 +160,9 @@ def test_other_adapters_or_another_model_are_refused(
 
 
 def test_a_narrow_frozen_model_has_wide_adapters(group: Group, model: Path) -> None:
-    policy = Policy(
+    policy = ShardedPolicy(
         load_spec(model),
-        Cut(group, Parallelism(), load_spec(model)),
+        RankMesh(group, Parallelism(), load_spec(model)),
         "bfloat16",
         lora=Lora(2, 4.0, ("v_proj",)),
         frozen_dtype="bfloat16",

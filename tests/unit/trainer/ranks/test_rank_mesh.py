@@ -12,9 +12,9 @@ from earl.errors import IllegalParallelism
 from earl.models.parallel import ContextParallel, TensorParallel
 from earl.models.spec import load_spec
 from earl.parallelism import Parallelism
-from services.trainer.model.sharded_policy import Policy
+from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
-from services.trainer.ranks.rank_mesh import Cut
+from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.step.batch import EMPTY, MicroBatch, build
 from services.trainer.step.prefix_packing import bins
 from services.trainer.step.step import Stepper
@@ -39,7 +39,7 @@ group = alone
 def test_memory_may_come_parameter_by_parameter(group: Group, tmp_path: Path) -> None:
     model, config = model_directory(tmp_path), configuration()
     spec = load_spec(model)
-    policy = Policy.of(spec, Cut(group, Parallelism(), spec), config, allocated=False)
+    policy = ShardedPolicy.of(spec, RankMesh(group, Parallelism(), spec), config, allocated=False)
     assert [shard.box.shape for shard in policy.shards] == list(spec.shapes().values())
     assert all(shard.local.is_meta for shard in policy.shards)
     for count, shard in enumerate(reversed(policy.shards), 1):
@@ -97,4 +97,4 @@ def test_a_cut_of_other_ranks_is_refused(group: Group, tmp_path: Path) -> None:
     spec = load_spec(model_directory(tmp_path))
     for cut in (Parallelism(2), Parallelism(1, tp=2), Parallelism(1, pp=2)):
         with pytest.raises(IllegalParallelism, match=r"no cut of a trainer of 1 ranks.*use one of tp1"):
-            Cut(group, cut, spec)
+            RankMesh(group, cut, spec)

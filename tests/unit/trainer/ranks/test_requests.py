@@ -7,13 +7,13 @@ import threading
 import pytest
 
 from earl.errors import BusUnavailable, WorkerReplaced
-from services.trainer.ranks.requests import Requests
+from services.trainer.ranks.requests import StageRequests
 
 GONE = BusUnavailable("Redis at redis://valkey failed: refused", "start the server")
 
 
 def test_others_that_are_gone_are_excused_once_a_stop_was_asked_for() -> None:
-    requests = Requests(follows_s=0.0)
+    requests = StageRequests(follows_s=0.0)
     with pytest.raises(BusUnavailable):
         requests.excuse(GONE)
     requests.stop.set()
@@ -21,7 +21,7 @@ def test_others_that_are_gone_are_excused_once_a_stop_was_asked_for() -> None:
 
 
 def test_a_stop_that_follows_their_end_excuses_them_too() -> None:
-    requests = Requests(follows_s=60.0)
+    requests = StageRequests(follows_s=60.0)
     told = threading.Timer(0.05, requests.stop.set)
     told.start()
     requests.excuse(GONE)
@@ -29,7 +29,7 @@ def test_a_stop_that_follows_their_end_excuses_them_too() -> None:
 
 
 def test_who_has_a_successor_does_not_save() -> None:
-    requests = Requests()
+    requests = StageRequests()
     requests.stop.set()
     with pytest.raises(WorkerReplaced):
         requests.excuse(WorkerReplaced("trainer was replaced", "leave"))

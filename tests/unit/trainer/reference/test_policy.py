@@ -19,7 +19,7 @@ from earl.models.parallel import TensorParallel
 from earl.models.spec import load_spec
 from earl.models.weights import load_decoder
 from services.trainer.reference.origin import Origin, parts
-from services.trainer.reference.policy import ReferencePolicy, Trajectory, slices, trainable
+from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices, trainable
 from tests.support.policy import model_directory
 from tests.support.runs import tictactoe
 
@@ -46,18 +46,20 @@ def policy(directory: Path, *, microbatch_tokens: int = 64, deterministic: bool 
     return made
 
 
-def trajectories(vocabulary: int, count: int = 7, seed: int = 0, longest: int = 39) -> list[Trajectory]:
+def trajectories(vocabulary: int, count: int = 7, seed: int = 0, longest: int = 39) -> list[MaskedTrajectory]:
     rng = np.random.default_rng(seed)
     made = []
     for number in range(count):
         length = int(rng.integers(2, longest + 1))
         mask = (rng.random(length) < 0.5).astype(np.uint8)
         mask[0] = 0
-        made.append(Trajectory(f"t/{number}", rng.integers(0, vocabulary, length).astype(np.int32), mask))
+        made.append(
+            MaskedTrajectory(f"t/{number}", rng.integers(0, vocabulary, length).astype(np.int32), mask)
+        )
     return made
 
 
-def computed(stage: ReferencePolicy, given: list[Trajectory]) -> list[np.ndarray]:
+def computed(stage: ReferencePolicy, given: list[MaskedTrajectory]) -> list[np.ndarray]:
     """Sequence by sequence, from two slices of all of them laid end to end."""
     ends = np.cumsum([len(one.tokens) for one in given])
     into = np.full(ends[-1], np.nan, np.float32)
@@ -123,7 +125,7 @@ def test_slices_cover_a_sequence_once_with_equally_many_trained_tokens(mask: np.
 def test_columns_that_no_rollout_wrote_are_not_computed_with(
     tokens: list[int], mask: list[int], usable: bool
 ):
-    one = Trajectory("t", np.array(tokens, np.int32), np.array(mask, np.uint8))
+    one = MaskedTrajectory("t", np.array(tokens, np.int32), np.array(mask, np.uint8))
     assert trainable(one, 9) is usable
 
 

@@ -15,7 +15,7 @@ from services.trainer.model.losses import STAT_NAMES, PolicyGradient, policy_gra
 from services.trainer.ranks.process_group import Group
 from services.trainer.step import advantages
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import Plan
+from services.trainer.step.plan import TrainingPlan
 from services.trainer.step.step import Stepper
 from tests.support.policy import (
     alone,
@@ -93,7 +93,7 @@ def test_constant_mean_counts_every_token_alike() -> None:
     np.testing.assert_allclose(weights, np.full(8, 1 / 32, np.float32))
 
 
-def engine_of(stepper: Stepper, plan: Plan, shift: float = 0.0) -> Columns:
+def engine_of(stepper: Stepper, plan: TrainingPlan, shift: float = 0.0) -> Columns:
     """Columns whose log-probs are the policy's own, plus shift."""
     columns = columns_of(plan)
     columns.logprobs[:] = (stepper.logprobs(columns, TEMPERATURE) + shift) * columns.loss_mask
