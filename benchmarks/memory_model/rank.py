@@ -20,7 +20,7 @@ from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.ranks.runtime import settle
-from services.trainer.reference.place import ReferenceMesh, make_reference_mesh
+from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
 from services.trainer.step.plan import PlannedSequence, TrainingPlan

@@ -154,7 +154,7 @@ def _batch(stepper: Any, version: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(version)
     tokens = rng.integers(0, stepper.policy.spec.vocab, (SEQUENCES, TOKENS)).astype(np.int32)
     items = [PlannedSequence(n, 1, str(n), 1.0 - 2.0 * (n % 2), TOKENS, position=n) for n in range(SEQUENCES)]
-    dp, replica = stepper.cut.data_ranks, stepper.cut.replica
+    dp, replica = stepper.mesh.data_ranks, stepper.mesh.replica
     ranks = tuple(tuple(items[rank::dp]) for rank in range(dp))
     columns = Columns()
     columns.take(ranks[replica])

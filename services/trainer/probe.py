@@ -43,7 +43,7 @@ from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.ranks.runtime import settle
-from services.trainer.reference.place import make_reference_mesh
+from services.trainer.reference.mesh import make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
 from services.trainer.step.plan import PlannedSequence, TrainingPlan
@@ -65,15 +65,15 @@ class ProbedStage(Protocol):
 class ProbedTrainer:
     """The trainer's step, on random tokens."""
 
-    def __init__(self, spec: ModelSpec, cut: RankMesh, config: RunConfig) -> None:
-        policy = ShardedPolicy.of(spec, cut, config)
+    def __init__(self, spec: ModelSpec, mesh: RankMesh, config: RunConfig) -> None:
+        policy = ShardedPolicy.of(spec, mesh, config)
         with torch.no_grad():
             for shard in policy.model_shards:
                 _randomise(shard.local)
             if policy.lora is not None:
                 for shard in policy.shards:
                     _randomise(shard.local)
-        self._cut, self._spec = cut, spec
+        self._mesh, self._spec = mesh, spec
         self._reference = ("probe",) if config.trainer.kl_coefficient > 0 else ()
         self._stepper = Stepper(policy, config)
 
@@ -83,7 +83,7 @@ class ProbedTrainer:
             PlannedSequence(n, 1, f"{n}", 1.0 - 2.0 * (n % 2), length, self._reference, position=n)
             for n in range(count)
         ]
-        dp, replica = self._cut.data_ranks, self._cut.replica
+        dp, replica = self._mesh.data_ranks, self._mesh.replica
         ranks = tuple(tuple(items[rank::dp]) for rank in range(dp))
         plan = TrainingPlan(1, 1, "policy_gradient", ranks, False, False, 0.0, False)
         columns = Columns()

@@ -1,28 +1,64 @@
-"""One rank as a process: signals become requests, errors become one line and an exit code."""
+"""A stage as a process: its command line, its ranks, signals as requests, errors as a line and an exit code.
+
+python -m MODULE --run FILE ─┬─ one rank: this process
+                             └─ more: torchrun's agent here, `python -m MODULE --run FILE` per rank
+"""
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from earl.config.run import RunConfig
+from earl.config.service import service_run
 from earl.errors import EarlError
+from earl.obs import log as log_setup
 from earl.obs.tracing import exporting
-from earl.rpc.main import ended_by
-from services.trainer.launch import follow_agent
+from earl.rpc.main import await_peers, ended_by
+from services.trainer.launch import follow_agent, launch
 from services.trainer.ranks.requests import StageRequests
-from services.trainer.service import serve
 
 log = logging.getLogger(__name__)
-
 
 Serve = Callable[[RunConfig, Path, str, StageRequests], None]
 
 
-def run_rank(config: RunConfig, run_dir: Path, name: str, serve: Serve = serve) -> int:
+def stage_main(stage: str, module: str, ranks_of: Callable[[RunConfig], int], about: str | None) -> int:
+    """Runs a rank of a stage, or starts them all; returns the exit code, of ranks that it started alone.
+
+    stage: "trainer" or "reference", also the process's name unless another is given. module: what
+    `python -m` starts; its submodule `service` has the function `serve`. ranks_of: how many a run file asks
+    for. about: for --help.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
+    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
+    parser.add_argument("--name", default=stage, help=f"the {stage}'s name, unique in the run")
+    arguments = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    log_setup.setup(arguments.name if rank == 0 else f"{arguments.name}-{rank}")
+    await_peers(f"{module}.service")
+    try:
+        config, directory = service_run(arguments.run, stage)
+        # Threads that wait must not spin: engines and environments share this machine's cores.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        if ranks_of(config) > 1 and "RANK" not in os.environ:
+            return launch(sys.argv[1:], ranks_of(config), module)
+    except EarlError as error:
+        return ended_by(error)
+    # Heavy: after the configuration was read.
+    serve = importlib.import_module(f"{module}.service").serve
+    from services.trainer.ranks.process_group import leave
+
+    leave(run_rank(config, directory, arguments.name, serve))
+
+
+def run_rank(config: RunConfig, run_dir: Path, name: str, serve: Serve) -> int:
     """Serves until the run is over; returns the exit code."""
     requests = StageRequests()
     for number in (signal.SIGTERM, signal.SIGINT):

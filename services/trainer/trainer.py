@@ -3,7 +3,7 @@
     command ─► plan: read own slices ─► all ranks have theirs? ─► train ─► commit ─► publish ─► checkpoint?
        ▲         └── no: abandon the plan, ask again                                             │
        └─────────────────────────────────────────────────────────────────────────────────────────┘
-    switch: the same ranks in another cut (recut.py), then on as before
+    switch: the same ranks in another cut (reshard), then on as before
     stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
 
 Promise: a manifest holds exactly the tickets of the batches that its parameters were trained on.
@@ -19,12 +19,10 @@ import logging
 import shutil
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from earl.config.run import RunConfig
-from earl.dispatch.read.reader import Dispatcher
 from earl.errors import DataPlaneError, EarlError, TrainerError
 from earl.models.weights import save_checkpoint
 from earl.obs import tracing
@@ -33,26 +31,22 @@ from services.trainer.checkpoint import checkpoint
 from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.checkpoint.retention import mark_best
 from services.trainer.checkpoint.ticket_ranges import TicketSet
-from services.trainer.rank0 import Lead
+from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.activity import (
     PUBLISHING,
     READING,
     SAVING,
-    SWITCHING,
     TRAINING,
-    Activity,
     gathered,
     memory_fraction,
 )
-from services.trainer.ranks.io_thread import IoThread
-from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.ranks.requests import StageRequests
-from services.trainer.ranks.switch_requests import Command
-from services.trainer.reshard.switch import log_outcome, switch
 from services.trainer.reshard.trainer_state import TrainerChange
 from services.trainer.reshard.weight_slots import WeightSlots
 from services.trainer.retry_budget import RetryBudget
+from services.trainer.stage.commands import RankCommand, run_commands
+from services.trainer.stage.rank_resources import RankResources
+from services.trainer.stage.stage_rank0 import carry_out_switch
 from services.trainer.step.batch import Columns
 from services.trainer.step.digest import batch_digests, weights_digest
 from services.trainer.step.plan import TrainingPlan
@@ -61,43 +55,28 @@ from services.trainer.step.step import Stepper
 
 log = logging.getLogger(__name__)
 
-PLAN, IDLE, SAVE, SWITCH, LEAVE, OVER = b"P", b"I", b"S", b"W", b"L", b"O"
 # The longest between two plans that could not be trained.
 PAUSE_S = 2.0
 READ_SLACK_S = 10.0
 
 
 class TrainerRank:
-    """All parts are made and closed by the caller (service.py). lead: on rank 0 only."""
+    """One rank of the trainer; the caller (service.py) opens and closes all parts. rank0: on rank 0 only."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        *,
-        group: Group,
-        side: IoThread,
-        stepper: Stepper,
-        slots: WeightSlots,
-        dispatcher: Dispatcher,
-        activity: Activity,
-        requests: StageRequests,
-        lead: Lead | None,
+        self, resources: RankResources, stepper: Stepper, slots: WeightSlots, rank0: TrainerRank0 | None
     ) -> None:
-        self._config = config
-        self._run_dir = run_dir
-        self._group = group
-        self._side = side
+        config, run_dir = resources.config, resources.run_dir
+        self._config, self._run_dir = config, run_dir
+        self._group, self._io, self._dispatcher = resources.group, resources.io, resources.dispatcher
+        self._activity, self._requests = resources.activity, resources.requests
         self._stepper = stepper
         self._slots = slots
-        self._dispatcher = dispatcher
-        self._activity = activity
-        self._requests = requests
-        self._lead = lead
+        self._rank0 = rank0
         self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
         self._columns = Columns()
         self._directory = run_dir / "checkpoints"
-        self._patience = RetryBudget()
+        self._budget = RetryBudget()
         self._saved_version = 0
         # Version 1 is the model that the run starts from.
         self.progress = TrainingProgress(1, 1, TicketSet(), 0)
@@ -125,49 +104,32 @@ class TrainerRank:
                     log.warning("%s was trained with other settings than the run file's", path)
         self._activity.version = self.progress.version
         self._activity.batch_id = self.progress.next_batch_id - 1
-        if self._lead is not None:
-            self._lead.reconcile(self.progress)
+        if self._rank0 is not None:
+            self._rank0.reconcile(self.progress)
         with self._activity.phase(PUBLISHING):
             self._slots.publish(self.progress.version)
 
     def run(self) -> None:
         """Until the run is over or a stop was asked for. Raises the first failure."""
-        while True:
-            command = self._group.broadcast(self._command() if self._lead is not None else b"")
-            kind, body = command[:1], command[1:]
-            if kind == PLAN:
-                self._batch(decode_plan(body, self._cut.data_ranks))
-            elif kind == SWITCH:
-                self._switch(Command.decode(body))
-            elif kind != IDLE:
-                self._save()
-                if kind == OVER:
-                    self._export()
-                if kind in (LEAVE, OVER):
-                    return
+        handlers = {
+            RankCommand.TRAIN: lambda body: self._batch(decode_plan(body, self._mesh.data_ranks)),
+            RankCommand.SWITCH: self._switch,
+            RankCommand.SAVE: lambda _: self._save(),
+            RankCommand.LEAVE: lambda _: self._save(),
+            RankCommand.FINISH: lambda _: self._finish(),
+        }
+        run_commands(self._group, self._next_command, handlers)
 
-    def _command(self) -> bytes:
-        assert self._lead is not None
-        try:
-            plan = self._lead.next_plan()
-        except EarlError as error:
-            self._requests.excuse(error)
-            return LEAVE
-        mark_best(self._directory, self._lead.best)
-        if plan is not None:
-            return PLAN + plan if plan else IDLE
-        if self._requests.stop.is_set():
-            return LEAVE
-        if self._requests.over.is_set():
-            return OVER
-        if self._requests.wants_save:
-            return SAVE
-        wanted = self._lead.begin_switch()
-        return SWITCH + wanted.encode() if wanted is not None else IDLE
+    def _next_command(self) -> bytes:
+        if self._rank0 is None:
+            return b""
+        command = self._rank0.next_command()
+        mark_best(self._directory, self._rank0.best)
+        return command
 
     @property
-    def _cut(self) -> RankMesh:
-        return self._stepper.cut
+    def _mesh(self) -> RankMesh:
+        return self._stepper.mesh
 
     # --- one batch ----------------------------------------------------------------------------
 
@@ -184,7 +146,7 @@ class TrainerRank:
         if not complete:
             self._abandon(plan)
             return
-        self._patience.trained()
+        self._budget.trained()
         try:
             self._slots.retire_early()
         except EarlError as error:
@@ -193,7 +155,7 @@ class TrainerRank:
             metrics = self._stepper.train(plan, self._columns)
         self._trace(plan, (began_ns, read_ns, time.time_ns()))
         if self._config.deterministic:
-            metrics |= batch_digests(self._columns, self._cut)
+            metrics |= batch_digests(self._columns, self._mesh)
             metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
         consumed = self.progress.consumed.copy()
         consumed.add(plan.ticket_ids)
@@ -220,7 +182,7 @@ class TrainerRank:
 
     def _trace(self, plan: TrainingPlan, times_ns: tuple[int, int, int]) -> None:
         """Spans of the batch's tickets, from rank 0: all its ranks worked together."""
-        if self._lead is None or not tracing.active():
+        if self._rank0 is None or not tracing.active():
             return
         began_ns, read_ns, trained_ns = times_ns
         for ticket_id in plan.ticket_ids:
@@ -237,9 +199,9 @@ class TrainerRank:
         deadline_s = self._config.data_plane.read_s
         readable = True
         try:
-            items = plan.ranks[self._cut.replica]
+            items = plan.ranks[self._mesh.replica]
             work = read_columns(self._dispatcher, self._columns, items, deadline_s)
-            self._side.run(work, deadline_s + READ_SLACK_S, self._requests.stop)
+            self._io.run(work, deadline_s + READ_SLACK_S, self._requests.stop)
             self._columns.validate(self._stepper.policy.spec.vocab)
         except EarlError as error:
             readable = False
@@ -249,24 +211,27 @@ class TrainerRank:
         return self._group.agree(readable)
 
     def _abandon(self, plan: TrainingPlan) -> None:
-        patience, now_s = self._patience, time.monotonic()
-        patience.failed(now_s)
+        budget, now_s = self._budget, time.monotonic()
+        budget.failed(now_s)
         # Rank 0 knows what the scheduler said, and all ranks give up at once.
-        if self._group.agree(self._lead is None or patience.has_ended(now_s, self._lead.lost_after_s)):
+        gives_up = True
+        if self._rank0 is not None:
+            gives_up = budget.has_ended(now_s, self._rank0.stage.scheduler.lost_after_s)
+        if self._group.agree(gives_up):
             raise TrainerError(
-                f"{patience.plans} plans in a row could not be trained, the last one batch {plan.batch_id}",
+                f"{budget.plans} plans in a row could not be trained, the last one batch {plan.batch_id}",
                 "are the rollout workers alive? the log names what was missing or wrong",
             )
-        if self._lead is not None:
+        if self._rank0 is not None:
             # The scheduler needs a moment to learn which worker is gone.
-            self._requests.stop.wait(min(PAUSE_S, 0.1 * 2 ** min(patience.plans, 10)))
+            self._requests.stop.wait(min(PAUSE_S, 0.1 * 2 ** min(budget.plans, 10)))
 
     def _report(self, plan: TrainingPlan, metrics: dict[str, float]) -> None:
         """Tell the scheduler that the batch is trained, with figures of all ranks."""
         trained = int(self._columns.trained_tokens().sum())
         tokens = int(self._columns.offsets[-1])
         mine = torch.tensor([tokens, trained, len(self._columns.items)])
-        counts = self._group.sum(mine * self._cut.speaks).tolist()
+        counts = self._group.sum(mine * self._mesh.speaks).tolist()
         seconds = self._activity.seconds
         metrics |= {
             "tokens": float(counts[0]),
@@ -281,19 +246,14 @@ class TrainerRank:
         }
         self._activity.gauges = {name: metrics[name] for name in ("train_s", "read_s", "memory_fraction")}
         self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
-        if self._lead is not None:
-            self._lead.commit(plan.batch_id, self.progress.version, metrics)
+        if self._rank0 is not None:
+            self._rank0.commit(plan.batch_id, self.progress.version, metrics)
 
-    # --- another cut --------------------------------------------------------------------------
-
-    def _switch(self, command: Command) -> None:
-        with self._activity.phase(SWITCHING):
-            change = TrainerChange(self._stepper, self._slots)
-            outcome = switch(command, change)
-            self._stepper = change.stepper
-        if self._lead is not None:
-            log_outcome(command, outcome)
-            self._lead.switched(outcome)
+    def _switch(self, body: bytes) -> None:
+        change = TrainerChange(self._stepper, self._slots)
+        stage = self._rank0.stage if self._rank0 is not None else None
+        carry_out_switch(body, change, self._activity, stage)
+        self._stepper = change.stepper
 
     # --- what lasts ---------------------------------------------------------------------------
 
@@ -309,13 +269,17 @@ class TrainerRank:
                     replace(self.progress, consumed=self.progress.consumed.copy()),
                     config_hash(self._config),
                     self._config.trainer.keep_checkpoints,
-                    self._lead.held if self._lead is not None else (),
+                    self._rank0.held if self._rank0 is not None else (),
                 )
             self._saved_version = version
-            if self._lead is not None:
-                self._lead.record_checkpoint(self.progress, str(path))
-                mark_best(self._directory, self._lead.best)
+            if self._rank0 is not None:
+                self._rank0.record_checkpoint(self.progress, str(path))
+                mark_best(self._directory, self._rank0.best)
         self._requests.saved(str(path), version)
+
+    def _finish(self) -> None:
+        self._save()
+        self._export()
 
     def _export(self) -> None:
         """<run>/model-final: a directory that transformers reads, gathered tensor by tensor."""

@@ -55,7 +55,7 @@ def compute(directory: Path, group: Group, name: str, cut: Parallelism) -> dict[
     found |= {f"restored/{key}": tensor for key, tensor in gathered(stepper).items()}
     train(stepper, 3)
     found |= {f"continued/{key}": tensor for key, tensor in gathered(stepper).items()}
-    stepper.cut.close()
+    stepper.mesh.close()
     return found
 
 

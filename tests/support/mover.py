@@ -112,8 +112,8 @@ class Ranks:
         self.group.patience = patience
         moved = move(columns, self.group, chunk_bytes=CHUNK_BYTES)
         self.group.patience = 10**6
-        self._expect(0 < moved.columns < len(columns), f"{moved.columns} of {len(columns)} columns moved")
-        back = [column.reversed() for column in columns[: moved.columns]]
+        self._expect(0 < moved.tensors < len(columns), f"{moved.tensors} of {len(columns)} columns moved")
+        back = [column.reversed() for column in columns[: moved.tensors]]
         self._note(move(back, self.group, chunk_bytes=CHUNK_BYTES), back)
         self.check(f"back from {cut}")
 

@@ -115,9 +115,9 @@ def columns_of(plan: TrainingPlan, rank: int = 0) -> Columns:
 
 def train(stepper: Stepper, batch_id: int, count: int = 17, **changes: Any) -> dict[str, float]:
     """One batch of random trajectories, the same for any cut."""
-    cut = stepper.cut
-    plan = plan_of(items_of(1000 * batch_id, count), cut.data_ranks, batch_id, **changes)
-    return stepper.train(plan, columns_of(plan, cut.replica))
+    mesh = stepper.mesh
+    plan = plan_of(items_of(1000 * batch_id, count), mesh.data_ranks, batch_id, **changes)
+    return stepper.train(plan, columns_of(plan, mesh.replica))
 
 
 def gathered(stepper: Stepper) -> dict[str, torch.Tensor]:

@@ -149,7 +149,7 @@ def round_trip(scene: Scene) -> None:
             before, weights = scene.whole(one), gathered(one)
             one, outcome = scene.switch(one, slots, cut)
             scene.expect(not outcome.rolled_back, f"{cut}: {outcome}")
-            scene.expect(str(one.cut.parallelism) == cut == str(outcome.parallelism), f"{cut}: {outcome}")
+            scene.expect(str(one.mesh.parallelism) == cut == str(outcome.parallelism), f"{cut}: {outcome}")
             scene.expect(differs(scene.whole(one), before, exactly=True) == [], f"{cut}: other bits")
             scene.expect(0.0 <= outcome.max_logprob_difference <= TOLERANCE, f"{cut}: {outcome}")
             scene.expect(0.0 < outcome.stall_s <= outcome.seconds, f"{cut}: {outcome}")
@@ -184,7 +184,7 @@ def rolled_back(scene: Scene) -> None:
         same, outcome = scene.switch(one, slots, cut, **arguments)
         scene.expect(same is one, f"{what}: another stepper")
         scene.expect(outcome.rolled_back and said in outcome.message, f"{what}: {outcome}")
-        scene.expect(outcome.parallelism == one.cut.parallelism, f"{what}: {outcome}")
+        scene.expect(outcome.parallelism == one.mesh.parallelism, f"{what}: {outcome}")
         scene.expect(differs(scene.whole(one), before, exactly=True) == [], f"{what}: other bits")
         scene.published(slots, 1, weights, what)
     for stepper in (never, one):

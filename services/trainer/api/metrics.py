@@ -44,7 +44,7 @@ def figures(activity: Activity, service: str) -> Iterator[Sample]:
 def serve_figures(
     bind: str,
     service: str,
-    side: IoThread,
+    io: IoThread,
     server: Server,
     activity: Activity,
     tls: TlsFiles | None,
@@ -58,6 +58,6 @@ def serve_figures(
         tokens=accepted(),
         tls=tls,
     )
-    address = side.run(endpoint.start(), START_S)
-    stack.callback(lambda: side.run(endpoint.close(), 2 * START_S))
+    address = io.run(endpoint.start(), START_S)
+    stack.callback(lambda: io.run(endpoint.close(), 2 * START_S))
     return address

@@ -97,7 +97,7 @@ class ShardedPolicy:
     def __init__(
         self,
         spec: ModelSpec,
-        cut: RankMesh,
+        mesh: RankMesh,
         dtype: str,
         *,
         lora: Lora | None = None,
@@ -106,7 +106,7 @@ class ShardedPolicy:
         allocated: bool = True,
     ) -> None:
         with torch.device("meta"):
-            self.decoder = Decoder(spec, cut.tensor, cut.context)
+            self.decoder = Decoder(spec, mesh.tensor, mesh.context)
             if lora is not None:
                 self.decoder.to(getattr(torch, frozen_dtype))
                 adapt(self.decoder, lora)
@@ -115,15 +115,15 @@ class ShardedPolicy:
         precision = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
         for block in self.decoder.model.layers:
             # A single rank has nothing to free by resharding, only copies to repeat.
-            alone = cut.blocks.size() == 1
-            fully_shard(block, mesh=cut.blocks, mp_policy=precision, reshard_after_forward=not alone)
-            _sum(block, cut.blocks)
-        fully_shard(self.decoder, mesh=cut.everyone, mp_policy=precision)
-        _sum(self.decoder, cut.everyone)
-        self.spec, self.cut, self.lora = spec, cut, lora
+            alone = mesh.blocks.size() == 1
+            fully_shard(block, mesh=mesh.blocks, mp_policy=precision, reshard_after_forward=not alone)
+            _sum(block, mesh.blocks)
+        fully_shard(self.decoder, mesh=mesh.everyone, mp_policy=precision)
+        _sum(self.decoder, mesh.everyone)
+        self.spec, self.mesh, self.lora = spec, mesh, lora
         # What a checkpoint says of it; known once the model was read.
         self.adapter: AdapterEntry | None = None
-        found = tuple(shards_of(self.decoder, cut))
+        found = tuple(shards_of(self.decoder, mesh))
         by_name = {shard.name: shard for shard in found}
         self.shards = tuple(shard for shard in found if shard.parameter.requires_grad)
         self.model_shards = tuple(by_name[name] for name in spec.shapes())
@@ -134,13 +134,13 @@ class ShardedPolicy:
 
     @classmethod
     def of(
-        cls, spec: ModelSpec, cut: RankMesh, config: RunConfig, *, allocated: bool = True
+        cls, spec: ModelSpec, mesh: RankMesh, config: RunConfig, *, allocated: bool = True
     ) -> ShardedPolicy:
         """As the run file asks for."""
         trainer = config.trainer
         return cls(
             spec,
-            cut,
+            mesh,
             trainer.dtype or config.model.dtype,
             lora=lora_of(config),
             frozen_dtype=config.model.dtype,
@@ -150,7 +150,7 @@ class ShardedPolicy:
 
     def allocate(self, *only: Shard) -> None:
         """Memory, not filled, for these shards that have none yet, or for all of them."""
-        device, wanted = self.cut.group.device, {id(shard.parameter) for shard in only}
+        device, wanted = self.mesh.group.device, {id(shard.parameter) for shard in only}
 
         def real(data: torch.Tensor) -> torch.Tensor:
             chosen = data.is_meta and (not only or id(data) in wanted)
@@ -228,7 +228,7 @@ class ShardedPolicy:
 
     def _gathered(self, shard: Shard) -> torch.Tensor:
         """A tensor from all ranks' shards."""
-        own, tensor = _whole(shard.parameter), self.cut.tensor
+        own, tensor = _whole(shard.parameter), self.mesh.tensor
         if tp_cut(shard.name, self.spec, tensor.size) is None:
             return own
         parts = [torch.empty_like(own) for _ in range(tensor.size)]
@@ -275,21 +275,21 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
     return cast(DTensor, parameter.detach()).full_tensor()
 
 
-def shards_of(decoder: Decoder, cut: RankMesh) -> Iterator[Shard]:
+def shards_of(decoder: Decoder, mesh: RankMesh) -> Iterator[Shard]:
     """This rank's shard of each parameter of a decoder whose slices FSDP2 has cut.
 
     On the layout's mesh tp cuts before FSDP2. Where several ranks hold the same key-value head, or all tp
     ranks the same norm, a dimension of replicas is between the two.
     """
-    ranks = cut.group.size // cut.tensor.size
+    ranks = mesh.group.size // mesh.tensor.size
     for name, parameter in decoder.named_parameters():
         local = cast(DTensor, parameter.detach())
         own, inner = tuple(local.shape), local_box(local)
         if not name.startswith(BLOCKS):
-            layout = MeshLayout(own, (cut.group.size,), (("shard", 0),), _numbers(cut.group.size))
-            yield Shard(name, own, inner, parameter, layout, cut.group.rank)
+            layout = MeshLayout(own, (mesh.group.size,), (("shard", 0),), _numbers(mesh.group.size))
+            yield Shard(name, own, inner, parameter, layout, mesh.group.rank)
             continue
-        size = cut.tensor.size
+        size = mesh.tensor.size
         shape = whole_shape(name, own, decoder.spec, size)
         found = tp_cut(name, decoder.spec, size)
         steps: list[tuple[int, Placement]] = [(size, ("replicate",))]
@@ -297,12 +297,12 @@ def shards_of(decoder: Decoder, cut: RankMesh) -> Iterator[Shard]:
             steps = [(found.parts, ("shard", found.dim)), (found.replicas, ("replicate",))]
         steps = [one for one in steps if one[0] > 1] + [(ranks, ("shard", 0))]
         layout = MeshLayout(
-            shape, tuple(n for n, _ in steps), tuple(p for _, p in steps), _numbers(cut.group.size)
+            shape, tuple(n for n, _ in steps), tuple(p for _, p in steps), _numbers(mesh.group.size)
         )
-        slice_ = tp_box(name, shape, decoder.spec, cut.tensor.rank, size)
+        slice_ = tp_box(name, shape, decoder.spec, mesh.tensor.rank, size)
         box = inner.relative_to([-start for start in slice_.start])
         yield Shard(
-            name, shape, box, parameter, layout, cut.tensor.rank * ranks + cut.blocks.get_local_rank()
+            name, shape, box, parameter, layout, mesh.tensor.rank * ranks + mesh.blocks.get_local_rank()
         )
 
 

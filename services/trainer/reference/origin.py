@@ -92,9 +92,9 @@ class PublishedVersion:
     """
 
     def __init__(
-        self, side: IoThread, dispatcher: Dispatcher, keys: Sequence[str], dtype: str, deadline_s: float
+        self, io: IoThread, dispatcher: Dispatcher, keys: Sequence[str], dtype: str, deadline_s: float
     ) -> None:
-        self._side = side
+        self._io = io
         self._dispatcher = dispatcher
         self._keys = tuple(keys)
         self._dtype = dtype
@@ -107,7 +107,7 @@ class PublishedVersion:
             arrays = {name: np.empty(boxes[name].shape, carrier) for name in names}
             reads = [Read(self._keys, name, boxes[name], array) for name, array in arrays.items()]
             work = self._dispatcher.read(reads, self._deadline_s)
-            self._side.run(work, self._deadline_s + READ_SLACK_S)
+            self._io.run(work, self._deadline_s + READ_SLACK_S)
             for name, array in arrays.items():
                 tensor = torch.from_numpy(array)
                 yield name, tensor.view(torch.bfloat16) if self._dtype == "bfloat16" else tensor

@@ -1,9 +1,9 @@
-"""Tensors move from one cut over the ranks to another, over the same ranks: no gather, no disk.
+"""Tensors move from one layout over the ranks to another, over the same ranks: no gather, no disk.
 
     tensor after tensor: its new memory is taken ─► what stays on its rank is copied
-                         ─► the rest goes in rounds, over a wire (wires.py) ─► its old memory is freed
+                         ─► the rest goes in rounds (exchange.py) ─► its old memory is freed
 
-Promise: no rank needs more than CHUNK_BYTES a few times over beside the larger of both cuts, and one
+Promise: no rank needs more than CHUNK_BYTES a few times over beside the larger of both layouts, and one
 tensor; what a round left is whole in one place. A rank that dies ends the collective of the others: they
 leave, and the group starts again from its checkpoint.
 """
@@ -40,7 +40,7 @@ class TensorMemory:
         item_bytes: int,
         make: Callable[[], None] | None = None,
     ) -> None:
-        self.box = box
+        self.box, self.item_bytes = box, item_bytes
         self._local, self._make = local, make
         self._payload_bytes = box.size * item_bytes
         self.size_bytes = self._payload_bytes if make is not None else local().untyped_storage().nbytes()
@@ -67,7 +67,7 @@ class TensorMemory:
 
 @dataclass(frozen=True, slots=True)
 class MovingTensor:
-    """One tensor on this rank: `old` is recut.before of this rank, `new` is its recut.after."""
+    """One tensor on this rank: `old` holds this rank's box of recut.before, `new` its box of recut.after."""
 
     recut: Recut
     old: TensorMemory
@@ -84,12 +84,12 @@ class MovingTensor:
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """columns: how many moved, from the first on; fewer than all if the time was over.
+    """What a move took. tensors: how many moved, from the first on; fewer than all if the time was over.
 
-    sent_bytes: of this rank over the wire. peak_extra_bytes: on this rank, beyond the larger cut.
+    sent_bytes: of this rank over the wire. peak_extra_bytes: on this rank, beyond the larger layout.
     """
 
-    columns: int
+    tensors: int
     sent_bytes: int
     peak_extra_bytes: int
     seconds: float
@@ -97,24 +97,24 @@ class MoveReport:
 
 @torch.no_grad()
 def move(
-    columns: Sequence[MovingTensor],
+    tensors: Sequence[MovingTensor],
     group: Group,
     wire: Any = None,
     *,
     until: float = float("inf"),
     chunk_bytes: int = CHUNK_BYTES,
 ) -> MoveReport:
-    """Fill every column's new memory from the others' old; the latter is freed. A collective.
+    """Fill every tensor's new memory from the others' old; the latter is freed. A collective.
 
     wire: the process group that carries the values; the default one if None. until: by time.monotonic();
-    then the columns that were begun are ended, and no more. Raises LayoutGap; what the process group does.
+    then the tensors that were begun are ended, and no more. Raises LayoutGap; what the process group does.
     """
     started = time.perf_counter()
-    recuts = [column.recut for column in columns]
+    recuts = [tensor.recut for tensor in tensors]
     pieces = exchange(recuts)
     batches = list(rounds(recuts, pieces, chunk_bytes))
-    way = open_exchange(columns, batches, group, wire)
-    walk = _Walk(columns, pieces, group.rank)
+    way = open_exchange(tensors, batches, group, wire)
+    walk = _Walk(tensors, pieces, group.rank)
     sent_bytes = 0
     for batch in batches:
         walk.end(batch[0].tensor)
@@ -128,46 +128,46 @@ def move(
     else:
         walk.end(walk.begun)
         if group.agree(time.monotonic() < until):
-            walk.begin(len(columns))
+            walk.begin(len(tensors))
     return MoveReport(walk.begun, sent_bytes, walk.peak_extra_bytes, time.perf_counter() - started)
 
 
 class _Walk:
-    """How far the columns are begun and ended, and what is held meanwhile."""
+    """How far the tensors are begun and ended, and what is held meanwhile."""
 
-    def __init__(self, columns: Sequence[MovingTensor], pieces: Sequence[Sequence[Piece]], rank: int) -> None:
-        self._columns, self._pieces, self._rank = columns, pieces, rank
+    def __init__(self, tensors: Sequence[MovingTensor], pieces: Sequence[Sequence[Piece]], rank: int) -> None:
+        self._tensors, self._pieces, self._rank = tensors, pieces, rank
         self.begun = 0
         # Those whose old memory the rounds still need.
         self._open: list[int] = []
-        self._bytes = self._most = sum(column.old.size_bytes for column in columns)
+        self._bytes = self._most = sum(tensor.old.size_bytes for tensor in tensors)
         self._before = self._bytes
 
     def begin(self, stop: int) -> None:
         """Columns up to `stop` have their memory and what was on this rank before."""
         for number in range(self.begun, stop):
-            column = self._columns[number]
-            column.new.take()
-            self.hold(column.new.size_bytes)
+            tensor = self._tensors[number]
+            tensor.new.take()
+            self.hold(tensor.new.size_bytes)
             for piece in self._pieces[number]:
                 if piece.source == piece.target == self._rank:
-                    at(column.new, piece.box).copy_(at(column.old, piece.box))
+                    at(tensor.new, piece.box).copy_(at(tensor.old, piece.box))
             if any(piece.source != piece.target for piece in self._pieces[number]):
                 self._open.append(number)
             else:
                 # One after the other: together they could need twice the memory.
-                self._free(column)
+                self._free(tensor)
         self.begun = stop
 
     def end(self, stop: int) -> None:
         """Columns before `stop` have all that they need."""
         for number in [number for number in self._open if number < stop]:
-            self._free(self._columns[number])
+            self._free(self._tensors[number])
             self._open.remove(number)
 
-    def _free(self, column: MovingTensor) -> None:
-        column.old.free()
-        self.hold(-column.old.size_bytes)
+    def _free(self, tensor: MovingTensor) -> None:
+        tensor.old.free()
+        self.hold(-tensor.old.size_bytes)
 
     def hold(self, more_bytes: int) -> None:
         self._bytes += more_bytes
@@ -175,14 +175,23 @@ class _Walk:
 
     @property
     def peak_extra_bytes(self) -> int:
-        after = sum(column.new.size_bytes for column in self._columns)
+        after = sum(tensor.new.size_bytes for tensor in self._tensors)
         return self._most - max(self._before, after)
 
 
-def boxes_by_rank(boxes: Sequence[Box], group: Group) -> list[tuple[Box, ...]]:
-    """This rank's box of each tensor → every rank's, by rank. A collective."""
-    mine = json.dumps([[box.start, box.stop] for box in boxes]).encode()
-    ranks = [
-        [Box(tuple(start), tuple(stop)) for start, stop in json.loads(said)] for said in group.gather(mine)
-    ]
-    return list(zip(*ranks, strict=True))
+def moving_tensors(
+    moves: Sequence[tuple[tuple[int, ...], TensorMemory, TensorMemory]], group: Group
+) -> list[MovingTensor]:
+    """What moves, from this rank's share of it: (shape of the whole tensor, old memory, new memory) of each.
+
+    Every rank gives the same tensors in the same order. A collective.
+    """
+    mine = json.dumps([[[m.box.start, m.box.stop] for m in (old, new)] for _, old, new in moves]).encode()
+    by_rank = [json.loads(boxes) for boxes in group.gather(mine)]
+    moving: list[MovingTensor] = []
+    for number, (shape, old, new) in enumerate(moves):
+        before, after = (
+            tuple(Box(*map(tuple, boxes[number][which])) for boxes in by_rank) for which in (0, 1)
+        )
+        moving.append(MovingTensor(Recut(shape, old.item_bytes, before, after), old, new))
+    return moving

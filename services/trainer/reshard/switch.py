@@ -113,10 +113,10 @@ class _Switch:
         until = self._command.asked_s + self._command.deadlines.prepare_s
         if not self._group.agree(time.monotonic() < until):
             return self._outcome(began_s, f"no step boundary came {self._within('prepare_s')}")
-        columns = self._change.prepare(self._command.parallelism)
-        why, before = self._prepare(columns, until)
+        tensors = self._change.prepare(self._command.parallelism)
+        why, before = self._prepare(tensors, until)
         if not why:
-            why = self._carry_out(columns, before)
+            why = self._carry_out(tensors, before)
         if why:
             self._change.drop()
         else:
@@ -126,9 +126,9 @@ class _Switch:
 
     # --- stages -----------------------------------------------------------------------------
 
-    def _prepare(self, columns: Sequence[MovingTensor], until: float) -> tuple[str, np.ndarray]:
+    def _prepare(self, tensors: Sequence[MovingTensor], until: float) -> tuple[str, np.ndarray]:
         """(why it cannot be, canaries' log-probs)"""
-        why = self._lacking(columns)
+        why = self._lacking(tensors)
         if not why:
             try:
                 self._change.reserve()
@@ -141,10 +141,10 @@ class _Switch:
         in_time = self._group.agree(time.monotonic() < until)
         return "" if in_time else f"it was not prepared {self._within('prepare_s')}", before
 
-    def _lacking(self, columns: Sequence[MovingTensor]) -> str:
+    def _lacking(self, tensors: Sequence[MovingTensor]) -> str:
         """What there is not enough memory for; "" if there is. A collective: ranks share their host's."""
-        more_bytes = sum(column.new.size_bytes - column.old.size_bytes for column in columns)
-        largest = max((column.new.size_bytes for column in columns), default=0)
+        more_bytes = sum(tensor.new.size_bytes - tensor.old.size_bytes for tensor in tensors)
+        largest = max((tensor.new.size_bytes for tensor in tensors), default=0)
         # The buffers of both directions, what a round begins, and one tensor.
         need_bytes = max(0, more_bytes) + 3 * CHUNK_BYTES + largest
         on_host = self._group.device.type == "cpu"
@@ -157,20 +157,20 @@ class _Switch:
                 return f"{need} bytes are needed while tensors move, and the {where} has {free} left"
         return ""
 
-    def _carry_out(self, columns: Sequence[MovingTensor], before: np.ndarray) -> str:
+    def _carry_out(self, tensors: Sequence[MovingTensor], before: np.ndarray) -> str:
         """Move, verify, and back if need be; why, or "" if the ranks are cut anew."""
         switch_s = self._command.deadlines.switch_s
         wire: Any = dist.new_group(timeout=timedelta(seconds=max(1.0, 2 * switch_s)))
         try:
-            moved = move(columns, self._group, wire, until=time.monotonic() + switch_s)
+            moved = move(tensors, self._group, wire, until=time.monotonic() + switch_s)
             self._moves.append(moved)
-            if moved.columns < len(columns):
-                why = f"{moved.columns} of {len(columns)} tensors moved {self._within('switch_s')}"
+            if moved.tensors < len(tensors):
+                why = f"{moved.tensors} of {len(tensors)} tensors moved {self._within('switch_s')}"
             else:
                 why = self._verify(before)
             if why:
                 self._change.reshard()
-                back = [column.reversed() for column in columns[: moved.columns]]
+                back = [tensor.reversed() for tensor in tensors[: moved.tensors]]
                 self._moves.append(move(back, self._group, wire))
             return why
         finally:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from earl.dispatch.plan.reshard_plan import Recut
 from earl.parallelism import Parallelism
 from services.trainer.model.sharded_policy import Shard, ShardedPolicy
 from services.trainer.ranks.rank_mesh import RankMesh
-from services.trainer.reshard.reshard import MovingTensor, TensorMemory, boxes_by_rank
+from services.trainer.reshard.reshard import MovingTensor, TensorMemory, moving_tensors
 from services.trainer.reshard.switch import canary_tokens
 from services.trainer.reshard.weight_slots import SlotLayout, WeightSlots
 from services.trainer.step.batch import Columns
@@ -29,7 +28,7 @@ class TrainerChange:
         self._new: Stepper | None = None
         self._reserved: SlotLayout | None = None
         self.group = stepper.group
-        self.parallelism = stepper.cut.parallelism
+        self.parallelism = stepper.mesh.parallelism
 
     def prepare(self, wanted: Parallelism) -> list[MovingTensor]:
         old = self.stepper
@@ -40,7 +39,7 @@ class TrainerChange:
         self._new = Stepper(policy, old.config)
         self._new.optimizer.updates = old.optimizer.updates
         old.policy.clear_gradients()
-        return columns_of(old, self._new)
+        return moving_tensors(_moves(old, self._new), self.group)
 
     def arena_bytes(self) -> int:
         return self._slots.more_bytes(self._other.policy)
@@ -57,13 +56,13 @@ class TrainerChange:
     def keep(self) -> None:
         assert self._reserved is not None
         self._slots.adopt(self._reserved)
-        self.stepper.cut.close()
+        self.stepper.mesh.close()
         self.stepper = self._other
 
     def drop(self) -> None:
         if self._reserved is not None:
             self._slots.discard(self._reserved)
-        self._other.cut.close()
+        self._other.mesh.close()
 
     @property
     def _other(self) -> Stepper:
@@ -71,31 +70,22 @@ class TrainerChange:
         return self._new
 
 
-def columns_of(old: Stepper, new: Stepper) -> list[MovingTensor]:
-    """What moves: every parameter, followed by its moments if it is trained. A collective."""
-    pairs = list(zip(_all(old.policy), _all(new.policy), strict=True))
-    before = boxes_by_rank([shard.box for shard, _ in pairs], old.group)
-    after = boxes_by_rank([shard.box for _, shard in pairs], new.group)
-    found: list[MovingTensor] = []
-    for (shard, target), *boxes in zip(pairs, before, after, strict=True):
+def _moves(old: Stepper, new: Stepper) -> list[tuple[tuple[int, ...], TensorMemory, TensorMemory]]:
+    """What moves: every parameter, followed by its moments if it is trained."""
+    moves = []
+    for shard, target in zip(_all(old.policy), _all(new.policy), strict=True):
         item_bytes = shard.parameter.element_size()
-        found.append(
-            MovingTensor(
-                Recut(shard.shape, item_bytes, *boxes),
-                TensorMemory(lambda shard=shard: shard.local, shard.box, item_bytes),
-                TensorMemory(
-                    lambda target=target: target.local,
-                    target.box,
-                    item_bytes,
-                    lambda target=target: new.policy.allocate(target),
-                ),
-            )
+        before = TensorMemory(lambda shard=shard: shard.local, shard.box, item_bytes)
+        after = TensorMemory(
+            lambda target=target: target.local,
+            target.box,
+            item_bytes,
+            lambda target=target: new.policy.allocate(target),
         )
+        moves.append((shard.shape, before, after))
         if shard.parameter.requires_grad:
-            for which in (0, 1):
-                recut = Recut(shard.shape, 4, *boxes)
-                found.append(MovingTensor(recut, _moment(old, shard, which), _moment(new, target, which)))
-    return found
+            moves += [(shard.shape, _moment(old, shard, k), _moment(new, target, k)) for k in (0, 1)]
+    return moves
 
 
 def _moment(stepper: Stepper, shard: Shard, which: int) -> TensorMemory:

@@ -102,7 +102,7 @@ class WeightSlots:
 
     def __init__(
         self,
-        side: IoThread,
+        io: IoThread,
         store: TensorStore,
         registry: Registry,
         bus: Bus,
@@ -115,7 +115,7 @@ class WeightSlots:
         hurry: threading.Event | None = None,
         open_store: OpenStore | None = None,
     ) -> None:
-        self._side = side
+        self._io = io
         self._registry = registry
         self._bus = bus
         self._group = group
@@ -150,7 +150,7 @@ class WeightSlots:
         if not more_bytes:
             return self._slots_of(policy, self._now.store, self._now.room)
         assert self._open_store is not None
-        store = self._side.run(self._open_store(more_bytes), CALL_S)
+        store = self._io.run(self._open_store(more_bytes), CALL_S)
         return self._slots_of(policy, store, slot_bytes(policy.model_shards, self.dtype))
 
     def adopt(self, slots: SlotLayout) -> None:
@@ -165,12 +165,12 @@ class WeightSlots:
     def close(self) -> None:
         """Forget all versions, and give their arenas back."""
         for store in {id(one): one for one in (*self._held.values(), self._now.store)}.values():
-            self._side.run(store.close(), CALL_S)
+            self._io.run(store.close(), CALL_S)
         self._held.clear()
 
     def _close_unused(self, store: TensorStore) -> None:
         if store is not self._now.store and store not in self._held.values():
-            self._side.run(store.close(), CALL_S)
+            self._io.run(store.close(), CALL_S)
 
     def key(self, version: int, rank: int) -> str:
         return f"weights/{version}/{self._name}-{rank}"
@@ -186,7 +186,7 @@ class WeightSlots:
         mine = [self.key(self._withheld, self._group.rank)]
         self._together(lambda: self._call(store.withhold(mine)))
         if self._group.leads:
-            self._retiring = self._side.submit(self._retire(self._withheld))
+            self._retiring = self._io.submit(self._retire(self._withheld))
 
     def publish(self, version: int) -> None:
         """Copy the parameters as they are now into a slot and make them known. A collective.
@@ -209,7 +209,7 @@ class WeightSlots:
             self._call(self._bus.publish(weights_published(version, keys, self._size_bytes)))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._side.run(work, CALL_S, self._hurry)
+        return self._io.run(work, CALL_S, self._hurry)
 
     def _together(self, work: Callable[[], T]) -> T:
         """Its result once every rank did it; raises on every rank if one could not. A collective."""
@@ -236,7 +236,7 @@ class WeightSlots:
     def _retired(self) -> None:
         if self._retiring is not None:
             retiring, self._retiring = self._retiring, None
-            self._side.wait(retiring, "retiring a version", self._lease_s + CALL_S, self._hurry)
+            self._io.wait(retiring, "retiring a version", self._lease_s + CALL_S, self._hurry)
 
     async def _reserve(self, key: str, version: int) -> dict[str, np.ndarray]:
         # Every slot of an arena is of one size: else a larger one would not fit where a smaller one was.

@@ -20,20 +20,20 @@ from services.trainer.step.batch import Columns
 BITS = 53
 
 
-def batch_digests(columns: Columns, cut: RankMesh) -> dict[str, float]:
+def batch_digests(columns: Columns, mesh: RankMesh) -> dict[str, float]:
     """Of the whole batch, whatever rank has which sequence. A collective.
 
     tokens_digest: tokens and mask. batch_digest: log-probs, reference log-probs and advantages too.
     """
     reference = columns.reference
     mine = []
-    for i, item in enumerate(columns.items if cut.speaks else ()):
+    for i, item in enumerate(columns.items if mesh.speaks else ()):
         own = slice(int(columns.offsets[i]), int(columns.offsets[i + 1]))
         tokens = _of(columns.tokens[own], columns.loss_mask[own])
         rest = _of(columns.logprobs[own], *([] if reference is None else [reference[own]]))
         mine.append(struct.pack("<QQQd", item.position, tokens, rest, item.advantage))
     size = struct.calcsize("<QQQd")
-    joined = b"".join(cut.group.gather(b"".join(mine)))
+    joined = b"".join(mesh.group.gather(b"".join(mine)))
     rows = sorted(struct.unpack_from("<QQQd", joined, at) for at in range(0, len(joined), size))
     return {
         "tokens_digest": _number(b"".join(struct.pack("<Q", row[1]) for row in rows)),

@@ -54,8 +54,8 @@ class Stepper:
 
     def __init__(self, policy: ShardedPolicy, config: RunConfig) -> None:
         self.policy = policy
-        self.cut = policy.cut
-        self.group = policy.cut.group
+        self.mesh = policy.mesh
+        self.group = policy.mesh.group
         self.config = config
         trainer = config.trainer
         self.optimizer = AdamW(policy.shards, trainer.betas, trainer.weight_decay)
@@ -107,11 +107,11 @@ class Stepper:
         with torch.no_grad():
             for index in range(most):
                 whole = build(columns, packed[index], "token", 1, 1) if index < len(packed) else EMPTY
-                micro = whole.of(self.cut.tensor, self.cut.context)
+                micro = whole.of(self.mesh.tensor, self.mesh.context)
                 logprobs, _ = self._forward(micro, temperature)
                 start[micro.at] = logprobs[: len(micro.at)].cpu().numpy()
         self.policy.reshard()
-        self.cut.sum_in_replica(torch.from_numpy(start))
+        self.mesh.sum_in_replica(torch.from_numpy(start))
         return start
 
     def _minibatches(self, plan: TrainingPlan, columns: Columns, passes: int, count: int) -> list[MiniBatch]:
@@ -120,10 +120,10 @@ class Stepper:
         packed: list[list[Bin]] = []
         sums = np.zeros((passes * count, 2), np.int64)
         for p in range(passes):
-            for chosen in cut_minibatches(plan, self.cut.replica, count, p, self.config.seed):
+            for chosen in cut_minibatches(plan, self.mesh.replica, count, p, self.config.seed):
                 # Sequences without a trained token would cost a forward pass and count nothing.
                 useful = [i for i in chosen if trained[i]]
-                if self.cut.speaks:
+                if self.mesh.speaks:
                     sums[len(packed)] = trained[useful].sum(), len(useful)
                 packed.append(self._bins(columns, useful))
         self.group.sum(torch.from_numpy(sums))
@@ -136,7 +136,7 @@ class Stepper:
         trainer = self.config.trainer
         of = (columns.tokens_of, columns.trained_from)
         # cp ranks share a forward pass.
-        capacity = trainer.microbatch_tokens * self.cut.parallelism.cp
+        capacity = trainer.microbatch_tokens * self.mesh.parallelism.cp
         return bins(chosen, *of, capacity, share=trainer.share_prefixes)
 
     def _gradient(
@@ -157,7 +157,7 @@ class Stepper:
             if index < len(mini.bins):
                 sums = (mini.trained_tokens, mini.trained_sequences)
                 whole = build(columns, mini.bins[index], mean, *sums, length)
-            micro = whole.of(self.cut.tensor, self.cut.context)
+            micro = whole.of(self.mesh.tensor, self.mesh.context)
             before, share = None, 0.0
             if len(micro.at):
                 before = None if start is None else start[micro.at]

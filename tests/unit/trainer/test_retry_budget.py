@@ -46,11 +46,14 @@ def test_a_plan_that_was_trained_begins_it_anew() -> None:
     assert not patience.has_ended(1000.0, 10.0) and patience.plans == 1
 
 
-def gives_up(lead: SimpleNamespace | None, others: bool) -> bool:
-    """Whether a rank raises on its next plan that cannot be trained. others: how the other ranks vote."""
+def gives_up(lost_after_s: float | None, others: bool) -> bool:
+    """Whether a rank raises on its next plan that cannot be trained. lost_after_s: None on
+    other ranks than rank 0. others: how the other ranks vote."""
     rank = SimpleNamespace(
-        _patience=RetryBudget(LEAST_PLANS - 1, time.monotonic() - 1.0),
-        _lead=lead,
+        _budget=RetryBudget(LEAST_PLANS - 1, time.monotonic() - 1.0),
+        _rank0=None
+        if lost_after_s is None
+        else SimpleNamespace(stage=SimpleNamespace(scheduler=SimpleNamespace(lost_after_s=lost_after_s))),
         _group=SimpleNamespace(agree=lambda vote: vote and others),
         _requests=SimpleNamespace(stop=threading.Event()),
     )
@@ -64,6 +67,6 @@ def gives_up(lead: SimpleNamespace | None, others: bool) -> bool:
 
 
 def test_all_ranks_give_up_with_the_first_one_that_knows_what_the_scheduler_said() -> None:
-    patient, at_its_end = SimpleNamespace(lost_after_s=60.0), SimpleNamespace(lost_after_s=0.1)
+    patient, at_its_end = 60.0, 0.1
     assert gives_up(at_its_end, others=True) and gives_up(None, others=True)
     assert not gives_up(patient, others=True) and not gives_up(None, others=False)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from earl.dispatch.layout.box import Box
-from earl.dispatch.plan.reshard_plan import Recut
 from earl.errors import IllegalParallelism
 from earl.models.spec import ModelSpec
 from earl.models.tp import check_tp
 from earl.parallelism import Parallelism
-from services.trainer.reference.place import ReferenceMesh, make_reference_mesh
+from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy
-from services.trainer.reshard.reshard import MovingTensor, TensorMemory, boxes_by_rank
+from services.trainer.reshard.reshard import MovingTensor, TensorMemory, moving_tensors
 from services.trainer.reshard.switch import canary_tokens
 
 
@@ -27,34 +26,31 @@ def check_reference_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) 
 
 
 class ReferenceChange:
-    """place, policy: to go on with. loaded: whether there are weights to be moved."""
+    """mesh, policy: to go on with. loaded: whether there are weights to be moved."""
 
-    def __init__(self, place: ReferenceMesh, policy: ReferencePolicy, *, loaded: bool) -> None:
-        self.place, self.policy = place, policy
+    def __init__(self, mesh: ReferenceMesh, policy: ReferencePolicy, *, loaded: bool) -> None:
+        self.mesh, self.policy = mesh, policy
         self._loaded = loaded
         self._new: tuple[ReferenceMesh, ReferencePolicy] | None = None
-        self.group = place.group
-        self.parallelism = place.parallelism
+        self.group = mesh.group
+        self.parallelism = mesh.parallelism
 
     def prepare(self, wanted: Parallelism) -> list[MovingTensor]:
-        place = make_reference_mesh(self.group, wanted.dp, wanted.tp)
-        old, new = self.policy, self.policy.recut(place.tensor)
-        self._new = place, new
-        names = list(old.boxes())
-        before, after = ([policy.boxes()[name][1] for name in names] for policy in (old, new))
-        by_rank = [boxes_by_rank(boxes, self.group) for boxes in (before, after)]
-        shapes = old.spec.shapes()
-        found: list[MovingTensor] = []
-        for name, *boxes, held in zip(names, *by_rank, zip(before, after, strict=True), strict=True):
+        mesh = make_reference_mesh(self.group, wanted.dp, wanted.tp)
+        old, new = self.policy, self.policy.recut(mesh.tensor)
+        self._new = mesh, new
+        shapes, before, after = old.spec.shapes(), old.boxes(), new.boxes()
+        moves = []
+        for name in before:
             item_bytes = old.decoder.get_parameter(name).element_size()
-            found.append(
-                MovingTensor(
-                    Recut(shapes[name], item_bytes, *boxes),
-                    _memory(old, name, held[0], item_bytes, made=True),
-                    _memory(new, name, held[1], item_bytes, made=False),
+            moves.append(
+                (
+                    shapes[name],
+                    _memory(old, name, before[name][1], item_bytes, made=True),
+                    _memory(new, name, after[name][1], item_bytes, made=False),
                 )
             )
-        return found
+        return moving_tensors(moves, self.group)
 
     def arena_bytes(self) -> int:
         return 0
@@ -76,8 +72,8 @@ class ReferenceChange:
         """Nothing is gathered here."""
 
     def keep(self) -> None:
-        self.place.close()
-        self.place, self.policy = self._made
+        self.mesh.close()
+        self.mesh, self.policy = self._made
 
     def drop(self) -> None:
         self._made[0].close()

@@ -16,25 +16,23 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from earl.config.run import RunConfig
-from earl.dispatch.read.reader import Dispatcher, SequenceRead
+from earl.dispatch.read.reader import SequenceRead
 from earl.errors import DataPlaneError
 from earl.obs import tracing
-from services.trainer.ranks.activity import READING, SWITCHING, Activity, gathered, memory_fraction
-from services.trainer.ranks.io_thread import IoThread
-from services.trainer.ranks.switch_requests import Command
-from services.trainer.reference.lead import COMPUTE, LEAVE, LOAD, SWITCH, VOID, Lead
+from services.trainer.ranks.activity import READING, gathered, memory_fraction
+from services.trainer.reference.mesh import ReferenceMesh
 from services.trainer.reference.origin import Origin, PublishedVersion
-from services.trainer.reference.place import ReferenceMesh
+from services.trainer.reference.parallelism_change import ReferenceChange
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices, trainable
-from services.trainer.reference.recut import ReferenceChange
+from services.trainer.reference.rank0 import ReferenceRank0
 from services.trainer.reference.scheduler_client import LogprobColumn, ReferenceItem, decode_lease
 from services.trainer.reference.shelf import Shelf, key
-from services.trainer.reshard.switch import log_outcome, switch
+from services.trainer.stage.commands import RankCommand, run_commands
+from services.trainer.stage.rank_resources import RankResources
+from services.trainer.stage.stage_rank0 import carry_out_switch
 from services.trainer.step.reader import transfers
 
 log = logging.getLogger(__name__)
@@ -45,67 +43,55 @@ CALL_S = 30.0
 
 
 class ReferenceRank:
-    """All parts are made and closed by the caller (service.py). lead: on rank 0 only."""
+    """One rank of the stage; the caller (service.py) opens and closes all parts. rank0: on rank 0 only."""
 
     def __init__(
         self,
-        config: RunConfig,
-        run_dir: Path,
-        *,
-        place: ReferenceMesh,
-        side: IoThread,
+        resources: RankResources,
+        mesh: ReferenceMesh,
         policy: ReferencePolicy,
         shelf: Shelf,
-        dispatcher: Dispatcher,
-        activity: Activity,
         origin: Origin,
-        lead: Lead | None,
+        rank0: ReferenceRank0 | None,
     ) -> None:
-        self._config = config
-        self._run_dir = run_dir
-        self._place = place
-        self._group = place.group
-        self._side = side
+        config = self._config = resources.config
+        self._run_dir = resources.run_dir
+        self._group, self._io, self._dispatcher = resources.group, resources.io, resources.dispatcher
+        self._activity = resources.activity
+        self._mesh = mesh
         self._policy = policy
         self._shelf = shelf
-        self._dispatcher = dispatcher
-        self._activity = activity
         self._origin = origin
-        self._lead = lead
+        self._rank0 = rank0
         self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
         self._loaded = False
-        self._credit_tokens = 0
         # Names what this life of the stage publishes.
         self._life = self._group.broadcast(secrets.token_hex(8).encode()).decode()
         self._leases = 0
 
     def run(self) -> None:
         """Until the run is over or a stop was asked for. Raises the first failure."""
-        self._credit()
-        while True:
-            # On every rank: one that no longer hears what may be freed would fill up and stall the others.
-            self._side.check()
-            asked = self._lead.command(self._loaded, self._credit_tokens) if self._lead is not None else b""
-            command = self._group.broadcast(asked)
-            kind, body = command[:1], command[1:]
-            if kind == LEAVE:
-                if self._lead is not None:
-                    self._lead.farewell()
-                return
-            if kind == VOID:
-                self._void()
-            elif kind == LOAD:
-                self._load(json.loads(body))
-            elif kind == COMPUTE:
-                self._compute(body)
-            elif kind == SWITCH:
-                self._switch(Command.decode(body))
-            self._credit()
+        handlers = {
+            RankCommand.VOID: lambda _: self._void(),
+            RankCommand.READ: lambda body: self._load(json.loads(body)),
+            RankCommand.COMPUTE: self._compute,
+            RankCommand.SWITCH: self._switch,
+            RankCommand.LEAVE: lambda _: self._leave(),
+        }
+        run_commands(self._group, self._next_command, handlers)
 
-    def _credit(self) -> None:
-        """The tokens that every rank has room for: any of them may get them all."""
+    def _next_command(self) -> bytes:
+        """Rank 0's command; the others' is ignored. A collective."""
+        # On every rank: one that no longer hears what may be freed would fill up and stall the others.
+        self._io.check()
+        # The tokens that every rank has room for: any of them may get them all.
         free = self._group.gather(str(self._shelf.free_tokens).encode())
-        self._credit_tokens = min(int(tokens) for tokens in free)
+        credit_tokens = min(int(tokens) for tokens in free)
+        return self._rank0.next_command(self._loaded, credit_tokens) if self._rank0 is not None else b""
+
+    def _leave(self) -> None:
+        if self._rank0 is not None:
+            self._rank0.stage.last_heartbeat()
 
     # --- the policy ---------------------------------------------------------------------------
 
@@ -125,7 +111,7 @@ class ReferenceRank:
                     self._policy.fill(self._origin.directory)
                 else:
                     published = PublishedVersion(
-                        self._side,
+                        self._io,
                         self._dispatcher,
                         keys,
                         self._config.model.dtype,
@@ -140,19 +126,13 @@ class ReferenceRank:
             log.warning("version %d cannot be read: %s", self._origin.version, error)
         self._loaded = self._group.agree(ok)
         self._activity.version = self._origin.version if self._loaded else 0
-        if self._lead is not None:
-            self._lead.loaded(self._loaded)
+        if self._rank0 is not None:
+            self._rank0.loaded(self._loaded)
 
-    # --- another cut --------------------------------------------------------------------------
-
-    def _switch(self, command: Command) -> None:
-        with self._activity.phase(SWITCHING):
-            change = ReferenceChange(self._place, self._policy, loaded=self._loaded)
-            outcome = switch(command, change)
-            self._place, self._policy = change.place, change.policy
-        if self._lead is not None:
-            log_outcome(command, outcome)
-            self._lead.switched(outcome)
+    def _switch(self, body: bytes) -> None:
+        change = ReferenceChange(self._mesh, self._policy, loaded=self._loaded)
+        carry_out_switch(body, change, self._activity, self._rank0.stage if self._rank0 is not None else None)
+        self._mesh, self._policy = change.mesh, change.policy
 
     # --- work ---------------------------------------------------------------------------------
 
@@ -160,7 +140,7 @@ class ReferenceRank:
         lease = decode_lease(body)
         began_ns = time.time_ns()
         self._leases += 1
-        items = lease.ranks[self._place.replica]
+        items = lease.ranks[self._mesh.replica]
         with self._activity.phase(READING):
             found = self._read(items)
             # Ranks of one replica must leave out the same.
@@ -168,17 +148,17 @@ class ReferenceRank:
         kept = [
             one
             for index, one in enumerate(found)
-            if one is not None and index not in lost[self._place.replica]
+            if one is not None and index not in lost[self._mesh.replica]
         ]
         started = time.perf_counter()
         with self._activity.phase(COMPUTING):
-            placed = not kept or self._place_logprobs(kept)
+            placed = not kept or self._put_logprobs(kept)
         seconds = time.perf_counter() - started
-        self._side.run(self._shelf.publish(), CALL_S)
+        self._io.run(self._shelf.publish(), CALL_S)
         full = self._gathered([] if placed else [0])
         self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
         memory = memory_fraction(self._group)
-        if self._lead is None:
+        if self._rank0 is None:
             return
         results: dict[ReferenceItem, LogprobColumn] = {}
         for replica, leased in enumerate(lease.ranks):
@@ -196,11 +176,11 @@ class ReferenceRank:
             "arena_used_fraction": self._shelf.used_fraction,
             "memory_fraction": memory,
         }
-        self._lead.complete(lease.fence, results, gone)
+        self._rank0.complete(lease.fence, results, gone)
 
     def _columns(self, replica: int, items: Sequence[ReferenceItem]) -> dict[ReferenceItem, LogprobColumn]:
         """Where the log-probs of this lease's items lie, end to end in what the replica's ranks hold."""
-        tp = self._place.tensor.size
+        tp = self._mesh.tensor.size
         keys = tuple(key(self._life, self._leases, replica * tp + rank) for rank in range(tp))
         columns, offset = {}, 0
         for item in items:
@@ -210,7 +190,7 @@ class ReferenceRank:
 
     def _gathered(self, mine: list[int]) -> list[set[int]]:
         """For each replica, what any of its ranks names. A collective."""
-        tp = self._place.tensor.size
+        tp = self._mesh.tensor.size
         by_rank = [json.loads(data) for data in self._group.gather(json.dumps(mine).encode())]
         return [set().union(*by_rank[first : first + tp]) for first in range(0, len(by_rank), tp)]
 
@@ -224,7 +204,7 @@ class ReferenceRank:
             for item, start, stop in zip(items, bounds[:-1], bounds[1:], strict=True)
         ]
         whole = _read_of([item.key for item in items], tokens, loss_mask, np.diff(bounds))
-        readable = self._side.run(self._read_all(whole, found, deadline_s), 2 * deadline_s + READ_SLACK_S)
+        readable = self._io.run(self._read_all(whole, found, deadline_s), 2 * deadline_s + READ_SLACK_S)
         vocabulary = self._policy.spec.vocab
         usable = [
             ok and trainable(one, vocabulary) for one, ok in zip(found, readable, strict=True)
@@ -256,14 +236,14 @@ class ReferenceRank:
                 raise outcome
         return [not isinstance(outcome, BaseException) for outcome in outcomes]
 
-    def _place_logprobs(self, found: Sequence[MaskedTrajectory]) -> bool:
+    def _put_logprobs(self, found: Sequence[MaskedTrajectory]) -> bool:
         """Log-probs into the arena; whether they found room there."""
-        tensor = self._place.tensor
+        tensor = self._mesh.tensor
         box = slices(np.concatenate([one.loss_mask for one in found]), tensor.size)[tensor.rank]
         name = key(self._life, self._leases, self._group.rank)
         total = sum(len(one.tokens) for one in found)
         work = self._shelf.reserve(name, [one.key for one in found], total, box)
-        array = self._side.run(work, CALL_S)
+        array = self._io.run(work, CALL_S)
         # Ranks of a replica compute together: one without room goes along.
         self._policy.logprobs(found, box, np.empty(box.size, np.float32) if array is None else array)
         return array is not None

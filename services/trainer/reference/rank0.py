@@ -1,0 +1,117 @@
+"""What only rank 0 of the reference stage does: it leases work from the scheduler, and follows publications.
+
+WeightsPublished ─► VOID? READ? ─┐
+scheduler ─ lease that fits ─────┴─► one command for all ranks ─► outcome ─► scheduler
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+
+from earl.errors import TrainerError
+from earl.scheduler_client import RETRY_S
+from services.trainer.reference.origin import Origin
+from services.trainer.reference.scheduler_client import (
+    LeaseOffer,
+    LogprobColumn,
+    ReferenceClient,
+    ReferenceItem,
+)
+from services.trainer.stage.commands import RankCommand
+from services.trainer.stage.rank_resources import RankResources
+from services.trainer.stage.stage_rank0 import NOTICE_S, SLACK_S, StageRank0
+
+log = logging.getLogger(__name__)
+
+# A lease call waits this long for work; other ranks wait with it.
+WAIT_S = 2.0
+# Reads of the weights in a row that may fail, and the pause after each.
+READS = 20
+PAUSE_S = 1.0
+
+
+class ReferenceRank0:
+    """The reference stage's word with the scheduler.
+
+    Methods are called from the computing thread, `published` from the I/O thread's loop.
+    """
+
+    def __init__(self, resources: RankResources, stage: StageRank0, origin: Origin) -> None:
+        self._config, self._io = resources.config, resources.io
+        self._activity, self._requests = resources.activity, resources.requests
+        self.stage = stage
+        self._leases = ReferenceClient(stage.scheduler)
+        self._origin = origin
+        # The newest version that the bus told of, and the keys of the origin's version where it can be read.
+        self._newest = 0
+        self._keys: tuple[str, ...] = ()
+        self._voided = False
+        self._failures = 0
+
+    def published(self, version: int, keys: Sequence[str]) -> None:
+        """A version was published after all that were told before; 0: none yet."""
+        self._newest = version or self._newest
+        if self._origin.void(version):
+            self._voided, self._keys = True, ()
+        elif version == self._origin.version:
+            self._keys = tuple(keys)
+
+    def next_command(self, loaded: bool, credit_tokens: int) -> bytes:
+        """What all ranks do next; IDLE after WAIT_S at the latest. Raises CheckpointError."""
+        waited_s = 0.0
+        while True:
+            self._io.check()
+            if self._requests.stop.is_set() or self._requests.over.is_set():
+                return RankCommand.LEAVE.encode()
+            if self._voided:
+                self._voided = False
+                return RankCommand.VOID.encode()
+            if command := self.stage.next_switch():
+                return command
+            if loaded:
+                offer = self._offer(credit_tokens)
+                if offer is not None:
+                    return (RankCommand.COMPUTE if offer.lease else RankCommand.IDLE).encode(offer.lease)
+                continue
+            if self._origin.kept or self._keys:
+                return RankCommand.READ.encode(json.dumps(self._keys).encode())
+            self._origin.refuse_missed(self._newest)
+            if waited_s >= WAIT_S:
+                return RankCommand.IDLE.encode()
+            self._requests.stop.wait(NOTICE_S)
+            waited_s += NOTICE_S
+
+    def _offer(self, credit_tokens: int) -> LeaseOffer | None:
+        """What the scheduler offers, or None while it has not answered; asks it if it was not asked."""
+        most_tokens = self.stage.parallelism.dp * self._config.reference.microbatch_tokens
+        most_tokens = max(most_tokens, self._config.rollout.max_context_tokens)
+        offer = self.stage.poll(lambda: self._leases.lease(min(credit_tokens, most_tokens), WAIT_S))
+        if offer is None:
+            return None
+        if offer.over:
+            self._requests.over.set()
+        self._activity.gauges["waiting_tokens"] = float(offer.waiting_tokens)
+        # There is work, and none of it fits: trajectories must be trained or dropped first.
+        self._activity.gauges["arena_full"] = float(bool(offer.waiting_tokens) and not offer.lease)
+        return offer
+
+    def complete(
+        self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
+    ) -> None:
+        """Tell the scheduler what became of a lease."""
+        refused = self._io.run(self._leases.complete(fence, results, lost), 2 * RETRY_S + SLACK_S)
+        if refused:
+            log.info("%d of %d results came too late", refused, len(results))
+
+    def loaded(self, ok: bool) -> None:
+        """Counts reads of the weights that failed in a row. Raises TrainerError after READS of them."""
+        self._failures = 0 if ok else self._failures + 1
+        if self._failures >= READS:
+            raise TrainerError(
+                f"the reference policy could not be read {READS} times in a row",
+                "is the trainer alive? the log names what was missing",
+            )
+        if not ok:
+            self._requests.stop.wait(PAUSE_S)

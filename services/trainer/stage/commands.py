@@ -1,0 +1,53 @@
+"""What all ranks of a stage do next, as rank 0 broadcasts it: the commands of trainer and reference stage.
+
+rank 0: next command ─► broadcast ─► every rank: the handler of that command ─► …until LEAVE or FINISH
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from services.trainer.ranks.process_group import Group
+
+
+class RankCommand(Enum):
+    """A command; its value is the first byte of the broadcast, and what goes with it follows."""
+
+    # Of both stages: nothing came in time; another parallelism (a SwitchCommand); end this process.
+    IDLE = b"I"
+    SWITCH = b"W"
+    LEAVE = b"L"
+    # Of the trainer: train a batch (a BatchPlan); write a checkpoint; end, for the run is done.
+    TRAIN = b"T"
+    SAVE = b"S"
+    FINISH = b"F"
+    # Of the reference stage: log-probs of a lease; read the weights (their keys); forget the weights.
+    COMPUTE = b"C"
+    READ = b"R"
+    VOID = b"V"
+
+    def encode(self, body: bytes = b"") -> bytes:
+        return self.value + body
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[RankCommand, bytes]:
+        """(command, what goes with it). Raises ValueError for a byte that is no command."""
+        return cls(data[:1]), data[1:]
+
+
+Handlers = Mapping[RankCommand, Callable[[bytes], None]]
+
+
+def run_commands(group: Group, next_command: Callable[[], bytes], handlers: Handlers) -> None:
+    """Carry out rank 0's commands until one ends this process. A collective.
+
+    next_command: called on every rank, in step; what it returns on rank 0 counts, an encoded command. Raises
+    the first failure of next_command or of a handler.
+    """
+    while True:
+        command, body = RankCommand.decode(group.broadcast(next_command()))
+        if command is not RankCommand.IDLE:
+            handlers[command](body)
+        if command in (RankCommand.LEAVE, RankCommand.FINISH):
+            return

@@ -1,0 +1,84 @@
+"""What every rank of a stage works with: opened in order, closed in reverse by the caller's stack.
+
+    I/O thread ─► group of ranks ─► (the stage's policy) ─► bus, registry, dispatcher ─► (stores)
+
+Promise: whatever fails, what was opened is closed; no arena file outlives the rank.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import ExitStack
+from pathlib import Path
+
+from earl.bus import Bus
+from earl.config.run import RunConfig
+from earl.dispatch.memory.arena_file import arena_directory
+from earl.dispatch.publish.tensor_store import TensorStore
+from earl.dispatch.read.reader import Dispatcher
+from earl.dispatch.registry.registry import Registry
+from earl.rpc.peers import peer
+from services.trainer.ranks.activity import Activity
+from services.trainer.ranks.io_thread import IoThread
+from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.requests import StageRequests
+
+# How long a service that is not there yet is waited for, and how long closing may take.
+OPEN_S = 30.0
+CLOSE_S = 10.0
+
+
+class RankResources:
+    """A rank's thread for I/O, its group, and once `connect` was called its bus, registry and dispatcher.
+
+    name: of the stage, unique in the run. requests: set by signals and by rank 0's server. stack: closes all.
+    """
+
+    bus: Bus
+    registry: Registry
+    dispatcher: Dispatcher
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        config: RunConfig,
+        run_dir: Path,
+        name: str,
+        device: str,
+        requests: StageRequests,
+    ) -> None:
+        """Start the thread and join the ranks' group. device: "auto", "cpu" or "cuda".
+
+        Raises ConfigError where the environment does not say how bus and scheduler are reached.
+        """
+        self.stack, self.config, self.run_dir, self.name = stack, config, run_dir, name
+        self.requests = requests
+        self._redis_url, self.scheduler_address = peer("EARL_REDIS_URL"), peer("EARL_SCHEDULER")
+        self.activity = Activity()
+        self.io = IoThread()
+        stack.callback(self.io.close)
+        self.group = Group(device)
+
+    def connect(self) -> None:
+        """Open bus and data plane. Raises BusUnavailable and what Dispatcher.create does."""
+        config, io = self.config, self.io
+        stream_events = config.bus.stream_events
+        self.bus = io.run(
+            Bus.connect(self._redis_url, config.name, source=self.name, stream_events=stream_events),
+            OPEN_S,
+        )
+        self.stack.callback(lambda: io.run(self.bus.close(), CLOSE_S))
+        self.registry = Registry(self.bus.redis, self.bus.prefix, config.data_plane.descriptor_lease_s)
+        self.dispatcher = io.run(Dispatcher.create(self.registry, config.data_plane), OPEN_S)
+        self.stack.callback(lambda: io.run(self.dispatcher.close(), CLOSE_S))
+
+    async def open_store(self, size_bytes: int) -> TensorStore:
+        """A store with a new arena of this rank; the caller closes it."""
+        return await TensorStore.open(
+            self.registry,
+            self.config.data_plane,
+            arena_directory(self.config.data_plane, self.run_dir),
+            f"{self.name}-{self.group.rank}",
+            incarnation=secrets.randbits(64),
+            size_bytes=size_bytes,
+        )

@@ -1,0 +1,195 @@
+"""What rank 0 of either stage does beside its share of the work: it speaks for the group.
+
+scheduler ◄─ heartbeats, calls that wait for work ─ I/O thread ◄─ computing thread: polls, requests
+operator, scheduler ─► server: status, switches of parallelism ─► the next command of all ranks
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, TypeVar
+
+from earl.errors import EarlError
+from earl.parallelism import Parallelism
+from earl.rpc.access import Access
+from earl.rpc.audit import AUDIT_FILE, Audit
+from earl.rpc.main import announce
+from earl.rpc.options import COMMAND_BYTES
+from earl.rpc.peers import advertised
+from earl.rpc.server import Server
+from earl.rpc.token_file import Role
+from earl.rpc.tokens import accepted
+from earl.scheduler_client import RETRY_S, HeartbeatReply, Membership, SchedulerClient
+from services.trainer.api.metrics import serve_figures
+from services.trainer.api.servicer import StageServicer, serve
+from services.trainer.ranks.activity import SWITCHING, Activity
+from services.trainer.ranks.switch_requests import Command, Epochs, Outcome
+from services.trainer.reshard.switch import ParallelismChange, log_outcome, switch
+from services.trainer.stage.commands import RankCommand
+from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
+
+log = logging.getLogger(__name__)
+
+# How soon a request (stop, save, switch) is noticed while the scheduler is asked for work.
+NOTICE_S = 0.05
+# Added to a call's own deadline where the computing thread waits for it.
+SLACK_S = 5.0
+FAREWELL_S = 2.0
+
+T = TypeVar("T")
+StageName = Literal["trainer", "reference"]
+
+
+class StageRank0:
+    """Rank 0's server, its membership in the run, its calls that wait for work, and the switches asked of it.
+
+    Methods are called from the computing thread. switches: of the stage's parallelism, asked of this rank.
+    """
+
+    def __init__(self, resources: RankResources, stage: StageName, switches: Epochs) -> None:
+        """Connect to the scheduler; `serve` joins. Raises ConfigError."""
+        self._resources, self._io = resources, resources.io
+        self._stage: StageName = stage
+        self._switches = switches
+        self._access = Access.of(Role.WORKER)
+        self._pending: concurrent.futures.Future[Any] | None = None
+        self._address = self._metrics_address = ""
+        self._period_s = resources.config.scheduler.heartbeat_s
+        self.scheduler = self._io.run(self._connect(), OPEN_S)
+        resources.stack.callback(lambda: self._io.run(self.scheduler.close(), CLOSE_S))
+
+    async def _connect(self) -> SchedulerClient:
+        # gRPC's channels belong to the loop that they are made on.
+        parallelism = self._switches.parallelism
+        return SchedulerClient(
+            self._resources.scheduler_address,
+            self._access,
+            stage=self._stage,
+            name=self._resources.name,
+            incarnation=secrets.randbits(64),
+            capacity=parallelism.devices,
+            parallelism=parallelism,
+        )
+
+    def serve(self, servicer: StageServicer, bind: str) -> Membership:
+        """Serve at `bind`, join the run and begin heartbeats. Raises PortInUse, ServiceUnavailable."""
+        resources, tls = self._resources, self._access.tls
+        server = self._io.run(self._start(servicer, bind), OPEN_S)
+        resources.stack.callback(lambda: self._io.run(server.stop(), CLOSE_S))
+        joining = self.scheduler.join(advertised(self._address))
+        membership = self._io.run(joining, RETRY_S + SLACK_S)
+        self._period_s = min(self._period_s, membership.lease_s / 3)
+        self._metrics_address = serve_figures(
+            resources.config.obs.metrics,
+            self._stage,
+            self._io,
+            server,
+            resources.activity,
+            tls,
+            resources.stack,
+        )
+        resources.stack.callback(lambda: self._switches.close(f"{resources.name} left"))
+        self._io.spawn(self._heartbeats())
+        return membership
+
+    async def _start(self, servicer: StageServicer, bind: str) -> Server:
+        server = Server(
+            self._resources.name,
+            bind,
+            tokens=accepted(),
+            tls=self._access.tls,
+            drain_s=1.0,
+            request_bytes=COMMAND_BYTES,
+            audit=Audit(self._resources.run_dir / AUDIT_FILE, self._resources.name),
+        )
+        serve(server, servicer)
+        self._address = await server.start()
+        return server
+
+    def announce(self) -> None:
+        """Tell whoever started this process that the stage is ready, and where it serves."""
+        announce(self._resources.name, self._address, self._metrics_address)
+
+    # --- heartbeats -----------------------------------------------------------------------------
+
+    async def _heartbeats(self) -> None:
+        """For ever; raises when the scheduler stays away or refuses this stage."""
+        while True:
+            if (await self._heartbeat()).stop:
+                self._resources.requests.over.set()
+            await asyncio.sleep(self._period_s)
+
+    async def _heartbeat(self) -> HeartbeatReply:
+        activity = self._resources.activity
+        return await self.scheduler.heartbeat(
+            running=self.scheduler.parallelism.devices,
+            version=activity.version,
+            gauges=dict(activity.gauges),
+            spans=activity.take_spans(),
+            transfers=activity.transfers,
+        )
+
+    def last_heartbeat(self) -> None:
+        """Report what was done since the heartbeat before; a scheduler that is gone is not waited for."""
+        try:
+            self._io.run(self._heartbeat(), FAREWELL_S)
+        except EarlError as error:
+            log.warning("the scheduler was not told the last spans: %s", error)
+
+    # --- work -----------------------------------------------------------------------------------
+
+    def poll(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """The answer of a call that waits at the scheduler for work; None while it is out, after NOTICE_S.
+
+        The call is made where none is out; there is one at a time. Raises as the call.
+        """
+        if self._pending is None:
+            self._pending = self._io.submit(call())
+        done, _ = concurrent.futures.wait([self._pending], timeout=NOTICE_S)
+        if not done:
+            return None
+        answer, self._pending = self._pending, None
+        return answer.result()
+
+    # --- switches -------------------------------------------------------------------------------
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """Of the ranks now."""
+        return self._switches.parallelism
+
+    @property
+    def switch_waits(self) -> bool:
+        """Whether a command of another parallelism waits for a boundary of the work."""
+        return self._switches.wanted
+
+    def next_switch(self) -> bytes:
+        """The command to carry out a switch that waits, b"" if there is none; `end_switch` must follow."""
+        command = self._switches.begin()
+        return b"" if command is None else RankCommand.SWITCH.encode(command.encode())
+
+    def end_switch(self, command: Command, outcome: Outcome) -> None:
+        """Answer whoever asked; from now on work is asked for in the parallelism that the ranks have now."""
+        log_outcome(command, outcome)
+        if not outcome.rolled_back:
+            if self._pending is not None:
+                # It asks for work in the parallelism of before.
+                self._pending.cancel()
+                self._pending = None
+            self._io.call_soon(self.scheduler.set_parallelism, outcome.parallelism, outcome.epoch)
+        self._switches.end(outcome)
+
+
+def carry_out_switch(
+    body: bytes, change: ParallelismChange, activity: Activity, rank0: StageRank0 | None
+) -> None:
+    """What every rank does on RankCommand.SWITCH. A collective. Raises as reshard.switch.switch."""
+    command = Command.decode(body)
+    with activity.phase(SWITCHING):
+        outcome = switch(command, change)
+    if rank0 is not None:
+        rank0.end_switch(command, outcome)
