@@ -1,22 +1,18 @@
-"""How the parts of a round go from rank to rank while tensors move (move.py).
+"""How the parts of a round go from rank to rank while tensors move (reshard.py).
 
 Ranks of one host write into memory that the others map, and copy from there to where it belongs; all others,
 and those whose tensors lie on devices, exchange buffers by all_to_all. Either way a round is a collective.
 
-    shared   own outbox, half n % 2 ← parts that go · all there? · where they belong ← the others' outboxes
+    shared   own outbox, half n % 2 ← parts that go · barrier n · where they belong ← the others' outboxes
 
 Two halves suffice: a half that is written for round n was last read in round n - 2, and whoever came to the
-meeting of round n - 1 is done with that.
+barrier of round n - 1 is done with that.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
-import os
-import secrets
+import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -24,10 +20,12 @@ import torch.distributed as dist
 
 from earl.dispatch.layout.box import Box
 from earl.dispatch.plan.reshard_plan import Part
+from earl.shm import RegionHandle, SharedRegion
 from services.trainer.ranks.process_group import Group
 
+log = logging.getLogger(__name__)
+
 _ALIGNMENT_BYTES = 16
-_NONCE_BYTES = 16
 
 
 class HeldBox(Protocol):
@@ -71,13 +69,13 @@ def open_exchange(
     Raises what the process group does when a rank is lost.
     """
     if group.device.type == "cpu" and group.size > 1 and batches:
-        shared = _shared(ends, batches, group, carrier)
+        shared = _open_shared(ends, batches, group, carrier)
         if shared is not None:
             return shared
     return _Collective(ends, group, carrier)
 
 
-def at(values: HeldBox, box: Box) -> torch.Tensor:
+def part_of(values: HeldBox, box: Box) -> torch.Tensor:
     """The part of a rank's box that is `box`."""
     return values.values[box.relative_to(values.box.start).slices()]
 
@@ -127,11 +125,11 @@ class _Collective:
         sent = torch.empty(going.size_bytes, dtype=torch.uint8, device=self._group.device)
         received = torch.empty(coming.size_bytes, dtype=torch.uint8, device=self._group.device)
         for part, offset in going.parts:
-            values = at(self._ends[part.tensor].old, part.piece.box)
+            values = part_of(self._ends[part.tensor].old, part.piece.box)
             _packed(sent, offset, values).copy_(values)
         dist.all_to_all_single(received, sent, coming.splits, going.splits, group=self._carrier)
         for part, offset in coming.parts:
-            values = at(self._ends[part.tensor].new, part.piece.box)
+            values = part_of(self._ends[part.tensor].new, part.piece.box)
             values.copy_(_packed(received, offset, values))
         return going.size_bytes
 
@@ -154,75 +152,52 @@ class _Shared:
         sent_bytes = 0
         laid = [_Laid(batch, self._ends, self._group, each, sends=True) for each in range(self._group.size)]
         for part, offset in laid[rank].parts:
-            values = at(self._ends[part.tensor].old, part.piece.box)
+            values = part_of(self._ends[part.tensor].old, part.piece.box)
             _packed(self._outboxes[rank][half], offset, values).copy_(values)
             sent_bytes += values.nbytes
         dist.all_reduce(torch.zeros(1), group=self._carrier)
         for source, outbox in zip(laid, self._outboxes, strict=True):
             for part, offset in source.parts:
                 if part.piece.target == rank:
-                    values = at(self._ends[part.tensor].new, part.piece.box)
+                    values = part_of(self._ends[part.tensor].new, part.piece.box)
                     values.copy_(_packed(outbox[half], offset, values))
         return sent_bytes
 
 
-def _shared(
+def _open_shared(
     ends: Sequence[ExchangedTensor], batches: Sequence[Sequence[Part]], group: Group, carrier: Any
 ) -> _Shared | None:
-    """None if a rank cannot map another's memory: they are of several hosts. A collective."""
+    """None if a rank cannot map another's memory, for example of another host. A collective."""
     sizes = [
-        max(_Laid(batch, ends, group, rank, sends=True).size_bytes for batch in batches)
+        2 * max(_Laid(batch, ends, group, rank, sends=True).size_bytes for batch in batches)
         for rank in range(group.size)
     ]
-    nonce = secrets.token_bytes(_NONCE_BYTES)
-    own = _made(nonce, sizes[group.rank])
     try:
-        said = json.dumps([os.getpid(), own, nonce.hex()]).encode()
-        outboxes: list[torch.Tensor | None] = []
-        for told, half_bytes in zip(group.gather(said), sizes, strict=True):
-            pid, descriptor, theirs = json.loads(told)
-            outboxes.append(None if descriptor is None else _mapped(pid, descriptor, theirs, half_bytes))
-        # Nobody closes a descriptor that another is about to open.
-        there = group.agree(all(outbox is not None for outbox in outboxes))
+        region = SharedRegion.create("earl-outbox", sizes[group.rank])
+    except OSError as error:
+        log.warning("ranks exchange tensors by messages, for there is no shared memory: %s", error)
+        region = None
+    try:
+        handles = group.gather(region.handle.encode() if region is not None else b"")
+        outboxes = [_attach(handle, size) for handle, size in zip(handles, sizes, strict=True)]
+        # Nobody ends sharing what another is about to attach to.
+        complete = group.agree(all(outbox is not None for outbox in outboxes))
     finally:
-        if own is not None:
-            os.close(own)
-    return _Shared(ends, group, carrier, [box for box in outboxes if box is not None]) if there else None
+        if region is not None:
+            region.end_sharing()
+    if not complete:
+        return None
+    return _Shared(ends, group, carrier, [outbox for outbox in outboxes if outbox is not None])
 
 
-def _made(nonce: bytes, half_bytes: int) -> int | None:
-    """A descriptor of this rank's outbox; None if there are no more descriptors, or no memory."""
-    try:
-        made = os.memfd_create("earl-outbox")
-    except OSError:
+def _attach(handle: bytes, size_bytes: int) -> torch.Tensor | None:
+    """A rank's outbox, uint8[2, size_bytes / 2]; None if it has none, or is of another host."""
+    if not handle:
         return None
     try:
-        os.write(made, nonce)
-        os.ftruncate(made, _mapped_bytes(half_bytes))
-    except OSError:
-        os.close(made)
-        return None
-    return made
-
-
-def _mapped(pid: int, descriptor: int, nonce: str, half_bytes: int) -> torch.Tensor | None:
-    """The outbox of a process; None if it is not of this host, or not to be had."""
-    try:
-        opened = os.open(Path("/proc") / str(pid) / "fd" / str(descriptor), os.O_RDWR)
+        region = SharedRegion.attach(RegionHandle.decode(handle), size_bytes)
     except OSError:
         return None
-    try:
-        if os.fstat(opened).st_size != _mapped_bytes(half_bytes):
-            return None
-        mapped = mmap.mmap(opened, _mapped_bytes(half_bytes))
-    except OSError:
-        return None
-    finally:
-        os.close(opened)
-    if mapped[:_NONCE_BYTES].hex() != nonce:
-        return None
-    return torch.frombuffer(mapped, dtype=torch.uint8)[_NONCE_BYTES:].view(2, half_bytes)
-
-
-def _mapped_bytes(half_bytes: int) -> int:
-    return _NONCE_BYTES + 2 * half_bytes
+    if not size_bytes:
+        return torch.empty(2, 0, dtype=torch.uint8)
+    return torch.frombuffer(region.data, dtype=torch.uint8).view(2, -1)

@@ -21,7 +21,7 @@ import torch
 from earl.dispatch.layout.box import Box
 from earl.dispatch.plan.reshard_plan import Piece, Recut, exchange, rounds
 from services.trainer.ranks.process_group import Group
-from services.trainer.reshard.exchange import at, open_exchange
+from services.trainer.reshard.exchange import open_exchange, part_of
 
 CHUNK_BYTES = 32 << 20
 
@@ -151,7 +151,7 @@ class _Walk:
             self.hold(tensor.new.size_bytes)
             for piece in self._pieces[number]:
                 if piece.source == piece.target == self._rank:
-                    at(tensor.new, piece.box).copy_(at(tensor.old, piece.box))
+                    part_of(tensor.new, piece.box).copy_(part_of(tensor.old, piece.box))
             if any(piece.source != piece.target for piece in self._pieces[number]):
                 self._open.append(number)
             else:

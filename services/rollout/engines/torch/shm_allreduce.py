@@ -14,7 +14,6 @@ sum n was last read for sum n - 2, and a counter that shows n - 1 says that its 
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
 import time
@@ -22,6 +21,7 @@ import time
 import torch
 
 from earl.errors import EngineError
+from earl.shm import SharedRegion
 
 SLOT_BYTES = 1 << 20
 _LINE_BYTES = 64
@@ -48,14 +48,9 @@ class SharedSum:
     def __init__(self, memory: int, rank: int, size: int, deadline_s: float) -> None:
         self._rank, self._deadline_s = rank, deadline_s
         header = size * _LINE_BYTES
-        total = header + size * 2 * SLOT_BYTES
-        try:
-            os.ftruncate(memory, total)
-            mapped = mmap.mmap(memory, total)
-        finally:
-            os.close(memory)
-        self._counters = memoryview(mapped)[:header].cast("q")
-        slots = torch.frombuffer(mapped, dtype=torch.uint8)[header:].view(size, 2, SLOT_BYTES)
+        region = SharedRegion.inherit(memory, header + size * 2 * SLOT_BYTES)
+        self._counters = region.data[:header].cast("q")
+        slots = torch.frombuffer(region.data[header:], dtype=torch.uint8).view(size, 2, SLOT_BYTES)
         self._slots = [list(pair) for pair in slots]
         self._others = [each for each in range(size) if each != rank]
         self._met = 0
