@@ -28,7 +28,7 @@ run, model_dir, weights = engines.run, engines.model_dir, engines.weights
 HALFWAY = """
 import pathlib, sys, msgspec
 from earl.errors import WeightsIncomplete
-from services.rollout.engines import wire
+from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.vllm.engine import VllmEngine
 
@@ -41,7 +41,7 @@ def load(version):
     engine.drop()
     engine.load(version, version, keys, 30.0)
     while not engine.outbox:
-        engine.hear()
+        engine.collect()
     answer = engine.outbox.pop()
     assert answer.error is None, answer
 

@@ -18,7 +18,7 @@ from services.scheduler.memory.numbers import ModelNumbers
 from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, Memory, ceil_div, largest, together
 
 # linear.PACK_ELEMENTS; cache.PAGE_BYTES, attention.ALIGNED; torch_engine.PREFILL_TOKENS;
-# vllm_core.BLOCK_TOKENS.
+# core.BLOCK_TOKENS of services/rollout/engines/vllm.
 PACK_ELEMENTS = 1 << 17
 PAGE_BYTES = 4096
 ALIGNED = 16

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 SESSIONS = 1 << 16
 
 
-class Salts:
+class CacheSalts:
     """Sessions and the commits that they began after."""
 
     def __init__(self) -> None:

@@ -4,81 +4,24 @@
       ─► handle ─► step ─► send replies, one frame a turn at most ─► …
 
 An idle engine waits in select. The loop ends with Stop or when the socket closes.
-(leader.py is the torch engine's, which speaks to follower ranks too.)
+The torch engine has a loop of its own (engines/torch/leader.py), which serves follower ranks too.
 """
 
 from __future__ import annotations
 
 import select
 from collections.abc import Callable
-from typing import Protocol
 
 from earl.errors import EarlError
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.engine import (
-    EngineCaps,
-    EngineSpec,
-    EngineStats,
-    GenerateRequest,
-    LoadReport,
-)
-
-
-class SteppedEngine(Protocol):
-    """What the loop drives; single-threaded, and nothing but `step` and `commit` takes long."""
-
-    # Replies gather here until the loop sends them.
-    outbox: list[wire.Reply]
-    # Process ids beside this one.
-    workers: list[int]
-
-    @property
-    def caps(self) -> EngineCaps: ...
-
-    @property
-    def has_work(self) -> bool:
-        """A step would do something."""
-        ...
-
-    def sources(self) -> tuple[list[int], float | None]:
-        """Descriptors whose readiness means `hear`, and the seconds after which to hear anyway."""
-        ...
-
-    def hear(self) -> None:
-        """Note what came from elsewhere: loads that ended, outputs of other processes."""
-        ...
-
-    def submit(self, request: GenerateRequest, stream: bool) -> None: ...
-
-    def abort(self, request_id: str) -> None: ...
-
-    def release(self, session: str) -> None: ...
-
-    def step(self) -> None: ...
-
-    def pause(self, keep: bool) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def drop(self) -> None:
-        """Forget what is staged, and end a load that is under way."""
-        ...
-
-    def load(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
-        """Start reading; the outbox gets the call's Answer when the read ends."""
-        ...
-
-    def commit(self, version: int) -> LoadReport: ...
-
-    def stats(self) -> EngineStats: ...
-
-    def close(self) -> None: ...
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
+from services.rollout.engines.foreign.engine import ForeignEngine
 
 
 class EngineLoop:
     """Rank 0's loop. make: builds the engine; an EarlError that it raises is why the start failed."""
 
-    def __init__(self, service: wire.Channel, make: Callable[[EngineSpec], SteppedEngine]) -> None:
+    def __init__(self, service: wire.Channel, make: Callable[[EngineSpec], ForeignEngine]) -> None:
         self._service, self._make = service, make
         self._stopped = False
 
@@ -102,7 +45,7 @@ class EngineLoop:
         sources, timeout_s = engine.sources()
         readable, _, _ = select.select([self._service, *sources], [], [], 0 if engine.has_work else timeout_s)
         if timeout_s is not None or any(source in readable for source in sources):
-            engine.hear()
+            engine.collect()
         if self._service in readable:
             for body in self._service.receive():
                 self._handle(wire.command_decoder.decode(body))

@@ -21,28 +21,28 @@ from services.rollout.engines.contract import wire
 def main(arguments: list[str]) -> None:
     # Ctrl-C goes to the whole group; the service decides when its engines end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    own, *followers = (wire.Channel(socket.socket(fileno=int(fd))) for fd in arguments)
-    start, *commands = wire.command_decoder.decode(own.receive_one())
+    channel, *followers = (wire.Channel(socket.socket(fileno=int(fd))) for fd in arguments)
+    start, *commands = wire.command_decoder.decode(channel.receive_one())
     if not isinstance(start, wire.Start):
         raise wire.ChannelClosed("the first message is not Start")
     if start.spec.engine == "vllm":
         from services.rollout.engines.foreign.loop import EngineLoop
         from services.rollout.engines.vllm.engine import VllmEngine
 
-        EngineLoop(own, VllmEngine).run(start, commands)
+        EngineLoop(channel, VllmEngine).run(start, commands)
     elif start.spec.engine == "sglang":
         from services.rollout.engines.foreign.loop import EngineLoop
         from services.rollout.engines.sglang.engine import SglangEngine
 
-        EngineLoop(own, SglangEngine).run(start, commands)
+        EngineLoop(channel, SglangEngine).run(start, commands)
     elif start.rank > 0:
         from services.rollout.engines.torch.ranks import follow
 
-        follow(own, start)
+        follow(channel, start)
     else:
         from services.rollout.engines.torch.leader import Leader
 
-        Leader(own, followers).run(start, commands)
+        Leader(channel, followers).run(start, commands)
 
 
 if __name__ == "__main__":

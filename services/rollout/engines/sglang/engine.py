@@ -15,72 +15,40 @@ enable_deterministic_inference, whose attention needs a GPU), quantised weights.
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
-import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from earl.errors import ConfigError, EarlError, EngineError, WeightsIncomplete
+from earl.errors import ConfigError, EarlError, EngineError
 from earl.models.slices import own_parameters
 from earl.models.spec import load_spec
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.admission import (
-    check_complete,
-    check_request,
-    check_room,
-    check_unused,
-)
 from services.rollout.engines.contract.data_thread import DataThread
-from services.rollout.engines.contract.engine import (
-    EngineCaps,
-    EngineSpec,
-    EngineStats,
-    GenerateRequest,
-    LoadReport,
-)
-from services.rollout.engines.contract.stats import device_memory, totals
+from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.contract.stats import totals
 from services.rollout.engines.contract.weight_staging import Stager
-from services.rollout.engines.foreign.cache_salts import Salts
-from services.rollout.engines.sglang.link import Said, SglangLink, kv_tokens_of
+from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
+from services.rollout.engines.sglang.link import Output, SglangLink, kv_tokens_of
 
 # SGLang's seeds are int32.
 SEED_MASK = 0x7FFF_FFFF
 
 
-@dataclass(slots=True)
-class _Live:
-    """A request in flight. `held`: SGLang does not know it yet. `ending`: it was told to end it, which
-    takes it a step. `sent`: tokens that were streamed."""
-
-    request: GenerateRequest
-    stream: bool
-    held: bool
-    ending: bool = False
-    versions: list[int] = field(default_factory=list)
-    sent: int = 0
-    # When the first and the last token came, monotonic.
-    began_ns: int = 0
-    ended_ns: int = 0
-
-
-class SglangEngine:
-    """loop.SteppedEngine on one SGLang Engine. Raises EngineError if it is not there or does not start."""
-
-    has_work = False
+class SglangEngine(ForeignEngine):
+    """A ForeignEngine on one SGLang Engine. Raises EngineError if SGLang is not there or does not start."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self.spec = spec
-        self._model = load_spec(spec.model_dir)
+        model = load_spec(spec.model_dir)
         if spec.deterministic:
             raise ConfigError(
                 'deterministic = true with rollout.engine = "sglang": its results depend on the batch',
                 'set rollout.engine = "torch"',
             )
-        self._device = _device_of(spec)
+        super().__init__(spec, model, _device_of(spec))
         try:
             self._link = SglangLink(spec, self._device)
         except ImportError as error:
@@ -89,76 +57,64 @@ class SglangEngine:
                 "set rollout.engine_python to an environment that has it (docs/engines.md)",
             ) from error
         self._data = DataThread(spec)
-        self._stager = Stager(spec, self._data, own_parameters(self._model, 0, 1), self._model.shapes())
+        self._stager = Stager(spec, self._data, own_parameters(model, 0, 1), model.shapes())
         self.workers = self._link.pids
         self._deaths = [os.pidfd_open(pid) for pid in self.workers]
-        self._said: deque[tuple[str, Said]] = deque()
+        self._outputs: deque[tuple[str, Output]] = deque()
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.outbox: list[wire.Reply] = []
-        self.version = spec.initial_version
-        self._complete = spec.load_initial
-        self._paused = False
-        self._live: dict[str, _Live] = {}
-        self._salts = Salts()
-        self._chunks = self._generated = self._prefilled = self._reused = 0
-
-    @property
-    def caps(self) -> EngineCaps:
-        return EngineCaps(live_reshape=False, device=self._device)
+        # Requests that SGLang was told to end, which takes it a step.
+        self._ending: set[str] = set()
+        self._chunks = 0
 
     # --- requests -----------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest, stream: bool) -> None:
-        check_complete(self.spec, self._complete)
-        check_request(request, self.spec, self._model.vocab)
-        check_unused(request, request.request_id in self._live)
-        check_room(self.spec, self._waiting)
-        self._live[request.request_id] = _Live(request, stream, held=self._paused)
-        if not self._paused:
-            self._start(request, stream)
-
-    def _start(self, request: GenerateRequest, stream: bool) -> None:
+    def _start(self, request_id: str) -> None:
+        """While the engine is paused SGLang is not to know the request: `resume` starts it."""
+        if self._paused:
+            return
+        entry = self._in_flight[request_id]
+        request = entry.request
         sampling = {
             "max_new_tokens": request.max_new_tokens,
             "temperature": request.temperature,
             "stop_token_ids": sorted({*self.spec.stop_ids, *request.stop_ids}),
             "sampling_seed": request.seed & SEED_MASK,
         }
-        salt = self._salts.take(request.session)
-        self._link.generate(request.request_id, request.ids, sampling, salt, stream, self._hear_of)
+        salt = self._salted(request_id)
+        self._link.generate(request_id, request.ids, sampling, salt, entry.stream, self._receive)
 
-    def _hear_of(self, request_id: str, said: Said) -> None:
+    def _receive(self, request_id: str, output: Output) -> None:
         """In the link's thread."""
-        self._said.append((request_id, said))
+        self._outputs.append((request_id, output))
         os.write(self._waker, b"x")
 
     @property
-    def _waiting(self) -> int:
-        held = sum(live.held for live in self._live.values())
-        return held + max(0, self._known - self.spec.max_sequences)
+    def _held(self) -> list[str]:
+        """Requests that SGLang does not know yet."""
+        return [request_id for request_id, entry in self._in_flight.items() if not entry.salt]
 
     @property
     def _known(self) -> int:
         """Requests that SGLang has, and was not told to end."""
-        return sum(not (live.held or live.ending) for live in self._live.values())
+        return len(self._in_flight) - len(self._held) - len(self._ending)
+
+    @property
+    def _waiting(self) -> int:
+        return len(self._held) + max(0, self._known - self.spec.max_sequences)
 
     def abort(self, request_id: str) -> None:
-        live = self._live.get(request_id)
-        if live is None:
+        entry = self._in_flight.get(request_id)
+        if entry is None:
             return
-        if live.held:
-            del self._live[request_id]
-            self.outbox.append(wire.Tokens(request_id, [], [], [], "abort", 0))
+        if not entry.salt:
+            self._finish(request_id, "abort")
         else:
-            live.ending = True
+            self._ending.add(request_id)
             self._link.abort(request_id)
-
-    def release(self, session: str) -> None:
-        self._salts.release(session)
 
     def pause(self, keep: bool) -> None:
         if not keep:
-            for request_id in [name for name, live in self._live.items() if live.held]:
+            for request_id in self._held:
                 self.abort(request_id)
         if not self._paused or not keep:
             self._link.pause("in_place" if keep else "abort")
@@ -169,100 +125,77 @@ class SglangEngine:
             return
         self._paused = False
         self._link.resume()
-        for live in self._live.values():
-            if live.held:
-                live.held = False
-                self._start(live.request, live.stream)
+        for request_id in self._held:
+            self._start(request_id)
 
-    def step(self) -> None:
-        """SGLang steps by itself."""
+    def _forget(self, request_id: str) -> InFlight:
+        self._ending.discard(request_id)
+        return super()._forget(request_id)
 
-    # --- what comes of them -------------------------------------------------------------------
+    # --- outputs ------------------------------------------------------------------------------
 
     def sources(self) -> tuple[list[int], float | None]:
         return [self._wake, self._data.wake, *self._deaths], None
 
-    def hear(self) -> None:
+    def collect(self) -> None:
         for pid in self.workers:
             if not _alive(pid):
                 raise RuntimeError(f"process {pid} of SGLang ended")
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 65536)
-        except BlockingIOError:
-            pass
-        while self._said:
-            request_id, said = self._said.popleft()
-            live = self._live.get(request_id)
-            if live is None:
+        while self._outputs:
+            request_id, output = self._outputs.popleft()
+            entry = self._in_flight.get(request_id)
+            if entry is None:
                 continue
-            if isinstance(said, Exception):
-                self._refuse(request_id, EngineError(f"SGLang refused {request_id}: {said}"))
+            if isinstance(output, Exception):
+                self._refuse(request_id, EngineError(f"SGLang refused {request_id}: {output}"))
             else:
-                self._note(request_id, live, said)
+                self._note(request_id, entry, output)
         for call, outcome in self._data.take():
             if isinstance(outcome, EarlError):
                 self.outbox.append(wire.Answer(call, wire.WireError.of(outcome)))
             else:
                 self.outbox.append(wire.Answer(call, load=outcome))
 
-    def _note(self, request_id: str, live: _Live, output: dict[str, Any]) -> None:
+    def _note(self, request_id: str, entry: InFlight, output: dict[str, Any]) -> None:
+        """An output has all of the request's tokens so far."""
         meta = output["meta_info"]
         pairs = meta.get("output_token_logprobs") or []
-        ids, logprobs = [int(pair[1]) for pair in pairs], [float(pair[0]) for pair in pairs]
+        entry.ids, entry.logprobs = [int(pair[1]) for pair in pairs], [float(pair[0]) for pair in pairs]
+        entry.stamp(len(entry.ids), self.version)
+        entry.reused_tokens = reused = int(meta.get("cached_tokens", 0))
         self._chunks += 1
-        if len(ids) > len(live.versions):
-            live.ended_ns = time.monotonic_ns()
-            live.began_ns = live.began_ns or live.ended_ns
-        live.versions += [self.version] * (len(ids) - len(live.versions))
-        finish = (meta.get("finish_reason") or {}).get("type", "")
-        if not all(map(math.isfinite, logprobs)):
-            self._refuse(
-                request_id,
-                EngineError(f"version {self.version}: logits are not finite", "the weights are broken"),
-            )
+        if error := self._broken_weights(entry.logprobs):
+            self._refuse(request_id, error)
             return
-        if finish:
-            versions = _versions(meta, len(ids), self.version)
-            if versions[: live.sent] != live.versions[: live.sent]:
-                error = EngineError(
-                    f"{request_id}: SGLang dates its first tokens differently than its stream"
-                )
-                self._refuse(request_id, error)
-                return
-            live.versions = versions
-            self._generated += len(ids)
-            self._reused += int(meta.get("cached_tokens", 0))
-            self._prefilled += len(live.request.ids) - int(meta.get("cached_tokens", 0))
-            self._forget(request_id)
-        first, live.sent = live.sent, len(ids)
-        columns = (ids[first:], logprobs[first:], live.versions[first:])
-        reused = int(meta.get("cached_tokens", 0))
-        times = (live.began_ns, live.ended_ns)
-        self.outbox.append(wire.Tokens(request_id, *columns, finish, reused, *times))
-
-    def _forget(self, request_id: str) -> None:
-        live = self._live.pop(request_id)
-        if not live.held:
-            self._salts.end(live.request.session)
-
-    def _refuse(self, request_id: str, error: EarlError) -> None:
-        self._forget(request_id)
-        self.outbox.append(wire.Refused(request_id, wire.WireError.of(error)))
+        finish = (meta.get("finish_reason") or {}).get("type", "")
+        if not finish:
+            self._send(entry, "")
+            return
+        versions = _versions(meta, len(entry.ids), self.version)
+        if versions[: entry.sent] != entry.versions[: entry.sent]:
+            error = EngineError(f"{request_id}: SGLang dates its first tokens differently than its stream")
+            self._refuse(request_id, error)
+            return
+        entry.versions = versions
+        self._generated += len(entry.ids)
+        self._reused += reused
+        self._prefilled += len(entry.request.ids) - reused
+        self._finish(request_id, finish)
 
     # --- weights ------------------------------------------------------------------------------
-
-    def drop(self) -> None:
-        self._stager.drop()
 
     def load(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
         self._stager.begin(call, version, keys, deadline_s)
 
-    def commit(self, version: int) -> LoadReport:
-        """Put the staged version to use while nothing runs. Raises WeightsIncomplete: without effect if
-        the version is not staged, otherwise nothing is generated until a load succeeds."""
-        clock = time.perf_counter()
-        staged = self._stager.tensors(version)
-        size_bytes = sum(array.nbytes for array, _ in staged.values())
+    def drop(self) -> None:
+        self._stager.drop()
+
+    def _take_staged(self, version: int) -> dict[str, tuple[np.ndarray, str]]:
+        return self._stager.tensors(version)
+
+    def _apply(self, version: int, staged: dict[str, tuple[np.ndarray, str]]) -> int:
         tensors = [
             (name, torch.from_numpy(array).view(getattr(torch, dtype)))
             for name, (array, dtype) in staged.items()
@@ -270,63 +203,40 @@ class SglangEngine:
         recompute = self.spec.kv_on_update == "recompute"
         # Retracted requests are computed again; held in place they keep their KV.
         self._link.pause("retract" if recompute else "in_place")
-        self.hear()
-        self._complete = False
+        self.collect()
         try:
             self._link.update(version, tensors, flush=recompute)
-        except EngineError as error:
-            raise self._incomplete(version, error) from error
-        self._complete, self.version = True, version
-        self._salts.commit()
-        if recompute:
-            self._salts.forget()
-        if not self._paused:
-            self._link.resume()
-        stall_s = time.perf_counter() - clock
-        return LoadReport(version=version, size_bytes=size_bytes, read_s=0.0, stall_s=stall_s)
+        except EngineError:
+            self._link.pause("abort")
+            self._run_again()
+            raise
+        self._run_again()
+        return sum(array.nbytes for array, _ in staged.values())
 
-    def _incomplete(self, version: int, error: EngineError) -> WeightsIncomplete:
-        incomplete = WeightsIncomplete(
-            f"engine {self.spec.name} could not apply version {version}: {error.message}",
-            "load a version again",
-        )
-        self._link.pause("abort")
-        for request_id in list(self._live):
-            self._refuse(request_id, incomplete)
+    def _run_again(self) -> None:
+        """The end of a pause that only weights needed."""
         if not self._paused:
             self._link.resume()
-        return incomplete
 
     # --- figures ------------------------------------------------------------------------------
 
-    def stats(self) -> EngineStats:
+    def _figures(self) -> dict[str, Any]:
         kv_tokens = kv_tokens_of(self.spec)
-        # SGLang does not say: prompts of what it runs, and what of their answers was heard.
+        # SGLang does not say: prompts of what it runs, and what of their answers has come.
         used = sum(
-            len(live.request.ids) + len(live.versions) for live in self._live.values() if not live.held
+            len(entry.request.ids) + len(entry.versions) for entry in self._in_flight.values() if entry.salt
         )
-        return EngineStats(
-            version=self.version,
-            tp=self.spec.tp,
-            running=min(self._known, self.spec.max_sequences),
-            waiting=self._waiting,
-            retained=self._salts.idle,
-            paused=self._paused,
-            kv_used_fraction=min(1.0, used / kv_tokens),
-            # SGLang does not say how often it stepped: chunks and answers that came.
-            steps=self._chunks,
-            generated_tokens=self._generated,
-            prefilled_tokens=self._prefilled,
-            reused_tokens=self._reused,
-            evicted_sessions=0,
-            cpu_s=time.process_time(),
-            step_s=0.0,
-            transfers=totals(self._data.transfers),
-            kv_tokens=kv_tokens,
-            kv_used_tokens=used,
-            kv_committed_tokens=used,
-            memory=device_memory(self._device, self.workers),
-        )
+        return {
+            "running": min(self._known, self.spec.max_sequences),
+            # SGLang does not say how often it stepped, nor for how long: chunks and answers that came.
+            "steps": self._chunks,
+            "step_s": 0.0,
+            "transfers": totals(self._data.transfers),
+            "kv_used_fraction": min(1.0, used / kv_tokens),
+            "kv_tokens": kv_tokens,
+            "kv_used_tokens": used,
+            "kv_committed_tokens": used,
+        }
 
     def close(self) -> None:
         # SGLang's processes end with this one, which is next.

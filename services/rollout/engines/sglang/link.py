@@ -25,8 +25,8 @@ CALL_S = 60.0
 # A prompt may have 6 tokens fewer than SGLang's context.
 SPARE_TOKENS = 8
 PauseMode = Literal["abort", "in_place", "retract"]
-# What a request says, in the order it says it: a chunk, the last chunk, or the error that ended it.
-Said = dict[str, Any] | Exception
+# What comes of a request: a chunk, the last chunk, or the error that ended it.
+Output = dict[str, Any] | Exception
 
 
 def kv_tokens_of(spec: EngineSpec) -> int:
@@ -45,7 +45,7 @@ def server_args(spec: EngineSpec, model_dir: str, device: str) -> dict[str, Any]
         "dtype": spec.dtype,
         "tp_size": spec.tp,
         "device": device,
-        # SGLang takes prompts that leave SPARE_TOKENS free; requests.py bounds them at what EARL promises.
+        # SGLang takes prompts that leave SPARE_TOKENS free; admission.py bounds them at what EARL promises.
         "context_length": spec.max_context_tokens + SPARE_TOKENS,
         "max_running_requests": spec.max_sequences,
         "max_total_tokens": kv_tokens_of(spec) + max(SPARE_TOKENS, spec.max_sequences),
@@ -117,9 +117,9 @@ class SglangLink:
         sampling: dict[str, Any],
         salt: str,
         stream: bool,
-        say: Callable[[str, Said], None],
+        receive: Callable[[str, Output], None],
     ) -> None:
-        """Start a request; `say` is called in the loop's thread with everything that comes of it."""
+        """Start a request; `receive` is called in the loop's thread with everything that comes of it."""
 
         async def consume() -> None:
             try:
@@ -132,12 +132,12 @@ class SglangLink:
                     cache_salt=salt,
                 )
                 if not stream:
-                    say(request_id, await outputs)
+                    receive(request_id, await outputs)
                     return
                 async for output in await outputs:
-                    say(request_id, output)
-            except Exception as error:  # noqa: BLE001  (told to who asked for the request)
-                say(request_id, error)
+                    receive(request_id, output)
+            except Exception as error:  # noqa: BLE001  (whoever asked for the request gets it)
+                receive(request_id, error)
 
         def start() -> None:
             task = self._loop.create_task(consume())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from earl.errors import ConfigError, EngineNotInstalled
 from services.rollout.engines.contract.engine import EngineSpec, Transfer
 from services.rollout.engines.contract.stats import Busy, totals
-from services.rollout.engines.foreign.cache_salts import Salts
+from services.rollout.engines.foreign.cache_salts import CacheSalts
 from services.rollout.engines.process.interpreter import interpreter_of
 
 
@@ -20,7 +20,7 @@ def spec(**fields) -> EngineSpec:
 
 
 def test_a_sessions_salt_is_of_the_commit_that_it_began_after():
-    salts = Salts()
+    salts = CacheSalts()
     first = salts.take("old")
     salts.end("old")
     salts.commit()
@@ -30,7 +30,7 @@ def test_a_sessions_salt_is_of_the_commit_that_it_began_after():
 
 
 def test_nothing_is_shared_with_what_was_forgotten():
-    salts = Salts()
+    salts = CacheSalts()
     before = {name: salts.take(name) for name in ("idle", "running")}
     salts.end("idle")
     assert salts.idle == 1
@@ -46,7 +46,7 @@ def test_nothing_is_shared_with_what_was_forgotten():
     )
 )
 def test_idle_sessions_are_those_that_began_and_run_nothing(events: list[tuple[str, str]]):
-    salts, running, began = Salts(), dict.fromkeys("abc", 0), set()
+    salts, running, began = CacheSalts(), dict.fromkeys("abc", 0), set()
     for session, event in events:
         if event == "take":
             salts.take(session)
