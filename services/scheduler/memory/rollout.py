@@ -26,7 +26,7 @@ STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
 BLOCK_TOKENS = 32
 # sampling.BLOCK: logits are padded to whole blocks.
 SAMPLE_BLOCK = 128
-# slots.Slots: tokens, log-probs and versions of every position.
+# SlotTable of engines/torch: tokens, log-probs and versions of every position.
 COLUMN_BYTES = 8 + 4 + 8
 
 

@@ -40,21 +40,3 @@ class Batch(msgspec.Struct, array_like=True):
         moves = values[2:first].reshape(-1, 4)
         slots, starts, counts, tokens = np.split(values[first:], (size, 2 * size, 3 * size))
         return cls(slots, starts, counts, tokens, moves)
-
-
-def share(counts: np.ndarray, order: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(which sequences compute, tokens of each, whether those are all that it has) in a step of about
-    `budget` tokens. counts [N]: what each has to compute; order [N]: the oldest has the lowest."""
-    if int(counts.sum()) <= budget:
-        return np.arange(len(counts)), counts, np.ones(len(counts), dtype=np.bool_)
-    chosen = np.argsort(counts, kind="stable")
-    counts = counts[chosen]
-    oldest = int(np.argmin(order[chosen]))
-    # Decoding alone may exceed the budget: a token each is always allowed.
-    least = (counts == 1).astype(np.int64)
-    least[oldest] = min(int(counts[oldest]), max(1, budget // 2))
-    room = budget - least.sum()
-    wanted = counts - least
-    taken = least + np.clip(room - (np.cumsum(wanted) - wanted), 0, wanted)
-    kept = taken > 0
-    return chosen[kept], taken[kept], (taken == counts)[kept]

@@ -1,16 +1,15 @@
-"""The torch engine's rank 0: which request runs when, and what each step samples.
+"""The torch engine's rank 0: steps of what the scheduler runs, and what each of them samples.
 
-    waiting ─admit─► slots ─plan─► Batch ─► runner (all ranks) ─► logits ─► sample ─► slots.advance
-                       ▲                                                               │ finished
-                       └──────────────── next step ◄───────────────────────────────────┴──► replies
+    submit ─► scheduler ─schedule─► Batch ─► runner (all ranks) ─► logits ─► sample ─► scheduler.advance
+                  ▲                                                                       │ finished
+                  └──────────────── next step ◄───────────────────────────────────────────┴──► replies
 
 Continuous batching: every step takes what runs now, decoding and prefilling together. Weights and
-pauses take effect between steps. Synchronous and single-threaded; process.py feeds it.
+pauses take effect between steps. Synchronous and single-threaded; leader.py feeds it.
 """
 
 from __future__ import annotations
 
-import bisect
 import time
 
 import numpy as np
@@ -33,8 +32,8 @@ from services.rollout.engines.contract.stats import Busy, PrefillRate, device_me
 from services.rollout.engines.torch.batch import Batch
 from services.rollout.engines.torch.kv_handover import Handover, Moving
 from services.rollout.engines.torch.ranks import ApplyShard, Followers, Rank, Step
-from services.rollout.engines.torch.slots import Slots
-from services.rollout.engines.torch.waiting_request import Waiting
+from services.rollout.engines.torch.scheduler import SequenceScheduler
+from services.rollout.engines.torch.waiting_request import WaitingRequest
 
 # Tokens of one step by device: on a CPU what its caches hold, on a GPU what fills it.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -47,16 +46,16 @@ class TorchEngine:
         self.spec = spec
         self._rank, self._runner, self._followers = rank, rank.runner, followers
         runner, cache = self._runner, self._runner.cache
-        self._slots = Slots(
+        self._scheduler = SequenceScheduler(
             runner.slots,
             spec.max_context_tokens,
+            spec.stop_ids,
             kv_tokens=spec.kv_tokens,
             rows=cache.rows,
             page=cache.page_tokens,
         )
-        self.handover = Handover(spec.name, self._slots)
-        # The oldest session's first.
-        self._waiting: list[Waiting] = []
+        self._table, self._kv = self._scheduler.table, self._scheduler.kv
+        self.handover = Handover(spec.name, self._kv)
         self._streaming: set[str] = set()
         # Monotonic nanoseconds: of each request's first sampled token, of each slot's last one.
         self._began_ns: dict[str, int] = {}
@@ -66,7 +65,7 @@ class TorchEngine:
         self._complete = spec.load_initial
         self._paused = False
         self.outbox: list[wire.Reply] = []
-        self._steps = self._generated = self._prefilled = self._reused = 0
+        self._steps = self._generated = self._prefilled = 0
         self._busy = Busy()
         self._prefill = PrefillRate()
         # Totals of each rank's transfers, the newest that it reported.
@@ -83,7 +82,7 @@ class TorchEngine:
     @property
     def has_work(self) -> bool:
         """A step would do something."""
-        return not self._paused and (bool(self._slots.slot_of) or bool(self._waiting))
+        return not self._paused and self._scheduler.has_work
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -96,37 +95,30 @@ class TorchEngine:
             return
         if stream:
             self._streaming.add(request.request_id)
-        self._wait(Waiting.of(request, self._slots.ages.of(request.session)))
-
-    def _wait(self, waiting: Waiting) -> None:
-        bisect.insort(self._waiting, waiting, key=lambda one: one.order)
+        self._scheduler.add(request)
 
     def _check(self, request: GenerateRequest) -> None:
         admission.check_complete(self.spec, self._complete)
         admission.check_request(request, self.spec, self._runner.spec.vocab)
-        admission.check_unused(request, request.request_id in self._slots.slot_of)
-        admission.check_room(self.spec, len(self._waiting))
-        tokens, memory = len(request.ids) + request.max_new_tokens, self._slots.memory
-        if not memory.fits(tokens):
+        admission.check_unused(request, request.request_id in self._table.slot_of)
+        admission.check_room(self.spec, len(self._scheduler.waiting))
+        tokens, budget = len(request.ids) + request.max_new_tokens, self._kv.budget
+        if not budget.fits(tokens):
             raise ContextTooLong(
                 f"{len(request.ids)} tokens and {request.max_new_tokens} to generate exceed the "
-                f"{memory.bound} tokens that the KV cache holds in all",
+                f"{budget.bound} tokens that the KV cache holds in all",
                 "raise rollout.kv_tokens",
             )
 
     def abort(self, request_id: str) -> None:
         """End a request with what it has; nothing if it is not here."""
-        slot = self._slots.slot_of.get(request_id)
+        slot = self._table.slot_of.get(request_id)
         if slot is not None:
             self._finish(slot, "abort")
-            return
-        for waiting in self._waiting:
-            if waiting.request.request_id == request_id:
-                self._waiting.remove(waiting)
-                self._drop(waiting)
-                return
+        elif (waiting := self._scheduler.withdraw(request_id)) is not None:
+            self._drop(waiting)
 
-    def _drop(self, waiting: Waiting) -> None:
+    def _drop(self, waiting: WaitingRequest) -> None:
         """Answer a request that will not be admitted again with what it has."""
         request_id, first = waiting.request.request_id, len(waiting.request.ids)
         if request_id in self._streaming:
@@ -147,15 +139,13 @@ class TorchEngine:
 
     def abort_all(self) -> None:
         """`abort` for every request."""
-        for request_id in [*self._slots.slot_of, *(one.request.request_id for one in self._waiting)]:
+        waiting = [entry.request.request_id for entry in self._scheduler.waiting]
+        for request_id in [*self._table.slot_of, *waiting]:
             self.abort(request_id)
 
     def release(self, session: str) -> None:
         """The session's KV may go."""
-        self._slots.release(session)
-        for waiting in self._waiting:
-            if waiting.reused is not None and waiting.session == session:
-                waiting.session = ""
+        self._scheduler.release(session)
 
     def pause(self, keep: bool) -> None:
         """No step until resume."""
@@ -173,12 +163,7 @@ class TorchEngine:
         """Admit what fits and run one batch; what it finished or streams goes to the outbox. False if there
         was none to run: all that is here waits, for example for KV that arrives."""
         self._busy.start()
-        now_ns = time.monotonic_ns()
-        self._admit(now_ns)
-        planned = self._slots.plan(self._budget, now_ns)
-        for preempted in self._slots.preempted:
-            self._wait(preempted)
-        self._slots.preempted.clear()
+        planned = self._scheduler.schedule(self._budget, time.monotonic_ns())
         if planned is None:
             return False
         batch, complete = planned
@@ -191,45 +176,29 @@ class TorchEngine:
             self._sample(batch, complete, logits)
         else:
             none = np.zeros(0, dtype=np.int64)
-            self._slots.advance(batch, complete, none, none, self.version)
+            self._scheduler.advance(batch, complete, none, none, self.version)
         self._steps += 1
         self._prefill.note(len(batch.slots), int(batch.counts.sum()), self._busy.end())
         return True
 
-    def _admit(self, now_ns: int) -> None:
-        """Seat what waits, in its order; what a running sequence is about to compute the prefix of
-        waits for it."""
-        at = 0
-        while at < len(self._waiting) and not self._slots.full:
-            waiting = self._waiting[at]
-            if self._slots.comes_soon(waiting):
-                at += 1
-                continue
-            slot = self._slots.admit(waiting, self.spec.stop_ids, now_ns)
-            if slot is None:
-                break
-            del self._waiting[at]
-            if waiting.reused is None:
-                self._reused += int(self._slots.reused[slot])
-
     def _sample(self, batch: Batch, complete: np.ndarray, logits: torch.Tensor) -> None:
-        slots = self._slots
+        table = self._table
         sampled = batch.slots[complete]
         if not complete.all():
             logits = logits[np.flatnonzero(complete)]
-        positions = slots.length[sampled]
+        positions = table.length[sampled]
         try:
-            ids, logprobs = self._draw(logits, slots.temperature[sampled], slots.seed[sampled], positions)
+            ids, logprobs = self._draw(logits, table.temperature[sampled], table.seed[sampled], positions)
         except FloatingPointError as error:
             self._fail_all(EngineError(f"version {self.version}: {error}", "the weights are broken"))
             return
-        first = sampled[positions == slots.prompt[sampled]]
-        sampled, stopped, full = slots.advance(batch, complete, ids, logprobs, self.version)
+        first = sampled[positions == table.prompt[sampled]]
+        sampled, stopped, full = self._scheduler.advance(batch, complete, ids, logprobs, self.version)
         self._sampled_ns[sampled] = now_ns = time.monotonic_ns()
-        self._began_ns.update((slots.id_of(slot), now_ns) for slot in first.tolist())
+        self._began_ns.update((table.request_id(slot), now_ns) for slot in first.tolist())
         self._generated += len(sampled)
         # A sampled token is prefilled by the next step, if there is one: count it once.
-        self._prefilled -= int((positions > slots.prompt[sampled]).sum())
+        self._prefilled -= int((positions > table.prompt[sampled]).sum())
         if self._streaming:
             self._stream(sampled, ids, logprobs, ~(stopped | full))
         for slot in sampled[stopped].tolist():
@@ -246,42 +215,43 @@ class TorchEngine:
 
     def _stream(self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, more: np.ndarray) -> None:
         for slot, token, logprob in zip(slots[more], ids[more], logprobs[more], strict=True):
-            request_id = self._slots.id_of(slot)
+            request_id = self._table.request_id(slot)
             if request_id in self._streaming:
-                reused = int(self._slots.reused[slot])
+                reused = int(self._table.reused[slot])
                 self.outbox.append(
                     wire.Tokens(request_id, [int(token)], [float(logprob)], [self.version], "", reused)
                 )
 
     def _finish(self, slot: int, how: str) -> None:
-        slots = self._slots
-        request_id = slots.id_of(slot)
-        first = int(slots.prompt[slot])
+        table = self._table
+        request_id = table.request_id(slot)
+        first = int(table.prompt[slot])
         if request_id in self._streaming:
             self._streaming.remove(request_id)
             # Its earlier tokens were sent; an aborted one has sent them all.
-            first = int(slots.length[slot]) - (how != "abort")
-        span = slice(first, int(slots.length[slot]))
+            first = int(table.length[slot]) - (how != "abort")
+        span = slice(first, int(table.length[slot]))
         ids, logprobs, versions = (
-            column[slot, span].tolist() for column in (slots.tokens, slots.logprobs, slots.versions)
+            column[slot, span].tolist() for column in (table.tokens, table.logprobs, table.versions)
         )
         began_ns = self._began_ns.pop(request_id, 0)
         ended_ns = int(self._sampled_ns[slot]) if began_ns else 0
-        reused = int(slots.reused[slot])
+        reused = int(table.reused[slot])
         self.outbox.append(wire.Tokens(request_id, ids, logprobs, versions, how, reused, began_ns, ended_ns))
-        slots.finish(slot, time.monotonic_ns() + self._prefill.nanoseconds(int(slots.cached[slot])))
+        recompute_ns = self._prefill.nanoseconds(int(table.cached[slot]))
+        self._scheduler.finish(slot, time.monotonic_ns() + recompute_ns)
 
     def _fail_all(self, error: EarlError) -> None:
         """Every request here ends with the error."""
         refusal = wire.WireError.of(error)
-        for request_id, slot in list(self._slots.slot_of.items()):
-            self._slots.finish(slot)
+        for request_id, slot in list(self._table.slot_of.items()):
+            self._scheduler.finish(slot)
             self.outbox.append(wire.Refused(request_id, refusal))
-        self.outbox.extend(wire.Refused(one.request.request_id, refusal) for one in self._waiting)
-        self._waiting.clear()
+        waiting, self._scheduler.waiting = self._scheduler.waiting, []
+        self.outbox.extend(wire.Refused(entry.request.request_id, refusal) for entry in waiting)
         self._streaming.clear()
         self._began_ns.clear()
-        self._slots.wipe()
+        self._kv.wipe()
 
     # --- weights ------------------------------------------------------------------------------
 
@@ -309,9 +279,9 @@ class TorchEngine:
             raise incomplete from error
         self._complete, self.version = True, version
         if self.spec.kv_on_update == "recompute":
-            self._slots.drop_kv()
+            self._kv.drop_all()
         else:
-            self._slots.age()
+            self._kv.outdate()
         stall_s = time.perf_counter() - clock
         return LoadReport(version=version, size_bytes=size_bytes, read_s=0.0, stall_s=stall_s), others
 
@@ -324,35 +294,35 @@ class TorchEngine:
 
     def take_moves(self) -> list[tuple[int, int, int, int]]:
         """What is to be moved in every rank's cache before anything else is written there."""
-        moves, self._slots.memory.moves = self._slots.memory.moves, []
+        moves, self._kv.budget.moves = self._kv.budget.moves, []
         return moves
 
     # --- figures ------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
         """Counters and gauges; busy periods are handed over once."""
-        slots, memory = self._slots, self._slots.memory
+        scheduler, table, budget = self._scheduler, self._table, self._kv.budget
         return EngineStats(
             version=self.version,
             tp=self.spec.tp,
-            running=len(slots.slot_of),
-            waiting=len(self._waiting),
-            retained=slots.retained,
+            running=len(table.slot_of),
+            waiting=len(scheduler.waiting),
+            retained=self._kv.idle,
             paused=self._paused,
-            kv_used_fraction=slots.used_tokens() / max(1, memory.bound),
+            kv_used_fraction=table.used_tokens() / max(1, budget.bound),
             steps=self._steps,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
-            reused_tokens=self._reused,
-            evicted_sessions=slots.evicted,
+            reused_tokens=scheduler.reused_tokens,
+            evicted_sessions=self._kv.evicted,
             cpu_s=time.process_time(),
             step_s=self._busy.total_ns / 1e9,
             transfers=totals(transfer for rank in self.transfers.values() for transfer in rank),
             busy=self._busy.take(),
-            preemptions=slots.preemptions,
-            kv_tokens=memory.bound,
-            kv_used_tokens=slots.used_tokens(),
-            kv_committed_tokens=int(memory.committed.sum()),
+            preemptions=scheduler.preemptions,
+            kv_tokens=budget.bound,
+            kv_used_tokens=table.used_tokens(),
+            kv_committed_tokens=int(budget.committed.sum()),
             kv_token_bytes=self._runner.cache.token_bytes,
             # Ranks hold alike.
             memory=device_memory(self._runner.device.type, alike=self.spec.tp),

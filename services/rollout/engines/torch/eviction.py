@@ -1,4 +1,4 @@
-"""Sessions between two turns, whose KV stays: which of them give way, and to whom.
+"""Sessions between two turns, whose KV stays: which of them is evicted, and for whom.
 
 A session that comes back to lost KV computes all of its context anew, and while memory is short it takes
 another's for that: with more sessions than memory, each loses its KV before its next turn comes. So the older
@@ -18,31 +18,32 @@ class Ages:
     """How old sessions are: as old as their first request."""
 
     def __init__(self) -> None:
-        self._orders = itertools.count()
+        self._next = itertools.count()
         self._of: dict[str, int] = {}
 
     def of(self, session: str) -> int:
         """The older the lower; "" is a new one each time."""
         if not session:
-            return next(self._orders)
+            return next(self._next)
         if session not in self._of:
-            self._of[session] = next(self._orders)
+            self._of[session] = next(self._next)
         return self._of[session]
 
     def forget(self, session: str) -> None:
-        """It is over."""
+        """The session has ended."""
         self._of.pop(session, None)
 
 
-class Idle:
-    """order [S]: of the session in each slot, the older the lower; the owner's column."""
+class IdleSessions:
+    """Which sessions are idle, and in which slots. ages [S]: of the session in each slot, the older the
+    lower; a column that the owner writes."""
 
-    def __init__(self, order: np.ndarray) -> None:
-        self._order = order
+    def __init__(self, ages: np.ndarray) -> None:
+        self._ages = ages
         # Session → slot, the longest unused first.
         self._slots: OrderedDict[str, int] = OrderedDict()
         # Until when each slot's KV is worth waiting for, in nanoseconds of the owner's clock.
-        self._until_ns = np.zeros(len(order), dtype=np.int64)
+        self._until_ns = np.zeros(len(ages), dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -51,12 +52,12 @@ class Idle:
         return session in self._slots
 
     def add(self, session: str, slot: int, until_ns: int) -> None:
-        """The session's turn is over."""
+        """The session's turn has ended; younger sessions wait for its KV until then."""
         self._slots[session] = slot
         self._until_ns[slot] = until_ns
 
     def pop(self, session: str) -> int | None:
-        """The slot of a session that is idle no more; None if it was not."""
+        """Takes a session out; returns its slot, None if it was not idle."""
         return self._slots.pop(session, None)
 
     def clear(self) -> None:
@@ -68,17 +69,18 @@ class Idle:
     def slots(self) -> list[int]:
         return list(self._slots.values())
 
-    def before(self, order: int, now_ns: int, *, but: str) -> list[int]:
-        """Slots that a sequence of this order may not take, its own session's left out."""
+    def protected(self, age: int, now_ns: int, *, but: str) -> list[int]:
+        """Slots that a sequence of this age may not take; but: its own session, which is left out."""
         return [
             slot
             for session, slot in self._slots.items()
-            if session != but and self._order[slot] < order and self._until_ns[slot] > now_ns
+            if session != but and self._ages[slot] < age and self._until_ns[slot] > now_ns
         ]
 
-    def next(self, now_ns: int) -> str | None:
-        """Who gives way first: the longest unused of those that waited in vain, else the youngest."""
-        over = (session for session, slot in self._slots.items() if self._until_ns[slot] <= now_ns)
-        return next(over, None) or max(
-            self._slots, key=lambda session: self._order[self._slots[session]], default=None
+    def next_evicted(self, now_ns: int) -> str | None:
+        """The longest unused of the sessions that nobody waits for any more, else the youngest; None if no
+        session is idle."""
+        expired = (session for session, slot in self._slots.items() if self._until_ns[slot] <= now_ns)
+        return next(expired, None) or max(
+            self._slots, key=lambda session: self._ages[self._slots[session]], default=None
         )

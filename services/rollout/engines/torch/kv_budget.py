@@ -14,7 +14,7 @@ import numpy as np
 from services.rollout.engines.torch.batch import GIVE_BACK
 
 
-class KvMemory:
+class KvBudget:
     """bound: tokens that may be committed in all, in multiples of page (tokens); rows: of a slot."""
 
     def __init__(self, slots: int, rows: int, bound: int, page: int) -> None:
@@ -45,11 +45,11 @@ class KvMemory:
     def commit(self, slots: np.ndarray, tokens: np.ndarray) -> int:
         """Commit the slots' rows up to tokens [N] if the bound allows; returns how many tokens too many
         that would be, 0 if it was done."""
-        wanted = np.maximum(self.pages(tokens), self.committed[slots])
-        excess = int(self.committed.sum() + (wanted - self.committed[slots]).sum()) - self.bound
+        target = np.maximum(self.pages(tokens), self.committed[slots])
+        excess = int(self.committed.sum() + (target - self.committed[slots]).sum()) - self.bound
         if excess > 0:
             return excess
-        self.committed[slots] = wanted
+        self.committed[slots] = target
         return 0
 
     def reclaim(self, slots: np.ndarray, used: np.ndarray, excess: int) -> int:
@@ -81,6 +81,6 @@ class KvMemory:
             self.give_back(slot)
 
     def take(self) -> np.ndarray:
-        """The moves [M, 4] since the last call, in their order."""
+        """The moves [M, 4] that were noted since the last call, in their order."""
         moves, self.moves = self.moves, []
         return np.array(moves, dtype=np.int64).reshape(-1, 4)

@@ -3,8 +3,8 @@
     offer: rows that takers lack ─► ranks publish them, steps go on ─► sessions whose rows stayed as they were
     take:  hold a slot for each session ─► ranks read into the slots' rows ─► the sessions are retained here
 
-KV is append-only: rows of one life of a slot (Slots.life) never change, so they are copied beside the
-steps, and a later offer brings only what came since. Pure bookkeeping.
+KV is append-only: rows of one revision of a slot (SlotTable.revision) never change, so they are copied beside
+the steps, and a later offer brings only what came since. Pure bookkeeping.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from earl.errors import EngineBusy, WeightsIncomplete
 from services.rollout.engines.contract.engine import KvOffer, KvSession
-from services.rollout.engines.torch.slots import Slots
+from services.rollout.engines.torch.kv_allocator import KvAllocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """Sessions on their way out or in, each with its rows here and the life of their slot."""
+    """Sessions on their way out or in, each with its rows here and the revision of their slot."""
 
     version: int
     sessions: tuple[KvSession, ...]
     rows: tuple[Rows, ...]
-    lives: tuple[int, ...]
+    revisions: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
@@ -45,18 +45,18 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What has been offered, or taken, of a session: so many tokens of one life of a slot."""
+    """What has been offered, or taken, of a session: so many tokens of one revision of a slot."""
 
     slot: int
-    life: int
+    revision: int
     tokens: int
 
 
 class Handover:
     """Offers and takes of one engine. name: the engine's."""
 
-    def __init__(self, name: str, slots: Slots) -> None:
-        self._name, self._slots = name, slots
+    def __init__(self, name: str, kv: KvAllocator) -> None:
+        self._name, self._kv, self._table = name, kv, kv.table
         self._offered: dict[str, _Known] = {}
         self._taken: dict[str, _Known] = {}
 
@@ -65,35 +65,35 @@ class Handover:
     def offer(self, known: Mapping[str, int], version: int) -> Moving:
         """All sessions' rows but the first `known` of each, as far as those are what was offered before;
         none of a session of which more is known than it can have."""
-        slots, at = self._slots, 0
+        table, at = self._table, 0
         sessions: list[KvSession] = []
         rows: list[Rows] = []
         offered: dict[str, _Known] = {}
-        for session, slot in slots.sessions():
-            life, stop = int(slots.life[slot]), int(slots.cached[slot])
+        for session, slot in self._kv.sessions():
+            revision, stop = int(table.revision[slot]), int(table.cached[slot])
             before = self._offered.get(session)
             first = 0
-            if before is not None and (before.slot, before.life) == (slot, life):
+            if before is not None and (before.slot, before.revision) == (slot, revision):
                 first = min(known.get(session, 0), before.tokens)
                 offered[session] = before
-            if stop > first and known.get(session, 0) <= slots.context:
-                ids = slots.tokens[slot, first:stop].tolist()
+            if stop > first and known.get(session, 0) <= table.context:
+                ids = table.tokens[slot, first:stop].tolist()
                 sessions.append(
-                    KvSession(session=session, first=first, at=at, ids=ids, fresh=bool(slots.fresh[slot]))
+                    KvSession(session=session, first=first, at=at, ids=ids, fresh=bool(table.fresh[slot]))
                 )
                 rows.append(Rows(slot, first, at, stop - first))
                 at += stop - first
         # Of sessions that are gone nothing needs to be remembered.
         self._offered = offered
-        return Moving(version, tuple(sessions), tuple(rows), self._lives(rows))
+        return Moving(version, tuple(sessions), tuple(rows), self._revisions(rows))
 
     def offered(self, moving: Moving) -> list[KvSession]:
         """The sessions whose rows stayed as they were until all of them had been copied."""
         kept: list[KvSession] = []
-        for session, rows, life in zip(moving.sessions, moving.rows, moving.lives, strict=True):
-            if int(self._slots.life[rows.slot]) == life:
+        for session, rows, revision in zip(moving.sessions, moving.rows, moving.revisions, strict=True):
+            if int(self._table.revision[rows.slot]) == revision:
                 kept.append(session)
-                self._offered[session.session] = _Known(rows.slot, life, rows.first + rows.count)
+                self._offered[session.session] = _Known(rows.slot, revision, rows.first + rows.count)
         return kept
 
     # --- in -----------------------------------------------------------------------------------
@@ -109,21 +109,21 @@ class Handover:
                 f"engine {self._name} has version {version}, offer {offer.name} is of {offer.version}",
                 "bring both engines to one version before sequences are handed over",
             )
-        slots = self._slots
-        here = dict(slots.sessions())
+        kv, table = self._kv, self._table
+        here = dict(kv.sessions())
         sessions: list[KvSession] = []
         rows: list[Rows] = []
         for one in offer.sessions:
             slot, tokens = here.get(one.session), one.first + len(one.ids)
-            if slot is not None and slots.running[slot]:
+            if slot is not None and table.running[slot]:
                 continue
-            if tokens > slots.context or (one.first and not self._continues(one, slot)):
-                slots.release(one.session)
+            if tokens > table.context or (one.first and not self._continues(one, slot)):
+                kv.release(one.session)
                 continue
-            slot = slots.hold(one.session, one.first, tokens)
+            slot = kv.hold(one.session, one.first, tokens)
             if slot is None:
                 for taken in rows:
-                    slots.forget(taken.slot)
+                    kv.forget(taken.slot)
                 raise EngineBusy(
                     f"engine {self._name} has place for {len(rows)} of {len(offer.sessions)} sessions "
                     f"of offer {offer.name}, not for {one.session} of {tokens} tokens",
@@ -131,7 +131,7 @@ class Handover:
                 )
             sessions.append(one)
             rows.append(Rows(slot, one.first, one.at, len(one.ids)))
-        return Moving(version, tuple(sessions), tuple(rows), self._lives(rows))
+        return Moving(version, tuple(sessions), tuple(rows), self._revisions(rows))
 
     def taken(self, moving: Moving, version: int) -> list[KvSession]:
         """All rows have arrived; returns the sessions that are kept, all but those that began anew meanwhile.
@@ -144,29 +144,29 @@ class Handover:
                 f"engine {self._name} went from version {moving.version} to {version} while KV arrived",
                 "hand over between two versions",
             )
-        slots, kept = self._slots, list[KvSession]()
-        for session, rows, life in zip(moving.sessions, moving.rows, moving.lives, strict=True):
-            if int(slots.life[rows.slot]) != life:
-                slots.forget(rows.slot)  # all KV was dropped meanwhile
+        kv, kept = self._kv, list[KvSession]()
+        for session, rows, revision in zip(moving.sessions, moving.rows, moving.revisions, strict=True):
+            if int(self._table.revision[rows.slot]) != revision:
+                kv.forget(rows.slot)  # all KV was dropped meanwhile
                 continue
             ids = np.array(session.ids, dtype=np.int64)
-            if slots.keep(rows.slot, session.session, ids, session.fresh):
+            if kv.keep(rows.slot, session.session, ids, session.fresh):
                 kept.append(session)
-                self._taken[session.session] = _Known(rows.slot, life, rows.first + rows.count)
+                self._taken[session.session] = _Known(rows.slot, revision, rows.first + rows.count)
         return kept
 
     def fail(self, moving: Moving) -> None:
         """Not all rows have arrived: none of the sessions is here."""
         for rows in moving.rows:
-            self._slots.forget(rows.slot)
+            self._kv.forget(rows.slot)
 
     def _continues(self, session: KvSession, slot: int | None) -> bool:
         """The slot holds at least the session's first `first` tokens, as they were taken."""
         known = self._taken.get(session.session)
         if known is None or slot is None:
             return False
-        same = (known.slot, known.life) == (slot, int(self._slots.life[slot]))
+        same = (known.slot, known.revision) == (slot, int(self._table.revision[slot]))
         return same and known.tokens >= session.first
 
-    def _lives(self, rows: list[Rows]) -> tuple[int, ...]:
-        return tuple(int(self._slots.life[one.slot]) for one in rows)
+    def _revisions(self, rows: list[Rows]) -> tuple[int, ...]:
+        return tuple(int(self._table.revision[one.slot]) for one in rows)

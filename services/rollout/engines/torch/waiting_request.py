@@ -11,13 +11,13 @@ from services.rollout.engines.torch.prefix_cache import block_keys
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingRequest:
     """A request without a slot: new, or preempted with what it has sampled so far."""
 
     request: GenerateRequest
-    # Arrival; the lower is the older.
-    order: int
-    # What of the request's session is still wanted; "" once it was released.
+    # Of its session: the lower the older.
+    age: int
+    # "" once it was released while the request waited.
     session: str
     ids: np.ndarray
     # Of the sampled tokens, the last of ids.
@@ -28,8 +28,8 @@ class Waiting:
     _keys: list[int] | None = None
 
     @classmethod
-    def of(cls, request: GenerateRequest, order: int) -> Waiting:
-        return cls(request, order, request.session, np.asarray(request.ids, dtype=np.int64))
+    def of(cls, request: GenerateRequest, age: int) -> WaitingRequest:
+        return cls(request, age, request.session, np.asarray(request.ids, dtype=np.int64))
 
     @property
     def keys(self) -> list[int]:

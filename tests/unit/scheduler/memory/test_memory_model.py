@@ -23,8 +23,9 @@ from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from services.rollout.engines.contract import sampling
 from services.rollout.engines.torch import attention, engine, kv_cache, linear
+from services.rollout.engines.torch.kv_allocator import KvAllocator
 from services.rollout.engines.torch.model_runner import Runner
-from services.rollout.engines.torch.slots import Slots
+from services.rollout.engines.torch.slot_table import SlotTable
 from services.rollout.engines.vllm import core
 from services.scheduler.memory import Memory, ModelNumbers, parts, predict, ranks_here, rollout, trainer
 from services.scheduler.memory import model as model_module
@@ -54,7 +55,7 @@ def test_constants_are_those_of_what_allocates() -> None:
     assert rollout.STEP_TOKENS == engine.PREFILL_TOKENS == core.STEP_TOKENS
     assert rollout.BLOCK_TOKENS == core.BLOCK_TOKENS
     assert rollout.SAMPLE_BLOCK == sampling.BLOCK
-    columns = Slots(1, 1)
+    columns = SlotTable(1, 1)
     position = (columns.tokens, columns.logprobs, columns.versions)
     assert sum(column.itemsize for column in position) == rollout.COLUMN_BYTES
 
@@ -83,9 +84,9 @@ def test_fsdp_cuts_rows_and_pads_the_last_rank() -> None:
 def test_kv_is_what_the_cache_commits(dtype: str, tokens: int) -> None:
     spec = SPECS["shared heads"]
     runner = Runner(spec, TensorParallel(0, 2), slots=3, context=1024, dtype=getattr(torch, dtype))
-    slots = Slots(3, 1024, rows=runner.cache.rows, page=runner.cache.page_tokens)
-    slots.memory.commit(torch.arange(2).numpy(), torch.full((2,), tokens).numpy())
-    committed = int(slots.memory.committed.sum()) * runner.cache.token_bytes
+    kv = KvAllocator(SlotTable(3, 1024), rows=runner.cache.rows, page=runner.cache.page_tokens)
+    kv.budget.commit(torch.arange(2).numpy(), torch.full((2,), tokens).numpy())
+    committed = int(kv.budget.committed.sum()) * runner.cache.token_bytes
     how = rollout.RolloutNumbers("cpu", True, 2, parts.ITEM_BYTES[dtype], 4, 3, 1024, 0, 2, tokens)
     assert rollout.kv_bytes(ModelNumbers.of(spec, 2, fused=True), how) == committed
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.rollout.engines.torch.prefix_cache import PrefixIndex, block_keys
-from tests.support.slots import Run
+from tests.support.sequences import Run
 
 
 @settings(max_examples=30, deadline=None)
@@ -22,7 +22,7 @@ def test_what_is_relied_on_is_there(data):
             )
             run.submit(ids, data.draw(st.sampled_from(["", "s", "t"])))
         elif action == "release":
-            run.slots.release(data.draw(st.sampled_from("st")))
+            run.scheduler.release(data.draw(st.sampled_from("st")))
         elif action == "update":
             run.update()
         else:

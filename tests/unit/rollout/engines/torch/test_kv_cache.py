@@ -90,9 +90,9 @@ def run(engine: TorchEngine, requests: list[GenerateRequest]) -> dict[str, wire.
     while engine.has_work:
         engine.step()
         finish(engine, results)
-        slots = engine._slots
-        assert slots.memory.committed.sum() <= slots.memory.bound
-        assert (slots.cached <= slots.memory.committed).all()
+        budget = engine._kv.budget
+        assert budget.committed.sum() <= budget.bound
+        assert (engine._table.cached <= budget.committed).all()
     finish(engine, results)
     return results
 
@@ -136,7 +136,7 @@ def test_the_oldest_is_never_preempted_and_all_end_in_turn():
         engine.step()
         finish(engine, results)
         ended += [name for name in results if name not in ended]
-        assert oldest in results or oldest in engine._slots.slot_of
+        assert oldest in results or oldest in engine._table.slot_of
     assert ended == [str(n) for n in range(8)] and engine.stats().preemptions > 0
 
 
@@ -229,10 +229,10 @@ def test_an_older_versions_kv_serves_nobody_else(kv):
 
 def test_what_is_wiped_is_gone():
     engine = make()
-    cache, slots = engine._rank.runner.cache, engine._slots
+    cache = engine._rank.runner.cache
     for column in (*cache.keys, *cache.values):
         column.fill_(float("nan"))
-    slots.wipe()
+    engine._kv.wipe()
     assert run(engine, [ask("a", [3, 4, 5], 20)])["a"].ids == run(make(), [ask("a", [3, 4, 5], 20)])["a"].ids
     assert all(column.isfinite().all() for column in (*cache.keys, *cache.values))
 

@@ -12,7 +12,7 @@ from earl.errors import EngineBusy, EngineError, WeightsIncomplete
 from services.rollout.engines.contract.engine import KvOffer, KvSession
 from services.rollout.engines.torch.kv_cache import KvCache
 from services.rollout.engines.torch.kv_handover import Handover, Moving, Rows
-from tests.support.slots import CONTEXT, Run
+from tests.support.sequences import CONTEXT, Run
 
 Row = tuple[int, int]
 
@@ -22,7 +22,7 @@ class Side(Run):
 
     def __init__(self, bound: int, keep: bool) -> None:
         super().__init__(bound, keep)
-        self.handover = Handover("unit", self.slots)
+        self.handover = Handover("unit", self.kv)
 
     def rows(self, moving: Moving) -> list[list[Row | None]]:
         """What a rank copies, at whatever moment."""
@@ -34,7 +34,7 @@ class Side(Run):
 
     def begin_take(self, offer: KvOffer) -> Moving:
         moving = self.handover.take(offer, self.version)
-        self.cache.move(self.slots.memory.take())
+        self.cache.move(self.kv.budget.take())
         return moving
 
 
@@ -66,7 +66,7 @@ class Drawn:
                 )
                 side.submit(ids, self.draw(st.sampled_from(["", "s", "t", "u"])))
             elif action == "release":
-                side.slots.release(self.draw(st.sampled_from("stu")))
+                side.scheduler.release(self.draw(st.sampled_from("stu")))
             elif action == "update":
                 # Both, as a pool does, but perhaps while something is on its way.
                 self.old.update()
@@ -92,7 +92,7 @@ class Drawn:
             taking = self.new.begin_take(offer)
         except (EngineBusy, WeightsIncomplete):
             return
-        assert all(slot in self.new.slots.held for slot in (one.slot for one in taking.rows))
+        assert all(slot in self.new.kv.held for slot in (one.slot for one in taking.rows))
         self.goes_on()
         if self.draw(st.booleans()):
             self.new.write(taking, [[(99, -1)] * one.count for one in taking.rows])
@@ -128,7 +128,7 @@ def test_what_arrived_is_what_was_computed(data):
 def retained(side: Side, session: str, ids: list[int]) -> int:
     """A session that is idle; how many of its tokens have their KV."""
     side.submit(ids, session)
-    while side.waiting or side.slots.slot_of:
+    while side.busy:
         side.step(100)
     return len(ids) + 11
 
@@ -148,17 +148,17 @@ def test_a_round_brings_what_came_since():
     tokens = retained(old, "s", [5, 6])
     offer, _ = moved(old, new)
     assert [(one.first, len(one.ids)) for one in offer.sessions] == [(0, tokens)]
-    assert new.slots.sessions() == [("s", 0)] and new.slots.used_tokens() == tokens
+    assert new.kv.sessions() == [("s", 0)] and new.table.used_tokens() == tokens
     assert old.handover.offer({"s": tokens}, 0).sessions == ()
     again = retained(old, "s", [*offer.sessions[0].ids, 5, 6, 7])
     assert old.handover.offer({"s": CONTEXT + 1}, 0).sessions == ()
     second, _ = moved(old, new, {"s": tokens})
     assert [(one.first, len(one.ids)) for one in second.sessions] == [(tokens, again - tokens)]
-    assert new.slots.used_tokens() == again
+    assert new.table.used_tokens() == again
     # It goes on there, and computes only what is new.
     new.submit([*offer.sessions[0].ids, *second.sessions[0].ids, 1], "s")
     new.step(100)
-    assert new.slots.reused[0] == again
+    assert new.table.reused[0] == again
 
 
 def test_takers_must_have_the_beginning():
@@ -168,10 +168,10 @@ def test_takers_must_have_the_beginning():
     retained(old, "s", [*first.sessions[0].ids, 5])
     # Its own turn went elsewhere meanwhile: what was taken is gone.
     new.submit([1, 1, 1], "s")
-    while new.waiting or new.slots.slot_of:
+    while new.busy:
         new.step(100)
     offer, taking = moved(old, new, {"s": tokens})
-    assert offer.sessions[0].first == tokens and taking.sessions == () and new.slots.sessions() == []
+    assert offer.sessions[0].first == tokens and taking.sessions == () and new.kv.sessions() == []
 
 
 def test_there_is_place_for_all_or_none():
@@ -181,11 +181,11 @@ def test_there_is_place_for_all_or_none():
     retained(few, "own", [1])
     with pytest.raises(EngineBusy, match="place for 3 of 4 sessions of offer o"):
         moved(old, few)
-    assert few.slots.sessions() == [("own", 0)] and not few.slots.held
+    assert few.kv.sessions() == [("own", 0)] and not few.kv.held
     small = Side(40, True)
     with pytest.raises(EngineBusy, match="place for 2 of 4"):
         moved(old, small)
-    assert small.slots.used_tokens() == 0 and small.slots.memory.committed.sum() == 0
+    assert small.table.used_tokens() == 0 and small.kv.budget.committed.sum() == 0
     # What runs there keeps its memory.
     small.submit([3] * 20, "")
     small.step(100)
@@ -209,7 +209,7 @@ def test_nothing_is_taken_of_another_version_or_while_weights_change():
     new.update()
     with pytest.raises(EngineError, match="from version 1 to 2"):
         new.handover.taken(taking, new.version)
-    assert new.slots.sessions() == [] and not new.slots.held
+    assert new.kv.sessions() == [] and not new.kv.held
 
 
 def test_arriving_kv_counts_against_the_bound():
@@ -219,20 +219,20 @@ def test_arriving_kv_counts_against_the_bound():
     taking = new.begin_take(offer_of(moving, list(moving.sessions)))
     new.submit([1] * 30, "")
     new.step(100)
-    assert len(new.waiting) == 1 and int(new.slots.memory.committed.sum()) == 56
+    assert len(new.scheduler.waiting) == 1 and int(new.kv.budget.committed.sum()) == 56
     new.handover.fail(taking)
     new.finish()
 
 
-def test_rows_of_another_life_are_left_out():
+def test_rows_of_another_revision_are_left_out():
     old = Side(320, True)
     retained(old, "s", [5, 6])
     retained(old, "t", [5, 6])
     moving = old.handover.offer({}, 0)
-    old.slots.release("s")
+    old.scheduler.release("s")
     retained(old, "s", [5, 6])
     assert [one.session for one in old.handover.offered(moving)] == ["t"]
-    assert np.array_equal(old.slots.life[[0, 1]] > 0, [True, False])
+    assert np.array_equal(old.table.revision[[0, 1]] > 0, [True, False])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""Slots in a little engine whose cache is plain lists: what a step relies on is checked."""
+"""The scheduler in a little engine whose cache is plain lists: what a step relies on is checked."""
 
 import itertools
 
@@ -6,8 +6,7 @@ import numpy as np
 
 from services.rollout.engines.contract.engine import GenerateRequest
 from services.rollout.engines.torch.batch import GIVE_BACK
-from services.rollout.engines.torch.slots import Slots
-from services.rollout.engines.torch.waiting_request import Waiting
+from services.rollout.engines.torch.scheduler import SequenceScheduler
 
 SLOTS, CONTEXT, PAGE, NEW = 4, 80, 8, 12
 
@@ -39,60 +38,52 @@ class Run:
     """A little engine: `step` checks what the real one would have computed from."""
 
     def __init__(self, bound: int, keep: bool) -> None:
-        self.slots = Slots(SLOTS, CONTEXT, kv_tokens=bound, rows=CONTEXT, page=PAGE)
+        self.scheduler = SequenceScheduler(SLOTS, CONTEXT, kv_tokens=bound, rows=CONTEXT, page=PAGE)
+        self.table, self.kv = self.scheduler.table, self.scheduler.kv
         self.cache, self.bound, self.keep, self.version = Cache(), bound, keep, 0
-        self.waiting: list[Waiting] = []
-        self.orders = itertools.count()
+        self.names = itertools.count()
         self.ended: list[str] = []
-        # Of each admitted request, the rows that were reused.
-        self.reused: dict[str, int] = {}
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.has_work
 
     def submit(self, ids: list[int], session: str) -> None:
-        name = str(next(self.orders))
+        name = str(next(self.names))
         request = GenerateRequest(request_id=name, ids=ids, max_new_tokens=NEW, session=session)
-        self.waiting.append(Waiting.of(request, int(name)))
+        self.scheduler.add(request)
 
     def step(self, budget: int) -> None:
-        held = []
-        while self.waiting and not self.slots.full:
-            if self.slots.comes_soon(self.waiting[0]):
-                held.append(self.waiting.pop(0))
-            elif self.slots.admit(self.waiting[0], ()) is None:
-                break
-            else:
-                self.waiting.pop(0)
-        self.waiting = held + self.waiting
-        planned = self.slots.plan(budget)
-        self.waiting = self.slots.preempted[::-1] + self.waiting
-        self.slots.preempted = []
+        planned = self.scheduler.schedule(budget)
         if planned is None:
-            assert not self.waiting or self.slots.held
+            assert not self.scheduler.waiting or self.kv.held
             return
         batch, complete = planned
         self.cache.move(batch.moves)
-        at = 0
+        first = 0
         for slot, start, count in zip(batch.slots, batch.starts, batch.counts, strict=True):
-            rows, ids = self.cache.rows[slot], self.slots.tokens[slot]
+            rows, ids = self.cache.rows[slot], self.table.tokens[slot]
             assert all(row is not None and row[0] == ids[n] for n, row in enumerate(rows[:start]))
-            if self.slots.fresh[slot]:
+            if self.table.fresh[slot]:
                 assert all(row is not None and row[1] == self.version for row in rows[:start])
-            rows[start : start + count] = [(int(t), self.version) for t in batch.tokens[at : at + count]]
-            at += count
-        assert self.cache.taken() <= self.slots.memory.committed.sum() <= self.bound
-        new = self.slots.length[batch.slots[complete]] % 3
-        done, _, full = self.slots.advance(batch, complete, new, np.zeros(len(new)), self.version)
-        for slot in done[full].tolist():
-            self.ended.append(self.slots.id_of(slot))
-            self.slots.finish(slot)
+            computed = batch.tokens[first : first + count]
+            rows[start : start + count] = [(int(token), self.version) for token in computed]
+            first += count
+        assert self.cache.taken() <= self.kv.budget.committed.sum() <= self.bound
+        new = self.table.length[batch.slots[complete]] % 3
+        done, _, full = self.scheduler.advance(batch, complete, new, np.zeros(len(new)), self.version)
+        for slot in done[full]:
+            self.ended.append(self.table.request_id(slot))
+            self.scheduler.finish(slot)
 
     def update(self) -> None:
         self.version += 1
-        self.slots.age() if self.keep else self.slots.drop_kv()
+        self.kv.outdate() if self.keep else self.kv.drop_all()
 
     def finish(self) -> None:
         """Step until nothing is left to do; every request has then ended once."""
         for _ in range(10_000):
-            if not self.waiting and not self.slots.slot_of:
+            if not self.busy:
                 break
             self.step(30)
-        assert sorted(self.ended, key=int) == [str(n) for n in range(next(self.orders))]
+        assert sorted(self.ended, key=int) == [str(n) for n in range(next(self.names))]

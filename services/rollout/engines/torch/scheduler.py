@@ -1,0 +1,168 @@
+"""Which sequences run: requests wait, are admitted, compute within a budget, are preempted, end.
+
+    add ──► waiting ──admit──► running ──finish──► its slot is free, or kept for the session's next turn
+               ▲                  │
+               └──── preempt ─────┘   the youngest, when the KV of all would exceed the budget
+
+A session is as old as its first turn, and the older goes first, in whichever turn. Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+import numpy as np
+
+from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.torch.batch import Batch
+from services.rollout.engines.torch.kv_allocator import KvAllocator
+from services.rollout.engines.torch.slot_table import SlotTable
+from services.rollout.engines.torch.waiting_request import WaitingRequest
+
+
+class SequenceScheduler:
+    """Schedules sequences over `slots` slots of `context` tokens.
+
+    stop_ids: of the engine, beside each request's own. kv_tokens, rows, page: as for KvAllocator.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        context: int,
+        stop_ids: tuple[int, ...] = (),
+        *,
+        kv_tokens: int = 0,
+        rows: int = 0,
+        page: int = 1,
+    ) -> None:
+        self.table = SlotTable(slots, context)
+        self.kv = KvAllocator(self.table, kv_tokens=kv_tokens, rows=rows, page=page)
+        # The oldest session's first.
+        self.waiting: list[WaitingRequest] = []
+        self.preemptions = 0
+        # Prompt tokens that needed no computing, of every admitted request.
+        self.reused_tokens = 0
+        self._stop_ids = stop_ids
+
+    @property
+    def has_work(self) -> bool:
+        """A sequence runs or waits."""
+        return bool(self.table.slot_of) or bool(self.waiting)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def add(self, request: GenerateRequest) -> None:
+        """The request waits until a slot and memory are there for it."""
+        self._wait(WaitingRequest.of(request, self.kv.ages.of(request.session)))
+
+    def withdraw(self, request_id: str) -> WaitingRequest | None:
+        """Takes a request out of the queue; None if it does not wait."""
+        for waiting in self.waiting:
+            if waiting.request.request_id == request_id:
+                self.waiting.remove(waiting)
+                return waiting
+        return None
+
+    def finish(self, slot: int, until_ns: int = 0) -> None:
+        """The slot's sequence has ended. Its KV is kept if a session wants it; younger sessions wait for it
+        until then."""
+        self.kv.free(slot, self.table.unseat(slot), until_ns)
+
+    def release(self, session: str) -> None:
+        """The session has ended: its KV may go."""
+        self.kv.release(session)
+        for waiting in self.waiting:
+            if waiting.reused is not None and waiting.session == session:
+                waiting.session = ""
+
+    def _wait(self, waiting: WaitingRequest) -> None:
+        bisect.insort(self.waiting, waiting, key=lambda other: other.age)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def schedule(self, budget_tokens: int, now_ns: int = 0) -> tuple[Batch, np.ndarray] | None:
+        """Admits what fits and plans the next step: its batch, and bool [B] whether each of its sequences is
+        complete, that is, gets a token sampled. None if nothing runs.
+
+        Shortest first within the budget, so that decoding is never held up; the oldest sequence gets half of
+        the budget if it needs it. If the KV would exceed its bound, the youngest are preempted.
+        """
+        self._admit_waiting(now_ns)
+        table = self.table
+        while True:
+            slots = table.running_slots()
+            if len(slots) == 0:
+                return None
+            counts = table.length[slots] - table.cached[slots]
+            chosen, taken, complete = share_budget(counts, table.age[slots], budget_tokens)
+            slots = slots[chosen]
+            starts = table.cached[slots]
+            excess = self.kv.budget.commit(slots, starts + taken)
+            if excess == 0:
+                break
+            if not self.kv.make_room(excess, now_ns):
+                self._preempt(table.youngest())
+        rows = np.repeat(slots, taken)
+        columns = np.repeat(starts - (np.cumsum(taken) - taken), taken) + np.arange(int(taken.sum()))
+        return Batch(slots, starts, taken, table.tokens[rows, columns], self.kv.budget.take()), complete
+
+    def advance(
+        self, batch: Batch, complete: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, version: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Records a step: ids and logprobs [number of complete sequences] that `version` sampled.
+
+        Returns (sampled slots, stopped, full), the latter two bool over the first.
+        """
+        self.kv.advance(batch.slots, batch.counts)
+        slots = batch.slots[complete]
+        return slots, *self.table.append(slots, ids, logprobs, version)
+
+    def admit(self, waiting: WaitingRequest, now_ns: int = 0) -> int | None:
+        """Runs a request in a slot; None if there is no slot or no memory for it."""
+        session = "" if waiting.session in self.table.sessions else waiting.session
+        slot = self.kv.allocate(waiting, session, now_ns)
+        if slot is not None:
+            self.table.seat(slot, waiting, session, self._stop_ids)
+            if waiting.reused is None:
+                self.reused_tokens += int(self.table.reused[slot])
+        return slot
+
+    def _admit_waiting(self, now_ns: int) -> None:
+        """Admits what waits, in its order; a request whose prefix a running sequence is about to compute is
+        passed over."""
+        place = 0
+        while place < len(self.waiting) and not self.kv.full:
+            waiting = self.waiting[place]
+            if self.kv.prefix_comes(waiting):
+                place += 1
+                continue
+            if self.admit(waiting, now_ns) is None:
+                break
+            del self.waiting[place]
+
+    def _preempt(self, slot: int) -> None:
+        """The sequence leaves its slot, and its KV goes; it waits again with what was sampled."""
+        self._wait(self.table.preempted(slot))
+        self.kv.free_preempted(slot)
+        self.preemptions += 1
+
+
+def share_budget(
+    counts: np.ndarray, ages: np.ndarray, budget: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(which sequences compute, tokens of each, whether those are all that it has) in a step of about
+    `budget` tokens. counts [N]: what each has to compute; ages [N]: the oldest has the lowest."""
+    if int(counts.sum()) <= budget:
+        return np.arange(len(counts)), counts, np.ones(len(counts), dtype=np.bool_)
+    chosen = np.argsort(counts, kind="stable")
+    counts = counts[chosen]
+    oldest = int(np.argmin(ages[chosen]))
+    # Decoding alone may exceed the budget: a token each is always allowed.
+    least = (counts == 1).astype(np.int64)
+    least[oldest] = min(int(counts[oldest]), max(1, budget // 2))
+    room = budget - least.sum()
+    more = counts - least
+    taken = least + np.clip(room - (np.cumsum(more) - more), 0, more)
+    kept = taken > 0
+    return chosen[kept], taken[kept], (taken == counts)[kept]

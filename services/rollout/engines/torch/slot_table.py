@@ -1,0 +1,129 @@
+"""The sequences in the KV cache, as columns over its slots: a step touches no sequence one by one.
+
+    tokens of a slot:  0 ── cached: their KV is there ──┤── to be computed ──┤ length ── … ──┤ context
+                       0 ── prompt ──┤── sampled: logprobs, versions ────────┤        limit: it ends here
+
+Pure bookkeeping: which slot gets which sequence is the scheduler's to decide, whose KV stays the allocator's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.rollout.engines.contract.engine import GenerateRequest
+from services.rollout.engines.torch.stops import Stops
+from services.rollout.engines.torch.waiting_request import WaitingRequest
+
+
+class SlotTable:
+    """S = slots, C = context tokens. Invariant: 0 <= cached < length <= C for running slots."""
+
+    def __init__(self, slots: int, context: int) -> None:
+        self.context = context
+        # Tokens of the sequence [S, C] and how many there are; those before `cached` have their KV.
+        self.tokens = np.zeros((slots, context), dtype=np.int64)
+        self.length = np.zeros(slots, dtype=np.int64)
+        self.cached = np.zeros(slots, dtype=np.int64)
+        # Grows whenever cached KV is lost or computed anew: rows of one revision stay as they are.
+        self.revision = np.zeros(slots, dtype=np.int64)
+        # All of a slot's KV is of the weights in use.
+        self.fresh = np.ones(slots, dtype=np.bool_)
+        # Tokens before the first sampled one; length at which generation ends; prompt tokens found cached.
+        self.prompt = np.zeros(slots, dtype=np.int64)
+        self.limit = np.zeros(slots, dtype=np.int64)
+        self.reused = np.zeros(slots, dtype=np.int64)
+        self.running = np.zeros(slots, dtype=np.bool_)
+        # Of the session: the lower the older.
+        self.age = np.zeros(slots, dtype=np.int64)
+        self.temperature = np.zeros(slots, dtype=np.float32)
+        self.seed = np.zeros(slots, dtype=np.uint64)
+        self.stops = Stops(slots)
+        # Log-prob and version of each sampled token, at the token's position [S, C].
+        self.logprobs = np.zeros((slots, context), dtype=np.float32)
+        self.versions = np.zeros((slots, context), dtype=np.int64)
+        self.request: list[GenerateRequest | None] = [None] * slots
+        self.session: list[str] = [""] * slots
+        # Slots of running sequences, by request id, and by session where that still wants its KV.
+        self.slot_of: dict[str, int] = {}
+        self.sessions: dict[str, int] = {}
+
+    def running_slots(self) -> np.ndarray:
+        """Slots of running sequences [N], ascending."""
+        return np.flatnonzero(self.running)
+
+    def youngest(self) -> int:
+        """The running sequence of the youngest session."""
+        running = self.running_slots()
+        return int(running[np.argmax(self.age[running])])
+
+    def request_id(self, slot: int) -> str:
+        """The id of the request that runs in the slot."""
+        request = self.request[slot]
+        assert request is not None
+        return request.request_id
+
+    def used_tokens(self) -> int:
+        """Tokens whose KV is there for a running sequence or a session that may continue."""
+        return int(self.cached.sum())
+
+    # --- one sequence -------------------------------------------------------------------------
+
+    def seat(self, slot: int, waiting: WaitingRequest, session: str, stop_ids: tuple[int, ...]) -> None:
+        """A request begins to run in the slot, whose `tokens` and `cached` are set. session: whose KV it is;
+        "" if nobody wants it afterwards. stop_ids: the engine's, beside the request's own."""
+        request, length = waiting.request, len(waiting.ids)
+        sampled = slice(len(request.ids), length)
+        self.logprobs[slot, sampled], self.versions[slot, sampled] = waiting.logprobs, waiting.versions
+        self.length[slot], self.prompt[slot] = length, len(request.ids)
+        self.limit[slot] = len(request.ids) + request.max_new_tokens
+        self.reused[slot] = self.cached[slot] if waiting.reused is None else waiting.reused
+        self.age[slot] = waiting.age
+        self.temperature[slot] = request.temperature
+        self.seed[slot] = request.seed & 0xFFFF_FFFF_FFFF_FFFF
+        self.stops.put(slot, {*stop_ids, *request.stop_ids})
+        self.running[slot] = True
+        self.request[slot], self.session[slot] = request, session
+        self.slot_of[request.request_id] = slot
+        if session:
+            self.sessions[session] = slot
+
+    def unseat(self, slot: int) -> str:
+        """The slot's sequence stops running; returns the session that still wants its KV, or ""."""
+        request, session = self.request[slot], self.session[slot]
+        assert request is not None
+        self.running[slot] = False
+        del self.slot_of[request.request_id]
+        self.request[slot], self.session[slot] = None, ""
+        return session if self.sessions.pop(session, None) is not None else ""
+
+    def preempted(self, slot: int) -> WaitingRequest:
+        """Unseats a sequence; returns it as a request that waits and keeps what was sampled."""
+        request = self.request[slot]
+        assert request is not None
+        length = int(self.length[slot])
+        sampled = slice(int(self.prompt[slot]), length)
+        return WaitingRequest(
+            request,
+            int(self.age[slot]),
+            self.unseat(slot),
+            self.tokens[slot, :length].copy(),
+            self.logprobs[slot, sampled].copy(),
+            self.versions[slot, sampled].copy(),
+            int(self.reused[slot]),
+        )
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def append(
+        self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, version: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Appends the tokens ids [N] that `version` sampled to the sequences of slots [N].
+
+        Returns bool [N] twice: whether the token is a stop token, whether the limit is reached.
+        """
+        positions = self.length[slots]
+        self.tokens[slots, positions] = ids
+        self.logprobs[slots, positions] = logprobs
+        self.versions[slots, positions] = version
+        self.length[slots] += 1
+        return self.stops.met(slots, ids), self.length[slots] >= self.limit[slots]
