@@ -204,7 +204,7 @@ def whole_step(config: RunConfig, model: Path, length: int, count: int, table: l
         model_dir=str(model),
         device="cpu",
         threads=config.rollout.threads,
-        dtype=config.model.dtype,
+        dtype=config.model.weight_dtype,
         max_sequences=count,
         max_context_tokens=length,
         start_s=STEP_S,

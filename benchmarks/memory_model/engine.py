@@ -47,7 +47,7 @@ async def measure(case: Case) -> int:
         stack.push_async_callback(bus.close)
         plane = DataPlaneConfig(arena_dir=arenas)
         registry = Registry(bus.redis, bus.prefix, plane.descriptor_lease_s)
-        tensors = random_weights(spec, config.model.dtype)
+        tensors = random_weights(spec, config.model.weight_dtype)
         size = len(VERSIONS) * sum(array.nbytes for array in tensors.values())
         store = await TensorStore.open(
             registry,
@@ -65,7 +65,7 @@ async def measure(case: Case) -> int:
                 tp=cut.tp,
                 device="cpu",
                 threads=rollout.threads,
-                dtype=rollout.dtype or config.model.dtype,
+                dtype=config.rollout_dtype,
                 max_sequences=rollout.max_sequences,
                 max_context_tokens=rollout.max_context_tokens,
                 kv_tokens=rollout.kv_tokens,

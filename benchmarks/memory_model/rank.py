@@ -104,7 +104,7 @@ def refer(case: Case, place: ReferenceMesh) -> None:
         case.spec,
         place.tensor,
         place.group.device,
-        config.trainer.dtype or config.model.dtype,
+        config.trainer_dtype,
         temperature=config.scheduler.temperature,
         microbatch_tokens=config.reference.microbatch_tokens,
         deterministic=config.deterministic,

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from earl.config.base import Section
+from earl.config.dtype import DType, DTypeOrAuto, settled
 
 
 class ScratchModel(Section):
@@ -33,7 +34,10 @@ class ModelConfig(Section):
     # Empty: `scratch` makes one.
     path: str = ""
     scratch: ScratchModel = ScratchModel()
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    # What weights are published in and kept as beside the optimizer, and what a stage computes in that has no
+    # dtype of its own. "auto": bfloat16 where every stage's device computes it, else float32
+    # (docs/operating.md).
+    dtype: DTypeOrAuto = "float32"
     # Put observations and actions into the checkpoint's chat template, with this system message;
     # action_prefix is then how every answer begins: part of its text, given instead of generated.
     chat: bool = False
@@ -43,3 +47,8 @@ class ModelConfig(Section):
     action_prefix: str = ""
     # Generation ends after one of these tokens; the tokenizer's end-of-sequence token always does.
     stop: list[str] = []
+
+    @property
+    def weight_dtype(self) -> DType:
+        """dtype of a launched run. Raises ConfigError if it has not been resolved."""
+        return settled("model.dtype", self.dtype)

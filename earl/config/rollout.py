@@ -21,8 +21,9 @@ class RolloutConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # torch threads of each engine process.
     threads: int = Field(default=1, ge=1)
-    # What the engine computes in; empty: model.dtype.
-    dtype: Literal["", "float32", "bfloat16"] = ""
+    # What the engine computes in; empty: model.dtype. "auto": bfloat16 if the device computes it without
+    # emulation, else float32; decided once, by the machine that launches the run.
+    dtype: Literal["", "float32", "bfloat16", "auto"] = ""
     # Tokens that the KV cache of one engine holds; when they are used up the youngest sequences are
     # put back and computed again later. 0: max_sequences x max_context_tokens.
     kv_tokens: int = Field(default=0, ge=0)

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from earl.config.base import Section
 from earl.config.data_plane import BusConfig, DataPlaneConfig
+from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
 from earl.config.model import ModelConfig
 from earl.config.obs import ObsConfig
@@ -55,6 +56,16 @@ class RunConfig(Section):
     stack: StackConfig = StackConfig()
     obs: ObsConfig = ObsConfig()
     dashboard: DashboardConfig = DashboardConfig()
+
+    @property
+    def rollout_dtype(self) -> DType:
+        """What engines compute in. Raises ConfigError if it has not been resolved."""
+        return settled("rollout.dtype", self.rollout.dtype or self.model.weight_dtype)
+
+    @property
+    def trainer_dtype(self) -> DType:
+        """What trainer and reference stage compute in. Raises ConfigError if it has not been resolved."""
+        return settled("trainer.dtype", self.trainer.dtype or self.model.weight_dtype)
 
     @property
     def longest_sequence(self) -> int:

@@ -1,7 +1,8 @@
 """The configuration of a service that is started by itself: `python -m services.X --run FILE`.
 
 FILE is a run file (.toml) or the run.json that a launcher wrote. The run's directory is EARL_RUN_DIR,
-otherwise the file's: services of one run share it (model, checkpoints, records). EARL_BIND is where the
+otherwise the file's: services of one run share it (model, checkpoints, records). A dtype "auto" is
+what that directory's run.json says. EARL_BIND is where the
 service listens, in place of its section's `bind`, so that one run file does for machines of all kinds.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from earl.config.auto_dtype import auto_keys, resolve_as_before
 from earl.config.load import complaint, load_run
 from earl.config.run import RunConfig
 from earl.errors import ConfigError
@@ -27,8 +29,11 @@ def service_run(file: Path, section: str = "") -> tuple[RunConfig, Path]:
     if bind and section:
         listening = getattr(config, section).model_copy(update={"bind": bind})
         config = config.model_copy(update={section: listening})
-    directory = os.environ.get("EARL_RUN_DIR", "")
-    return config, Path(directory) if directory else file.parent
+    directory = Path(os.environ.get("EARL_RUN_DIR", "") or file.parent)
+    launched = directory / "run.json"
+    if auto_keys(config) and launched.is_file():
+        config = resolve_as_before(config, read_run(launched))
+    return config, directory
 
 
 def read_run(file: Path) -> RunConfig:

@@ -54,8 +54,10 @@ class TrainerConfig(Section):
     # reference stage computes; 0: there is no such stage.
     kl_coefficient: float = Field(default=0.0, ge=0)
     # What forward and backward compute in; parameters and moments stay float32, log-probs and losses are
-    # float32, and versions are published in model.dtype. Empty: model.dtype.
-    dtype: Literal["", "float32", "bfloat16"] = ""
+    # float32, and versions are published in model.dtype. Empty: model.dtype. "auto": bfloat16
+    # if the device (and the reference stage's) computes it without emulation, else float32; decided once, by
+    # the machine that launches the run.
+    dtype: Literal["", "float32", "bfloat16", "auto"] = ""
     # Keep only each block's input for the backward pass and compute the rest again.
     activation_checkpointing: bool = False
     # Train low-rank adapters of this rank on lora_targets and nothing else; 0: every parameter. What is

@@ -48,7 +48,7 @@ def create_model(directory: Path, config: ModelConfig, seed: int) -> Path:
         directory.symlink_to(source, target_is_directory=True)
         return directory
     if not directory.exists():
-        write_scratch(directory, config.scratch, seed, config.dtype)
+        write_scratch(directory, config.scratch, seed, config.weight_dtype)
     check_model(directory)
     Tokenizer.load(directory, config)
     return directory

@@ -37,7 +37,7 @@ def facts_of(config: ModelConfig) -> dict[str, Any]:
         "path": str(directory),
         "family": spec.family,
         "parameters": parameters,
-        "bytes": parameters * ITEM_BYTES[config.dtype],
+        "bytes": parameters * ITEM_BYTES[config.weight_dtype],
         "max_positions": spec.max_positions,
         "chat_template": config.chat,
     }

@@ -25,11 +25,12 @@ from earl.errors import DeadlineExceeded, EarlError, ProcessFailed, ServiceUnava
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack import credentials, plan, warden
+from earl.stack.auto_dtype import settle
 from earl.stack.codec import SchedulerClient
 from earl.stack.endpoints import Endpoints
 from earl.stack.ports import resolve_all
 from earl.stack.record import Chronicle
-from earl.stack.rundir import RunDirectory
+from earl.stack.rundir import RunDirectory, run_path
 from earl.stack.status import ProcessState, RunStatus
 from earl.stack.supervisor import Supervisor
 
@@ -86,9 +87,11 @@ async def launch(
 ) -> Outcome:
     """Runs a whole stack; returns when the run is over or was stopped, with nothing left running.
 
-    on_taken: called once the run's directory is this launch's. Raises ConfigError and PortInUse before
-    anything is started, and the typed reason when a process of the stack fails for good.
+    A dtype "auto" is resolved here, if the caller has not. on_taken: called once the run's directory is this
+    launch's. Raises ConfigError and PortInUse before anything is started, and the typed reason when a process
+    of the stack fails for good.
     """
+    config = await asyncio.to_thread(settle, config, run_path(config) / "run.json" if resume else None)
     launched = resolve(config)
     credentials.check(launched.scheduler.bind)
     with RunDirectory(config, resume=resume) as directory:

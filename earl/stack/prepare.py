@@ -2,7 +2,8 @@
 
 What the launcher does for a run on one machine: <directory>/model, and run.toml and run.json, which `earl
 status`, `earl report` and their like read. run.json names the services where others reach them
-(EARL_SCHEDULER, EARL_GATEWAY). Doing it again changes nothing of the model. The directory is EARL_RUN_DIR.
+(EARL_SCHEDULER, EARL_GATEWAY), and the dtypes that a run file leaves to "auto": this machine decides.
+ Doing it again changes nothing of the model. The directory is EARL_RUN_DIR.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from earl.errors import EarlError
 from earl.models.create import create_model
 from earl.rpc.main import ended_by
 from earl.rpc.peers import peer
+from earl.stack.auto_dtype import settle
 from earl.stack.rundir import check_same_policy, replace, to_toml
 
 REFERENCE_WANTED = (
@@ -28,6 +30,7 @@ REFERENCE_WANTED = (
 def prepare(config: RunConfig, directory: Path) -> None:
     """Raises ConfigError (another run is there, or a peer has no address), and what `create_model` does."""
     written = directory / "run.json"
+    config = settle(config, written)
     if written.is_file():
         check_same_policy(config, RunConfig.model_validate_json(written.read_bytes()))
     addresses = {

@@ -159,7 +159,7 @@ def _specs(job: Job, config: RunConfig, slots: int, context: int) -> list[Engine
             tp=job.tp,
             device=f"cuda:{number * job.tp}" if rollout.device == "cuda" else rollout.device,
             threads=rollout.threads,
-            dtype=rollout.dtype or config.model.dtype,
+            dtype=config.rollout_dtype,
             max_sequences=slots,
             max_context_tokens=context,
             deterministic=config.deterministic,

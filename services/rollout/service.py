@@ -83,7 +83,7 @@ def engine_cuts(
         tp=rollout.tp,
         device=rollout.device,
         threads=rollout.threads,
-        dtype=rollout.dtype or config.model.dtype,
+        dtype=config.rollout_dtype,
         max_sequences=rollout.max_sequences,
         max_context_tokens=rollout.max_context_tokens,
         kv_tokens=rollout.kv_tokens,

@@ -105,7 +105,7 @@ class ProbedReference:
             spec,
             self._place.tensor,
             group.device,
-            config.trainer.dtype or config.model.dtype,
+            config.trainer_dtype,
             temperature=config.scheduler.temperature,
             microbatch_tokens=config.reference.microbatch_tokens,
             deterministic=config.deterministic,

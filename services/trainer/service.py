@@ -55,7 +55,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
 
 def _open_slots(resources: RankResources, stepper: Stepper) -> WeightSlots:
     config, io = resources.config, resources.io
-    size_bytes = config.trainer.arena_bytes or arena_bytes(stepper.policy.model_shards, config.model.dtype)
+    size_bytes = config.trainer.arena_bytes or arena_bytes(stepper.policy.model_shards, config.model.weight_dtype)
     return WeightSlots(
         io,
         io.run(resources.open_store(size_bytes), OPEN_S),
@@ -64,7 +64,7 @@ def _open_slots(resources: RankResources, stepper: Stepper) -> WeightSlots:
         resources.group,
         stepper.policy,
         name=resources.name,
-        dtype=config.model.dtype,
+        dtype=config.model.weight_dtype,
         lease_s=2 * config.data_plane.read_s,
         hurry=resources.requests.stop,
         open_store=resources.open_store,

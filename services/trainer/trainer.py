@@ -283,7 +283,7 @@ class TrainerRank:
 
     def _export(self) -> None:
         """<run>/model-final: a directory that transformers reads, gathered tensor by tensor."""
-        dtype = self._config.model.dtype
+        dtype = self._config.model.weight_dtype
         gathered = self._stepper.policy.gathered()
         tensors = ((name, tensor.to(getattr(torch, dtype))) for name, tensor in gathered)
         with self._activity.phase(SAVING):

@@ -36,11 +36,12 @@ NAME = "earl"
 
 
 class Order(BaseModel):
-    """What `earl up` asks for. waited_s: that it had taken before this process began."""
+    """What `earl up` asks for. waited_s: that it had taken before this process began. notes: for the log."""
 
     config: RunConfig
     resume: bool
     waited_s: float = 0.0
+    notes: list[str] = []
 
 
 class News(BaseModel):
@@ -109,6 +110,8 @@ async def follow(order: Order, channel: Channel, started_at: float) -> Outcome:
 
     def taken(directory: RunDirectory) -> None:
         keep_words(directory)
+        for note in order.notes:
+            logger.warning("%s", note)
         channel.say(News(kind="taken", directory=str(directory.path)))
 
     return await launch(

@@ -20,7 +20,10 @@ from earl.cli.report.page import write_report
 from earl.cli.run.view import open_view
 from earl.config.load import Override, split_overrides
 from earl.config.run import RunConfig
+from earl.obs.processor import flags
+from earl.stack import auto_dtype
 from earl.stack.launcher import Outcome, Signals, launch
+from earl.stack.rundir import run_path
 
 INTERRUPTED = 130
 # The figures, in the run's directory.
@@ -57,11 +60,22 @@ def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: floa
             config, resume=resume, started_at=started_at, signals=signals, on_update=view.update
         )
 
+    config, notes = settled_dtypes(config, resume=resume)
+    sys.stderr.writelines(f"earl: {note}\n" for note in notes)
     with open_view(plain=plain) as view:
         outcome = asyncio.run(launched())
     if outcome.begun:
         sys.stderr.write(f"report: {write_results(outcome, config)}\n")
     return outcome
+
+
+def settled_dtypes(config: RunConfig, *, resume: bool) -> tuple[RunConfig, list[str]]:
+    """The configuration with every dtype resolved, and lines that tell what "auto" became and what is slow.
+
+    Raises ConfigError.
+    """
+    resolved = auto_dtype.settle(config, run_path(config) / "run.json" if resume else None)
+    return resolved, auto_dtype.notes(config, resolved, resume=resume, flags=flags())
 
 
 def handled() -> Signals:

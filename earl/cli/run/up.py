@@ -19,7 +19,7 @@ from rich.console import Console
 from earl.cli import STARTED_AT
 from earl.cli.lib.find_run import addresses_of
 from earl.cli.run.detached import News, Order
-from earl.cli.run.launch import INTERRUPTED, OverridableCommand, overrides_of
+from earl.cli.run.launch import INTERRUPTED, OverridableCommand, overrides_of, settled_dtypes
 from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError, ProcessFailed
@@ -57,8 +57,10 @@ def up(
     it. Any key of the run file: --section.key VALUE.
     """
     config = load_run(run_file, overrides_of(ctx, name=name, seed=seed, runs_dir=runs_dir))
+    config, notes = settled_dtypes(config, resume=resume)
+    sys.stderr.writelines(f"earl: {note}\n" for note in notes)
     show = shown_on(Console(stderr=True))
-    began = asyncio.run(start(config, resume=resume, started_at=STARTED_AT, show=show))
+    began = asyncio.run(start(config, notes, resume=resume, started_at=STARTED_AT, show=show))
     if began is None:
         raise typer.Exit(INTERRUPTED)
     print(json.dumps(began.as_object()) if as_json else "\n".join(began.lines()))
@@ -98,10 +100,13 @@ class Begun:
 Show = Callable[[Mapping[str, str]], None]
 
 
-async def start(config: RunConfig, *, resume: bool, started_at: float, show: Show) -> Begun | None:
+async def start(
+    config: RunConfig, notes: list[str], *, resume: bool, started_at: float, show: Show
+) -> Begun | None:
     """Starts a detached launcher and waits until its processes are ready; None if it was interrupted.
 
-    started_at: time.monotonic() at the command's start. Raises what the launch failed with.
+    notes: for the launcher's log. started_at: time.monotonic() at the command's start. Raises what the
+    launch failed with.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -116,7 +121,7 @@ async def start(config: RunConfig, *, resume: bool, started_at: float, show: Sho
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupted.set)
-    order = Order(config=config, resume=resume, waited_s=time.monotonic() - started_at)
+    order = Order(config=config, resume=resume, waited_s=time.monotonic() - started_at, notes=notes)
     process.stdin.write(order.model_dump_json().encode() + b"\n")
     heard = asyncio.create_task(hear(process.stdout, show, silence_s(config)))
     stopped = asyncio.create_task(interrupted.wait())

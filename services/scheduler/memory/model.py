@@ -89,8 +89,8 @@ def _rollout(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, d
         device=device,
         native=rollout.engine == "torch",
         tp=cut.tp,
-        item_bytes=ITEM_BYTES[rollout.dtype or config.model.dtype],
-        published_bytes=ITEM_BYTES[config.model.dtype],
+        item_bytes=ITEM_BYTES[config.rollout_dtype],
+        published_bytes=ITEM_BYTES[config.model.weight_dtype],
         slots=rollout.max_sequences,
         context=context,
         kv_tokens=rollout.kv_tokens,
@@ -140,8 +140,8 @@ def _trainer(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, d
         dp=cut.dp * cut.cp,
         ranks=cut.dp * cut.cp * cut.tp,
         cp=cut.cp,
-        item_bytes=ITEM_BYTES[trainer.dtype or config.model.dtype],
-        model_bytes=ITEM_BYTES[config.model.dtype],
+        item_bytes=ITEM_BYTES[config.trainer_dtype],
+        model_bytes=ITEM_BYTES[config.model.weight_dtype],
         rows=one.rows,
         # Each of tp ranks puts its part of them through the lm_head.
         trained_rows=ceil_div(one.trained_rows, cut.tp),
@@ -180,7 +180,7 @@ def _reference(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load,
     one = _micro_batch(load, sequences, capacity, config.trainer.share_prefixes, cut)
     how = ReferenceNumbers(
         device=device,
-        item_bytes=ITEM_BYTES[config.trainer.dtype or config.model.dtype],
+        item_bytes=ITEM_BYTES[config.trainer_dtype],
         rows=one.rows,
         # Each of tp ranks takes its slice of the positions (ReferencePolicy).
         trained_rows=one.trained_rows if config.deterministic else ceil_div(one.trained_rows, cut.tp),

@@ -22,6 +22,7 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError, ModelNotFound
 from earl.models.source import resolve
 from earl.models.spec import load_spec
+from earl.stack.auto_dtype import settle
 from services.scheduler.profile.measure import LONGEST_S, Measuring, Say
 from services.scheduler.profile.rows import STAGES, Row, dump
 from services.scheduler.profile.stages import cache_of, plan_of
@@ -64,7 +65,7 @@ def profile(
     was too short, the same command goes on. docs/selector.md says what the figures mean. Any key of the
     run file: --section.key VALUE.
     """
-    config = load_run(run_file, overrides_of(ctx))
+    config = settle(load_run(run_file, overrides_of(ctx)))
     grid = (numbers("--contexts", contexts), numbers("--concurrency", concurrency))
     stages = stages_of(stage, config)
     if not 0 < minutes < 60 * 24:

@@ -111,7 +111,7 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
     if stage == "trainer":
         settings["kl"] = config.trainer.kl_coefficient > 0
     return {
-        "model": {**asdict(spec), "dtype": config.model.dtype},
+        "model": {**asdict(spec), "dtype": config.model.weight_dtype},
         "hardware": {**machine(), "gpus": _gpus() if of.device != "cpu" else []},
         "settings": settings,
         "earl": installed("earl"),

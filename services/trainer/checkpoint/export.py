@@ -65,7 +65,7 @@ def write(
     from services.trainer.checkpoint.reader import SavedModel
 
     model = run / "model"
-    dtype = dtype or config.model.dtype
+    dtype = dtype or config.model.weight_dtype
     if path == model.resolve():
         if adapter:
             raise ConfigError(

@@ -141,9 +141,9 @@ class ShardedPolicy:
         return cls(
             spec,
             mesh,
-            trainer.dtype or config.model.dtype,
+            config.trainer_dtype,
             lora=lora_of(config),
-            frozen_dtype=config.model.dtype,
+            frozen_dtype=config.model.weight_dtype,
             activation_checkpointing=trainer.activation_checkpointing,
             allocated=allocated,
         )

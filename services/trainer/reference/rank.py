@@ -114,7 +114,7 @@ class ReferenceRank:
                         self._io,
                         self._dispatcher,
                         keys,
-                        self._config.model.dtype,
+                        self._config.model.weight_dtype,
                         self._config.data_plane.read_s,
                     )
                     published.fill(self._policy)

@@ -42,7 +42,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
             spec,
             mesh.tensor,
             group.device,
-            config.trainer.dtype or config.model.dtype,
+            config.trainer_dtype,
             temperature=config.scheduler.temperature,
             microbatch_tokens=reference.microbatch_tokens,
             deterministic=config.deterministic,

@@ -1,0 +1,120 @@
+"""`dtype = "auto"` where a run is launched: by this machine's facts, or as the run was launched before.
+
+One dtype holds for all of a run's processes, on whatever machines they run: the launch decides, its
+run.json tells the others, and a resumed run keeps what it has.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from earl.config import auto_dtype
+from earl.config.run import RunConfig
+from earl.errors import ConfigError
+from earl.obs import processor
+
+# Where one of these is, torch may have a device that it calls "cuda": NVIDIA's driver, AMD's, WSL's.
+GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+PROBE_S = 120.0
+COST = "linear layers are 4 to 15 times slower than in float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What computes here. flags: the processor's instruction sets; capabilities: of each CUDA device."""
+
+    flags: Collection[str]
+    capabilities: tuple[tuple[int, int], ...] = ()
+
+    def native(self, device: str) -> bool:
+        """Whether a stage on "auto", "cpu" or "cuda" computes bfloat16 without emulation.
+
+        Raises ConfigError for "cuda" where there is none: another machine's device cannot be judged here.
+        """
+        if device == "cuda" and not self.capabilities:
+            raise ConfigError(
+                'dtype = "auto" with device = "cuda" cannot be decided: the machine that launches the '
+                "run has no CUDA device that torch can use",
+                'write dtype = "bfloat16" if the machines that compute have it, or "float32"',
+            )
+        if device == "cpu" or not self.capabilities:
+            return processor.native_bfloat16(self.flags)
+        return all(map(processor.native_on_cuda, self.capabilities))
+
+    def may_be_native(self, device: str) -> bool:
+        """The same without a look at GPUs: where one may be used, nothing speaks against bfloat16."""
+        on_cpu = device == "cpu" or (device == "auto" and not gpu_may_be_here())
+        return not on_cpu or processor.native_bfloat16(self.flags)
+
+
+def gpu_may_be_here() -> bool:
+    return any(file.exists() for file in GPU_FILES)
+
+
+def settle(config: RunConfig, run_json: Path | None = None) -> RunConfig:
+    """The configuration with every dtype "auto" resolved.
+
+    run_json: of the run that is resumed; if it is there, what it has is kept. Raises ConfigError.
+    """
+    keys = auto_dtype.auto_keys(config)
+    if not keys:
+        return config
+    if run_json is not None and run_json.is_file():
+        return auto_dtype.resolve_as_before(config, RunConfig.model_validate_json(run_json.read_bytes()))
+    computing = [device for key in keys for device in auto_dtype.devices_of(config, key)]
+    devices = Devices(processor.flags(), cuda_capabilities(computing))
+    return auto_dtype.resolve(config, devices.native)
+
+
+def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:
+    """The compute capability of each CUDA device that torch can use, asked of a process of its own.
+
+    Nobody is asked where all `devices` are "cpu" or there is no GPU. Raises ConfigError if torch fails.
+    """
+    if all(device == "cpu" for device in devices) or not gpu_may_be_here():
+        return ()
+    command = [sys.executable, "-m", "earl.models.cuda_capabilities"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=PROBE_S, text=True)
+        return tuple((major, minor) for major, minor in json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise ConfigError(
+            f'dtype = "auto" cannot be decided: {" ".join(command)} failed ({error})',
+            'write dtype = "bfloat16" or "float32", or device = "cpu"',
+        ) from error
+
+
+def notes(asked: RunConfig, resolved: RunConfig, *, resume: bool, flags: Collection[str]) -> list[str]:
+    """What a person should know of a launch's dtypes, a line each: what "auto" became, and what is slow.
+
+    asked, resolved: before and after `settle`. flags: the processor's instruction sets.
+    """
+    said: list[str] = []
+    keys = auto_dtype.auto_keys(asked)
+    if keys:
+        reason = "as the run was launched" if resume else _reason(flags)
+        said.append(f'dtype "auto": {auto_dtype.described(resolved, keys)} ({reason})')
+    slow = auto_dtype.emulated_keys(resolved, Devices(flags).may_be_native)
+    if slow:
+        remedy = (
+            "the run keeps the dtype of its launch; resume it on a processor that computes bfloat16"
+            if resume
+            else f'write {" and ".join(slow)} = "auto", or "float32"'
+        )
+        said.append(
+            f"{auto_dtype.described(resolved, slow)} is slow here: this processor emulates bfloat16, {COST}; "
+            f"{remedy}"
+        )
+    return said
+
+
+def _reason(flags: Collection[str]) -> str:
+    if gpu_may_be_here():
+        return "decided by the devices of this machine"
+    computes = processor.bfloat16_instructions(flags)
+    return f"this processor has {computes[0]}" if computes else "this processor emulates bfloat16"
