@@ -26,7 +26,9 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError
+from earl.obs.processor import flags
 from earl.rpc.peers import told
+from earl.stack.auto_dtype import settle
 
 app = typer.Typer(add_completion=False)
 
@@ -46,12 +48,12 @@ def doctor(
 ) -> None:
     """Say what works on this machine, each thing tried out, and what to do about the rest.
 
-    Cores, memory, open files, clock; Redis, or the embedded Valkey where none is named; shared memory, UCX
-    and NIXL, which each move 16 MiB from an arena. With a run file its ports, its model and room for its
-    arenas, too. Exit code 1 if anything that the run file, or a run without one, needs does not work here;
-    what it does not need may be missing.
+    Cores, memory, open files, clock, bfloat16; Redis, or the embedded Valkey where none is named; shared
+    memory, UCX and NIXL, which each move 16 MiB from an arena. With a run file its dtypes, its ports, its
+    model and room for its arenas, too. Exit code 1 if anything that the run file, or a run without one,
+    needs does not work here; what it does not need may be missing.
     """
-    config = load_run(run_file) if run_file is not None else None
+    config = settle(load_run(run_file)) if run_file is not None else None
     findings = asyncio.run(examined(config, gateway or os.environ.get("EARL_GATEWAY", "")))
     works = not any(finding.fatal for finding in findings)
     if as_json:
@@ -66,7 +68,7 @@ def doctor(
 async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
     """Every finding, in the order in which they are read."""
     plane = config.data_plane if config is not None else DataPlaneConfig()
-    found = [*machine.of_machine(machine.machine())]
+    found = [*machine.of_machine(machine.machine()), machine.of_bfloat16(flags(), config)]
     probed = await probe_all(plane)
     if config is not None:
         found.append(machine.of_ports(config))

@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from earl.cli.machine.findings import Finding
+from earl.config.auto_dtype import described, emulated_keys
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.obs.limits import available_bytes, host_bytes
+from earl.obs.processor import BFLOAT16_INSTRUCTIONS, bfloat16_instructions
+from earl.stack.auto_dtype import COST, Devices
 from earl.stack.ports import binds, resolve_all
 
 # Each process of a run holds hundreds of files, sockets and libraries.
@@ -94,6 +97,23 @@ def of_machine(here: Machine) -> Iterator[Finding]:
     remedy = "" if steady else "let NTP slew the clock instead of setting it"
     said = f"the wall clock runs with the monotonic one to {here.clock_error:.1%}"
     yield Finding("clock", steady, True, said, remedy, {"clock_error": here.clock_error})
+
+
+def of_bfloat16(flags: Collection[str], config: RunConfig | None) -> Finding:
+    """Whether the processor computes bfloat16, and whether the run, its dtypes resolved, asks for it in vain.
+
+    flags: the processor's instruction sets.
+    """
+    computes = bfloat16_instructions(flags)
+    facts = {"instructions": computes}
+    if computes:
+        return Finding("bfloat16", True, False, f"computed by {' and '.join(computes)}", "", facts)
+    said = f"emulated: the processor has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
+    slow = emulated_keys(config, Devices(flags).may_be_native) if config is not None else []
+    if config is None or not slow:
+        return Finding("bfloat16", False, False, said, "", facts)
+    said += f". With {described(config, slow)} {COST}"
+    return Finding("bfloat16", False, False, said, f'write {" and ".join(slow)} = "auto" or "float32"', facts)
 
 
 def of_ports(config: RunConfig) -> Finding:

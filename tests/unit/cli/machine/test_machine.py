@@ -55,6 +55,19 @@ def test_a_bound_of_the_cgroup_is_said_and_one_core_is_advised_against():
     assert here.cores >= 1 and here.memory_bytes >= here.available_bytes > 0 and here.clock_error < 0.5
 
 
+def test_bfloat16_that_a_run_asks_for_and_the_processor_emulates_is_found(tmp_path: Path):
+    narrow = {"dtype": "bfloat16", "device": "cpu"}
+    asks = tictactoe(tmp_path, rollout=narrow, trainer=narrow)
+    native = machine.of_bfloat16({"avx2", "avx512_bf16", "amx_bf16"}, asks)
+    assert native.works and native.said == "computed by amx_bf16 and avx512_bf16"
+    for nobody_asks in (None, tictactoe(tmp_path)):
+        emulated = machine.of_bfloat16({"avx2"}, nobody_asks)
+        assert not (emulated.works or emulated.fatal or emulated.remedy) and "emulated" in emulated.said
+    slow = machine.of_bfloat16({"avx2"}, asks)
+    assert not slow.fatal and 'trainer.dtype = "bfloat16"' in slow.said and "times slower" in slow.said
+    assert slow.remedy == 'write rollout.dtype and trainer.dtype = "auto" or "float32"'
+
+
 def test_ports_that_are_taken_are_found(tmp_path: Path):
     assert failing(machine.of_ports(tictactoe(tmp_path))) == []
     with socket.create_server(("127.0.0.1", 0)) as taken:
