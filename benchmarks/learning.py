@@ -19,6 +19,7 @@ from earl.cli.lib.figures import figures
 from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
 from earl.config.load import load_run
 from earl.config.run import RunConfig
+from earl.stack.auto_dtype import settle
 from earl.stack.rundir import free_name
 
 app = typer.Typer(add_completion=False)
@@ -56,7 +57,7 @@ def learning(
     """What a run file learns, over seeds: the gain on held-out tasks with its interval, and seconds."""
 
     def config_of(seed: int) -> RunConfig:
-        config = load_run(run_file, overrides_of(ctx, seed=seed, runs_dir=runs_dir))
+        config = settle(load_run(run_file, overrides_of(ctx, seed=seed, runs_dir=runs_dir)))
         return config.model_copy(update={"name": free_name(config, f"{config.name}-seed{seed}")})
 
     configs = [config_of(seed) for seed in whole_numbers(seeds)]
@@ -64,7 +65,8 @@ def learning(
     if not (asked.at_start and asked.at_end and asked.episodes):
         raise typer.BadParameter(f"{run_file} does not evaluate at start and at end: there would be no gain")
     settings = configs[0].model_dump(mode="json", exclude={"seed", "name", "runs_dir"}, exclude_defaults=True)
-    about = {"compares": COMPARES, "run_file": run_file.name, "settings": settings}
+    dtypes = {"rollout": configs[0].rollout_dtype, "trainer": configs[0].trainer_dtype}
+    about = {"compares": COMPARES, "run_file": run_file.name, "dtypes": dtypes, "settings": settings}
     runs: list[dict[str, Any]] = []
     with published(f"learning-{run_file.stem}", about, runs, summary, results, as_json=as_json):
         over_seeds(whole_numbers(seeds), config_of, runs)
