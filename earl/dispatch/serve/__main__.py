@@ -35,7 +35,7 @@ async def serve(stop: asyncio.Event, wire: str, host: str, port: int) -> None:
     if wire == "nixl":
         from earl.dispatch.serve.nixl_server import NixlServer as Server
     else:
-        from earl.dispatch.serve.ucx_server import ArenaServer as Server
+        from earl.dispatch.serve.ucx_server import UcxServer as Server
     server = Server(arena, bytes.fromhex(orders["secret"]))
     announce(NAME, await server.start(host, port))
     ends = [asyncio.create_task(stdin.read()), asyncio.create_task(stop.wait())]

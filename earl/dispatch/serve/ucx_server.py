@@ -11,9 +11,7 @@ the protocol closes its connection and harms no other.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,23 +19,20 @@ import numpy as np
 from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import Regions
 from earl.dispatch.memory.arena import MappedArena
+from earl.dispatch.serve.listener import HANDSHAKE_S, Listener
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import settle
 from earl.dispatch.transport.copying import gather
-from earl.dispatch.transport.handshake import hear, welcome
+from earl.dispatch.transport.handshake import hear, until_closed, welcome
 from earl.dispatch.transport.ucx.buffers import Buffers
-from earl.dispatch.transport.ucx.node import Endpoint, Node
+from earl.dispatch.transport.ucx.node import Endpoint, UcxNode
 from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of, spread
 from earl.dispatch.transport.ucx.ucp import through_buffer
-from earl.errors import PeerLost, PortInUse, RegionGone
+from earl.errors import RegionGone
 from earl.loopback import is_loopback
 
-log = logging.getLogger(__name__)
-
-_HANDSHAKE_S = 5.0
 # How long a reader may take for one answer, on a slow network too: a frozen one must not keep buffers.
 _TAKEN_S = 30.0
-_MAX_CONNECTIONS = 1024
 # Buffers for gathered payloads: of all connections, and of one. Few stay in the processor's cache.
 _GATHERING = 16
 _GATHERING_OF_ONE = 2
@@ -50,61 +45,31 @@ _REGION_BYTES = 16
 _APART_BITS = 42
 
 
-class ArenaServer:
+class UcxServer:
     """Serves one mapped arena to whoever holds the run's secret."""
 
     def __init__(self, arena: MappedArena, secret: bytes) -> None:
         self._arena = arena
         self._secret = secret
-        self._node: Node | None = None
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._node: UcxNode | None = None
+        self._listener = Listener(self._serve)
         self._numbers = iter(range(1, 1 << 32))
         self._buffers = Buffers(wire.CHUNK_BYTES)
         self._gathering = asyncio.Semaphore(_GATHERING)
 
     async def start(self, host: str, port: int) -> str:
         """Listen; returns host:port. Raises PortInUse, TransportUnavailable."""
-        self._node = Node("lo" if is_loopback(host) else "all")
-        try:
-            self._server = await asyncio.start_server(self._accept, host, port)
-        except OSError as error:
-            raise PortInUse(
-                f"{host}:{port} cannot be bound: {error.strerror}", "set data_plane.bind"
-            ) from error
-        bound = self._server.sockets[0].getsockname()[1]
-        return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self._node = UcxNode("lo" if is_loopback(host) else "all")
+        return await self._listener.start(host, port)
 
     async def close(self) -> None:
         """Close every connection; readers see PeerLost."""
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._connections):
-            task.cancel()
-            await settle(task)
+        await self._listener.close()
         if self._node is not None:
             self._node.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        peer = "reader at {}:{}".format(*writer.get_extra_info("peername")[:2])
-        try:
-            if len(self._connections) <= _MAX_CONNECTIONS:
-                await self._serve(reader, writer, peer)
-        except (PeerLost, OSError, EOFError, TimeoutError):
-            log.info("%s left", peer)
-        except wire.FrameError as error:
-            log.warning("%s refused: %s", peer, error.message)
-        except asyncio.CancelledError:
-            pass  # the server closes; asyncio would log it as a failure
-        finally:
-            writer.close()
-            self._connections.discard(task)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
-        async with asyncio.timeout(_HANDSHAKE_S):
+        async with asyncio.timeout(HANDSHAKE_S):
             endpoint, hello, number, key = await self._shake(reader, writer, peer)
         gone = asyncio.create_task(_ended(reader, endpoint))
         try:
@@ -283,6 +248,5 @@ def _no_checksums(regions: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 async def _ended(reader: asyncio.StreamReader, endpoint: Endpoint) -> None:
-    with contextlib.suppress(OSError):
-        await reader.read(1)  # nothing more is said here: whatever ends it is the reader's end
+    await until_closed(reader)
     endpoint.abort()

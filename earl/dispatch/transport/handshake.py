@@ -7,6 +7,7 @@ memory. The socket stays open; its end is the peer's end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import secrets
 from typing import Any
@@ -77,6 +78,12 @@ async def welcome(
     proof = wire.welcome_mac(secret, challenge, hello.nonce, own_address, number)
     writer.write(wire.encode(wire.Welcome(own_address, number, proof)))
     await writer.drain()
+
+
+async def until_closed(reader: asyncio.StreamReader) -> None:
+    """Returns when the peer has closed its end: nothing is sent on the socket after the handshake."""
+    with contextlib.suppress(OSError):
+        await reader.read(1)
 
 
 async def read_message(reader: asyncio.StreamReader, kind: type) -> Any:

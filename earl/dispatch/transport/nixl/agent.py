@@ -75,7 +75,7 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-class Agent:
+class NixlAgent:
     """A NIXL agent. All calls from one thread, apart from the progress thread of its own.
 
     progress: answer peers' reads while nobody calls, on a thread that sleeps when there are none.

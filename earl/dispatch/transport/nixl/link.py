@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import msgspec
 import numpy as np
 
 from earl.dispatch.memory.arena_file import SLOT_BYTES, Header
 from earl.dispatch.transport import wire
-from earl.dispatch.transport.base import settle
+from earl.dispatch.transport.connections import PeerSocket
 from earl.dispatch.transport.handshake import greet
 from earl.dispatch.transport.nixl.agent import Wire
 from earl.dispatch.transport.nixl.node import NixlNode
 from earl.errors import PeerLost, TransportUnavailable
 
 
-class Offer(msgspec.Struct, frozen=True):
+class NixlOffer(msgspec.Struct, frozen=True):
     """What a serving process tells an authenticated reader, in the handshake's Welcome.
 
     wire: what its agent uses. agent, metadata: its name, and NIXL's description of it and its memory.
@@ -40,10 +39,16 @@ _SMALL_CONCURRENCY = 32
 class NixlLink:
     """`ended` is done when either side ended it."""
 
-    def __init__(self, node: NixlNode, offer: Offer, peer: str, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        node: NixlNode,
+        offer: NixlOffer,
+        peer: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Raises RegionGone when the offer is of no arena."""
         self._node = node
-        self._writer = writer
-        self._watching: asyncio.Task[None] | None = None
         self._base = np.uint64(offer.base)
         self.agent = offer.agent
         self.header = Header.unpack(offer.header, peer, offer.size_bytes)
@@ -51,6 +56,7 @@ class NixlLink:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.window = asyncio.Semaphore(CONCURRENCY)
         self.small_window = asyncio.Semaphore(_SMALL_CONCURRENCY)
+        self._socket = PeerSocket(reader, writer, peer, self.lose)
 
     @classmethod
     async def open(
@@ -59,22 +65,20 @@ class NixlLink:
         """Raises PeerLost, OSError or EOFError when nobody answers, RegionGone, TransportUnavailable."""
         reader, writer, welcome, _ = await greet(address, peer, secret, b"", number)
         try:
-            offer: Offer = wire.decode(welcome.ucx_address, Offer)
+            offer: NixlOffer = wire.decode(welcome.ucx_address, NixlOffer)
             if offer.wire != wire_here:
                 raise TransportUnavailable(
                     f"{peer} serves NIXL over {offer.wire}, this machine has {wire_here}",
                     'read it with data_plane.transport = "ucx", or give both machines the same wire',
                 )
             await node.add_peer(offer.metadata, offer.agent)
-            link = cls(node, offer, peer, writer)
+            return cls(node, offer, peer, reader, writer)
         except wire.FrameError as error:
             writer.close()
             raise TransportUnavailable(f"{peer} offers no NIXL: {error.message}", error.remedy) from error
         except BaseException:
             writer.close()
             raise
-        link._watching = asyncio.create_task(link._watch(reader), name=f"watch {peer}")
-        return link
 
     @property
     def alive(self) -> bool:
@@ -95,17 +99,10 @@ class NixlLink:
         """End it now; who waits for its transfers need not any longer."""
         if self.alive:
             self.ended.set_result(None)
-            self._writer.close()
+            self._socket.lose()
             self._node.remove_peer(self.agent)
 
     async def close(self) -> None:
-        """End it and wait for its watcher."""
+        """End it and wait for its socket's watcher."""
         self.lose()
-        if self._watching is not None:
-            self._watching.cancel()
-            await settle(self._watching)
-
-    async def _watch(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(OSError):
-            await reader.read(1)  # nothing is ever sent here: whatever ends it ends the link
-        self.lose()
+        await self._socket.close()

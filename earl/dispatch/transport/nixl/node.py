@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from earl.dispatch.transport.base import failure_of
-from earl.dispatch.transport.nixl.agent import Agent, Wire
+from earl.dispatch.transport.nixl.agent import NixlAgent, Wire
 from earl.errors import PeerLost
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ _DRAIN_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
-class Transfer:
+class NixlTransfer:
     """A read under way. future: done when its end is known, or PeerLost when nobody waits any longer.
 
     memory: what NIXL writes; `ended` only once it does no more, then `when_ended` runs on the loop.
@@ -61,15 +61,15 @@ class NixlNode:
         self._loop = asyncio.get_running_loop()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closed = False
-        self._active: list[Transfer] = []
+        self._active: list[NixlTransfer] = []
         self._leaving: set[str] = set()
         # Memory of transfers whose end nobody could learn: kept as long as the agent.
-        self._given_up: list[Transfer] = []
-        self._agent = Agent(name, wire, loopback=loopback, progress=False)
+        self._given_up: list[NixlTransfer] = []
+        self._agent = NixlAgent(name, wire, loopback=loopback, progress=False)
         self._thread = threading.Thread(target=self._run, name="earl-nixl", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[Agent], T]) -> asyncio.Future[T]:
+    def submit(self, work: Callable[[NixlAgent], T]) -> asyncio.Future[T]:
         """Do something with the agent on its thread; the future has what it returns or raises."""
         future: asyncio.Future[T] = self._loop.create_future()
 
@@ -89,7 +89,7 @@ class NixlNode:
     def add_peer(self, metadata: bytes, name: str) -> asyncio.Future[str]:
         """Make an agent readable, anew if it was known: its old transfers are given up."""
 
-        def add(agent: Agent) -> str:
+        def add(agent: NixlAgent) -> str:
             if name in self._leaving:
                 for transfer in [each for each in self._active if each.peer == name]:
                     self._active.remove(transfer)
@@ -110,12 +110,12 @@ class NixlNode:
 
         self._order(remove)
 
-    def read(self, peer: str, memory: np.ndarray, remote: np.ndarray, length: np.ndarray) -> Transfer:
+    def read(self, peer: str, memory: np.ndarray, remote: np.ndarray, length: np.ndarray) -> NixlTransfer:
         """Read spans end to end into registered uint8 `memory`. remote, length: uint64[N], bytes.
 
         The transfer's future fails with PeerLost.
         """
-        transfer = Transfer(peer, memory, self._loop.create_future())
+        transfer = NixlTransfer(peer, memory, self._loop.create_future())
         transfer.future.add_done_callback(failure_of)
         local = np.uint64(memory.ctypes.data) + np.cumsum(length) - length
 
@@ -211,7 +211,7 @@ def _resolve(future: asyncio.Future, result: Any, error: BaseException | None) -
         future.set_result(result)
 
 
-def _end(transfer: Transfer, error: BaseException | None) -> None:
+def _end(transfer: NixlTransfer, error: BaseException | None) -> None:
     transfer.ended = True
     _resolve(transfer.future, None, error)
     for call in transfer.when_ended:

@@ -31,8 +31,8 @@ from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.memory.arena_file import SLOT_BYTES, SLOT_WORDS
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
+from earl.dispatch.transport.connections import Connections
 from earl.dispatch.transport.copying import copy
-from earl.dispatch.transport.handshake import check_dialled
 from earl.dispatch.transport.nixl.agent import Wire, wire_here
 from earl.dispatch.transport.nixl.link import CONCURRENCY, NixlLink
 from earl.dispatch.transport.nixl.node import NixlNode
@@ -42,18 +42,16 @@ from earl.errors import ChecksumMismatch, PeerLost, RegionGone
 # Two sizes of buffers: for payloads, and for what is small, slots above all. How many of each are kept idle.
 BUFFER_BYTES, _KEPT = 8 << 20, 8
 _SMALL_BYTES, _SMALL_KEPT = 64 << 10, 64
-_CONNECT_S = 10.0
 # Below this a copy takes less time than handing it to a thread.
 _INLINE_BYTES = 1 << 20
 _THREADS = 2
 
 
 class Nixl(Transport):
-    """Links are made on first use and kept; one that failed is made anew by the next read."""
+    """Reads the arenas that owners' serving processes registered, each over one link."""
 
     def __init__(self, config: DataPlaneConfig, secret: bytes) -> None:
         """Raises TransportUnavailable when NIXL is not installed or its wire is not there."""
-        self._trusted = config.trusted_network
         self._secret = secret
         self._wire: Wire = wire_here()
         self.path = f"nixl-{self._wire}"
@@ -61,15 +59,13 @@ class Nixl(Transport):
         self._node = NixlNode(name, self._wire, loopback=config.loopback)
         self._buffers = _Buffers(self._node, BUFFER_BYTES, _KEPT)
         self._small = _Buffers(self._node, _SMALL_BYTES, _SMALL_KEPT)
-        self._links: dict[str, asyncio.Task[NixlLink]] = {}
-        self._numbers = iter(range(1, 1 << 32))
-        self._closed = False
+        self._links = Connections(self._open, trusted=config.trusted_network)
         self._threads = ThreadPoolExecutor(_THREADS, "earl-nixl")
 
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
         if not len(pieces):
             return 0
-        link = await self._link(arena)
+        link = await self._links.get(arena.owner, arena.nixl_address)
         if link.header.nonce != arena.nonce:
             raise RegionGone(f"{link.peer} serves another arena than {arena.path}", "read a newer descriptor")
         await self._refuse_changed(link, pieces)
@@ -89,14 +85,7 @@ class Nixl(Transport):
         return 0
 
     async def close(self) -> None:
-        self._closed = True
-        tasks = list(self._links.values())
-        self._links.clear()
-        for task in tasks:
-            task.cancel()
-            await settle(task)
-            if not task.cancelled() and failure_of(task) is None:
-                await task.result().close()
+        await self._links.close()
         await self._node.close()
         self._threads.shutdown(wait=False)
 
@@ -165,30 +154,8 @@ class Nixl(Transport):
         finally:
             await settle(work)
 
-    async def _link(self, arena: ArenaRef) -> NixlLink:
-        address = arena.nixl_address
-        task = self._links.get(address)
-        if task is not None and task.done() and (failure_of(task) or not task.result().alive):
-            task = None
-        if task is None:
-            if self._closed:
-                raise PeerLost(f"{arena.owner}: the reader is closed", "make another")
-            check_dialled(arena.owner, address, trusted=self._trusted)
-            task = asyncio.create_task(self._connect(address, f"{arena.owner} at {address}"))
-            task.add_done_callback(failure_of)
-            self._links[address] = task
-        return await asyncio.shield(task)
-
-    async def _connect(self, address: str, peer: str) -> NixlLink:
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                return await NixlLink.open(
-                    self._node, self._wire, address, peer, next(self._numbers), self._secret
-                )
-        except (OSError, TimeoutError, EOFError) as error:
-            raise PeerLost(
-                f"{peer} cannot be reached: {type(error).__name__} {error}", "its owner died or restarted"
-            ) from error
+    async def _open(self, address: str, peer: str, number: int) -> NixlLink:
+        return await NixlLink.open(self._node, self._wire, address, peer, number, self._secret)
 
 
 class _Buffers:

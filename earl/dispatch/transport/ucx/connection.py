@@ -3,44 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import numpy as np
 
 from earl.dispatch.transport import wire
-from earl.dispatch.transport.base import settle
+from earl.dispatch.transport.connections import PeerSocket
 from earl.dispatch.transport.handshake import greet
-from earl.dispatch.transport.ucx.node import Endpoint, Node
+from earl.dispatch.transport.ucx.node import Endpoint, UcxNode
 from earl.dispatch.transport.ucx.runs import Runs
 
 
-class Connection:
+class UcxConnection:
     """`alive` until either side ended it; `retired` when this side gave it up with requests under way."""
 
     def __init__(
-        self, endpoint: Endpoint, number: int, server_number: int, key: bytes, writer: asyncio.StreamWriter
+        self,
+        endpoint: Endpoint,
+        number: int,
+        server_number: int,
+        key: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self._endpoint = endpoint
         self._number = number
         self._server_number = server_number
         self._key = key
-        self._writer = writer
-        self._watching: asyncio.Task[None] | None = None
+        self._socket = PeerSocket(reader, writer, endpoint.peer, self.lose)
         self._seq = 0
         self.window = asyncio.Semaphore(wire.WINDOW)
         self.retired = False
 
     @classmethod
-    async def open(cls, node: Node, address: str, peer: str, number: int, secret: bytes) -> Connection:
+    async def open(cls, node: UcxNode, address: str, peer: str, number: int, secret: bytes) -> UcxConnection:
         """Connect and prove that both sides hold the run's secret.
 
         Raises PeerLost, OSError or EOFError when nobody answers, TransportUnavailable for another run's.
         """
         reader, writer, welcome, key = await greet(address, peer, secret, node.address, number)
-        endpoint = node.connect(welcome.ucx_address, peer)
-        connection = cls(endpoint, number, welcome.connection, key, writer)
-        connection._watching = asyncio.create_task(connection._watch(reader), name=f"watch {peer}")
-        return connection
+        try:
+            endpoint = node.connect(welcome.ucx_address, peer)
+        except BaseException:
+            writer.close()
+            raise
+        return cls(endpoint, number, welcome.connection, key, reader, writer)
 
     @property
     def peer(self) -> str:
@@ -69,16 +75,9 @@ class Connection:
     def lose(self) -> None:
         """End it now; requests under way fail with PeerLost."""
         self._endpoint.abort()
-        self._writer.close()
+        self._socket.lose()
 
     async def close(self) -> None:
-        """End it and wait for its watcher."""
+        """End it and wait for its socket's watcher."""
         self.lose()
-        if self._watching is not None:
-            self._watching.cancel()
-            await settle(self._watching)
-
-    async def _watch(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(OSError):
-            await reader.read(1)  # nothing is ever sent here: whatever ends it ends the connection
-        self.lose()
+        await self._socket.close()

@@ -47,7 +47,7 @@ _TURNS = 64
 class Endpoint:
     """A connection to one peer's worker."""
 
-    def __init__(self, node: Node, endpoint: Any, peer: str) -> None:
+    def __init__(self, node: UcxNode, endpoint: Any, peer: str) -> None:
         self._node = node
         self._endpoint = endpoint
         self.peer = peer
@@ -103,7 +103,7 @@ class Endpoint:
         return request
 
 
-class Node:
+class UcxNode:
     """devices: UCX network devices, "lo" to be reachable from this machine only, or "all"."""
 
     def __init__(self, devices: str) -> None:

@@ -23,11 +23,11 @@ from earl.dispatch.describe.pieces import Pieces, Repeat, most_blocks
 from earl.dispatch.describe.regions import ArenaRef, Regions
 from earl.dispatch.transport import wire
 from earl.dispatch.transport.base import Transport, failure_of, refuse_mismatch, run_all, settle
+from earl.dispatch.transport.connections import Connections
 from earl.dispatch.transport.copying import scatter
-from earl.dispatch.transport.handshake import check_dialled
 from earl.dispatch.transport.ucx.buffers import Buffers
-from earl.dispatch.transport.ucx.connection import Connection
-from earl.dispatch.transport.ucx.node import Node
+from earl.dispatch.transport.ucx.connection import UcxConnection
+from earl.dispatch.transport.ucx.node import UcxNode
 from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of
 from earl.dispatch.transport.ucx.ucp import through_buffer
 from earl.errors import ChecksumMismatch, PeerLost
@@ -36,7 +36,6 @@ from earl.errors import ChecksumMismatch, PeerLost
 _DIRECT_BYTES = 64 << 10
 # How long a cancelled request may take to arrive before its connection is given up.
 _GRACE_S = 0.25
-_CONNECT_S = 10.0
 # A request whose connection a neighbour's cancellation closed is sent again.
 _ATTEMPTS = 3
 
@@ -80,20 +79,17 @@ class _Chunk:
 
 
 class UcxTcp(Transport):
-    """Connections are made on first use and kept; one that failed is made anew by the next read."""
+    """Asks the owners' serving processes for pieces, each over one connection."""
 
     path = "ucx-tcp"
 
     def __init__(self, config: DataPlaneConfig, secret: bytes) -> None:
-        self._trusted = config.trusted_network
         self._secret = secret
-        self._node = Node("lo" if config.loopback else "all")
-        self._connections: dict[str, asyncio.Task[Connection]] = {}
-        self._numbers = iter(range(1, 1 << 32))
+        self._node = UcxNode("lo" if config.loopback else "all")
+        self._connections = Connections(self._open, trusted=config.trusted_network)
         self._buffers = Buffers(wire.CHUNK_BYTES)
         # What is asked for of pieces that are read again, as long as whoever reads them keeps them.
         self._known: WeakKeyDictionary[Repeat, tuple[int, list[_Chunk]]] = WeakKeyDictionary()
-        self._closed = False
 
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
         chunks = self._chunks(pieces, verify)
@@ -111,14 +107,7 @@ class UcxTcp(Transport):
         return again
 
     async def close(self) -> None:
-        self._closed = True
-        tasks = list(self._connections.values())
-        self._connections.clear()
-        for task in tasks:
-            task.cancel()
-            await settle(task)
-            if not task.cancelled() and failure_of(task) is None:
-                await task.result().close()
+        await self._connections.close()
         self._node.close()
 
     def _chunks(self, pieces: Pieces, verify: bool) -> Iterator[_Chunk]:
@@ -136,7 +125,7 @@ class UcxTcp(Transport):
     async def _fetch(self, arena: ArenaRef, chunk: _Chunk, regions: Regions) -> int:
         """Returns how often the request was sent again."""
         for attempt in range(_ATTEMPTS):
-            connection = await self._connection(arena)
+            connection = await self._connections.get(arena.owner, arena.ucx_address)
             try:
                 async with connection.window:
                     await self._request(connection, arena, chunk, regions)
@@ -147,7 +136,7 @@ class UcxTcp(Transport):
         raise AssertionError("unreachable")
 
     async def _request(
-        self, connection: Connection, arena: ArenaRef, chunk: _Chunk, regions: Regions
+        self, connection: UcxConnection, arena: ArenaRef, chunk: _Chunk, regions: Regions
     ) -> None:
         request = chunk.request(connection.next_seq(), arena, regions)
         pooled = self._buffers.take() if chunk.payload is None else None
@@ -164,7 +153,7 @@ class UcxTcp(Transport):
                 self._buffers.give(pooled)
 
     async def _exchange(
-        self, connection: Connection, request: wire.Request, payload: np.ndarray | Runs, blocks: int
+        self, connection: UcxConnection, request: wire.Request, payload: np.ndarray | Runs, blocks: int
     ) -> wire.Status:
         """One round trip. Returns or raises only when UCX is done with `payload`."""
         frame = np.empty(wire.status_bytes(blocks), np.uint8)
@@ -173,53 +162,28 @@ class UcxTcp(Transport):
             await asyncio.wait(parts, return_when=asyncio.FIRST_EXCEPTION)
         except asyncio.CancelledError:
             # The answer is on its way into the caller's memory: see it in, or end the connection.
-            timer = asyncio.get_running_loop().call_later(_GRACE_S, self._retire, connection)
+            timer = asyncio.get_running_loop().call_later(_GRACE_S, _retire, connection)
             await settle(*parts)
             timer.cancel()
             raise
         failures = [failure for part in parts if (failure := failure_of(part)) is not None]
         if failures:
-            self._forget(connection)
+            connection.lose()
             await settle(*parts)
             raise failures[0]
         try:
             return wire.decode(wire.body_of(frame.data), wire.Status)
         except wire.FrameError as error:
-            self._retire(connection)
+            _retire(connection)
             raise PeerLost(f"{connection.peer} answered with {error}", "restart its owner") from error
 
-    async def _connection(self, arena: ArenaRef) -> Connection:
-        address = arena.ucx_address
-        task = self._connections.get(address)
-        if task is not None and task.done() and (failure_of(task) or not task.result().alive):
-            task = None
-        if task is None:
-            if self._closed:
-                raise PeerLost(f"{arena.owner}: the reader is closed", "make another")
-            check_dialled(arena.owner, address, trusted=self._trusted)
-            task = asyncio.create_task(self._connect(address, f"{arena.owner} at {address}"))
-            task.add_done_callback(failure_of)
-            self._connections[address] = task
-        return await asyncio.shield(task)
+    async def _open(self, address: str, peer: str, number: int) -> UcxConnection:
+        return await UcxConnection.open(self._node, address, peer, number, self._secret)
 
-    async def _connect(self, address: str, peer: str) -> Connection:
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                return await Connection.open(self._node, address, peer, next(self._numbers), self._secret)
-        except (OSError, TimeoutError, EOFError) as error:
-            raise PeerLost(
-                f"{peer} cannot be reached: {type(error).__name__} {error}", "its owner died or restarted"
-            ) from error
 
-    def _retire(self, connection: Connection) -> None:
-        connection.retired = True
-        self._forget(connection)
-
-    def _forget(self, connection: Connection) -> None:
-        connection.lose()
-        for address, task in list(self._connections.items()):
-            if task.done() and failure_of(task) is None and task.result() is connection:
-                del self._connections[address]
+def _retire(connection: UcxConnection) -> None:
+    connection.retired = True
+    connection.lose()
 
 
 def _chunks(pieces: Pieces, block_bytes: int) -> Iterator[_Chunk]:

@@ -18,7 +18,7 @@ from earl.dispatch.describe.pieces import Pieces
 from earl.dispatch.describe.regions import Regions
 from earl.dispatch.transport.copying import gather
 from earl.dispatch.transport.ucx import ucp
-from earl.dispatch.transport.ucx.node import Endpoint, Node
+from earl.dispatch.transport.ucx.node import Endpoint, UcxNode
 from earl.dispatch.transport.ucx.runs import Runs, address_of, digest, runs_of
 from earl.errors import PeerLost
 
@@ -128,9 +128,9 @@ def rows_of(array: np.ndarray) -> Runs:
     return Runs(table.astype(np.uint64), array)
 
 
-async def linked() -> tuple[Node, Node, Endpoint, Endpoint]:
+async def linked() -> tuple[UcxNode, UcxNode, Endpoint, Endpoint]:
     """Two workers of this process and an endpoint from each to the other."""
-    one, other = Node("lo"), Node("lo")
+    one, other = UcxNode("lo"), UcxNode("lo")
     return one, other, one.connect(other.address, "other"), other.connect(one.address, "one")
 
 
@@ -159,7 +159,7 @@ def test_a_message_of_runs_arrives_in_runs(rows: int, run: int):
     ]
     flat, spread = np.zeros(rows * run, np.uint8), np.zeros((rows, run + 9), np.uint8)
 
-    async def body(one: Node, there: Endpoint, other: Node, back: Endpoint) -> None:
+    async def body(one: UcxNode, there: Endpoint, other: UcxNode, back: Endpoint) -> None:
         await asyncio.gather(there.send(rows_of(source), 7), back.receive(flat, 7))
         await asyncio.gather(there.send(flat, 8), back.receive(rows_of(spread[:, :run]), 8))
         spread[:, :run] ^= 0xFF
@@ -177,7 +177,7 @@ def test_an_aborted_endpoint_ends_messages_of_runs(side: str):
     """The sender waits for somebody to receive, the receiver for a message: neither ever comes."""
     memory = np.zeros((64, 2 * ucp.IN_PLACE_BYTES), np.uint8)[:, : ucp.IN_PLACE_BYTES]
 
-    async def body(one: Node, there: Endpoint, other: Node, back: Endpoint) -> None:
+    async def body(one: UcxNode, there: Endpoint, other: UcxNode, back: Endpoint) -> None:
         waiting = there.send(rows_of(memory), 1) if side == "sender" else there.receive(rows_of(memory), 1)
         # Both workers have seen each other: whatever was sent has been announced.
         await asyncio.gather(there.send(b"hello", 2), back.receive(np.zeros(5, np.uint8), 2))
