@@ -29,6 +29,7 @@ from tests.support.dispatch import (
     plane_fixtures,
 )
 from tests.support.idle import assert_sleeps
+from tests.support.serving import serving_pid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -318,7 +319,7 @@ async def test_a_thread_with_a_loop_of_its_own_reads_too(plane: Plane):
 async def test_idle_costs_nothing(plane: Plane, cores: float):
     await plane.store.put("idle", {"x": random_bytes(MIB)})
     await plane.read("idle", "x", np.zeros(MIB, np.uint8))
-    pids = [os.getpid(), *([plane.store.serving_pid] if plane.store.serving_pid else [])]
+    pids = [os.getpid(), *([server] if (server := serving_pid(plane.store)) else [])]
     await assert_sleeps(pids, wakeups_per_s=50, cores=cores)
     await plane.store.remove("idle")
 

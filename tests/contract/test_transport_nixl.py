@@ -21,6 +21,7 @@ from earl.dispatch.transport.nixl.node import NixlNode
 from earl.errors import PeerLost, TransportUnavailable
 from tests.support.content import MIB, assert_same, random_bytes
 from tests.support.dispatch import READ_S, Plane, open_plane, plane_fixtures
+from tests.support.serving import serving_pid
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -83,7 +84,7 @@ async def test_what_goes_wrong_is_told_to_who_asked_and_harms_nobody_else(plane:
 async def test_readers_that_close_in_the_middle_of_reads_leave_the_server_alive(plane: Plane):
     """UCX over TCP aborts who sends to an agent that goes away: one waits for what is under way."""
     await plane.store.put("closing", {"x": np.ones(48 * MIB, np.uint8)})
-    server, into = plane.store.serving_pid, np.zeros(48 * MIB, np.uint8)
+    server, into = serving_pid(plane.store), np.zeros(48 * MIB, np.uint8)
     for _ in range(10):
         into[0] = 0
         async with await Dispatcher.create(plane.registry, plane.config) as reader:
@@ -92,7 +93,7 @@ async def test_readers_that_close_in_the_middle_of_reads_leave_the_server_alive(
                 await asyncio.sleep(0)
         await asyncio.wait([reading])
         assert reading.exception() is None or isinstance(reading.exception(), PeerLost)
-    assert psutil.pid_exists(server) and plane.store.serving_pid == server
+    assert psutil.pid_exists(server) and serving_pid(plane.store) == server
 
 
 @pytest.mark.parametrize("name", ["UCX_TLS", "UCX_NET_DEVICES"])

@@ -30,6 +30,7 @@ from earl.errors import ChecksumMismatch, PeerLost, RegionGone
 from tests.support.content import MIB, random_bytes
 from tests.support.dispatch import READ_S
 from tests.support.runs_reader import strided
+from tests.support.serving import process_id
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -183,11 +184,11 @@ async def test_a_server_killed_in_the_middle_is_peer_lost(held: Held, step: int)
             reading = asyncio.create_task(held.reader.read(held.arena.ref, pieces, verify=True))
             while not into[0] and not reading.done():  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            os.kill(held.serving.pid, signal.SIGSTOP)
+            os.kill(process_id(held.serving), signal.SIGSTOP)
             if not reading.done():
                 break
-            os.kill(held.serving.pid, signal.SIGCONT)
-    os.kill(held.serving.pid, signal.SIGKILL)
+            os.kill(process_id(held.serving), signal.SIGCONT)
+    os.kill(process_id(held.serving), signal.SIGKILL)
     with pytest.raises(PeerLost):
         async with asyncio.timeout(within_s):
             await reading
@@ -213,7 +214,7 @@ async def test_a_reader_killed_in_the_middle_harms_nobody(held: Held):
     async with asyncio.timeout(READ_S):
         while not await served(held):
             pass
-    pid = held.serving.pid
+    pid = process_id(held.serving)
     region = dataclasses.asdict(held.ref)
     said = {
         "config": held.config.model_dump(mode="json"),
@@ -236,4 +237,4 @@ async def test_a_reader_killed_in_the_middle_harms_nobody(held: Held):
         process.kill()
         await process.wait()
         assert await served(held)
-    assert held.serving.pid == pid and psutil.pid_exists(pid), "the server was replaced"
+    assert process_id(held.serving) == pid and psutil.pid_exists(pid), "the server was replaced"

@@ -18,6 +18,7 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
 from earl.dispatch.registry.registry import Registry
 from tests.support.content import random_bytes
+from tests.support.serving import serving_pid
 
 
 async def main() -> None:
@@ -37,7 +38,7 @@ async def main() -> None:
     array = store.reserve(key, {"x": TensorSpec("uint8", (size,))})["x"]
     array[:] = random_bytes(size, int(incarnation))
     await store.publish(key)
-    print(json.dumps({"serving_pid": store.serving_pid}), flush=True)
+    print(json.dumps({"serving_pid": serving_pid(store)}), flush=True)
     while True:
         line = (await asyncio.to_thread(sys.stdin.readline)).strip()
         if line == "burn":

@@ -7,20 +7,17 @@ layout of shape (61, 256, 2048, 7168) with stack 2; experts dealt over ranks are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.dispatch.layout.placements import (
     Cut,
     Placement,
     Runs,
     check,
     cut_of,
-    placement_boxes,
     placement_runs,
 )
 from earl.errors import LayoutError
@@ -77,26 +74,6 @@ class MeshLayout:
         parts = [prod(self.mesh_shape[i] for i in one) for one in acting]
         return ranks.transpose([*placed, *idle]).reshape([*parts, -1])
 
-    def layout(self, name: str, dtype: str, tensor: int = 0) -> Layout:
-        """One tensor of the class with every owner's boxes spelled out: for few tensors and owners."""
-        at = tuple(int(i) for i in np.unravel_index(tensor, self.shape[: self.stack])) if self.stack else ()
-        shards: list[ShardBox] = []
-        for rank, owner in enumerate(self.owners):
-            at_mesh = self.coordinates(rank)
-            for box in placement_boxes(self.shape, self.mesh_shape, self.placements, at_mesh):
-                if all(a <= i < b for i, a, b in zip(at, box.start, box.stop, strict=False)):
-                    shards.append(ShardBox(owner, Box(box.start[self.stack :], box.stop[self.stack :])))
-        return Layout(name, dtype, self.shape[self.stack :], tuple(shards))
-
     def _acting(self, dim: int) -> list[int]:
         """The mesh dimensions that cut a tensor dimension, from the left."""
         return [i for i, placement in enumerate(self.placements) if placement[1:2] == (dim,)]
-
-
-def box_runs(shape: Sequence[int], box: Box) -> tuple[Runs, ...]:
-    """A box as what a reader wants of each dimension. Raises LayoutError outside the shape."""
-    if len(box.start) != len(shape) or not Box.whole(shape).contains(box):
-        raise LayoutError(
-            f"box {box} lies outside shape {tuple(shape)}", "ask in the tensor's global indices"
-        )
-    return tuple(((a, b),) if a < b else () for a, b in zip(box.start, box.stop, strict=True))

@@ -123,35 +123,6 @@ def placement_boxes(
     return tuple(Box(tuple(a for a, _ in corner), tuple(b for _, b in corner)) for corner in product(*runs))
 
 
-def boxes_placements(
-    shape: Sequence[int], mesh_shape: Sequence[int], boxes: Sequence[Sequence[Box]]
-) -> tuple[Placement, ...] | None:
-    """The placements under which ranks, row-major over the mesh, hold these boxes; None without any.
-
-    Where several say the same, the plainest: replicate, then shard, strided_shard, zigzag.
-    """
-    ranks = list(product(*map(range, mesh_shape)))
-    if len(boxes) != len(ranks):
-        raise LayoutError(f"{len(boxes)} ranks' boxes for a mesh {tuple(mesh_shape)}", "give each rank's")
-    # The last rank and the first differ most: they refuse nearly all that does not fit.
-    tried = [(at, tuple(boxes[i])) for i, at in enumerate(ranks)]
-    tried = tried[-1:] + tried[:-1]
-    dims = range(len(shape))
-    options: list[list[Placement]] = []
-    for i in range(len(mesh_shape)):
-        later = [mesh_shape[j] for j in range(i + 1, len(mesh_shape))]
-        splits = sorted({prod(some) for n in range(len(later)) for some in (later[n:], later[: n + 1])} - {1})
-        one: list[Placement] = [("replicate",)]
-        one += [("shard", dim) for dim in dims]
-        one += [("strided_shard", dim, split) for dim in dims for split in splits]
-        one += [("zigzag", dim) for dim in dims]
-        options.append(one)
-    for placements in product(*options):
-        if all(placement_boxes(shape, mesh_shape, placements, at) == held for at, held in tried):
-            return placements
-    return None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
     """How one dimension is dealt over parts: segments sorted by start, covering it exactly once.

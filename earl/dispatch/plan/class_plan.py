@@ -12,7 +12,7 @@ reads alone. Idea: allgather-free resharding (MindSpeed RL, 2507.19017).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -239,11 +239,3 @@ def _served(
         for tensor in single:
             for at, peers in group:
                 yield slice(tensor, tensor + 1), at, peers[deal(sizes[at], loads[peers])].astype(np.int32)
-
-
-def copies_of(blocks: Iterable[Block]) -> Iterator[tuple[Block, int, int]]:
-    """(block, index into its tensors, row) of every copy, one by one: for tests and small plans."""
-    for block in blocks:
-        for tensor in range(len(block.tensors)):
-            for row in range(len(block.peer)):
-                yield block, tensor, row

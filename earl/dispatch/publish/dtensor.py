@@ -1,15 +1,11 @@
-"""torch's DTensor in the words of the layout algebra, and back. The only part of it that knows torch."""
+"""torch's DTensor in the words of the layout algebra: which boxes of a tensor a rank holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from earl.dispatch.layout.box import Box
-from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement, cutting_order, placement_boxes
 from earl.errors import LayoutError
 
@@ -43,41 +39,6 @@ def from_torch(placements: Sequence[Any], dimensions: int) -> tuple[Placement, .
     return tuple(found)
 
 
-def to_torch(placements: Sequence[Placement]) -> tuple[Any, ...]:
-    """The same as torch's placements. Raises LayoutError for zigzag, which torch has no word for."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
-
-    found: list[Any] = []
-    for placement in placements:
-        match placement:
-            case ("replicate",):
-                found.append(Replicate())
-            case ("shard", int(dim)):
-                found.append(Shard(dim))
-            case ("strided_shard", int(dim), int(split)):
-                found.append(_StridedShard(dim, split_factor=split))
-            case _:
-                raise LayoutError(
-                    f"DTensor has no placement {placement!r}", "keep such a layout out of torch"
-                )
-    return tuple(found)
-
-
-def mesh_layout(tensor: DTensor, owners: Sequence[str]) -> MeshLayout:
-    """The layout of a DTensor over owners, who are given row-major over its mesh.
-
-    The layout's mesh has the dimensions in the order in which they cut (TP before FSDP2), and its owners
-    with them: look them up by name. Raises LayoutError.
-    """
-    mesh_shape = tuple(tensor.device_mesh.shape)
-    order, placements = cutting_order(mesh_shape, _written(tensor))
-    if len(owners) != prod(mesh_shape):
-        raise LayoutError(f"{len(owners)} owners on a mesh {mesh_shape}", "name one for each coordinate")
-    standing = np.array(owners, object).reshape(mesh_shape).transpose(order)
-    return MeshLayout(tuple(tensor.shape), standing.shape, placements, tuple(standing.ravel().tolist()))
-
-
 def local_boxes(tensor: DTensor) -> tuple[Box, ...]:
     """The boxes of this rank's local tensor, in the order of its rows; none off the mesh.
 
@@ -88,7 +49,7 @@ def local_boxes(tensor: DTensor) -> tuple[Box, ...]:
     if at is None:
         return ()
     mesh_shape = tuple(tensor.device_mesh.shape)
-    order, placements = cutting_order(mesh_shape, _written(tensor))
+    order, placements = cutting_order(mesh_shape, placements_of(tensor))
     boxes = placement_boxes(
         tuple(tensor.shape), [mesh_shape[i] for i in order], placements, [at[i] for i in order]
     )
@@ -117,7 +78,7 @@ def local_box(tensor: DTensor) -> Box:
     return box
 
 
-def _written(tensor: DTensor) -> tuple[Placement, ...]:
+def placements_of(tensor: DTensor) -> tuple[Placement, ...]:
     """The placements as tuples; an order of shards that the spec says beside them becomes strided shards."""
     spec = tensor._spec
     placements = tuple(tensor.placements)

@@ -243,11 +243,6 @@ class TensorStore:
         """What is held: reserved or published."""
         return list(self._entries)
 
-    @property
-    def serving_pid(self) -> int:
-        """The process that serves this arena over the wire; 0 when none does."""
-        return self._serving.pid if self._serving is not None else 0
-
     async def close(self) -> None:
         """Forget all descriptors, stop serving, remove the arena. Never raises for a Redis that is gone."""
         if self._renewing is not None:

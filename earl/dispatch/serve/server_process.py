@@ -55,10 +55,6 @@ class ServingProcess:
         serving._watching = asyncio.create_task(serving._watch(), name="watch serving process")
         return serving
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
-
     async def stop(self) -> None:
         """End it; reads under way over the wire fail with PeerLost."""
         if self._watching is not None:

@@ -96,9 +96,6 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     def region_table(self) -> np.ndarray:
         return np.frombuffer(self.regions, "<u8").reshape(-1, 2)
 
-    def piece_table(self) -> np.ndarray:
-        return np.frombuffer(self.pieces, "<i8").reshape(-1, 5)
-
 
 class Status(msgspec.Struct, frozen=True, array_like=True):
     """What became of a request. error: "" or the name of an error; then message and remedy say more.

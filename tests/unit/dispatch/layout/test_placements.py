@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from earl.dispatch.layout.box import Box
-from earl.dispatch.layout.mesh import MeshLayout, box_runs
-from earl.dispatch.layout.placements import boxes_placements, cut_of, placement_boxes, placement_runs
-from earl.dispatch.publish.dtensor import from_torch, to_torch
+from earl.dispatch.layout.mesh import MeshLayout
+from earl.dispatch.layout.placements import cut_of, placement_boxes, placement_runs
+from earl.dispatch.publish.dtensor import from_torch
 from earl.errors import LayoutError
+from tests.support.layouts import to_torch
 
 some = settings(deadline=None, max_examples=40)
 
@@ -87,29 +87,6 @@ def test_a_cut_says_the_same_for_all_ranks_at_once(case):
                 assert indices == [i for a, b in runs[dim] for i in range(a, b)]
 
 
-@some
-@given(placed(zigzag=True))
-def test_boxes_become_placements_again(case):
-    shape, mesh, placements = case
-    shape, mesh, placements = shape[:2], mesh[:2], placements[:2]
-    if any(p[1:2] and p[1] >= len(shape) for p in placements):
-        return
-    at = list(product(*map(range, mesh)))
-    boxes = [placement_boxes(shape, mesh, placements, one) for one in at]
-    found = boxes_placements(shape, mesh, boxes)
-    regular = all(p[0] != "strided_shard" or p[2] in {1, *mesh[i + 1 :]} for i, p in enumerate(placements))
-    assert found is not None or not regular
-    if found is not None:
-        assert [placement_boxes(shape, mesh, found, one) for one in at] == boxes
-
-
-def test_fsdp_over_tensor_parallel_is_recognised():
-    placements = (("strided_shard", 0, 4), ("shard", 0))
-    boxes = [placement_boxes((16, 3), (2, 4), placements, at) for at in product(range(2), range(4))]
-    assert boxes_placements((16, 3), (2, 4), boxes) == placements
-    assert boxes_placements((16, 3), (2, 4), boxes[::-1]) is None
-
-
 def test_zigzag_pairs_a_front_chunk_with_a_back_one():
     held = [placement_runs((16,), (2,), (("zigzag", 0),), (rank,))[0] for rank in range(2)]
     assert held == [((0, 4), (12, 16)), ((4, 12),)]
@@ -131,8 +108,6 @@ def test_torch_placements_go_there_and_back():
     ours = (("replicate",), ("shard", 1), ("strided_shard", 0, 2))
     assert from_torch(to_torch(ours), 2) == ours
     assert from_torch([Shard(-1)], 3) == (("shard", 2),)
-    with pytest.raises(LayoutError, match="zigzag"):
-        to_torch([("zigzag", 0)])
 
 
 def test_partial_is_refused_and_says_what_to_do():
@@ -149,6 +124,4 @@ def test_what_does_not_fit_is_named():
         MeshLayout((4,), (2,), (("shard", 0),), ("a",))
     with pytest.raises(LayoutError, match="coordinates"):
         placement_runs((4,), (2,), (("shard", 0),), (2,))
-    with pytest.raises(LayoutError, match=r"\[0:9\]"):
-        box_runs((4,), Box((0,), (9,)))
     assert cut_of(4, ()).parts == 1

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earl.dispatch.layout.box import Box
-from earl.dispatch.layout.mesh import MeshLayout, box_runs
+from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.plan.balance import deal, fill
 from earl.dispatch.plan.boxes import plan
-from earl.dispatch.plan.class_plan import Want, copies_of, plan_reads
+from earl.dispatch.plan.class_plan import Want, plan_reads
 from earl.errors import LayoutError, LayoutGap
+from tests.support.layouts import box_runs, copies_of, layout_of
 
 some = settings(deadline=None, max_examples=60)
 
@@ -84,7 +85,7 @@ def test_replicas_share_fairly(data):
     owners = tuple(f"o{i}" for i in range(2 * replicas))
     placements = (("replicate",), ("strided_shard", 1, pieces))
     source = MeshLayout((tensors, rows, width), (replicas, 2), placements, owners, 1)
-    reads = plan_reads([Want(source, box_runs(source.shape, Box.whole(source.shape)), 4)])
+    reads = plan_reads([Want(source, box_runs(Box.whole(source.shape)), 4)])
     longest = 4 * max(int(block.elements.max()) for block in reads.blocks)
     assert reads.size_bytes == 4 * tensors * rows * width
     by_part = reads.loads.reshape(replicas, 2)
@@ -95,7 +96,7 @@ def test_replicas_share_fairly(data):
 
 def test_bytes_planned_before_count():
     source = MeshLayout((6, 10), (3,), (("replicate",),), ("a", "b", "c"), 1)
-    want = Want(source, box_runs(source.shape, Box.whole(source.shape)), 1)
+    want = Want(source, box_runs(Box.whole(source.shape)), 1)
     reads = plan_reads([want], loads=np.array([0, 30, 1000]))
     assert reads.loads.tolist() == [40, 50, 1000] or reads.loads.tolist() == [50, 40, 1000]
     near = plan_reads([want], cost=np.array([1.0, 0.0, 1.0]), loads=np.array([0, 30, 1000]))
@@ -150,15 +151,15 @@ def test_what_lies_alike_on_both_sides_is_one_copy():
 
 def test_agrees_with_the_plan_of_spelled_out_boxes():
     source = MeshLayout((2, 12, 6), (3, 2), (("shard", 1), ("shard", 2)), tuple("abcdef"), 1)
-    reads = plan_reads([Want(source, box_runs(source.shape, Box((1, 2, 1), (2, 9, 5))), 4)])
-    spelled = plan(source.layout("w", "float32", tensor=1), Box((2, 1), (9, 5)))
+    reads = plan_reads([Want(source, box_runs(Box((1, 2, 1), (2, 9, 5))), 4)])
+    spelled = plan(layout_of(source, "w", "float32", tensor=1), Box((2, 1), (9, 5)))
     assert reads.copies == len(spelled)
     assert sorted(reads.blocks[0].peer.tolist()) == sorted(copy.shard_index for copy in spelled)
 
 
 def test_a_gap_names_the_box():
     source = MeshLayout((2, 8, 6), (2, 2), (("replicate",), ("shard", 1)), tuple("abcd"), 1)
-    want = Want(source, box_runs(source.shape, Box.whole(source.shape)), 4)
+    want = Want(source, box_runs(Box.whole(source.shape)), 4)
     assert plan_reads([want], np.array([0, np.inf, 0, 0])).loads[1] == 0
     with pytest.raises(LayoutGap, match=r"\[4:8, 0:6\].*tensor 0.*belongs to b, d"):
         plan_reads([want], np.array([0, np.inf, 0, np.inf]))

@@ -22,10 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
-from earl.dispatch.publish.dtensor import local_box, local_boxes, mesh_layout
+from earl.dispatch.publish.dtensor import local_box, local_boxes
 from earl.errors import LayoutError
-
-OWNERS = [f"t{i}" for i in range(4)]
+from tests.support.layouts import layout_of, mesh_layout
 
 
 @contextmanager
@@ -52,10 +51,10 @@ def check_every_rank(mesh_shape: tuple[int, ...], whole: torch.Tensor, make: Cal
             tensor = make(mesh, rank)
             boxes, layout, held = local_boxes(tensor), mesh_layout(tensor, owners), tensor.to_local()
         torch.testing.assert_close(held.reshape(-1), in_local_order(whole, boxes))
-        mine = [shard.box for shard in layout.layout("w", "float32").shards if shard.owner == owner]
+        mine = [shard.box for shard in layout_of(layout, "w", "float32").shards if shard.owner == owner]
         assert tuple(mine) == boxes
         layouts.append(layout)
-    layouts[0].layout("w", "float32").validate(replicas=True)
+    layout_of(layouts[0], "w", "float32").validate(replicas=True)
     assert all(layout == layouts[0] for layout in layouts)
     return layouts[0]
 
@@ -148,7 +147,7 @@ def test_what_no_rank_holds_is_refused():
     with mesh_of(0, 4) as mesh:
         partial = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
         with pytest.raises(LayoutError, match="reduce it first"):
-            mesh_layout(partial, OWNERS)
+            local_boxes(partial)
         padded = DTensor.from_local(
             torch.ones(3), mesh, [Shard(0)], run_check=False, shape=torch.Size([8]), stride=(1,)
         )
