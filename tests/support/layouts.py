@@ -11,7 +11,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.dispatch.layout.mesh import MeshLayout
-from earl.dispatch.layout.placements import Placement, Runs, cutting_order, placement_boxes
+from earl.dispatch.layout.placements import Placement, Runs, placement_boxes, shard_order
 from earl.dispatch.plan.class_plan import Block
 from earl.dispatch.publish.dtensor import placements_of
 
@@ -39,7 +39,7 @@ def mesh_layout(tensor: DTensor, owners: Sequence[str]) -> MeshLayout:
     with them: look them up by name.
     """
     mesh_shape = tuple(tensor.device_mesh.shape)
-    order, placements = cutting_order(mesh_shape, placements_of(tensor))
+    order, placements = shard_order(mesh_shape, placements_of(tensor))
     by_coordinate = np.array(owners, object).reshape(mesh_shape).transpose(order)
     return MeshLayout(
         tuple(tensor.shape), by_coordinate.shape, placements, tuple(by_coordinate.ravel().tolist())

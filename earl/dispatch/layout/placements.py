@@ -5,7 +5,7 @@
     ("strided_shard", dim, split)       cut into `split` parts, then each over the ranks: stacked matrices
     ("zigzag", dim)                     rank r of n holds chunks r and 2n-1-r of 2n: context parallelism
 
-One placement per mesh dimension, applied from the left; `cutting_order` brings DTensor's, which FSDP2
+One placement per mesh dimension, applied from the left; `shard_order` brings DTensor's, which FSDP2
 writes in another order than it cuts, into that form. All act on one tensor dimension each, so a rank's
 part is a product of ranges per dimension (`runs`), and a whole layout one `Cut` per dimension, whatever
 the size of the mesh. Experts stacked in one tensor [experts, …] are ("shard", 0) over the
@@ -56,17 +56,19 @@ def check(shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[
         )
 
 
-def cutting_order(
+def shard_order(
     mesh_shape: Sequence[int], placements: Sequence[Placement]
 ) -> tuple[tuple[int, ...], tuple[Placement, ...]]:
-    """(mesh dimensions in the order in which they cut, their placements in that order).
+    """(mesh dimensions in the order in which they split the tensor, their placements in that order).
 
     torch writes an order of its own as strided shards: `split` counts the ranks of the later mesh dimensions
-    that cut before. Such become plain shards here, and then uneven lengths too fall as they were cut: FSDP2
-    over TP, (("strided_shard", 0, 4), ("shard", 0)) on a mesh (2, 4), is (1, 0) and two plain shards. A
-    `split` that no order explains (of a stack of matrices, say) stays, at its turn from the left.
+    that split before. Such become plain shards here, and then uneven lengths too fall as they were split:
+    FSDP2 over TP, (("strided_shard", 0, 4), ("shard", 0)) on a mesh (2, 4), is (1, 0) and two plain shards.
+    A strided shard that is alone in its tensor dimension (of matrices stacked in one) stays. Beside other
+    shards of that dimension one that no order explains raises LayoutError: which of them splits first is
+    not known, and torch refuses to redistribute it, too.
     """
-    found = list(placements)
+    plain = list(placements)
     chains: dict[int, list[int]] = {}
     for i in reversed(range(len(placements))):
         placement = placements[i]
@@ -76,14 +78,21 @@ def cutting_order(
         chain = chains.setdefault(dim, [])
         before = [prod(mesh_shape[j] for j in chain[:n]) for n in range(len(chain) + 1)]
         split = int(placement[2]) if placement[0] == "strided_shard" else 1  # pyright: ignore[reportGeneralTypeIssues]
-        if placement[0] == "strided_shard" and split in before:
-            found[i] = ("shard", dim)
         chain.insert(before.index(split) if split in before else 0, i)
+        if placement[0] == "strided_shard" and (split in before or mesh_shape[i] == 1):
+            plain[i] = ("shard", dim)
     order = list(range(len(placements)))
-    for chain in chains.values():
+    for dim, chain in chains.items():
+        several = sum(mesh_shape[i] > 1 for i in chain) > 1
+        if several and any(plain[i][0] == "strided_shard" for i in chain):
+            raise LayoutError(
+                f"placements {tuple(placements)} on a mesh {tuple(mesh_shape)}: no order of the mesh's "
+                f"dimensions explains the strided shards of dimension {dim}",
+                "keep matrices apart instead of stacking them, or shard another dimension",
+            )
         for place, i in zip(sorted(chain), chain, strict=True):
             order[place] = i
-    return tuple(order), tuple(found[i] for i in order)
+    return tuple(order), tuple(plain[i] for i in order)
 
 
 def placement_runs(

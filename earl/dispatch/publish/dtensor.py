@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from earl.dispatch.layout.box import Box
-from earl.dispatch.layout.placements import Placement, cutting_order, placement_boxes
+from earl.dispatch.layout.placements import Placement, placement_boxes, shard_order
 from earl.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -42,23 +42,32 @@ def from_torch(placements: Sequence[Any], dimensions: int) -> tuple[Placement, .
 def local_boxes(tensor: DTensor) -> tuple[Box, ...]:
     """The boxes of this rank's local tensor, in the order of its rows; none off the mesh.
 
-    Several only where a strided shard is no order of cuts: matrices stacked in one, each cut. Raises
-    LayoutError.
+    Several only where a strided shard is of matrices stacked in one. Raises LayoutError, also where the
+    placements do not say which elements this rank holds.
     """
-    at = tensor.device_mesh.get_coordinate()
-    if at is None:
+    coordinates = tensor.device_mesh.get_coordinate()
+    if coordinates is None:
         return ()
-    mesh_shape = tuple(tensor.device_mesh.shape)
-    order, placements = cutting_order(mesh_shape, placements_of(tensor))
-    boxes = placement_boxes(
-        tuple(tensor.shape), [mesh_shape[i] for i in order], placements, [at[i] for i in order]
-    )
+    shape, mesh_shape = tuple(tensor.shape), tuple(tensor.device_mesh.shape)
+    written = placements_of(tensor)
+    order, placements = shard_order(mesh_shape, written)
+    by_order = [(mesh_shape[i], coordinates[i]) for i in order]
+    boxes = placement_boxes(shape, [n for n, _ in by_order], placements, [index for _, index in by_order])
     held = tensor.to_local().numel()
-    if sum(box.size for box in boxes) != held:
+    if _size(boxes) != held:
         raise LayoutError(
-            f"a local tensor of {held} elements where {tensor.placements} give {[str(b) for b in boxes]}",
+            f"a local tensor of {held} elements where {tensor.placements} give {_text(boxes)}",
             "was it padded, or changed in place? publish boxes of your own",
         )
+    if written == from_torch(tensor.placements, tensor.ndim):
+        # The order is read out of strided shards. `distribute_tensor` takes them from the left instead: for
+        # uneven lengths on three mesh dimensions that may be as many elements, but others.
+        from_left = placement_boxes(shape, mesh_shape, written, coordinates)
+        if from_left != boxes and _size(from_left) == held:
+            raise LayoutError(
+                f"{tensor.placements} of {shape} may give this rank {_text(boxes)} or {_text(from_left)}",
+                "give the tensor a length that the mesh divides, or shard another dimension",
+            )
     return boxes
 
 
@@ -72,7 +81,7 @@ def local_box(tensor: DTensor) -> Box:
     box = boxes[0] if boxes else Box.whole(shape)
     if len(boxes) > 1 or box.shape != shape:
         raise LayoutError(
-            f"a local tensor of shape {shape}, {tensor.placements}, is the boxes {[str(b) for b in boxes]}",
+            f"a local tensor of shape {shape}, {tensor.placements}, is the boxes {_text(boxes)}",
             "keep matrices apart instead of stacking them, or publish each box by itself",
         )
     return box
@@ -86,3 +95,11 @@ def placements_of(tensor: DTensor) -> tuple[Placement, ...]:
     if order is not None and order != spec.compute_default_shard_order(placements):
         placements = spec._convert_shard_order_to_StridedShard(order, placements, tensor.device_mesh)
     return from_torch(placements, tensor.ndim)
+
+
+def _size(boxes: Sequence[Box]) -> int:
+    return sum(box.size for box in boxes)
+
+
+def _text(boxes: Sequence[Box]) -> str:
+    return " ".join(map(str, boxes)) or "nothing"

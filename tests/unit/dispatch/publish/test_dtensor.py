@@ -92,8 +92,8 @@ def test_fsdp2_over_tensor_parallel(mesh_shape: tuple[int, ...], rows: int, styl
 
 
 @pytest.mark.parametrize("rows", [24, 18, 13])
-def test_fsdp2_over_a_fused_matrix(rows: int):
-    """Three matrices in one, each cut over TP: several boxes a rank, which FSDP2 cuts as one."""
+def test_a_fused_matrix(rows: int):
+    """Three matrices in one, each split over TP: several boxes a rank. What FSDP2 makes of it is refused."""
     whole = torch.arange(float(rows * 2)).reshape(rows, 2)
     each = _StridedShard(0, split_factor=3)
 
@@ -104,12 +104,35 @@ def test_fsdp2_over_a_fused_matrix(rows: int):
         shape = {"shape": whole.shape, "stride": whole.stride()}
         layer.weight = nn.Parameter(DTensor.from_local(local, tensor, [each], run_check=False, **shape))
         fully_shard(layer, mesh=mesh[f"d0-{rank}"])
+        with pytest.raises(LayoutError, match="no order of the mesh"):
+            local_boxes(cast(DTensor, layer.weight.detach()))
+        fused = DTensor.from_local(local, mesh, [Replicate(), each], run_check=False, **shape)
         with pytest.raises(LayoutError, match="keep matrices apart"):
-            local_box(cast(DTensor, layer.weight.detach()))
-        return cast(DTensor, layer.weight.detach())
+            local_box(fused)
+        return fused
 
     layout = check_every_rank((2, 2), whole, make)
-    assert layout.placements == (("strided_shard", 0, 3), ("shard", 0))
+    assert layout.placements == (("replicate",), ("strided_shard", 0, 3))
+
+
+@pytest.mark.parametrize(
+    "factors, rank, says",
+    [
+        # No order of the dimensions splits so; and one that does, but not as `distribute_tensor` did it.
+        ((2, 4, 1), 4, "no order of the mesh"),
+        ((2, 4, 1), 1, "no order of the mesh"),
+        ((4, 1, 1), 2, r"may give this rank \[3:4\] or \[4:5\]"),
+    ],
+)
+def test_strided_shards_that_do_not_say_what_a_rank_holds_are_refused(
+    factors: tuple[int, ...], rank: int, says: str
+):
+    with mesh_of(rank, 2, 2, 2) as mesh:
+        placements = [_StridedShard(0, split_factor=n) for n in factors]
+        tensor = distribute_tensor(torch.arange(5), mesh, placements, src_data_rank=None)
+        assert tensor.to_local().numel() == 1
+        with pytest.raises(LayoutError, match=says):
+            local_boxes(tensor)
 
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (2, 1, 0)])
