@@ -13,6 +13,8 @@ from benchmarks.record.checkout import ROOT
 
 ANSWER_S = 120.0
 STOP_S = 10.0
+# The longest line that a process may answer with.
+LINE_BYTES = 1 << 24
 
 
 class Role:
@@ -35,7 +37,7 @@ class Role:
         """`python -m module`, and what it says once it is ready. Raises as `answer`, the process ended."""
         process = await asyncio.create_subprocess_exec(
             python, "-m", module, cwd=ROOT, env=environment, pass_fds=pass_fds,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_BYTES,
         )  # fmt: skip
         made = cls(process)
         try:

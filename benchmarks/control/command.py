@@ -41,8 +41,10 @@ MEASURES = (
     "tickets_per_s is the median of windows of 5 s; latencies are of the caller, from request to answer, the "
     "worst process's quantiles, over all calls after the first seconds. cpu_us_per_ticket: processor time of "
     f"each kind of process. rss_growth_mib: from {measure.FULL:,} tickets to the end. most: workers do not "
-    "pause. drill: workers die while they hold tickets, half of them for good; reports are repeated. After "
-    "each part the ledger's counts are compared with what the trainer was given: exact, or it fails. "
+    "pause. drill: workers die while they hold tickets, half of them for good; reports are repeated, and "
+    "must be answered as before unless their ticket is closed by then (trained and in a checkpoint, "
+    "evaluated, or dropped), or it fails; repeated_otherwise counts those reports. After each part the "
+    "ledger's counts are compared with what the trainer was given: exact, or it fails. "
     "script_transitions_per_s: the ledger's Lua script alone, 64 changes a call, one client. Nobody follows "
     "the bus here but the scheduler itself."
 )

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,16 +140,20 @@ async def drill(
 async def finish(made: Stand) -> dict[str, Any]:
     """Ends the load and compares what everybody knows.
 
-    Raises RuntimeError if a ticket is lost or came twice.
+    Raises RuntimeError if a ticket is lost or came twice, or if a report that was sent again was answered
+    otherwise without a reason.
     """
     players = [await role.ask(do="stop") for role in made.players]
-    trained = await made.trainer.ask(do="stop")
+    otherwise = [item for told in players for item in told["otherwise"]]
+    trained = await made.trainer.ask(do="stop", tickets=[item["ticket"] for item in otherwise])
     ledger = (await made.status()).ledger
     counts: dict[str, int] = {}
-    for one in players:
-        for name, count in one["counts"].items():
+    for told in players:
+        for name, count in told["counts"].items():
             counts[name] = counts.get(name, 0) + count
+    checkpointed_s = {int(ticket): at_s for ticket, at_s in trained["checkpointed_s"].items()}
     wrong = _wrong(ledger, trained)
+    wrong += answered_wrongly(otherwise, checkpointed_s, sum(ledger.dropped.values()))
     if wrong:
         raise RuntimeError(f"the ledger is not exact: {'; '.join(wrong)}")
     shown = {
@@ -172,6 +178,35 @@ def _wrong(ledger: scheduler_pb2.LedgerCounts, trained: dict[str, int]) -> list[
         wrong.append(f"{ledger.trained} count as trained, the trainer has {trained['trained']}")
     if trained["twice"]:
         wrong.append(f"{trained['twice']} were given to the trainer twice")
+    return wrong
+
+
+def answered_wrongly(
+    otherwise: Sequence[Mapping[str, Any]], checkpointed_s: Mapping[int, float], dropped: int
+) -> list[str]:
+    """What is wrong with answers to reports that were sent twice, a line for each ticket.
+
+    The ledger accepts a repeated report for as long as it knows the ticket. It forgets one that is closed
+    for good: trained and recorded in a checkpoint, evaluated, or dropped with its group. Then a repetition is
+    refused, and nobody needs the ticket's columns any more. A refusal before that would have the worker free
+    columns that a planned batch will read.
+
+    otherwise: as Players.stop returns them. checkpointed_s: when the checkpoint that holds a ticket was sent,
+    on the same clock. dropped: tickets of groups that were given up; as many refusals cannot be judged.
+    """
+    wrong = []
+    unjudged = dropped
+    for item in otherwise:
+        ticket, verdict = item["ticket"], item["verdict"]
+        if verdict != "VERDICT_REFUSED":
+            wrong.append(f"ticket {ticket} was accepted, and its repeated report answered {verdict}")
+            continue
+        if item["evaluation"] or checkpointed_s.get(ticket, math.inf) <= item["time_s"]:
+            continue
+        if unjudged > 0:
+            unjudged -= 1
+            continue
+        wrong.append(f"ticket {ticket} was accepted, and its repeated report refused before it was closed")
     return wrong
 
 

@@ -3,7 +3,8 @@
     lease credit tickets ─► hold them ─► report them in one call ─► (idle) ─► lease ...
                              ├─ every third of a lease: renew
                              └─ dies: forgets them, comes back under its name, or another one comes
-    sometimes an answer counts as lost: the report is sent again, and must be accepted again
+    sometimes an answer counts as lost: the report is sent again, and must be answered as before. The one
+    exception is a ticket that is closed by then: trained and in a checkpoint, or evaluated (see measure.py)
 
 The clock of each worker is its own: a cycle begins period_s after the one before, or at once if that took
 longer, so that a slow scheduler is asked no less.
@@ -15,6 +16,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -69,6 +71,9 @@ class Players:
         self._alive: dict[int, tuple[str, int]] = {}
         self._period_s = self._hold_s = self._kill = self._repeat = 0.0
         self._counts: Counter[str] = Counter()
+        self._evaluations: set[int] = set()
+        # Of items of repeated reports that were answered otherwise: see `stop`.
+        self._otherwise: list[dict[str, Any]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
 
@@ -107,7 +112,11 @@ class Players:
         return {"rpcs": figures, "counts": dict(self._counts)}
 
     async def stop(self) -> dict[str, Any]:
-        """What is held is reported, nothing more is leased; what was counted."""
+        """Reports what is held, leases nothing more, and returns what was counted.
+
+        otherwise: each ticket whose repeated report was answered otherwise, with the verdict, the time of
+        that answer in seconds of this machine's monotonic clock, and whether it was an evaluation's.
+        """
         self._over.set()
         for task in self._tasks:
             if task.done():
@@ -118,7 +127,7 @@ class Players:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._wires.close()
-        return {"counts": dict(self._counts)}
+        return {"counts": dict(self._counts), "otherwise": self._otherwise}
 
     async def _join(self, at: int, name: str, incarnation: int) -> None:
         self._alive[at] = name, incarnation
@@ -178,8 +187,10 @@ class Players:
             self._held[at] = held = [(one.ticket_id, one.attempt, one.fence) for one in tickets]
             self._counts["leased"] += len(held)
             self._counts["leases_empty"] += not held
-            for one in tickets:
-                self._version = max(self._version, one.min_version)
+            for ticket in tickets:
+                self._version = max(self._version, ticket.min_version)
+                if ticket.purpose == common_pb2.PURPOSE_EVALUATE:
+                    self._evaluations.add(ticket.ticket_id)
             await asyncio.sleep(self._hold_s)
             if held and self._choices.random() < self._kill:
                 await self._die(at)
@@ -201,18 +212,38 @@ class Players:
 
     async def _report(self, at: int, held: list[wire.Ref]) -> None:
         request = self._results.encode(self._worker(at), held, self._version)
-        said = await self._call(at, "CompleteTickets", request)
+        answered = await self._call(at, "CompleteTickets", request)
         self._held[at] = []
-        verdicts = Counter(
-            one.verdict for one in scheduler_pb2.CompleteTicketsResponse.FromString(said).items
-        )
+        items = scheduler_pb2.CompleteTicketsResponse.FromString(answered).items
+        verdicts = Counter(item.verdict for item in items)
         self._counts["accepted"] += verdicts[scheduler_pb2.VERDICT_ACCEPTED]
         self._counts["not_accepted"] += len(held) - verdicts[scheduler_pb2.VERDICT_ACCEPTED]
         if self._choices.random() < self._repeat:
-            again = await self._call(at, "CompleteTickets", request)
+            repeated = await self._call(at, "CompleteTickets", request)
             self._counts["repeated"] += len(held)
-            # A group that was trained and compacted meanwhile is closed: then the repetition is refused.
-            self._counts["repeated_otherwise"] += again != said
+            otherwise = repeated not in (b"", answered)  # nothing comes back to a worker that was replaced
+            self._counts["repeated_otherwise"] += otherwise
+            if otherwise:
+                self._compare(items, scheduler_pb2.CompleteTicketsResponse.FromString(repeated).items)
+
+    def _compare(
+        self,
+        first: Sequence[scheduler_pb2.CompleteTicketsResponse.Item],
+        second: Sequence[scheduler_pb2.CompleteTicketsResponse.Item],
+    ) -> None:
+        """Keeps each item whose second verdict is another one."""
+        now_s = time.monotonic()
+        for item, again in zip(first, second, strict=True):
+            if item.verdict != again.verdict:
+                number = item.attempt.ticket_id
+                self._otherwise.append(
+                    {
+                        "ticket": number,
+                        "verdict": scheduler_pb2.Verdict.Name(again.verdict),
+                        "time_s": now_s,
+                        "evaluation": number in self._evaluations,
+                    }
+                )
 
 
 async def serve(said: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.dispatch.lines import answer, commands, main
@@ -43,6 +44,8 @@ class Trainer:
             name="trainer", incarnation=1, stage=common_pb2.STAGE_TRAINER, address="127.0.0.1:1"
         )
         self._seen = bytearray()
+        # When the call that recorded the ticket in a checkpoint was sent, on this machine's monotonic clock.
+        self._checkpointed_s: dict[int, float] = {}
         self._fresh: list[int] = []
         self._consumed = RangeSet()
         self._latencies: dict[str, list[float]] = {}
@@ -105,6 +108,7 @@ class Trainer:
             await self._publish()
         if plan.checkpoint:
             self._consumed |= RangeSet.of(self._fresh)
+            self._checkpointed_s |= dict.fromkeys(self._fresh, time.monotonic())
             self._fresh.clear()
             ranges = [scheduler_pb2.TicketRange(start=a, stop=b) for a, b in self._consumed.ranges]
             await self._call(
@@ -113,6 +117,10 @@ class Trainer:
                     worker=self._worker, version=self.version, path="checkpoint", consumed=ranges
                 ),
             )
+
+    def checkpointed_s(self, tickets: Iterable[int]) -> dict[int, float]:
+        """When each of these tickets that a checkpoint holds was sent with it, in seconds."""
+        return {ticket: self._checkpointed_s[ticket] for ticket in tickets if ticket in self._checkpointed_s}
 
     async def _publish(self) -> None:
         keys = [f"weights/{self.version}/{shard}" for shard in range(SHARDS)]
@@ -145,6 +153,7 @@ async def serve(said: dict[str, Any]) -> None:
             batches=trainer.batches,
             version=trainer.version,
             rpcs=trainer.take_latencies(),
+            checkpointed_s=trainer.checkpointed_s(work.get("tickets", ())),
         )
     beating.cancel()
     await client.close()

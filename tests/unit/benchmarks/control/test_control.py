@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.control import wire
-from benchmarks.control.measure import Window, growth
+from benchmarks.control.measure import Window, answered_wrongly, growth
 from earl.v1 import common_pb2, scheduler_pb2
 
 REFS = [(1, 1, 1), (300, 2, 70_000), (1 << 40, 3, 1 << 33)]
@@ -38,3 +40,19 @@ def test_growth_counts_from_when_everything_is_full() -> None:
     assert growth(windows((100_000, 1.0), (250_000, 90.0))) is None
     grew = growth(windows((100_000, 1.0), *((200_000 + at, 80.0 + at) for at in range(10))))
     assert grew == {"scheduler": 8.0}
+
+
+def test_a_repeated_report_is_refused_only_once_its_ticket_is_closed() -> None:
+    def item(
+        ticket: int, verdict: str = "REFUSED", time_s: float = 10.0, evaluation: bool = False
+    ) -> dict[str, Any]:
+        return {"ticket": ticket, "verdict": f"VERDICT_{verdict}", "time_s": time_s, "evaluation": evaluation}
+
+    closed = [item(1), item(2, evaluation=True)]
+    assert answered_wrongly(closed, {1: 9.0}, dropped=0) == []
+    # Planned or ready then: checkpointed later, or never.
+    early = answered_wrongly([item(1), item(3)], {1: 10.5}, dropped=0)
+    assert [line.partition(" was")[0] for line in early] == ["ticket 1", "ticket 3"]
+    assert len(answered_wrongly([item(1), item(3)], {}, dropped=1)) == 1
+    # No other verdict is ever right, whatever became of the ticket.
+    assert "VERDICT_RETRIED" in answered_wrongly([item(1, "RETRIED")], {1: 9.0}, dropped=5)[0]
