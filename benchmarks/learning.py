@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +15,12 @@ import typer
 from benchmarks.options import RESULTS, AsJson, Results, Seeds, whole_numbers
 from benchmarks.record.overridable import RecordedOverridableCommand
 from benchmarks.record.results import publish
-from earl.cli.lib.figures import figures
+from earl.cli.lib.figures import bounds, figures
 from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_end
-from earl.config.load import load_run
+from earl.config.load import Override, load_run
 from earl.config.run import RunConfig
 from earl.stack.auto_dtype import settle
+from earl.stack.launcher import Outcome
 from earl.stack.rundir import free_name
 
 app = typer.Typer(add_completion=False)
@@ -38,7 +39,10 @@ COMPARES = (
     "The policy after reinforcement learning with the one before it (after the warm-up, if the run file has "
     "one), on the same held-out tasks with the same seeds: gain is the mean difference in reward, gain_low "
     "and gain_high its paired 95 % interval. Each seed is a whole run in new processes, one after the other; "
-    "seconds count from the command's start to the end of the final evaluation."
+    "seconds count from the command's start to the end of the final evaluation. Where the run file begins "
+    "with imitation (warmup), start_win_rate and start_mean_reward are what that imitation alone has taught, "
+    "and imitation_alone has another run of each seed, which imitates for as many episodes as the first one "
+    "imitated and learned from in all, and is evaluated on the same tasks before any reinforcement learning."
 )
 
 
@@ -50,15 +54,20 @@ def learning(
     ctx: typer.Context,
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file; examples/ has some.")],
     seeds: Seeds = "0,1,2",
+    imitation: Annotated[
+        bool,
+        typer.Option(help="Where the file begins with imitation, also run each seed with imitation alone."),
+    ] = True,
     runs_dir: Annotated[str, typer.Option(help="Directory of runs, instead of the file's.")] = "",
     as_json: AsJson = False,
     results: Results = RESULTS,
 ) -> None:
     """What a run file learns, over seeds: the gain on held-out tasks with its interval, and seconds."""
 
-    def config_of(seed: int) -> RunConfig:
-        config = settle(load_run(run_file, overrides_of(ctx, seed=seed, runs_dir=runs_dir)))
-        return config.model_copy(update={"name": free_name(config, f"{config.name}-seed{seed}")})
+    def config_of(seed: int, overrides: Sequence[Override] = (), suffix: str = "") -> RunConfig:
+        given = [*overrides_of(ctx, seed=seed, runs_dir=runs_dir), *overrides]
+        config = settle(load_run(run_file, given))
+        return config.model_copy(update={"name": free_name(config, f"{config.name}-seed{seed}{suffix}")})
 
     configs = [config_of(seed) for seed in whole_numbers(seeds)]
     asked = configs[0].evaluation
@@ -66,10 +75,50 @@ def learning(
         raise typer.BadParameter(f"{run_file} does not evaluate at start and at end: there would be no gain")
     settings = configs[0].model_dump(mode="json", exclude={"seed", "name", "runs_dir"}, exclude_defaults=True)
     dtypes = {"rollout": configs[0].rollout_dtype, "trainer": configs[0].trainer_dtype}
-    about = {"compares": COMPARES, "run_file": run_file.name, "dtypes": dtypes, "settings": settings}
+    alone: list[dict[str, Any]] = []
+    about = {
+        "compares": COMPARES,
+        "run_file": run_file.name,
+        "dtypes": dtypes,
+        "settings": settings,
+        "imitation_alone": alone,
+    }
     runs: list[dict[str, Any]] = []
     with published(f"learning-{run_file.stem}", about, runs, summary, results, as_json=as_json):
         over_seeds(whole_numbers(seeds), config_of, runs)
+        if imitation and configs[0].warmup.batches:
+            for run in runs:
+                overrides = imitating(run["trained"], configs[0].warmup.batch_episodes)
+                alone.append(imitated(config_of(run["seed"], overrides, "-imitation"), run["trained"]))
+
+
+def imitating(episodes: int, batch_episodes: int) -> list[Override]:
+    """The overrides of a run that imitates for at least so many episodes and is evaluated after them.
+
+    The one step of reinforcement learning that a run must have comes after that evaluation and is not judged.
+    """
+    batches = -(-episodes // batch_episodes)
+    return [("warmup.batches", str(batches)), ("scheduler.steps", "1"), ("evaluation.at_end", "false")]
+
+
+def imitated(config: RunConfig, episodes: int) -> dict[str, Any]:
+    """The figures of a run after imitation alone; intervals are 95 %. Ends the command if it is stopped.
+
+    episodes: that the run with reinforcement learning has imitated and learned from in all.
+    """
+    outcome = to_end(config)
+    start = outcome.status.evaluation("start")
+    done = start is not None and start.done
+    return {
+        "seed": config.seed,
+        "episodes_of_the_other_run": episodes,
+        "episodes": config.warmup.batches * config.warmup.batch_episodes,
+        "win_rate": start.win_rate if start and done else None,
+        **bounds("win", start.win_bounds if start else None),
+        "mean_reward": start.mean_reward if start and done else None,
+        **bounds("reward", start.reward_bounds if start else None),
+        "seconds": round(outcome.seconds, 1),
+    }
 
 
 @contextmanager
@@ -91,14 +140,18 @@ def published(
 
 
 def over_seeds(seeds: list[int], config_of: Callable[[int], RunConfig], runs: list[dict[str, Any]]) -> None:
-    """Appends the figures of a whole run for each seed; ends the command if one is stopped."""
+    """Appends the figures of a whole run for each seed; ends the command if a run is stopped."""
     for seed in seeds:
-        started_at = time.monotonic()
-        outcome = run_to_end(config_of(seed), resume=False, plain=False, started_at=started_at)
-        if not outcome.complete:
-            sys.stderr.write(f"earl: seed {seed} was stopped; {resume_hint(outcome)}\n")
-            raise typer.Exit(INTERRUPTED)
-        runs.append(figures(outcome, seed))
+        runs.append(figures(to_end(config_of(seed)), seed))
+
+
+def to_end(config: RunConfig) -> Outcome:
+    """Makes a whole run in new processes; ends the command if it is stopped."""
+    outcome = run_to_end(config, resume=False, plain=False, started_at=time.monotonic())
+    if not outcome.complete:
+        sys.stderr.write(f"earl: {config.name} was stopped; {resume_hint(outcome)}\n")
+        raise typer.Exit(INTERRUPTED)
+    return outcome
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.learning import app, published, summary
+from benchmarks.learning import app, imitating, published, summary
+from earl.config.load import load_run
 from tests.support.paths import ROOT
 
 ARITHMETIC = ROOT / "examples" / "smollm2_arithmetic.toml"
+TOOL = ROOT / "examples" / "smollm2_tool.toml"
 
 
 def run(seed: int, gain: float | None, low: float | None) -> dict[str, Any]:
@@ -55,3 +57,11 @@ def test_a_run_file_without_both_evaluations_is_refused(tmp_path: Path) -> None:
     )
     assert done.exit_code == 2 and "no gain" in done.output
     assert not list(tmp_path.iterdir())
+
+
+def test_imitation_alone_has_at_least_as_many_episodes_and_one_step_that_must_be() -> None:
+    overrides = imitating(1280, 128)
+    assert overrides == [("warmup.batches", "10"), ("scheduler.steps", "1"), ("evaluation.at_end", "false")]
+    assert dict(imitating(1281, 128))["warmup.batches"] == "11"
+    config = load_run(TOOL, overrides)
+    assert config.warmup.batches * config.warmup.batch_episodes == 1280 and config.evaluation.at_start
