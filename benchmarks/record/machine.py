@@ -10,34 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from earl.obs.machine import machine
+from earl.obs.processor import flags, native_bfloat16
 
 # Of the processor's flags, those that decide which kernels torch and oneDNN take.
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "sve", "bf16")
-# Any of these, and products of bfloat16 matrices are computed by the processor instead of being emulated.
-NATIVE_BFLOAT16 = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 SAMPLE_S = 0.25
 
 
 def described() -> dict[str, Any]:
     """Cores, memory, processor and its instruction sets, GPUs, releases of Python and torch."""
-    flags = processor_flags()
+    known = flags()
     return {
         **machine(),
         "architecture": platform.machine(),
-        "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
-        "native_bfloat16": bool(NATIVE_BFLOAT16 & flags),
+        "instruction_sets": [name for name in INSTRUCTION_SETS if name in known],
+        "native_bfloat16": native_bfloat16(known),
         **of_torch(),
     }
-
-
-def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Features of the first processor as Linux lists them; empty elsewhere."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    named = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(named, "").split())
 
 
 def of_torch() -> dict[str, Any]:
@@ -87,4 +76,4 @@ def machine_class() -> str:
     """One line that tells kinds of machines apart, for example "2 cores, 23.5 GiB, AMD EPYC, bfloat16"."""
     known = machine()
     parts = [f"{known['cores']} cores", f"{known['memory_gib']} GiB", str(known["processor"])]
-    return ", ".join([*parts, *(["bfloat16"] if NATIVE_BFLOAT16 & processor_flags() else [])])
+    return ", ".join([*parts, *(["bfloat16"] if native_bfloat16(flags()) else [])])

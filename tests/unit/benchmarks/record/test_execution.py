@@ -20,9 +20,10 @@ from benchmarks.record import checkout as checkouts
 from benchmarks.record import execution, results, run_log
 from benchmarks.record.checkout import Checkout, UncommittedTree, checkout, require_committed
 from benchmarks.record.execution import RecordedCommand, recorded
-from benchmarks.record.machine import described, load, machine_class, processor_flags, processor_seconds
+from benchmarks.record.machine import described, load, machine_class, processor_seconds
 from benchmarks.record.results import created, over_time, publish
 from benchmarks.record.run_log import RunLog, public, unfinished
+from earl.obs import processor
 
 CLEAN = Checkout("0123456789ab")
 CHANGED = Checkout("0123456789ab", ("earl/bus/bus.py",))
@@ -288,15 +289,17 @@ def test_an_ended_process_is_recorded_and_a_killed_one_is_visible(
 # --- the machine ----------------------------------------------------------------------------
 
 
-def test_the_machine_says_what_it_computes_natively(tmp_path: Path) -> None:
+def test_the_machine_says_what_it_computes_natively(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(
         "processor : 0\nflags\t\t: fpu avx2 avx512f avx512_bf16\nprocessor : 1\nflags\t\t: fpu\n"
     )
-    assert processor_flags(cpuinfo) == {"fpu", "avx2", "avx512f", "avx512_bf16"}
-    assert processor_flags(tmp_path / "none") == frozenset()
+    monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
     found = described()
-    assert found["native_bfloat16"] == bool({"avx512_bf16", "amx_bf16", "bf16"} & processor_flags())
+    assert found["instruction_sets"] == ["avx2", "avx512f", "avx512_bf16"] and found["native_bfloat16"]
+    assert machine_class().endswith(", bfloat16")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
+    assert (described()["instruction_sets"], described()["native_bfloat16"]) == ([], False)
     assert isinstance(found["gpus"], list)
 
 
