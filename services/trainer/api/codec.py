@@ -1,11 +1,11 @@
-"""Batch plans and events as plain values: where generated messages end."""
+"""Batch plans as plain values: where generated messages end."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from earl.errors import TrainerError
-from earl.v1 import events_pb2, scheduler_pb2
+from earl.v1 import scheduler_pb2
 from services.trainer.step.plan import PlannedSequence, TrainingPlan
 
 _OBJECTIVES: dict[int, Literal["policy_gradient", "imitate"]] = {
@@ -59,13 +59,4 @@ def _item(item: scheduler_pb2.BatchItem) -> PlannedSequence:
         tuple(item.reference_keys),
         item.position,
         item.reference_offset,
-    )
-
-
-def weights_published(version: int, keys: list[str], size_bytes: int) -> events_pb2.Event:
-    """The event that says: these descriptors together hold this version. size_bytes: of all ranks."""
-    return events_pb2.Event(
-        weights_published=events_pb2.WeightsPublished(
-            version=version, descriptor_keys=keys, size_bytes=size_bytes
-        )
     )

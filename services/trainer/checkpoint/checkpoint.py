@@ -31,9 +31,9 @@ from services.trainer.checkpoint.manifest import (
     TensorEntry,
     TrainingProgress,
     fingerprint,
-    hash_of,
 )
 from services.trainer.checkpoint.retention import checkpoints, prune
+from services.trainer.model.adapters import hash_of
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.step import Stepper
 

@@ -9,21 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import xxhash
 
 from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.errors import CheckpointError, LayoutError
 from earl.models.lora import Lora
 from earl.models.spec import ModelSpec
 from services.trainer.checkpoint.ticket_ranges import TicketSet
+from services.trainer.model.adapters import AdapterEntry
 
 FORMAT = 1
 # What to do about a checkpoint that is not whole.
 ANOTHER = "take another version of the run's checkpoints"
 FILE = "manifest.json"
-_HASH_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +38,6 @@ class TensorEntry:
 
     shape: tuple[int, ...]
     parts: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterEntry:
-    """The tensors are adapters (earl.models.lora) of the model whose files have the hash `base`."""
-
-    lora: Lora
-    base: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +126,6 @@ class Manifest:
         except (ValueError, KeyError, TypeError, IndexError, LayoutError) as error:
             raise CheckpointError(f"no manifest: {error!r}", ANOTHER) from error
         return manifest
-
-
-def hash_of(*paths: Path) -> str:
-    """128-bit xxh3 of the files' bytes, one after the other, hexadecimal."""
-    digest = xxhash.xxh3_128()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(_HASH_BYTES):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def _adapter(value: dict | None) -> AdapterEntry | None:

@@ -15,7 +15,8 @@ from earl.models.lora import adapters, merged
 from earl.models.spec import load_spec
 from earl.models.weights import Checkpoint
 from services.trainer.checkpoint.checkpoint import PARAMETER
-from services.trainer.checkpoint.manifest import ANOTHER, FILE, Manifest, fingerprint, hash_of
+from services.trainer.checkpoint.manifest import ANOTHER, FILE, Manifest, fingerprint
+from services.trainer.model.adapters import hash_of
 
 
 class SavedModel:

@@ -34,7 +34,7 @@ from earl.models.module import Decoder
 from earl.models.slices import tp_box, tp_cut, whole_shape
 from earl.models.spec import ModelSpec
 from earl.models.weights import Checkpoint
-from services.trainer.checkpoint.manifest import AdapterEntry, hash_of
+from services.trainer.model.adapters import AdapterEntry, hash_of
 from services.trainer.ranks.rank_mesh import RankMesh
 
 # FSDP2 warns of outputs that are views because an in-place change would lose its backward hook:

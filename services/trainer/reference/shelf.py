@@ -18,10 +18,10 @@ import numpy as np
 from earl.dispatch.layout.box import Box
 from earl.dispatch.publish.tensor_store import TensorSpec, TensorStore
 from earl.errors import ArenaFull
+from services.trainer.step.plan import REFERENCE_TENSOR
 
 # Trajectories whose end is remembered: many more than are on their way at once.
 REMEMBERED = 1 << 16
-TENSOR = "reference"
 
 
 def key(life: str, lease: int, rank: int) -> str:
@@ -61,7 +61,9 @@ class Shelf:
         The box is this rank's slice of the total_tokens of these trajectories.
         """
         try:
-            array = self._store.reserve(key, {TENSOR: TensorSpec("float32", (total_tokens,), box)})[TENSOR]
+            array = self._store.reserve(key, {REFERENCE_TENSOR: TensorSpec("float32", (total_tokens,), box)})[
+                REFERENCE_TENSOR
+            ]
         except ArenaFull:
             return None
         self._coming[key] = list(trajectories)

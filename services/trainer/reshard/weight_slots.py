@@ -31,10 +31,10 @@ from earl.dispatch.memory.allocator import occupied
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.registry.registry import Registry
 from earl.errors import BusUnavailable, EarlError
-from services.trainer.api.codec import weights_published
 from services.trainer.model.sharded_policy import Shard
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group
+from services.trainer.reshard.events import weights_published
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# Name of the tensor in which the reference stage publishes a sequence's log-probs.
+REFERENCE_TENSOR = "reference"
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedSequence:

@@ -9,9 +9,8 @@ import numpy as np
 from earl.dispatch.layout.box import Box
 from earl.dispatch.read.reader import Dispatcher, Read, SequenceRead
 from earl.worker_report import TransferTotals
-from services.trainer.reference.shelf import TENSOR
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import PlannedSequence
+from services.trainer.step.plan import REFERENCE_TENSOR, PlannedSequence
 
 
 async def read_columns(
@@ -23,7 +22,7 @@ async def read_columns(
         return
     sampled = SequenceRead([item.key for item in items], np.diff(columns.offsets), columns.sampled)
     reference = [
-        Read(item.reference_keys, TENSOR, _span(item), columns.of(i)["reference"])
+        Read(item.reference_keys, REFERENCE_TENSOR, _span(item), columns.of(i)["reference"])
         for i, item in enumerate(items)
         if item.reference_keys
     ]
