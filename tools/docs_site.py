@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 from tools import grpc_reference  # noqa: E402
 
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>\.\.?/[^)\s]+)\)")
+RESULT = re.compile(r"\.\./benchmarks/results/[^/]+\.json")
 
 log = logging.getLogger("mkdocs.hooks.docs_site")
 
@@ -44,6 +45,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
             return link[0]
         if not (docs / path).exists():
             log.warning("%s: %s is not in the repository", page.file.src_uri, link["target"])
+        if RESULT.fullmatch(path):  # a table's rows are named by their dates
+            return text
         named = f"`{path.removeprefix('../')}`"
         return text if text.strip("`").rstrip("/") in named else f"{text} ({named})"
 

@@ -22,7 +22,8 @@ A table of a series has a row for each result, or for each element of a list in 
 
 A line `header = expression; format; goal` makes a column; a value that misses its goal is marked as missed.
 An expression that begins with "?" may be absent. `where` leaves out results that lack a key, or have another
-value of it (`where engine=torch`). tools/results.py tells about sources and expressions.
+value of it (`where engine=torch`). With a line `may be empty` a table without rows says so. Of sources and
+expressions tools/results.py tells.
 
 Without --write nothing is changed: a figure that differs from the record is printed as `file:line: what`, and
 the exit code is 1. Results whose measured code has changed much are listed, which fails nothing
@@ -60,6 +61,9 @@ COLLECTIONS = ("range", "list", "first", "last")
 GOAL = re.compile(r"(?P<relation><=|>=|<|>|==)\s*(?P<bound>-?[\d.]+)")
 SIGNS = {"<=": "≤", ">=": "≥", "<": "<", ">": ">", "==": ""}
 ABSENT = "–"
+# A table whose rows no result has yet says so instead of being an error.
+MAY_BE_EMPTY = "may be empty"
+EMPTY = "\nNo result has this yet.\n\n"
 
 
 def pages(root: Path = ROOT) -> list[Path]:
@@ -248,15 +252,21 @@ def link(result: Result, page: Path) -> str:
 def table(spec: str, known: Record, page: Page) -> str:
     """The rows of a table marker, with a blank line before and after."""
     lines = [line.strip() for line in spec.split("\n")]
-    source, rows, conditions, columns = lines[0], "", [], []
+    source, rows, empty, conditions, columns = lines[0], "", False, [], []
     for line in filter(None, lines[1:]):
         if line.startswith("rows "):
             rows = line.removeprefix("rows ")
+        elif line == MAY_BE_EMPTY:
+            empty = True
         elif line.startswith("where "):
             conditions.append(line.removeprefix("where "))
         else:
             columns.append(Column.of(line))
     selected = [result for result in known.select(source) if all(holds(result, one) for one in conditions)]
+    if empty:
+        selected = [result for result in selected if walk(result.figures, rows.removesuffix(".*"))[0][0]]
+        if not selected:
+            return EMPTY
     if not selected or not columns:
         raise FigureError(f"no result of {source} {' and '.join(conditions)}" if columns else "no columns")
     page.shown |= {result.name for result in selected}
