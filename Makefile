@@ -114,6 +114,7 @@ check: $(STAMP)
 	$(BIN)/python tools/check_commits.py
 	$(BIN)/python tools/slow_tests.py check
 	$(BIN)/python tools/check_keys.py
+	$(BIN)/python tools/figures.py
 	$(BIN)/python tools/check_typescript.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import json
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -76,39 +75,6 @@ def test_a_terminals_picture_is_what_the_command_said_and_asks_nobody_for_anythi
     assert addresses == ["http://www.w3.org/2000/svg"]
     with pytest.raises(SystemExit, match="run it where"):
         terminal_picture.picture(["pwd"])
-
-
-# How README and quickstart state what `earl bench newcomer` has measured.
-WAITS = {
-    "curve_s": r"(\d+) s from `git clone` until the curve rises",
-    "total_s": r"(\d+) s until the demo has ended",
-}
-
-
-def unmeasured(text: str, results: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Of the seconds that a page states of a newcomer's wait, those that no result has."""
-    measured = [(name, round(one[name])) for one in results for name in WAITS if one.get(name) is not None]
-    return [
-        f"{name} {stated}"
-        for name, pattern in WAITS.items()
-        for stated in re.findall(pattern, " ".join(text.split()))
-        if (name, int(stated)) not in measured
-    ]
-
-
-@pytest.mark.parametrize("page", ["../README.md", "quickstart.md"])
-def test_a_newcomers_wait_is_stated_as_it_was_measured(page: str) -> None:
-    newest = max((DOCS.parent / "benchmarks" / "results").glob("newcomer-*.json"))
-    text = (DOCS / page).read_text()
-    assert unmeasured(text, []), "nothing is stated"
-    assert unmeasured(text, [json.loads(newest.read_text())]) == []
-
-
-def test_a_wait_that_nobody_measured_is_found() -> None:
-    text = "On 2 cores 301 s from `git clone`\nuntil the curve rises and 541 s until the demo has ended."
-    assert unmeasured(text, [{"curve_s": 300.6, "total_s": 541.2}]) == []
-    assert unmeasured(text, [{"curve_s": 300.4, "total_s": 541.2}]) == ["curve_s 301"]
-    assert unmeasured(text, [{"curve_s": None}]) == ["curve_s 301", "total_s 541"]
 
 
 def test_the_comparison_names_the_versions_that_were_measured() -> None:
