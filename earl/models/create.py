@@ -1,4 +1,4 @@
-"""`python -m earl.models.create --run FILE` makes <run directory>/model.
+"""Makes a run's model directory.
 
 From model.path: the checkpoint (a package's is converted once, see earl.models.source) is checked and
 linked to, never copied. From model.scratch: random weights (seeded) and a word-level tokenizer, in a
@@ -8,25 +8,21 @@ model it had.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from earl.config.model import ModelConfig, ScratchModel
-from earl.config.service import service_run
-from earl.errors import ConfigError, EarlError
+from earl.errors import ConfigError
 from earl.models.module import Decoder, initialise
 from earl.models.source import resolve
 from earl.models.spec import spec_of
 from earl.models.tokenizer import SPECIALS, Tokenizer, scratch_tokenizer
 from earl.models.weights import check_model
-from earl.rpc.main import ended_by
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -111,19 +107,3 @@ def _config(scratch: ScratchModel, vocabulary: int, dtype: str) -> dict:
 def _tokenizer_config() -> dict:
     tokens = {f"{name.strip('<>')}_token": name for name in SPECIALS}
     return {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Make the model directory of a run.")
-    parser.add_argument("--run", type=Path, required=True, help="run file, or a run.json")
-    path: Path = parser.parse_args().run
-    try:
-        config, directory = service_run(path)
-        create_model(directory.resolve() / "model", config.model, config.seed)
-    except EarlError as error:
-        return ended_by(error)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
+from earl.bulk_import import bulk_import
 from earl.errors import EarlError
 
 Main = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
@@ -32,8 +33,9 @@ def await_peers(*modules: str) -> None:
     """
     if not os.environ.pop(AWAIT_VARIABLE, ""):
         return
-    for module in modules:
-        importlib.import_module(module)
+    with bulk_import():
+        for module in modules:
+            importlib.import_module(module)
     line = sys.stdin.readline()
     if not line:
         raise SystemExit(SIGNALLED_TWICE)  # the launcher is gone

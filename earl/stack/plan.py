@@ -84,7 +84,7 @@ def plan(config: RunConfig, run_json: Path) -> list[ProcessSpec]:
     specs: list[ProcessSpec] = []
     if embedded:
         specs.append(ProcessSpec(VALKEY, ("-m", "earl.stack.valkey", *run), stop_rank=3, role=""))
-    specs.append(ProcessSpec(MODEL, ("-m", "earl.models.create", *run), job=True, role=""))
+    specs.append(ProcessSpec(MODEL, ("-m", "earl.models", *run), job=True, role=""))
     # Everything that it knows is in Redis; who calls it waits for its successor.
     specs.append(
         ProcessSpec(

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
+from earl.bulk_import import bulk_import
 from earl.config.service import service_run
 from earl.obs import log
 from earl.rpc.main import await_peers, run
@@ -21,7 +22,8 @@ def main() -> None:
 
     async def serve_until(stop: asyncio.Event) -> None:
         config, directory = service_run(arguments.run, "rollout")
-        from services.rollout.service import serve  # heavy: after the configuration was read
+        with bulk_import():  # after the configuration was read
+            from services.rollout.service import serve
 
         await serve(config, directory, arguments.name, stop)
 

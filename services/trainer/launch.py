@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from earl.bulk_import import bulk_import
 from earl.errors import ConfigError
 from earl.rpc.auth import split_address
 
@@ -75,10 +76,11 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
     """
     nodes = Nodes.from_environment()
     ending = SignalRelay()
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    with bulk_import():
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from services.trainer.ranks.rendezvous import BACKEND
+        from services.trainer.ranks.rendezvous import BACKEND
 
     config = LaunchConfig(
         min_nodes=nodes.count,

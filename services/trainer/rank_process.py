@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from earl.bulk_import import bulk_import
 from earl.config.run import RunConfig
 from earl.config.service import service_run
 from earl.errors import EarlError
@@ -51,9 +52,9 @@ def stage_main(stage: str, module: str, ranks_of: Callable[[RunConfig], int], ab
             return launch(sys.argv[1:], ranks_of(config), module)
     except EarlError as error:
         return ended_by(error)
-    # Heavy: after the configuration was read.
-    serve = importlib.import_module(f"{module}.service").serve
-    from services.trainer.ranks.process_group import leave
+    with bulk_import():  # after the configuration was read
+        serve = importlib.import_module(f"{module}.service").serve
+        from services.trainer.ranks.process_group import leave
 
     leave(run_rank(config, directory, arguments.name, serve))
 

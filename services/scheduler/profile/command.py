@@ -167,7 +167,7 @@ def _model(config: RunConfig, directory: Path) -> Path:
         return resolve(config.model.path)
     run = directory / "run.json"
     run.write_text(config.model_dump_json(), encoding="utf-8")
-    command = [sys.executable, "-m", "earl.models.create", "--run", str(run)]
+    command = [sys.executable, "-m", "earl.models", "--run", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CREATE_S, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]

@@ -14,6 +14,7 @@ import socket
 import sys
 import traceback
 
+from earl.bulk_import import bulk_import
 from earl.errors import EngineOutOfMemory, ran_out_of_memory
 from services.rollout.engines.contract import wire
 
@@ -26,21 +27,25 @@ def main(arguments: list[str]) -> None:
     if not isinstance(start, wire.Start):
         raise wire.ChannelClosed("the first message is not Start")
     if start.spec.engine == "vllm":
-        from services.rollout.engines.foreign.loop import EngineLoop
-        from services.rollout.engines.vllm.engine import VllmEngine
+        with bulk_import():
+            from services.rollout.engines.foreign.loop import EngineLoop
+            from services.rollout.engines.vllm.engine import VllmEngine
 
         EngineLoop(channel, VllmEngine).run(start, commands)
     elif start.spec.engine == "sglang":
-        from services.rollout.engines.foreign.loop import EngineLoop
-        from services.rollout.engines.sglang.engine import SglangEngine
+        with bulk_import():
+            from services.rollout.engines.foreign.loop import EngineLoop
+            from services.rollout.engines.sglang.engine import SglangEngine
 
         EngineLoop(channel, SglangEngine).run(start, commands)
     elif start.rank > 0:
-        from services.rollout.engines.torch.ranks import follow
+        with bulk_import():
+            from services.rollout.engines.torch.ranks import follow
 
         follow(channel, start)
     else:
-        from services.rollout.engines.torch.leader import Leader
+        with bulk_import():
+            from services.rollout.engines.torch.leader import Leader
 
         Leader(channel, followers).run(start, commands)
 
