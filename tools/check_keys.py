@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from earl.config import keys
+from earl.config.base import Section
 from earl.config.load import expected
 from earl.config.run import RunConfig
 
@@ -34,7 +35,8 @@ def comments(model: type[BaseModel]) -> dict[str, str]:
     """Field → what its source comment says; "" if there is none."""
     found: dict[str, str] = {}
     above: list[str] = []
-    for line in inspect.getsource(model).splitlines():
+    sections = [owner for owner in reversed(model.__mro__) if issubclass(owner, Section)]
+    for line in "".join(map(inspect.getsource, sections)).splitlines():
         text = line.strip()
         if text.startswith("#"):
             above.append(text.lstrip("# "))

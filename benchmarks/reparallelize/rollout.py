@@ -16,20 +16,22 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reparallelize.model import RUN, Published
+from earl.config.scheduler import SwitchDeadlines
 from earl.errors import EarlError, MeasurementWrong
 from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import available_bytes
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.pool.layouts import Cuts
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import Publication
-from services.rollout.pool.switch import Command, SwitchReport
 
 # Two greedy tokens whose log-probs are closer are a tie: rounding decides between them.
 TIE = 1e-4
-LOAD_S, START_S, STAGE_S, PREFILL_S = 120.0, 300.0, 120.0, 600.0
+LOAD_S, START_S, PREFILL_S = 120.0, 300.0, 600.0
+DEADLINES = SwitchDeadlines(prepare_s=120.0, quiesce_s=120.0, switch_s=120.0, verify_s=120.0)
 # Between the end of one switch and the next.
 SETTLE_S = 2.0
 
@@ -127,7 +129,7 @@ def _prompts(work: Work, spec: ModelSpec) -> list[list[int]]:
 
 async def _switched(
     pool: EnginePool, work: Work, devices: int, prompts: list[list[int]]
-) -> tuple[list[Sequence], list[SwitchReport]]:
+) -> tuple[list[Sequence], list[SwitchOutcome]]:
     """Sequences that go on until the last switch is over, and how the switches ended."""
     sequences = [Sequence(number, ids) for number, ids in enumerate(prompts)]
     over = asyncio.Event()
@@ -150,7 +152,7 @@ async def _switched(
             await asyncio.gather(*(event.wait() for event in begun))
         reports = []
         for epoch, tp in enumerate(work.cuts[1:], start=1):
-            command = Command(epoch, Parallelism(devices // tp, tp), STAGE_S, STAGE_S, STAGE_S, STAGE_S)
+            command = SwitchCommand(epoch, Parallelism(devices // tp, tp), DEADLINES)
             reports.append(await pool.reparallelize(command))
             _say(f"tp {tp}: {reports[-1]}")
             await asyncio.sleep(SETTLE_S)
@@ -167,7 +169,7 @@ async def _switched(
 
 
 def figures(
-    work: Work, alone: list[Sequence], switched: list[Sequence], reports: list[SwitchReport]
+    work: Work, alone: list[Sequence], switched: list[Sequence], reports: list[SwitchOutcome]
 ) -> dict[str, Any]:
     """What the switches cost, and whether anyone could tell."""
     stalls = sorted(1e3 * stall for one in switched for stall in one.stalls_s)

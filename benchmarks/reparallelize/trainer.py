@@ -24,9 +24,12 @@ import numpy as np
 from benchmarks.children import all_said
 from benchmarks.record.checkout import ROOT
 from benchmarks.reparallelize.model import RUN
+from earl.config.scheduler import SwitchDeadlines
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchCommand
 
-CALL_S, MEASURE_S, STAGE_S = 60.0, 1800.0, 300.0
+CALL_S, MEASURE_S = 60.0, 1800.0
+DEADLINES = SwitchDeadlines(prepare_s=300.0, quiesce_s=300.0, switch_s=300.0, verify_s=300.0)
 SEQUENCES, TOKENS = 8, 64
 TOLERANCE = 1e-3
 
@@ -73,7 +76,7 @@ def figures(switches: list[dict[str, Any]]) -> dict[str, Any]:
         "trainer_ms_worst": round(max(stalls_ms), 1),
         "trainer_peak_extra_bytes": max(one["peak_extra_bytes"] for one in switches),
         "trainer_max_logprob_diff": max(one["max_logprob_difference"] for one in switches),
-        "trainer_rolled_back": sum(bool(one["message"]) for one in switches),
+        "trainer_rolled_back": sum(one["rolled_back"] for one in switches),
         "trainer_switches": switches,
     }
 
@@ -92,7 +95,6 @@ def _rank(job: Job) -> None:
     from services.trainer.ranks.process_group import Group, leave
     from services.trainer.ranks.rank_mesh import RankMesh
     from services.trainer.ranks.runtime import settle
-    from services.trainer.ranks.switch_requests import Command, Deadlines
     from services.trainer.reshard.switch import switch
     from services.trainer.reshard.trainer_state import TrainerChange
     from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
@@ -131,8 +133,7 @@ def _rank(job: Job) -> None:
         stepper.train(*_batch(stepper, version))
         version += 1
         slots.publish(version)
-        deadlines = Deadlines(STAGE_S, STAGE_S, STAGE_S, STAGE_S)
-        command = Command(epoch, Parallelism.parse(cut), deadlines, TOLERANCE, asked_s=time.monotonic())
+        command = SwitchCommand(epoch, Parallelism.parse(cut), DEADLINES, TOLERANCE, asked_s=time.monotonic())
         change = TrainerChange(stepper, slots)
         outcome = switch(command, change)
         stepper = change.stepper

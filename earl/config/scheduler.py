@@ -48,8 +48,8 @@ class SchedulerConfig(Section):
     bind: str = "127.0.0.1:0"
 
 
-class SwitchConfig(Section):
-    """Bounds of a switch of a stage's parallelism. Past one of them the stage goes on as it was cut."""
+class SwitchDeadlines(Section):
+    """Seconds that each part of a switch of a stage's parallelism may take."""
 
     # New engines start beside the old ones and load the weights.
     prepare_s: float = Field(default=300.0, gt=0)
@@ -59,8 +59,18 @@ class SwitchConfig(Section):
     switch_s: float = Field(default=120.0, gt=0)
     # Log-probs of a few fixed prompts are compared with those of before.
     verify_s: float = Field(default=60.0, gt=0)
-    # Their largest difference, in nats: bfloat16 sums in another order differ by some 0.02. A layout that
-    # differs by more is not used again in the run.
+
+    @property
+    def total_s(self) -> float:
+        """Of a whole switch: state is handed over and verified once more where it is rolled back."""
+        return self.prepare_s + self.quiesce_s + 2 * (self.switch_s + self.verify_s)
+
+
+class SwitchConfig(SwitchDeadlines):
+    """Bounds of a switch of a stage's parallelism. Past one of them the stage goes on as it was cut."""
+
+    # Largest difference of those log-probs, in nats: bfloat16 sums in another order differ by some 0.02. A
+    # layout that differs by more is not used again in the run.
     logprob_tolerance: float = Field(default=0.05, gt=0)
     # For so long what failed otherwise is not tried again.
     retry_s: float = Field(default=120.0, ge=0)

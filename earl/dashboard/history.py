@@ -12,8 +12,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from earl.cli.lib.switches import Record as Switched
-from earl.cli.lib.switches import record_of
+from earl.cli.lib.switches import RecordedSwitch, record_of
 from earl.cli.report.data import Record, flat, judged, start_ns, surviving
 from earl.cli.report.heatmap import columns
 from earl.cli.report.panels import SMOOTHING_STEPS, TRAIN
@@ -48,7 +47,7 @@ class History:
         }
         self._metrics: list[Record] = []
         self._evaluations: list[Record] = []
-        self._switches: list[Switched] = []
+        self._switches: list[RecordedSwitch] = []
         self._endings: dict[str, int] = {}
         self._chosen = Chosen()
         self._begun = False
@@ -171,10 +170,10 @@ class History:
             time_s = (one.end_ns - origin_ns) / 1e9
             at = bisect_left(times, time_s)
             step = one.step - 1 if one.step else trained[at - 1]["step"] if at else 0
-            shown.append(
-                {**one.model_dump(exclude={"end_ns", "before", "after"}), "at_step": max(0, step),
-                 "time_s": time_s, "before": str(one.before), "after": str(one.after)}
-            )  # fmt: skip
+            fields = one.as_json()
+            del fields["end_ns"]
+            fields |= {"at_step": max(0, step), "time_s": time_s}
+            shown.append(fields | {"before": str(one.before), "after": str(one.after)})
         return shown
 
     def _moved(self) -> list[dict[str, Any]]:

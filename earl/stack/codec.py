@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from earl.parallelism import Parallelism
+from earl.parallelism_codec import decode_parallelism, figures_of
+from earl.reparallelize import StageSwitch
 from earl.rpc.access import OPEN, Access
 from earl.rpc.client import Client
 from earl.stack.status import (
@@ -17,7 +18,6 @@ from earl.stack.status import (
     RoleState,
     RunStatus,
     StageState,
-    SwitchState,
     Transfers,
     WorkerState,
 )
@@ -50,7 +50,7 @@ class SchedulerClient:
 
     async def set_parallelism(
         self, stage: str, wanted: Mapping[str, int] | None, *, pin: bool, wait_s: float, deadline_s: float
-    ) -> tuple[int, SwitchState | None]:
+    ) -> tuple[int, StageSwitch[str] | None]:
         """Cuts a stage so, or with None only pins or unpins it: (epoch, how the switch ended, if it has).
 
         wanted: degrees by name; a dp that is left out follows from the devices.
@@ -165,30 +165,21 @@ def decode_stage(stage: scheduler_pb2.StageStatus) -> StageState:
     )
 
 
-def decode_switch(switch: scheduler_pb2.Switch) -> SwitchState:
-    return SwitchState(
+def decode_switch(switch: scheduler_pb2.Switch) -> StageSwitch[str]:
+    return StageSwitch(
         epoch=switch.epoch,
         before=str(decode_parallelism(switch.before)),
         after=str(decode_parallelism(switch.after)),
         reason=switch.reason,
         rolled_back=switch.rolled_back,
         message=switch.message,
-        stall_s=switch.stall_s,
-        seconds=switch.seconds,
-        sequences_continued=switch.sequences_continued,
-        moved_bytes=switch.moved_bytes,
-        max_logprob_difference=switch.max_logprob_difference,
+        **figures_of(switch),
     )
 
 
 def stage_name(stage: common_pb2.Stage) -> str:
     """For example "rollout"."""
     return common_pb2.Stage.Name(stage).removeprefix("STAGE_").lower()
-
-
-def decode_parallelism(cut: common_pb2.Parallelism) -> Parallelism:
-    """A degree that was left out is 1."""
-    return Parallelism(*(max(1, degree) for degree in (cut.dp, cut.tp, cut.cp, cut.pp)))
 
 
 def decode_lengths(lengths: scheduler_pb2.LengthQuantiles) -> Lengths:

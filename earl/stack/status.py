@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from earl.reparallelize import StageSwitch
+
 # Of a small fleet's worker.
 SILENT_S = 5.0
 
@@ -80,32 +82,12 @@ class RoleState:
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchState:
-    """One change of a stage's parallelism; while it runs its figures are 0.
-
-    rolled_back: the stage is cut as before, and message says why. stall_s: the longest time in which a worker
-    of it made nothing; seconds: all of it.
-    """
-
-    epoch: int
-    before: str
-    after: str
-    reason: str = ""
-    rolled_back: bool = False
-    message: str = ""
-    stall_s: float = 0.0
-    seconds: float = 0.0
-    sequences_continued: int = 0
-    moved_bytes: int = 0
-    max_logprob_difference: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class StageState:
-    """How a stage is cut ("" while its workers differ), and what the selector said of it last, if it did.
+    """A stage's parallelism, and what the selector decided for it last, if it did.
 
-    chosen: what it would have; sentence: that, with the reason. pinned: the selector leaves it alone.
-    epoch: handed out last. switching: what runs; last: that ended.
+    running: "" while its workers differ. chosen: what the selector would have; sentence: that, with the
+    reason. pinned: the selector leaves it alone. epoch: of its newest switch. switching: in progress; last:
+    the one that ended last.
     """
 
     name: str
@@ -114,8 +96,8 @@ class StageState:
     sentence: str = ""
     pinned: bool = False
     epoch: int = 0
-    switching: SwitchState | None = None
-    last: SwitchState | None = None
+    switching: StageSwitch[str] | None = None
+    last: StageSwitch[str] | None = None
 
     @property
     def differs(self) -> bool:

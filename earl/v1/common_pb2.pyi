@@ -81,6 +81,38 @@ class Parallelism(_message.Message):
     pp: int
     def __init__(self, dp: _Optional[int] = ..., tp: _Optional[int] = ..., cp: _Optional[int] = ..., pp: _Optional[int] = ...) -> None: ...
 
+class SwitchDeadlines(_message.Message):
+    __slots__ = ("prepare_s", "quiesce_s", "switch_s", "verify_s")
+    PREPARE_S_FIELD_NUMBER: _ClassVar[int]
+    QUIESCE_S_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    prepare_s: float
+    quiesce_s: float
+    switch_s: float
+    verify_s: float
+    def __init__(self, prepare_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ...) -> None: ...
+
+class SwitchFigures(_message.Message):
+    __slots__ = ("stall_s", "seconds", "sequences_continued", "moved_bytes", "kv_recomputed_tokens", "peak_extra_bytes", "max_logprob_difference", "cold")
+    STALL_S_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_CONTINUED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_EXTRA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGPROB_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    COLD_FIELD_NUMBER: _ClassVar[int]
+    stall_s: float
+    seconds: float
+    sequences_continued: int
+    moved_bytes: int
+    kv_recomputed_tokens: int
+    peak_extra_bytes: int
+    max_logprob_difference: float
+    cold: bool
+    def __init__(self, stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., kv_recomputed_tokens: _Optional[int] = ..., peak_extra_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ...) -> None: ...
+
 class Worker(_message.Message):
     __slots__ = ("name", "incarnation", "stage", "address")
     NAME_FIELD_NUMBER: _ClassVar[int]

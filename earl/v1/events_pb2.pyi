@@ -94,7 +94,7 @@ class WeightsPublished(_message.Message):
     def __init__(self, version: _Optional[int] = ..., descriptor_keys: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class ParallelismChanged(_message.Message):
-    __slots__ = ("stage", "epoch", "before", "after", "reason", "stall_s", "rolled_back", "message", "sequences_continued", "moved_bytes")
+    __slots__ = ("stage", "epoch", "before", "after", "reason", "stall_s", "rolled_back", "message", "sequences_continued", "moved_bytes", "figures")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class ParallelismChanged(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_CONTINUED_FIELD_NUMBER: _ClassVar[int]
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     stage: _common_pb2.Stage
     epoch: int
     before: _common_pb2.Parallelism
@@ -115,7 +116,8 @@ class ParallelismChanged(_message.Message):
     message: str
     sequences_continued: int
     moved_bytes: int
-    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., epoch: _Optional[int] = ..., before: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., after: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., reason: _Optional[str] = ..., stall_s: _Optional[float] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
+    figures: _common_pb2.SwitchFigures
+    def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., epoch: _Optional[int] = ..., before: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., after: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., reason: _Optional[str] = ..., stall_s: _Optional[float] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., figures: _Optional[_Union[_common_pb2.SwitchFigures, _Mapping]] = ...) -> None: ...
 
 class WorkerJoined(_message.Message):
     __slots__ = ("worker",)

@@ -46,7 +46,7 @@ class GetRolloutStatusResponse(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., epoch: _Optional[int] = ..., episodes: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ...) -> None: ...
 
 class ReparallelizeRolloutRequest(_message.Message):
-    __slots__ = ("epoch", "parallelism", "prepare_s", "quiesce_s", "switch_s", "verify_s", "logprob_tolerance", "reason")
+    __slots__ = ("epoch", "parallelism", "prepare_s", "quiesce_s", "switch_s", "verify_s", "logprob_tolerance", "reason", "deadlines")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     PREPARE_S_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class ReparallelizeRolloutRequest(_message.Message):
     VERIFY_S_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_TOLERANCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DEADLINES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     parallelism: _common_pb2.Parallelism
     prepare_s: float
@@ -63,10 +64,11 @@ class ReparallelizeRolloutRequest(_message.Message):
     verify_s: float
     logprob_tolerance: float
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., prepare_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., logprob_tolerance: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    deadlines: _common_pb2.SwitchDeadlines
+    def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., prepare_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., logprob_tolerance: _Optional[float] = ..., reason: _Optional[str] = ..., deadlines: _Optional[_Union[_common_pb2.SwitchDeadlines, _Mapping]] = ...) -> None: ...
 
 class ReparallelizeRolloutResponse(_message.Message):
-    __slots__ = ("epoch", "parallelism", "rolled_back", "message", "stall_s", "sequences_continued", "kv_moved_bytes", "max_logprob_difference", "cold", "kv_recomputed_tokens", "seconds")
+    __slots__ = ("epoch", "parallelism", "rolled_back", "message", "stall_s", "sequences_continued", "kv_moved_bytes", "max_logprob_difference", "cold", "kv_recomputed_tokens", "seconds", "figures")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +80,7 @@ class ReparallelizeRolloutResponse(_message.Message):
     COLD_FIELD_NUMBER: _ClassVar[int]
     KV_RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     parallelism: _common_pb2.Parallelism
     rolled_back: bool
@@ -89,7 +92,8 @@ class ReparallelizeRolloutResponse(_message.Message):
     cold: bool
     kv_recomputed_tokens: int
     seconds: float
-    def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., kv_moved_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ..., kv_recomputed_tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    figures: _common_pb2.SwitchFigures
+    def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., kv_moved_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ..., kv_recomputed_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., figures: _Optional[_Union[_common_pb2.SwitchFigures, _Mapping]] = ...) -> None: ...
 
 class DrainRolloutRequest(_message.Message):
     __slots__ = ("wait_s",)

@@ -610,7 +610,7 @@ class StageStatus(_message.Message):
     def __init__(self, stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., running: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., step: _Optional[int] = ..., sentence: _Optional[str] = ..., pinned: _Optional[bool] = ..., epoch: _Optional[int] = ..., switching: _Optional[_Union[Switch, _Mapping]] = ..., last: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
 
 class Switch(_message.Message):
-    __slots__ = ("epoch", "before", "after", "reason", "rolled_back", "message", "stall_s", "seconds", "sequences_continued", "moved_bytes", "max_logprob_difference")
+    __slots__ = ("epoch", "before", "after", "reason", "rolled_back", "message", "stall_s", "seconds", "sequences_continued", "moved_bytes", "max_logprob_difference", "figures")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
@@ -622,6 +622,7 @@ class Switch(_message.Message):
     SEQUENCES_CONTINUED_FIELD_NUMBER: _ClassVar[int]
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_LOGPROB_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     before: _common_pb2.Parallelism
     after: _common_pb2.Parallelism
@@ -633,7 +634,8 @@ class Switch(_message.Message):
     sequences_continued: int
     moved_bytes: int
     max_logprob_difference: float
-    def __init__(self, epoch: _Optional[int] = ..., before: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., after: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ...) -> None: ...
+    figures: _common_pb2.SwitchFigures
+    def __init__(self, epoch: _Optional[int] = ..., before: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., after: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., figures: _Optional[_Union[_common_pb2.SwitchFigures, _Mapping]] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
     __slots__ = ("name", "version", "episodes", "done", "win_rate", "mean_reward", "metrics", "reward_low", "reward_high", "win_low", "win_high", "gain", "gain_low", "gain_high", "gain_episodes", "failed")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from earl.v1 import common_pb2 as earl_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65\x61rl/v1/trainer.proto\x12\x07\x65\x61rl.v1\x1a\x14\x65\x61rl/v1/common.proto\"\x19\n\x17GetTrainerStatusRequest\"\xbf\x01\n\x18GetTrainerStatusResponse\x12\x1f\n\x06worker\x18\x01 \x01(\x0b\x32\x0f.earl.v1.Worker\x12)\n\x0bparallelism\x18\x02 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x10\n\x08\x62\x61tch_id\x18\x05 \x01(\x04\x12\r\n\x05\x64oing\x18\x06 \x01(\t\x12\x16\n\x0eresident_bytes\x18\x07 \x01(\x04\"\xeb\x01\n\x1bReparallelizeTrainerRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1d\n\x05stage\x18\x02 \x01(\x0e\x32\x0e.earl.v1.Stage\x12)\n\x0bparallelism\x18\x03 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x11\n\tprepare_s\x18\x04 \x01(\x01\x12\x11\n\tquiesce_s\x18\x05 \x01(\x01\x12\x10\n\x08switch_s\x18\x06 \x01(\x01\x12\x10\n\x08verify_s\x18\x07 \x01(\x01\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x19\n\x11logprob_tolerance\x18\t \x01(\x01\"\xef\x01\n\x1cReparallelizeTrainerResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x0bparallelism\x18\x02 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x13\n\x0brolled_back\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0f\n\x07stall_s\x18\x05 \x01(\x01\x12\x13\n\x0bmoved_bytes\x18\x06 \x01(\x04\x12\x18\n\x10peak_extra_bytes\x18\x07 \x01(\x04\x12\x1e\n\x16max_logprob_difference\x18\x08 \x01(\x01\x12\x0f\n\x07seconds\x18\t \x01(\x01\"\x17\n\x15SaveCheckpointRequest\"7\n\x16SaveCheckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x32\xc1\x02\n\x0eTrainerService\x12`\n\x10GetTrainerStatus\x12 .earl.v1.GetTrainerStatusRequest\x1a!.earl.v1.GetTrainerStatusResponse\"\x07\x8a\xb5\x18\x03\x01\x02\x04\x12n\n\x14ReparallelizeTrainer\x12$.earl.v1.ReparallelizeTrainerRequest\x1a%.earl.v1.ReparallelizeTrainerResponse\"\t\x8a\xb5\x18\x01\x02\x90\xb5\x18\x01\x12]\n\x0eSaveCheckpoint\x12\x1e.earl.v1.SaveCheckpointRequest\x1a\x1f.earl.v1.SaveCheckpointResponse\"\n\x8a\xb5\x18\x02\x01\x02\x90\xb5\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65\x61rl/v1/trainer.proto\x12\x07\x65\x61rl.v1\x1a\x14\x65\x61rl/v1/common.proto\"\x19\n\x17GetTrainerStatusRequest\"\xbf\x01\n\x18GetTrainerStatusResponse\x12\x1f\n\x06worker\x18\x01 \x01(\x0b\x32\x0f.earl.v1.Worker\x12)\n\x0bparallelism\x18\x02 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x10\n\x08\x62\x61tch_id\x18\x05 \x01(\x04\x12\r\n\x05\x64oing\x18\x06 \x01(\t\x12\x16\n\x0eresident_bytes\x18\x07 \x01(\x04\"\x98\x02\n\x1bReparallelizeTrainerRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1d\n\x05stage\x18\x02 \x01(\x0e\x32\x0e.earl.v1.Stage\x12)\n\x0bparallelism\x18\x03 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x11\n\tprepare_s\x18\x04 \x01(\x01\x12\x11\n\tquiesce_s\x18\x05 \x01(\x01\x12\x10\n\x08switch_s\x18\x06 \x01(\x01\x12\x10\n\x08verify_s\x18\x07 \x01(\x01\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x19\n\x11logprob_tolerance\x18\t \x01(\x01\x12+\n\tdeadlines\x18\n \x01(\x0b\x32\x18.earl.v1.SwitchDeadlines\"\x98\x02\n\x1cReparallelizeTrainerResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12)\n\x0bparallelism\x18\x02 \x01(\x0b\x32\x14.earl.v1.Parallelism\x12\x13\n\x0brolled_back\x18\x03 \x01(\x08\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0f\n\x07stall_s\x18\x05 \x01(\x01\x12\x13\n\x0bmoved_bytes\x18\x06 \x01(\x04\x12\x18\n\x10peak_extra_bytes\x18\x07 \x01(\x04\x12\x1e\n\x16max_logprob_difference\x18\x08 \x01(\x01\x12\x0f\n\x07seconds\x18\t \x01(\x01\x12\'\n\x07\x66igures\x18\n \x01(\x0b\x32\x16.earl.v1.SwitchFigures\"\x17\n\x15SaveCheckpointRequest\"7\n\x16SaveCheckpointResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x32\xc1\x02\n\x0eTrainerService\x12`\n\x10GetTrainerStatus\x12 .earl.v1.GetTrainerStatusRequest\x1a!.earl.v1.GetTrainerStatusResponse\"\x07\x8a\xb5\x18\x03\x01\x02\x04\x12n\n\x14ReparallelizeTrainer\x12$.earl.v1.ReparallelizeTrainerRequest\x1a%.earl.v1.ReparallelizeTrainerResponse\"\t\x8a\xb5\x18\x01\x02\x90\xb5\x18\x01\x12]\n\x0eSaveCheckpoint\x12\x1e.earl.v1.SaveCheckpointRequest\x1a\x1f.earl.v1.SaveCheckpointResponse\"\n\x8a\xb5\x18\x02\x01\x02\x90\xb5\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,13 +43,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTRAINERSTATUSRESPONSE']._serialized_start=84
   _globals['_GETTRAINERSTATUSRESPONSE']._serialized_end=275
   _globals['_REPARALLELIZETRAINERREQUEST']._serialized_start=278
-  _globals['_REPARALLELIZETRAINERREQUEST']._serialized_end=513
-  _globals['_REPARALLELIZETRAINERRESPONSE']._serialized_start=516
-  _globals['_REPARALLELIZETRAINERRESPONSE']._serialized_end=755
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=757
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=780
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=782
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=837
-  _globals['_TRAINERSERVICE']._serialized_start=840
-  _globals['_TRAINERSERVICE']._serialized_end=1161
+  _globals['_REPARALLELIZETRAINERREQUEST']._serialized_end=558
+  _globals['_REPARALLELIZETRAINERRESPONSE']._serialized_start=561
+  _globals['_REPARALLELIZETRAINERRESPONSE']._serialized_end=841
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=843
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=866
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=868
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=923
+  _globals['_TRAINERSERVICE']._serialized_start=926
+  _globals['_TRAINERSERVICE']._serialized_end=1247
 # @@protoc_insertion_point(module_scope)

@@ -29,7 +29,7 @@ class GetTrainerStatusResponse(_message.Message):
     def __init__(self, worker: _Optional[_Union[_common_pb2.Worker, _Mapping]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., batch_id: _Optional[int] = ..., doing: _Optional[str] = ..., resident_bytes: _Optional[int] = ...) -> None: ...
 
 class ReparallelizeTrainerRequest(_message.Message):
-    __slots__ = ("epoch", "stage", "parallelism", "prepare_s", "quiesce_s", "switch_s", "verify_s", "reason", "logprob_tolerance")
+    __slots__ = ("epoch", "stage", "parallelism", "prepare_s", "quiesce_s", "switch_s", "verify_s", "reason", "logprob_tolerance", "deadlines")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class ReparallelizeTrainerRequest(_message.Message):
     VERIFY_S_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     stage: _common_pb2.Stage
     parallelism: _common_pb2.Parallelism
@@ -48,10 +49,11 @@ class ReparallelizeTrainerRequest(_message.Message):
     verify_s: float
     reason: str
     logprob_tolerance: float
-    def __init__(self, epoch: _Optional[int] = ..., stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., prepare_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., reason: _Optional[str] = ..., logprob_tolerance: _Optional[float] = ...) -> None: ...
+    deadlines: _common_pb2.SwitchDeadlines
+    def __init__(self, epoch: _Optional[int] = ..., stage: _Optional[_Union[_common_pb2.Stage, str]] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., prepare_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., reason: _Optional[str] = ..., logprob_tolerance: _Optional[float] = ..., deadlines: _Optional[_Union[_common_pb2.SwitchDeadlines, _Mapping]] = ...) -> None: ...
 
 class ReparallelizeTrainerResponse(_message.Message):
-    __slots__ = ("epoch", "parallelism", "rolled_back", "message", "stall_s", "moved_bytes", "peak_extra_bytes", "max_logprob_difference", "seconds")
+    __slots__ = ("epoch", "parallelism", "rolled_back", "message", "stall_s", "moved_bytes", "peak_extra_bytes", "max_logprob_difference", "seconds", "figures")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +63,7 @@ class ReparallelizeTrainerResponse(_message.Message):
     PEAK_EXTRA_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_LOGPROB_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     parallelism: _common_pb2.Parallelism
     rolled_back: bool
@@ -70,7 +73,8 @@ class ReparallelizeTrainerResponse(_message.Message):
     peak_extra_bytes: int
     max_logprob_difference: float
     seconds: float
-    def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., peak_extra_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
+    figures: _common_pb2.SwitchFigures
+    def __init__(self, epoch: _Optional[int] = ..., parallelism: _Optional[_Union[_common_pb2.Parallelism, _Mapping]] = ..., rolled_back: _Optional[bool] = ..., message: _Optional[str] = ..., stall_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., peak_extra_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., seconds: _Optional[float] = ..., figures: _Optional[_Union[_common_pb2.SwitchFigures, _Mapping]] = ...) -> None: ...
 
 class SaveCheckpointRequest(_message.Message):
     __slots__ = ()

@@ -9,9 +9,11 @@ import psutil
 import pytest
 import torch
 
+from earl.config.scheduler import SwitchDeadlines
 from earl.errors import EngineLost
 from earl.models.spec import load_spec
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchCommand
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.pool import kv_handover
@@ -19,7 +21,6 @@ from services.rollout.pool import pool as pool_module
 from services.rollout.pool.layouts import Cuts
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import Publication
-from services.rollout.pool.switch import Command
 from tests.support import engines
 from tests.support.engines import MODELS, ask, assert_close, assert_gone, prompt
 
@@ -35,11 +36,9 @@ ONE, TWO = Parallelism(2, 1), Parallelism(1, 2)
 TURNS, PROMPT, NEW = 4, 24, 900
 
 
-def command(epoch: int, cut: Parallelism, logprob_tolerance: float = 0.01) -> Command:
-    return Command(
-        epoch, cut, prepare_s=300.0, quiesce_s=20.0, switch_s=20.0, verify_s=20.0,
-        logprob_tolerance=logprob_tolerance,
-    )  # fmt: skip
+def command(epoch: int, cut: Parallelism, logprob_tolerance: float = 0.01) -> SwitchCommand:
+    deadlines = SwitchDeadlines(prepare_s=300.0, quiesce_s=20.0, switch_s=20.0, verify_s=20.0)
+    return SwitchCommand(epoch, cut, deadlines, logprob_tolerance)
 
 
 class Engines(list[EngineProcess]):
@@ -162,9 +161,9 @@ async def test_turns_go_on_through_two_switches(cuts, weights, monkeypatch):
             assert not report.rolled_back and not report.cold, report.message
             assert report.sequences_continued == TURNS and report.max_logprob_difference < 1e-4
             if all(engine.caps.live_reshape for engine in made):
-                assert report.kv_moved_bytes > 0 and report.kv_recomputed_tokens < PROMPT
+                assert report.moved_bytes > 0 and report.kv_recomputed_tokens < PROMPT
             else:
-                assert report.kv_moved_bytes == 0 and report.kv_recomputed_tokens > TURNS * PROMPT
+                assert report.moved_bytes == 0 and report.kv_recomputed_tokens > TURNS * PROMPT
             assert (pool.parallelism, pool.epoch, pool.live) == (cut, epoch, cut.dp)
             assert [engine.spec.tp for engine in made if not engine._lost.is_set()] == [cut.tp] * cut.dp
             await turns.end()

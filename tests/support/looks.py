@@ -7,6 +7,7 @@ from pathlib import Path
 
 from earl.cli.lib.gateway_codec import Latency, Listed
 from earl.cli.lib.snapshot import Look, State
+from earl.reparallelize import StageSwitch
 from earl.stack.status import (
     Lease,
     Ledger,
@@ -15,7 +16,6 @@ from earl.stack.status import (
     RoleState,
     RunStatus,
     StageState,
-    SwitchState,
     Transfers,
     WorkerState,
 )
@@ -27,7 +27,7 @@ ROLLOUT = WorkerState(
     {"shm": Transfers(3 << 20, 0.001, 0)},
 )  # fmt: skip
 TRAINER = WorkerState("trainer", "trainer", "dp2", 2, 2, 31, 0.1, {"memory_fraction": 0.5}, {})
-SWITCH = SwitchState(3, "dp2", "tp2", "lengths grew", seconds=4.2, stall_s=0.31)
+SWITCH = StageSwitch(epoch=3, before="dp2", after="tp2", reason="lengths grew", seconds=4.2, stall_s=0.31)
 SENTENCE = "rollout runs dp2; the selector goes to tp2: 0.3 s quicker"
 STATUS = RunStatus(
     run="growing",

@@ -16,14 +16,15 @@ import torch
 
 from earl.bus import Bus
 from earl.config.data_plane import DataPlaneConfig
+from earl.config.scheduler import SwitchDeadlines
 from earl.dispatch.layout.box import Box
 from earl.dispatch.publish.tensor_store import TensorStore
 from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, leave
-from services.trainer.ranks.switch_requests import Command, Deadlines, Outcome
 from services.trainer.reshard.switch import switch
 from services.trainer.reshard.trainer_state import TrainerChange
 from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
@@ -34,7 +35,7 @@ CALL_S = 30.0
 # Sequences of a batch.
 COUNT = 7
 TOLERANCE = 1e-4
-LONG = Deadlines(60.0, 60.0, 60.0, 60.0)
+LONG = dict.fromkeys(SwitchDeadlines.model_fields, 60.0)
 # The cuts that a number of ranks goes through.
 ROUNDS = {2: ("tp2", "cp2", "dp2"), 4: ("dp2·tp2", "tp2·cp2", "dp2·cp2", "dp4")}
 
@@ -85,12 +86,12 @@ class Scene:
 
     def switch(
         self, stepper: Stepper, slots: WeightSlots, cut: str, tolerance: float = TOLERANCE, **late: Any
-    ) -> tuple[Stepper, Outcome]:
+    ) -> tuple[Stepper, SwitchOutcome]:
         self.epoch += 1
-        command = Command(
+        command = SwitchCommand(
             self.epoch,
             Parallelism.parse(cut),
-            late.get("deadlines", LONG),
+            SwitchDeadlines(**LONG | late.get("deadlines", {})),
             tolerance,
             asked_s=late.get("asked_s", time.monotonic()),
         )
@@ -176,9 +177,9 @@ def rolled_back(scene: Scene) -> None:
     before, weights = scene.whole(one), gathered(one)
     stages: tuple[tuple[str, dict[str, Any], str], ...] = (
         ("parity", {"tolerance": -1.0}, "log-probs of canaries differ"),
-        ("moving", {"deadlines": Deadlines(60.0, 60.0, 1e-9, 60.0)}, "0 of"),
+        ("moving", {"deadlines": {"switch_s": 1e-9}}, "0 of"),
         ("boundary", {"asked_s": time.monotonic() - 100.0}, "no step boundary came within 60 s"),
-        ("verifying", {"deadlines": Deadlines(60.0, 60.0, 60.0, 1e-9)}, "it was not verified"),
+        ("verifying", {"deadlines": {"verify_s": 1e-9}}, "it was not verified"),
     )
     for what, arguments, said in stages:
         same, outcome = scene.switch(one, slots, cut, **arguments)

@@ -4,22 +4,61 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from earl.config.scheduler import SwitchConfig
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchFigures, SwitchOutcome
 from services.scheduler.ledger.index import Book
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.state.records import Member
-from services.scheduler.state.switch_records import Answer, By, Command, Course, Ended, Replica, Switch
+from services.scheduler.state.switch_records import (
+    By,
+    Replica,
+    StageRecord,
+    SwitchEnded,
+    SwitchRecord,
+    WorkerCommand,
+)
 from tests.support.ledger import RULES, Image
 
 STAGE, NUMBER = "rollout", 1
-PATIENCE_S, RETRY_S, TOLERANCE = 100.0, 50.0, 0.01
+LIMITS = SwitchConfig(
+    prepare_s=40.0, quiesce_s=20.0, switch_s=10.0, verify_s=10.0, logprob_tolerance=0.01, retry_s=50.0
+)
+TOTAL_S, RETRY_S = LIMITS.total_s, LIMITS.retry_s
 TP1, TP2, TP4 = (1, 1, 1), (2, 1, 1), (4, 1, 1)
 DEVICES = 4
 
-OK = Answer(stall_s=0.5, sequences_continued=3, moved_bytes=100, max_logprob_difference=1e-5)
-ROLLED_BACK = Answer(rolled_back=True, message="engines did not start", stall_s=0.1)
-APART = Answer(rolled_back=True, message="log-probs are 0.5 apart", max_logprob_difference=0.5)
+
+@dataclass(frozen=True)
+class Reaction:
+    """What a worker makes of a command. message: it rolls the switch back, for this reason."""
+
+    message: str = ""
+    figures: SwitchFigures = field(default_factory=SwitchFigures)
+
+    def outcome(self, epoch: int, before: Parallelism, target: Parallelism) -> SwitchOutcome:
+        return SwitchOutcome(
+            epoch=epoch,
+            parallelism=before if self.message else target,
+            rolled_back=bool(self.message),
+            message=self.message,
+            **self.figures.figures(),
+        )
+
+
+OK = Reaction(
+    figures=SwitchFigures(stall_s=0.5, sequences_continued=3, moved_bytes=100, max_logprob_difference=1e-5)
+)
+ROLLED_BACK = Reaction("engines did not start", SwitchFigures(stall_s=0.1))
+APART = Reaction("log-probs are 0.5 apart", SwitchFigures(max_logprob_difference=0.5))
+
+
+def whole(replica: Replica) -> Parallelism:
+    """All devices of a worker in such replicas."""
+    parallelism = Parallelism(1, *replica).over(DEVICES)
+    assert parallelism is not None
+    return parallelism
 
 
 @dataclass
@@ -30,13 +69,14 @@ class Worker:
     start: Replica = TP1
     incarnation: int = 1
     alive: bool = True
-    cut: Replica = TP1
+    replica: Replica = TP1
     epoch: int = 0
     highest: int = 0
-    known: dict[int, tuple[Parallelism, Answer | str]] = field(default_factory=dict)
+    known: dict[int, tuple[Parallelism, SwitchOutcome | str]] = field(default_factory=dict)
 
-    def told(self, command: Command, outcome: Answer | str) -> Answer | str:
-        """What it makes of a command; `outcome` if it is new to it. A text is an error."""
+    def told(self, order: WorkerCommand, reaction: Reaction | str) -> SwitchOutcome | str:
+        """The outcome of a command; that of `reaction` if the command is new to it. A text is an error."""
+        command = order.switch
         if command.epoch in self.known:
             asked, again = self.known[command.epoch]
             assert asked == command.parallelism, "one epoch, two commands"
@@ -44,14 +84,19 @@ class Worker:
         if command.epoch < self.highest:
             return f"StaleEpoch: {command.epoch} is older than {self.highest}"
         self.highest = command.epoch
-        if isinstance(outcome, Answer) and not outcome.rolled_back:
-            self.cut, self.epoch = command.parallelism.replica, command.epoch
+        outcome: SwitchOutcome | str = (
+            reaction
+            if isinstance(reaction, str)
+            else reaction.outcome(command.epoch, whole(self.replica), command.parallelism)
+        )
+        if isinstance(outcome, SwitchOutcome) and not outcome.rolled_back:
+            self.replica, self.epoch = command.parallelism.replica, command.epoch
         self.known[command.epoch] = command.parallelism, outcome
         return outcome
 
     def restart(self) -> None:
         self.incarnation += 1
-        self.alive, self.cut, self.epoch, self.highest, self.known = True, self.start, 0, 0, {}
+        self.alive, self.replica, self.epoch, self.highest, self.known = True, self.start, 0, 0, {}
 
 
 class World:
@@ -60,9 +105,9 @@ class World:
     def __init__(self, *starts: Replica) -> None:
         self.now = 1000.0
         self.image = Image()
-        self.workers = [Worker(f"w{at}", start, cut=start) for at, start in enumerate(starts)]
-        self.told: list[Command] = []
-        self.ended: list[Ended] = []
+        self.workers = [Worker(f"w{number}", start, replica=start) for number, start in enumerate(starts)]
+        self.told: list[WorkerCommand] = []
+        self.ended: list[SwitchEnded] = []
         self.restart()
         for worker in self.workers:
             self.join(worker)
@@ -73,19 +118,17 @@ class World:
         """The scheduler starts anew, from what it stored."""
         records = [(kind, name, data) for (kind, name), data in self.image.records.items()]
         self.ledger = Ledger.restored(RULES, records, self.now)
-        self.switching = Switching(
-            self.ledger.book, patience_s=PATIENCE_S, retry_s=RETRY_S, tolerance=TOLERANCE
-        )
+        self.switching = Switching(self.ledger.book, LIMITS)
 
     @property
     def book(self) -> Book:
         return self.ledger.book
 
     @property
-    def course(self) -> Course:
-        return self.switching.course(STAGE)
+    def stage(self) -> StageRecord:
+        return self.switching.stage(STAGE)
 
-    def commands(self) -> list[Command]:
+    def commands(self) -> list[WorkerCommand]:
         """What is to be told now, stored; what ended is in `ended`."""
         self.ended += self.switching.advance(self.now)
         commands = self.switching.commands(self.now)
@@ -93,25 +136,23 @@ class World:
         self.told += commands
         return commands
 
-    def ask(self, replica: Replica, by: By = By.OPERATOR, step: int = 0) -> Switch | None:
+    def ask(self, replica: Replica, by: By = By.OPERATOR, step: int = 0) -> SwitchRecord | None:
         return self.switching.ask(STAGE, replica, by=by, reason="why", now=self.now, step=step)
 
     # --- workers ----------------------------------------------------------------------------
 
     def join(self, worker: Worker) -> None:
-        cut = Parallelism(1, *worker.cut).over(DEVICES)
-        assert cut is not None
+        parallelism = whole(worker.replica)
         member = Member(
             name=worker.name, incarnation=worker.incarnation, stage=NUMBER, address="here",
-            parallelism=(cut.dp, *cut.replica),
+            parallelism=(parallelism.dp, *parallelism.replica),
         )  # fmt: skip
         self.ledger.join(member, self.now)
 
     def heartbeat(self, worker: Worker) -> None:
-        cut = Parallelism(1, *worker.cut).over(DEVICES)
         member = self.book.members.get(worker.name)
         if member is not None and member.incarnation == worker.incarnation:
-            self.switching.reported(member, cut, worker.epoch)
+            self.switching.reported(member, whole(worker.replica), worker.epoch)
 
     def lose(self, worker: Worker) -> None:
         """It dies, and its membership ends."""
@@ -119,18 +160,21 @@ class World:
         self.ledger.leave(worker.name, "silent")
 
     def worker(self, name: str) -> Worker:
-        return next(one for one in self.workers if one.name == name)
+        return next(worker for worker in self.workers if worker.name == name)
 
-    def tell(self, command: Command, outcome: Answer | str = OK, *, lost: bool = False) -> None:
+    def tell(self, command: WorkerCommand, reaction: Reaction | str = OK, *, lost: bool = False) -> None:
         """A command arrives; its answer too, unless it is lost."""
         worker = self.worker(command.worker)
         if not worker.alive or worker.incarnation != command.incarnation:
             return
-        answer = worker.told(command, outcome)
+        answer = worker.told(command, reaction)
         if not lost:
             self.answer(command, answer)
 
-    def answer(self, command: Command, answer: Answer | str) -> None:
+    def answer(self, command: WorkerCommand, answer: SwitchOutcome | Reaction | str) -> None:
+        if isinstance(answer, Reaction):
+            before = whole(self.worker(command.worker).replica)
+            answer = answer.outcome(command.switch.epoch, before, command.switch.parallelism)
         if isinstance(answer, str):
             self.switching.failed(command, answer, self.now)
         else:
@@ -143,5 +187,5 @@ class World:
                 self.tell(command)
         assert not self.commands()
 
-    def cuts(self) -> list[Replica]:
-        return [worker.cut for worker in self.workers if worker.alive]
+    def replicas(self) -> list[Replica]:
+        return [worker.replica for worker in self.workers if worker.alive]

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from earl.cli.lib.figures import interval
-from earl.cli.lib.switches import cut_text, switch_text
+from earl.cli.lib.switches import parallelism_text, switch_text
 from earl.stack.status import (
     Evaluation,
     Ledger,
@@ -233,7 +233,7 @@ def roles_table(roles: Sequence[RoleState]) -> RenderableType:
 
 def stage_lines(stages: Sequence[StageState]) -> RenderableType:
     """How each stage is cut; where the selector decides for it, what it said last; switches."""
-    undecided = " · ".join(cut_text(one) for one in stages if not one.chosen)
+    undecided = " · ".join(parallelism_text(one) for one in stages if not one.chosen)
     lines = [Text(f"parallelism  {undecided}", style="grey50")] if undecided else []
     for one in stages:
         if one.chosen:

@@ -11,7 +11,7 @@ import typer
 
 from earl.cli.lib.decisions import FILE, Candidate, Line, changes, read_decisions
 from earl.cli.lib.find_run import NamedRun
-from earl.cli.lib.switches import Record, read_switches, switch_text
+from earl.cli.lib.switches import RecordedSwitch, read_switches, switch_text
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -93,14 +93,14 @@ def at(lines: Sequence[Line], step: int | None, run_dir: Path) -> Line:
 def as_object(
     told: Sequence[Line],
     decided: Mapping[str, Sequence[Line]],
-    ended: Mapping[tuple[str, int], Record],
+    ended: Mapping[tuple[str, int], RecordedSwitch],
 ) -> dict[str, object]:
     """{"decisions": lines as in decisions.jsonl, each with the switch that carried it out or null, "changes":
     where verdicts changed, by stage}."""
 
     def became(line: Line) -> dict[str, object] | None:
         switch = ended.get((line.stage, line.epoch))
-        return switch.model_dump(mode="json") if switch is not None else None
+        return switch.as_json() if switch is not None else None
 
     return {
         "decisions": [{**line.model_dump(mode="json"), "switch": became(line)} for line in told],
@@ -114,7 +114,7 @@ def as_object(
 # --- as text --------------------------------------------------------------------------------
 
 
-def decision_lines(line: Line, switch: Record | None = None) -> Iterable[str]:
+def decision_lines(line: Line, switch: RecordedSwitch | None = None) -> Iterable[str]:
     """One decision as an engineer reads it. switch: that carried it out, if it has ended."""
     yield f"{line.stage}, step {line.step} (decided after step {line.step - 1}, {_devices(line.devices)})"
     yield f"  {line.sentence}"
@@ -132,7 +132,7 @@ def decision_lines(line: Line, switch: Record | None = None) -> Iterable[str]:
     yield f"  {'; '.join(grounds(line))}"
 
 
-def outcome(line: Line, switch: Record | None) -> str:
+def outcome(line: Line, switch: RecordedSwitch | None) -> str:
     """What became of a decision, in a sentence; "" where there was nothing to do."""
     if switch is not None:
         return f"{line.stage} {switch_text(switch)}"
@@ -210,7 +210,7 @@ def change_lines(decided: Mapping[str, Sequence[Line]]) -> Iterable[str]:
         yield from (f"  step {line.step}: {line.verdict.reason}" for line in found)
 
 
-def switch_lines(ended: Iterable[Record], stage: str) -> Iterable[str]:
+def switch_lines(ended: Iterable[RecordedSwitch], stage: str) -> Iterable[str]:
     """What was switched in all, whoever asked for it."""
     for one in ended:
         if stage in ("", one.stage):

@@ -15,9 +15,10 @@ from earl.cli.lib.find_run import CALL_S, with_run
 from earl.cli.lib.switches import switch_text
 from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
 from earl.parallelism import Parallelism
+from earl.reparallelize import StageSwitch
 from earl.rpc.token_file import LOOKS
 from earl.stack.codec import SchedulerClient
-from earl.stack.status import RunStatus, StageState, SwitchState
+from earl.stack.status import RunStatus, StageState
 
 STAGES = ("rollout", "reference", "trainer")
 # Of one call, after which the status tells when a switch has ended.
@@ -131,7 +132,7 @@ def given(degrees: list[str]) -> dict[str, int]:
 
 async def change(
     client: SchedulerClient, stage: str, wanted: dict[str, int] | None, pin: bool, wait_s: float
-) -> tuple[int, SwitchState | None, StageState]:
+) -> tuple[int, StageSwitch[str] | None, StageState]:
     """(epoch, how the switch ended, the stage then); no such end if it was cut so already or still runs.
 
     Waits for the switch if wait_s > 0: the scheduler bounds every switch, and each call is bounded here.

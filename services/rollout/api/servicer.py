@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from earl.parallelism_codec import decode_command, encode_outcome, encode_parallelism
 from earl.v1 import rollout_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
-from services.rollout.api.codec import decode_command, encode_report
-from services.rollout.worker.ticket_codec import encode_parallelism
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 
 # Longest that one DrainRollout call waits, whatever it asks for.
@@ -42,7 +41,8 @@ class RolloutServicer(RolloutServiceServicer):
         )
 
     async def ReparallelizeRollout(self, request, context) -> rollout_pb2.ReparallelizeRolloutResponse:
-        return encode_report(await self._pool.reparallelize(decode_command(request)))
+        outcome = await self._pool.reparallelize(decode_command(request))
+        return encode_outcome(outcome, rollout_pb2.ReparallelizeRolloutResponse)
 
     async def DrainRollout(self, request, context) -> rollout_pb2.DrainRolloutResponse:
         wait_s = min(max(request.wait_s, 0.0), MAX_DRAIN_S)

@@ -5,7 +5,7 @@
                    └─ switch ───┘  reparallelize: other engines take over while turns are under way
 
 Promises: those of traffic.py, members.py and switch.py. One switch runs at a time; a command that was given
-before gets the same report, while it runs or after; one of an older epoch is refused.
+before gets the same outcome, while it runs or after; one of an older epoch is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from earl.errors import ReshapeRefused, StaleEpoch
 from earl.obs.memory import available_bytes
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.rollout.engines.contract.engine import (
     Engine,
     EngineSpec,
@@ -30,7 +31,7 @@ from services.rollout.pool.memory_fit import fits_beside
 from services.rollout.pool.parity import Canary
 from services.rollout.pool.replicas import Changes, Members, Publication
 from services.rollout.pool.router import Traffic
-from services.rollout.pool.switch import Command, Parts, Switch, SwitchReport
+from services.rollout.pool.switch import PoolSwitch, SwitchParts
 
 Reading = Callable[[Publication, float], AbstractAsyncContextManager[None]]
 
@@ -69,10 +70,10 @@ class EnginePool:
         self._reading = reading
         # Of the switch that cut the devices as they are; 0: the configuration did.
         self.epoch = 0
-        self._still = asyncio.Lock()
+        self._publish_lock = asyncio.Lock()
         self._rates = Rates()
-        self._last: Command | None = None
-        self._switch: asyncio.Task[SwitchReport] | None = None
+        self._last: SwitchCommand | None = None
+        self._switch: asyncio.Task[SwitchOutcome] | None = None
         self._over = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -138,7 +139,7 @@ class EnginePool:
 
         Raises VersionGone, another DataPlaneError or WeightsIncomplete; nothing is half-loaded and used.
         """
-        async with self._still:
+        async with self._publish_lock:
             await self.traffic.members.load(publication)
 
     async def wait_version(self, version: int) -> None:
@@ -174,8 +175,8 @@ class EnginePool:
 
     # --- switches -----------------------------------------------------------------------------
 
-    async def reparallelize(self, command: Command) -> SwitchReport:
-        """Cut the devices as the command says, or report why they are cut as before.
+    async def reparallelize(self, command: SwitchCommand) -> SwitchOutcome:
+        """Split the devices as the command says; the outcome gives the reason if they are split as before.
 
         Cancelling the call leaves the switch running. Raises IllegalParallelism, StaleEpoch, or
         ReshapeRefused: another switch runs, or a turn under way would not fit.
@@ -210,28 +211,30 @@ class EnginePool:
                 "wait until it has ended, or raise rollout.kv_tokens",
             )
 
-    async def _reparallelize(self, command: Command) -> SwitchReport:
+    async def _reparallelize(self, command: SwitchCommand) -> SwitchOutcome:
         old, new = self.parallelism, command.parallelism
         if new == old:
             self.epoch = command.epoch
-            return SwitchReport(command.epoch, new, message=f"it is cut as {new} already")
+            return SwitchOutcome(
+                epoch=command.epoch, parallelism=new, message=f"its parallelism is {new} already"
+            )
 
         def warm(stats: Sequence[EngineStats]) -> bool:
             return fits_beside(stats, self._cuts, old, new, self._free_bytes())
 
         room = min(self._cuts.longest(old.tp), self._cuts.longest(new.tp))
-        parts = Parts(
+        parts = SwitchParts(
             traffic=self.traffic,
             new=self._members(new, command.epoch),
             canary=Canary(f"canary {command.epoch}", self._cuts.model.vocab, room),
-            still=self._still,
+            publish_lock=self._publish_lock,
             reading=self._reading,
             warm=warm,
             lost=self._fail,
         )
-        switch = Switch(command, parts, self._rates)
-        report = await switch.run()
+        switch = PoolSwitch(command, parts, self._rates)
+        outcome = await switch.run()
         self._rates = switch.rates
-        if not report.rolled_back:
+        if not outcome.rolled_back:
             self.epoch = command.epoch
-        return report
+        return outcome

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from earl.errors import UnknownWorker
 from earl.parallelism import Parallelism
+from earl.parallelism_codec import encode_parallelism
 from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
@@ -19,7 +20,7 @@ from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from services.rollout.engines.contract.engine import Transfer
 from services.rollout.episode.agent import Outcome, Ticket
 from services.rollout.episode.busy_spans import Span
-from services.rollout.worker.ticket_codec import decode_ticket, encode_parallelism, encode_ref, encode_result
+from services.rollout.worker.ticket_codec import decode_ticket, encode_ref, encode_result
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from earl.obs.tracing import checked
-from earl.parallelism import Parallelism
 from earl.v1 import common_pb2, scheduler_pb2
 from services.rollout.episode.agent import Outcome, Ticket
 
@@ -30,10 +29,6 @@ def decode_ticket(ticket: scheduler_pb2.Ticket) -> Ticket:
         transcript=ticket.transcript,
         traceparent=checked(ticket.traceparent),
     )
-
-
-def encode_parallelism(cut: Parallelism) -> common_pb2.Parallelism:
-    return common_pb2.Parallelism(**cut.as_dict())
 
 
 def encode_ref(ticket: Ticket) -> scheduler_pb2.AttemptRef:

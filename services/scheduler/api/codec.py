@@ -32,7 +32,7 @@ from services.scheduler.state.records import (
     WorkerLeft,
 )
 from services.scheduler.state.rules import Rules
-from services.scheduler.state.switch_records import Ended
+from services.scheduler.state.switch_records import SwitchEnded
 from services.scheduler.state.ticket_ranges import RangeSet
 
 MESSAGE_CHARACTERS = 500
@@ -295,6 +295,6 @@ def encode_fact(fact: Fact) -> events_pb2.Event:
         case WorkerLeft(member, reason):
             event.worker_left.worker.CopyFrom(encode_worker(member))
             event.worker_left.reason = reason
-        case Ended():
+        case SwitchEnded():
             event.parallelism_changed.CopyFrom(codec_stages.encode_changed(fact))
     return event

@@ -109,7 +109,7 @@ def _switches(scheduler: Scheduler) -> Iterator[Sample]:
         cut = switching.running(stage)
         for degree, value in (cut.as_dict() if cut is not None else {}).items():
             yield Sample("earl_scheduler_parallelism", float(value), {"stage": stage, "degree": degree})
-        running = switching.course(stage).switch is not None
+        running = switching.stage(stage).switch is not None
         yield Sample("earl_scheduler_switch_running", float(running), {"stage": stage})
         # From 0 on: an increase of what was never 0 is none.
         for outcome in OUTCOMES if cut is not None else ():

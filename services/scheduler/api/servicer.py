@@ -6,6 +6,7 @@ import math
 import random
 import time
 
+from earl.parallelism_codec import decode_parallelism
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.api import codec, codec_evaluation, codec_reference, codec_stages, codec_tickets
 from services.scheduler.batches import consumers
@@ -55,9 +56,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             },
         )
         spans = [(span.what, span.start_ns, span.end_ns) for span in request.spans]
-        cut = (
-            codec_stages.decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
-        )
+        cut = decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
         stop = self._scheduler.heartbeat(worker.name, worker.incarnation, report, spans, cut, request.epoch)
         # A fleet that started together must not go on together.
         next_s = self._scheduler.ledger.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
@@ -174,7 +173,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def SetParallelism(self, request, context):
         epoch, outcome = await self._scheduler.steering.set(
             codec_stages.decode_stage(request.stage),
-            codec_stages.decode_asked(request),
+            codec_stages.decode_request(request),
             request.pin,
             _wait(request.wait_s),
         )

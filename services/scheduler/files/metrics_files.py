@@ -21,7 +21,7 @@ from services.scheduler.monitor.length_sketch import histogram
 from services.scheduler.monitor.workers import Moved
 from services.scheduler.monitor.workload import Seen, Step
 from services.scheduler.state.records import Evaluation
-from services.scheduler.state.switch_records import Switch
+from services.scheduler.state.switch_records import SwitchRecord
 
 # Of a switch: as asked, or back to what was before.
 OUTCOMES = ("done", "rolled_back")
@@ -99,7 +99,7 @@ class RunReport:
         if records:
             self._timeline.write(*records)
 
-    def switched(self, stage: str, switch: Switch, now_ns: int) -> None:
+    def switched(self, stage: str, switch: SwitchRecord, now_ns: int) -> None:
         """A switch ended now (Unix nanoseconds). The stall is drawn at its end: there stages change over."""
         self._switches.write(
             {
@@ -108,15 +108,13 @@ class RunReport:
                 "by": switch.by.value,
                 "step": switch.step,
                 "before": switch.former.as_dict(),
-                "after": switch.asked.as_dict(),
+                "after": switch.target.as_dict(),
                 "reason": switch.reason,
                 "rolled_back": switch.rolled_back,
                 "message": switch.message,
+                **switch.figures(),
                 "stall_s": round(switch.stall_s, 4),
                 "seconds": round(switch.seconds, 4),
-                "sequences_continued": switch.sequences_continued,
-                "moved_bytes": switch.moved_bytes,
-                "max_logprob_difference": switch.max_logprob_difference,
                 "end_ns": now_ns,
             }
         )
@@ -124,7 +122,7 @@ class RunReport:
         self.stalls.setdefault(stage, Histogram()).add(switch.stall_s)
         begin_ns, stall_ns = (now_ns - int(seconds * 1e9) for seconds in (switch.seconds, switch.stall_s))
         what = f"{'back to' if switch.rolled_back else 'to'} "
-        what += str(switch.former if switch.rolled_back else switch.asked)
+        what += str(switch.former if switch.rolled_back else switch.target)
         spans = [(what, begin_ns, now_ns)]
         if switch.stall_s > 0:
             spans.append(("stall", stall_ns, now_ns))

@@ -13,7 +13,7 @@ from earl.config.run import RunConfig
 from earl.obs import tracing
 from services.scheduler.ledger.index import Book
 from services.scheduler.state.records import LIVE, State, Ticket
-from services.scheduler.state.switch_records import Switch
+from services.scheduler.state.switch_records import SwitchRecord
 
 # How often tickets that nobody named are looked after: those that were dropped.
 SWEEP_NS = 1_000_000_000
@@ -98,11 +98,11 @@ def tickets_of(config: RunConfig) -> tracing.Tickets:
     return tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
 
 
-def record_switch(tickets: tracing.Tickets, stage: str, switch: Switch, end_ns: int) -> None:
+def record_switch(tickets: tracing.Tickets, stage: str, switch: SwitchRecord, end_ns: int) -> None:
     """A switch ended; its commands are spans below it."""
     told = {
         "before": str(switch.former),
-        "after": str(switch.asked),
+        "after": str(switch.target),
         "reason": switch.reason,
         "rolled_back": switch.rolled_back,
         "stall_s": switch.stall_s,

@@ -33,7 +33,7 @@ from services.scheduler.state.records import (
     encode,
     ranges_of,
 )
-from services.scheduler.state.switch_records import Course
+from services.scheduler.state.switch_records import StageRecord
 from services.scheduler.state.ticket_ranges import RangeSet
 
 HELD = frozenset({State.LEASED, State.READY, State.PLANNED})
@@ -58,7 +58,7 @@ class Book:
         self.lives: RecordTable[str, Lives] = RecordTable()
         self.evaluations: RecordTable[str, Evaluation] = RecordTable()
         # By stage; none for a stage that nobody ever asked anything of.
-        self.courses: dict[str, Course] = {}
+        self.stages: dict[str, StageRecord] = {}
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
         self.closed: dict[str, RangeSet] = {}
         # Trained tickets that have a record, as stored; and which became so, or no longer are, since.
@@ -191,8 +191,8 @@ class Book:
         yield "state", "freed", self.freed
         if self.batch is not None:
             yield "state", "batch", self.batch
-        for stage, course in self.courses.items():
-            yield "stage", stage, course
+        for stage, record in self.stages.items():
+            yield "stage", stage, record
 
     def take_moved(self) -> set[int]:
         """Tickets that came, went or changed their state since this was asked last; at first, all."""
@@ -255,8 +255,8 @@ class Book:
                 self.lives.set_unstored(field, record)
             elif isinstance(record, Evaluation):
                 self.evaluations.set_unstored(record.name, record)
-            elif isinstance(record, Course):
-                self.courses[field] = record
+            elif isinstance(record, StageRecord):
+                self.stages[field] = record
             elif isinstance(record, Run):
                 self.run = record
             elif isinstance(record, Batch):

@@ -46,9 +46,9 @@ class Helm:
 
     def stand(self, stage: str, now: float) -> Stand:
         """Before a decision."""
-        costs_s = self._switching.course(stage).costs_s
+        costs_s = self._switching.stage(stage).costs_s
         return Stand(
-            self._switching.heading(stage),
+            self._switching.target(stage),
             median(costs_s) if costs_s else None,
             self._switching.barred(stage, now),
         )
@@ -58,14 +58,14 @@ class Helm:
         stage, wanted = verdict.stage, verdict.chosen.replica
         if must_fit and not verdict.fits:
             return Action(held="no layout holds it")
-        heading = self._switching.heading(stage)
+        heading = self._switching.target(stage)
         if heading is not None and heading.replica == wanted:
             return Action()
-        course = self._switching.course(stage)
+        course = self._switching.stage(stage)
         if course.pinned:
             return Action(held=f"{stage} is pinned")
         if course.switch is not None:
-            return Action(held=f"{stage} is being cut into {course.switch.asked}")
+            return Action(held=f"{stage} is being cut into {course.switch.target}")
         reason = verdict.decision.reason
         try:
             switch = self._switching.ask(

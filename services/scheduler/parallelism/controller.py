@@ -17,19 +17,19 @@ from earl.config.run import RunConfig
 from earl.errors import EarlError, LedgerError
 from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN, Access
-from services.scheduler.api.codec_stages import Bounds
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.traces import record_switch, tickets_of
 from services.scheduler.ledger.index import Book
 from services.scheduler.monitor.workers import STAGES
 from services.scheduler.monitor.workload import ROLLOUT, Monitor, Step
 from services.scheduler.parallelism.actions import Helm
-from services.scheduler.parallelism.driver import Driver
+from services.scheduler.parallelism.driver import SwitchDriver
 from services.scheduler.parallelism.legal_layouts import Layouts
 from services.scheduler.parallelism.selector_loop import Selection
 from services.scheduler.parallelism.switch_state import Switching
+from services.scheduler.parallelism.worker_client import send
 from services.scheduler.state.records import Member
-from services.scheduler.state.switch_records import By, Ended, Replica, Switch
+from services.scheduler.state.switch_records import By, Replica, SwitchEnded, SwitchRecord
 from services.scheduler.wakeup import Bell
 
 log = logging.getLogger(__name__)
@@ -52,12 +52,7 @@ class Steering:
         durable: Callable[[], Awaitable[None]],
         access: Access = OPEN,
     ) -> None:
-        bounds = config.switch
-        # All of a switch, and of the way back within a worker.
-        patience_s = bounds.prepare_s + bounds.quiesce_s + 2 * (bounds.switch_s + bounds.verify_s)
-        self.switching = Switching(
-            book, patience_s=patience_s, retry_s=bounds.retry_s, tolerance=bounds.logprob_tolerance
-        )
+        self.switching = Switching(book, config.switch)
         self.layouts = Layouts(config, directory)
         self.selection = Selection.open(config, directory, monitor, self.layouts, Helm(self.switching))
         self._monitor = monitor
@@ -72,13 +67,9 @@ class Steering:
         # (cut, tokens) of the sequence that was looked after last, and when.
         self._looked: tuple[Replica, float] | None = None
         self._looked_s = 0.0
-        self.driver = Driver(
+        self.driver = SwitchDriver(
             self.switching,
-            Bounds(
-                bounds.prepare_s, bounds.quiesce_s, bounds.switch_s, bounds.verify_s, bounds.logprob_tolerance
-            ),
-            access,
-            call_s=patience_s,
+            send=lambda command: send(command, access),
             durable=durable,
             ended=self._ended,
             traceparent=self._traced.switch,
@@ -92,7 +83,7 @@ class Steering:
     def committed(self, step: int, seen: Step, *, goes_on: bool) -> None:
         """A training step is done: decides for the next one, and carries it out if there is to be one."""
         self.selection.step(step, seen, goes_on=goes_on)
-        self.driver.ring()
+        self.driver.wake()
 
     def heard(self, member: Member, cut: Parallelism | None, epoch: int, gauges: Mapping[str, float]) -> None:
         """A heartbeat."""
@@ -105,12 +96,12 @@ class Steering:
         """A sequence waits because no engine that is cut so can hold it."""
         now = time.monotonic()
         self.selection.block(cut, tokens)
-        if not self._steers or self.switching.course(ROLLOUT).switch is not None:
+        if not self._steers or self.switching.stage(ROLLOUT).switch is not None:
             return
         running = self.switching.running(ROLLOUT)
         if running is None or running.replica != cut.replica:
             return  # of before the switch that ended just now
-        if self.switching.course(ROLLOUT).pinned:
+        if self.switching.stage(ROLLOUT).pinned:
             self._say(ROLLOUT, f"a sequence of {tokens:,.0f} tokens waits in {running}: the stage is pinned")
             return
         if self._looked == (cut.replica, tokens) and now - self._looked_s < LOOK_S:
@@ -119,7 +110,7 @@ class Steering:
         seen = self._monitor.glance(self._members(), self._device_slots)
         if seen is None or not self.selection.relieve(seen):
             self._relieve(running, tokens, now)
-        self.driver.ring()
+        self.driver.wake()
 
     def _relieve(self, running: Parallelism, tokens: float, now: float) -> None:
         """Without a profile: the next larger cut that is not known to be too small."""
@@ -150,7 +141,7 @@ class Steering:
 
     async def set(
         self, stage: str, asked: tuple[int, Parallelism] | None, pin: bool, wait_s: float
-    ) -> tuple[int, Switch | None]:
+    ) -> tuple[int, SwitchRecord | None]:
         """Cuts a stage so, pins or unpins it, and waits for the switch: (its epoch, how it ended).
 
         asked: (dp, 0 for whatever the devices give; one replica); None leaves it as it is. The epoch is of
@@ -173,24 +164,24 @@ class Steering:
                 stage, one.replica, by=By.OPERATOR, reason=reason, now=time.monotonic()
             )
         self.switching.pin(stage, pin)
-        self.driver.ring()
+        self.driver.wake()
         await self._durable()
         if switch is None:
-            last = self.switching.course(stage).last
+            last = self.switching.stage(stage).last
             return (last.epoch if last is not None else 0), None
         until = time.monotonic() + min(wait_s, WAIT_S)
         while (left_s := until - time.monotonic()) > 0 and self._runs(stage, switch.epoch):
             await self._over.wait(left_s)
-        last = self.switching.course(stage).last
+        last = self.switching.stage(stage).last
         return switch.epoch, last if last is not None and last.epoch == switch.epoch else None
 
     def _runs(self, stage: str, epoch: int) -> bool:
-        switch = self.switching.course(stage).switch
+        switch = self.switching.stage(stage).switch
         return switch is not None and switch.epoch == epoch
 
     # --- what came of it --------------------------------------------------------------------
 
-    def _ended(self, ended: Sequence[Ended]) -> None:
+    def _ended(self, ended: Sequence[SwitchEnded]) -> None:
         for one in ended:
             switch = one.switch
             now_ns = time.time_ns()
@@ -199,10 +190,10 @@ class Steering:
             if not switch.rolled_back:
                 log.info(
                     "%s was cut into %s in %.2f s, and stood still for %.2f s of them (epoch %d: %s)",
-                    one.stage, switch.asked, switch.seconds, switch.stall_s, switch.epoch, switch.reason,
+                    one.stage, switch.target, switch.seconds, switch.stall_s, switch.epoch, switch.reason,
                 )  # fmt: skip
                 continue
-            self._say(one.stage, f"not cut into {switch.asked}: {switch.message}")
+            self._say(one.stage, f"not cut into {switch.target}: {switch.message}")
         if ended:
             self._over.ring()
 

@@ -1,9 +1,9 @@
-"""Tells workers how to be cut: a task for every command that stands, none for one that does not.
+"""Sends workers their switch commands: a task for every command that stands, none for one that does not.
 
     Switching.advance ─► commands ─► stored ─► a call each ─► answered, failed ─► Switching
-                                                  └─ silent: the same again, until the command stands no more
+                                                  └─ no answer: the same again, while the command stands
 
-Every call has a deadline; a worker that repeats a command it knows gives the outcome that it had.
+Every call has a deadline; a worker that gets a command again answers with the outcome that it had.
 """
 
 from __future__ import annotations
@@ -14,52 +14,45 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from earl.errors import EarlError
 from earl.obs.tracing import within
-from earl.rpc.access import Access
-from services.scheduler.api.codec_stages import Bounds, Refused, Silent, tell
+from earl.reparallelize import SwitchOutcome
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.state.switch_records import Answer, Command, Ended
+from services.scheduler.parallelism.worker_client import NoAnswer, SwitchRefused
+from services.scheduler.state.switch_records import SwitchEnded, WorkerCommand
 from services.scheduler.wakeup import Bell
 
 TICK_S = 0.1
 # Between two calls of the same command.
 AGAIN_S = 0.5
 
-Tell = Callable[[Command, Bounds, Access, float], Awaitable[Answer]]
 
+class SwitchDriver:
+    """Carries out what Switching decides.
 
-class Driver:
-    """Carries out what Switching wants.
-
-    durable: waits until all that was decided is stored. ended: told of switches that are over.
-    traceparent: of a stage's switch with an epoch; "" where nothing is traced.
+    send: sends one command to its worker and returns the outcome; raises as worker_client.send does. durable:
+    waits until all that was decided is stored. ended: called with the switches that have ended. traceparent:
+    of a stage's switch with an epoch; "" where nothing is traced.
     """
 
     def __init__(
         self,
         switching: Switching,
-        bounds: Bounds,
-        access: Access,
         *,
-        call_s: float,
+        send: Callable[[WorkerCommand], Awaitable[SwitchOutcome]],
         durable: Callable[[], Awaitable[None]],
-        ended: Callable[[Sequence[Ended]], None],
-        tell: Tell = tell,
+        ended: Callable[[Sequence[SwitchEnded]], None],
         traceparent: Callable[[str, int], str] = lambda stage, epoch: "",
     ) -> None:
         self._switching = switching
-        self._bounds = bounds
-        self._access = access
-        self._call_s = call_s
+        self._send = send
         self._durable = durable
         self._ended = ended
-        self._tell = tell
         self._traceparent = traceparent
-        self._bell = Bell()
-        self._tasks: dict[Command, asyncio.Task[None]] = {}
+        self._changed = Bell()
+        self._tasks: dict[WorkerCommand, asyncio.Task[None]] = {}
 
-    def ring(self) -> None:
-        """Something was asked for: look at once."""
-        self._bell.ring()
+    def wake(self) -> None:
+        """Something was decided: carries it out now rather than at the next tick."""
+        self._changed.ring()
 
     async def run(self) -> None:
         """Works until cancelled. Raises what storing failed with."""
@@ -71,33 +64,33 @@ class Driver:
                     await self._durable()
                 self._ended(ended)
                 self._follow(commands)
-                await self._bell.wait(TICK_S)
+                await self._changed.wait(TICK_S)
         finally:
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _follow(self, commands: Sequence[Command]) -> None:
+    def _follow(self, commands: Sequence[WorkerCommand]) -> None:
         standing = set(commands)
-        for command in [one for one in self._tasks if one not in standing]:
+        for command in self._tasks.keys() - standing:
             self._tasks.pop(command).cancel()
         for command in standing - self._tasks.keys():
-            self._tasks[command] = asyncio.create_task(self._command(command))
+            self._tasks[command] = asyncio.create_task(self._deliver(command))
 
-    async def _command(self, command: Command) -> None:
-        """Until something was answered, however long: Switching knows when its time is over."""
+    async def _deliver(self, command: WorkerCommand) -> None:
+        """Sends until there is an answer, however long: Switching decides when its time is over."""
         while True:
             try:
-                with within(self._traceparent(command.stage, command.epoch)):
-                    answer = await self._tell(command, self._bounds, self._access, self._call_s)
-                self._switching.answered(command, answer, time.monotonic())
-            except Silent:
+                with within(self._traceparent(command.stage, command.switch.epoch)):
+                    outcome = await self._send(command)
+                self._switching.answered(command, outcome, time.monotonic())
+            except NoAnswer:
                 await asyncio.sleep(AGAIN_S)
                 continue
-            except Refused as error:
+            except SwitchRefused as error:
                 self._switching.failed(command, str(error), time.monotonic())
             except EarlError as error:
                 self._switching.failed(command, f"{type(error).__name__}: {error}", time.monotonic())
-            self._bell.ring()
+            self._changed.ring()
             return

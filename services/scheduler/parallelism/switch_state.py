@@ -1,12 +1,13 @@
-"""How every stage should be cut, and who is told: commands follow from what is wanted and what is. Pure.
+"""Which parallelism every stage should have, and which workers are told. Pure.
 
-    ask ─► switch ─► commands ─► answers ─► all have done it ─────────────► the stage is cut so
-                        ▲           └─ one failed, refused, was lost ───────► it is cut as before
-    join, heartbeat ────┴── who is cut otherwise than its stage is told (By.MEND), also the way back
+    ask ─► switch ─► commands ─► outcomes ─► all have done it ─────────────► the stage has its target
+                        ▲            └─ one failed, refused, was lost ─────► the stage has what it had before
+    join, heartbeat ────┴── workers that differ from their stage are told (By.MEND), also the way back
 
-Promise: one switch a stage at a time, each with an epoch that no other ever has; a command is told until it
+Promise: one switch a stage at a time, each with an epoch that no other ever has; a command is sent until it
 is answered, its worker is gone or its time is over, so that lost ones, repeated ones and restarts of either
-side need no case of their own. Whatever happens, a stage ends cut alike, as far as its workers obey.
+side need no case of their own. Whatever happens, all workers of a stage end with the same parallelism, as far
+as they obey.
 
 Time is an argument (monotonic seconds). All but clocks is in the book, and stored before anyone is told.
 """
@@ -14,280 +15,280 @@ Time is an argument (monotonic seconds). All but clocks is in the book, and stor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from statistics import median
 
 from msgspec import structs
 
+from earl.config.scheduler import SwitchConfig
 from earl.errors import IllegalParallelism, LedgerError
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.scheduler.ledger.index import Book
 from services.scheduler.monitor.workers import STAGES
 from services.scheduler.state.records import Member
-from services.scheduler.state.switch_records import Answer, By, Command, Course, Ended, Replica, Switch
+from services.scheduler.state.switch_records import (
+    By,
+    Replica,
+    StageRecord,
+    SwitchEnded,
+    SwitchRecord,
+    WorkerCommand,
+)
 
 # Switches whose cost is remembered.
 COSTS = 8
-# A worker that cannot be brought to its stage's cut is tried again after retry_s, then twice that, at most:
-RESTS = 8
+# Longest pause between two tries to mend a worker, in retry_s. The first is one retry_s, each next twice the
+# one before.
+LONGEST_PAUSE = 8
 MESSAGES = 4
 
 
 class Switching:
-    """Of one book's stages.
+    """The switches of a book's stages.
 
-    patience_s: for all answers of a switch, and as long again for the way back. retry_s: for so long what
-    failed is not tried again. tolerance: of log-probs; what is further apart makes a layout bad.
+    limits: deadlines of a switch, after which a worker without an answer has failed; for how long what failed
+    is not tried again; and the difference of log-probs beyond which a replica is not used again in the run.
     """
 
-    def __init__(self, book: Book, *, patience_s: float, retry_s: float, tolerance: float) -> None:
+    def __init__(self, book: Book, limits: SwitchConfig) -> None:
         self._book = book
-        self._patience_s = patience_s
-        self._retry_s = retry_s
-        self._tolerance = tolerance
+        self._limits = limits
         # By stage: when its switch began, or this process if that was later.
         self._began_s: dict[str, float] = {}
         # By stage: workers, with their incarnations, that failed in its switch.
         self._tried: dict[str, set[tuple[str, int]]] = {}
-        # (stage, replica's name): (until when, why).
+        # (stage, replica's name): (until when it is not to be chosen, the reason).
         self._avoided: dict[tuple[str, str], tuple[float, str]] = {}
-        # By worker: (until when it is left in peace, for how long).
-        self._resting: dict[str, tuple[float, float]] = {}
+        # By worker: (until when it is not mended, the length of that pause).
+        self._paused: dict[str, tuple[float, float]] = {}
 
-    # --- what is ----------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------
 
-    def course(self, stage: str) -> Course:
+    def stage(self, stage: str) -> StageRecord:
         """What is kept of a stage."""
-        return self._book.courses.get(stage) or Course()
+        return self._book.stages.get(stage) or StageRecord()
 
     def devices(self, stage: str) -> list[int]:
-        """Of each worker of the stage."""
-        return [_cut(member).devices for member in self._members(stage).values()]
+        """The number of devices of each worker of the stage."""
+        return [_parallelism(member).devices for member in self._members(stage).values()]
 
     def running(self, stage: str) -> Parallelism | None:
-        """How the stage's workers are cut, all together; None if there are none, or they differ."""
-        cuts = [_cut(member) for member in self._members(stage).values()]
-        if len({cut.replica for cut in cuts}) != 1:
+        """The parallelism of all the stage's workers together; None if there are none, or they differ."""
+        present = [_parallelism(member) for member in self._members(stage).values()]
+        if len({parallelism.replica for parallelism in present}) != 1:
             return None
-        return replace(cuts[0], dp=sum(cut.dp for cut in cuts))
+        return _together(present)
 
-    def heading(self, stage: str) -> Parallelism | None:
-        """What the stage is being cut to, or how it is cut; None where its workers differ for good."""
-        course = self.course(stage)
-        if course.switch is None:
+    def target(self, stage: str) -> Parallelism | None:
+        """What the stage has once its switch has ended; None where its workers differ for good."""
+        record = self.stage(stage)
+        if record.switch is None:
             return self.running(stage)
-        stays = course.switch.rolled_back or course.switch.by is By.MEND
-        replica = course.replica if stays else course.switch.asked.replica
+        back = record.switch.rolled_back or record.switch.by is By.MEND
+        replica = record.replica if back else record.switch.target.replica
         return replica and Parallelism(1, *replica).over(sum(self.devices(stage)))
 
-    def barred(self, stage: str, now: float) -> Mapping[Replica, str]:
-        """Replicas that are not to be chosen now, and why."""
-        found = {Parallelism.parse(name).replica: why for name, why in self.course(stage).bad.items()}
-        for (of, name), (until, why) in self._avoided.items():
-            if of == stage and now < until:
-                found.setdefault(Parallelism.parse(name).replica, why)
-        return found
+    def cost_s(self, stage: str) -> float | None:
+        """Seconds of work that a switch of the stage costs, as measured; None before the first."""
+        costs_s = self.stage(stage).costs_s
+        return median(costs_s) if costs_s else None
 
-    # --- what is wanted ---------------------------------------------------------------------
+    def barred(self, stage: str, now: float) -> Mapping[Replica, str]:
+        """Replicas that are not to be chosen now, with the reason for each."""
+        barred = {Parallelism.parse(name).replica: reason for name, reason in self.stage(stage).bad.items()}
+        for (other, name), (until, reason) in self._avoided.items():
+            if other == stage and now < until:
+                barred.setdefault(Parallelism.parse(name).replica, reason)
+        return barred
+
+    # --- requests ---------------------------------------------------------------------------
 
     def ask(
-        self, stage: str, wanted: Replica, *, by: By, reason: str, now: float, step: int = 0
-    ) -> Switch | None:
-        """Begins a switch of all the stage's workers; None if they are cut so already.
+        self, stage: str, replica: Replica, *, by: By, reason: str, now: float, step: int = 0
+    ) -> SwitchRecord | None:
+        """Begins a switch of all the stage's workers; None if they have such replicas already.
 
-        Raises LedgerError (nobody to tell, a switch runs, a bad layout) and IllegalParallelism.
+        Raises LedgerError (no worker, another switch in progress, a bad replica) and IllegalParallelism.
         """
         members = self._members(stage)
         if not members:
             raise LedgerError(f"no worker of stage {stage} takes part in the run", "wait until one joined")
-        course = self._own(stage)
-        name = _name(wanted)
-        if course.switch is not None:
+        record = self._record(stage)
+        if record.switch is not None:
             raise LedgerError(
-                f"{stage} is on its way from {course.switch.former} to {course.switch.asked}",
+                f"{stage} is on its way from {record.switch.former} to {record.switch.target}",
                 "wait until that has ended: earl parallelism",
             )
-        if name in course.bad:
-            raise LedgerError(f"{name} is not used in this run again: {course.bad[name]}", "choose another")
-        cuts = {one: Parallelism(1, *wanted).over(_cut(member).devices) for one, member in members.items()}
-        unfit = [one for one, cut in cuts.items() if cut is None]
-        if unfit:
-            raise IllegalParallelism(
-                f"{unfit[0]}'s {_count(_cut(members[unfit[0]]).devices)} cannot be cut into replicas of "
-                f"{name}",
-                "choose one whose tp x cp x pp divides them",
-            )
-        if all(_cut(member).replica == wanted for member in members.values()):
-            course.replica = wanted
+        if (name := _name(replica)) in record.bad:
+            raise LedgerError(f"{name} is not used in this run again: {record.bad[name]}", "choose another")
+        before = {worker: _parallelism(member) for worker, member in members.items()}
+        after = _spread(before, replica)
+        if all(parallelism.replica == replica for parallelism in before.values()):
+            record.replica = replica
             return None
-        before = self.running(stage) or Parallelism(1, *(course.replica or _usual(members)))
-        course.replica = before.replica
-        after = Parallelism(sum(cut.dp for cut in cuts.values() if cut is not None), *wanted)
-        return self._begin(stage, course, before, after, by, reason, step, now)
+        former = self.running(stage) or Parallelism(1, *(record.replica or _commonest(before.values())))
+        record.replica = former.replica
+        return self._begin(stage, former, _together(after), by, reason, now, step)
 
     def pin(self, stage: str, pinned: bool) -> None:
-        """Whether the selector leaves the stage alone; pinned, it is also kept as it is cut now."""
-        course = self._own(stage)
-        course.pinned = pinned
+        """Whether the selector leaves the stage alone; a pinned stage also keeps the replicas it has now."""
+        record = self._record(stage)
+        record.pinned = pinned
         running = self.running(stage)
-        if pinned and course.replica is None and running is not None:
-            course.replica = running.replica
+        if pinned and record.replica is None and running is not None:
+            record.replica = running.replica
 
-    # --- what workers say -------------------------------------------------------------------
+    # --- workers' reports -------------------------------------------------------------------
 
-    def reported(self, member: Member, cut: Parallelism | None, epoch: int) -> None:
-        """A heartbeat. cut: None from a worker that does not say, which counts as it joined."""
+    def reported(self, member: Member, parallelism: Parallelism | None, epoch: int) -> None:
+        """A heartbeat. parallelism: None from a worker that does not say, which counts as it joined."""
         stage = STAGES.get(member.stage)
         if stage is None:
             return
-        if epoch > self.course(stage).epoch:
+        if epoch > self.stage(stage).epoch:
             # A store that was lost: no epoch of ours may be one that a worker knows already.
-            self._own(stage).epoch = epoch
-        if cut is None or epoch < member.epoch or (cut == _cut(member) and epoch == member.epoch):
+            self._record(stage).epoch = epoch
+        if parallelism is None or epoch < member.epoch:
             return
-        self._set(member, cut, epoch)
+        if epoch > member.epoch or parallelism != _parallelism(member):
+            self._set(member.name, parallelism, epoch)
 
-    def answered(self, command: Command, answer: Answer, now: float) -> None:
-        """A worker carried a command out, or rolled it back. Of a switch that is over: nothing."""
-        course, switch = self._waits_for(command)
+    def answered(self, order: WorkerCommand, outcome: SwitchOutcome, now: float) -> None:
+        """A worker carried a command out, or rolled it back; ignored if no switch waits for that answer."""
+        switch = self._waiting_for(order)
         if switch is None:
             return
-        del switch.commanded[command.worker]
-        member = self._book.members[command.worker]
-        agrees = answer.max_logprob_difference <= self._tolerance
-        cut = answer.parallelism or (_cut(member) if answer.rolled_back else command.parallelism)
-        failed = answer.rolled_back or cut.replica != command.parallelism.replica
-        self._set(member, cut, member.epoch if failed else command.epoch)
-        switch.stall_s = max(switch.stall_s, answer.stall_s)
-        switch.sequences_continued += answer.sequences_continued
-        switch.moved_bytes += answer.moved_bytes
-        # NaN is further apart than anything.
-        if not agrees or answer.max_logprob_difference > switch.max_logprob_difference:
-            switch.max_logprob_difference = answer.max_logprob_difference
+        target = order.switch.parallelism.replica
+        failed = outcome.rolled_back or outcome.parallelism.replica != target
+        member = self._book.members[order.worker]
+        self._set(order.worker, outcome.parallelism, member.epoch if failed else order.switch.epoch)
+        commanded = {name: life for name, life in switch.commanded.items() if name != order.worker}
+        self._update(order.stage, replace(switch.with_worker(outcome), commanded=commanded))
         if not failed:
-            self._resting.pop(command.worker, None)
+            self._paused.pop(order.worker, None)
             return
-        why = answer.message or f"it is {cut}"
-        self._fail(command.stage, switch, (command.worker, command.incarnation), why, now)
+        reason = outcome.message or f"it has {outcome.parallelism}"
+        self._fail(order.stage, order.worker, order.incarnation, reason, now)
+        # Written so that NaN counts as too far apart.
+        agrees = outcome.max_logprob_difference <= self._limits.logprob_tolerance
         if not agrees and switch.by is not By.MEND:
-            course.bad[_name(switch.asked.replica)] = why
+            self._record(order.stage).bad[_name(switch.target.replica)] = reason
 
-    def failed(self, command: Command, why: str, now: float) -> None:
-        """A worker refused a command, or an error came of it."""
-        _, switch = self._waits_for(command)
-        if switch is not None:
-            self._fail(command.stage, switch, (command.worker, command.incarnation), why, now)
+    def failed(self, order: WorkerCommand, reason: str, now: float) -> None:
+        """A worker refused a command, or answered with an error."""
+        if self._waiting_for(order) is not None:
+            self._fail(order.stage, order.worker, order.incarnation, reason, now)
 
-    # --- what follows -----------------------------------------------------------------------
+    # --- consequences -----------------------------------------------------------------------
 
-    def advance(self, now: float) -> list[Ended]:
-        """Goes on with every stage's switch; those that are over now."""
+    def advance(self, now: float) -> list[SwitchEnded]:
+        """Ends switches that are done or overdue, and begins those that mend; returns what has ended."""
         ended = []
-        for stage in list(self._book.courses):
-            course = self._book.courses[stage]
-            if course.switch is not None and self._over(stage, course.switch, now):
-                ended.append(self._end(stage, course, course.switch, now))
-            if course.switch is None:
-                self._mend(stage, course, now)
+        for stage, record in list(self._book.stages.items()):
+            if record.switch is not None and self._is_over(stage, now):
+                ended.append(self._end(stage, now))
+            if record.switch is None:
+                self._mend(stage, now)
         return ended
 
-    def commands(self, now: float) -> list[Command]:
-        """All that is to be told now, what was told and is not answered included; store before telling."""
-        found = []
-        for stage, course in self._book.courses.items():
-            switch = course.switch
-            if switch is None:
+    def commands(self, now: float) -> list[WorkerCommand]:
+        """All that stand now, those that were sent and not answered included; to be stored before sending."""
+        commands = []
+        for stage, record in self._book.stages.items():
+            if record.switch is None:
                 continue
             members = self._members(stage)
-            for name in self._pending(stage, switch, now):
-                switch.commanded[name] = members[name].incarnation
-            for name, incarnation in switch.commanded.items():
+            if pending := self._pending(stage, record.switch, now):
+                lives = {name: members[name].incarnation for name in pending}
+                self._update(stage, replace(record.switch, commanded={**record.switch.commanded, **lives}))
+            for name, incarnation in record.switch.commanded.items():
                 member = members.get(name)
-                if member is None or member.incarnation != incarnation:
-                    continue
-                cut = switch.asked.over(_cut(member).devices)
-                if cut is not None:
-                    found.append(
-                        Command(stage, name, incarnation, member.address, switch.epoch, cut, switch.reason)
-                    )
-        return found
+                if member is not None and member.incarnation == incarnation:
+                    commands += self._commands_to(stage, member, record.switch)
+        return commands
 
     # --- within -----------------------------------------------------------------------------
 
     def _begin(
-        self, stage: str, course: Course, before: Parallelism, after: Parallelism, by: By, reason: str,
-        step: int, now: float,
-    ) -> Switch:  # fmt: skip
-        course.epoch += 1
-        course.switch = Switch(
-            epoch=course.epoch,
+        self, stage: str, before: Parallelism, after: Parallelism, by: By, reason: str, now: float,
+        step: int = 0,
+    ) -> SwitchRecord:  # fmt: skip
+        record = self._record(stage)
+        record.epoch += 1
+        self._began_s[stage] = now
+        self._tried[stage] = set()
+        switch = SwitchRecord(
+            epoch=record.epoch,
             before=(before.dp, *before.replica),
             after=(after.dp, *after.replica),
             by=by,
             reason=reason,
             step=step,
         )
-        self._began_s[stage] = now
-        self._tried[stage] = set()
-        return course.switch
+        self._update(stage, switch)
+        return switch
 
-    def _mend(self, stage: str, course: Course, now: float) -> None:
-        """Begins a switch of the workers that are cut otherwise than their stage."""
-        if course.replica is None:
+    def _mend(self, stage: str, now: float) -> None:
+        """Begins a switch of the workers whose replicas are not their stage's."""
+        record = self._record(stage)
+        if record.replica is None:
             return
-        members = self._members(stage)
-        astray = [
-            name
-            for name, member in members.items()
-            if _cut(member).replica != course.replica
-            and Parallelism(1, *course.replica).over(_cut(member).devices) is not None
-            and not self._rests(name, now)
-        ]
+        replica = Parallelism(1, *record.replica)
+        astray: dict[str, Parallelism] = {}
+        after = []
+        for name, member in self._members(stage).items():
+            before = _parallelism(member)
+            target = replica.over(before.devices)
+            if before.replica != record.replica and target is not None and not self._is_paused(name, now):
+                astray[name] = before
+                after.append(target)
         if not astray:
             return
-        cuts = [_cut(members[name]) for name in astray]
-        after = [
-            cut for one in cuts if (cut := Parallelism(1, *course.replica).over(one.devices)) is not None
-        ]
-        self._begin(
-            stage, course,
-            replace(cuts[0], dp=sum(one.dp for one in cuts if one.replica == cuts[0].replica)),
-            replace(after[0], dp=sum(one.dp for one in after)),
-            By.MEND, f"{', '.join(astray)}: not cut as {stage} is", 0, now,
-        )  # fmt: skip
+        first = next(iter(astray.values()))
+        alike = [before for before in astray.values() if before.replica == first.replica]
+        reason = f"{', '.join(astray)}: another parallelism than {stage}'s"
+        self._begin(stage, _together(alike), _together(after), By.MEND, reason, now)
 
-    def _over(self, stage: str, switch: Switch, now: float) -> bool:
-        """Whether a switch has ended."""
+    def _is_over(self, stage: str, now: float) -> bool:
+        """Whether a stage's switch has ended; workers that were lost or are late have failed."""
+        record = self._record(stage)
+        assert record.switch is not None
         began_s = self._began_s.setdefault(stage, now)
         members = self._members(stage)
-        for name, incarnation in list(switch.commanded.items()):
+        total_s = self._limits.total_s
+        for name, incarnation in record.switch.commanded.items():
             member = members.get(name)
             if member is None or member.incarnation != incarnation:
-                self._fail(stage, switch, (name, incarnation), "lost in the middle of it", now)
-            elif now - began_s > self._patience_s:
-                why = f"no answer within {self._patience_s:g} s"
-                self._fail(stage, switch, (name, incarnation), why, now)
-        return not switch.commanded and not self._pending(stage, switch, now)
+                self._fail(stage, name, incarnation, "lost in the middle of it", now)
+            elif now - began_s > total_s:
+                self._fail(stage, name, incarnation, f"no answer within {total_s:g} s", now)
+        return not record.switch.commanded and not self._pending(stage, record.switch, now)
 
-    def _end(self, stage: str, course: Course, switch: Switch, now: float) -> Ended:
-        switch.seconds = max(switch.stall_s, now - self._began_s.pop(stage, now))
+    def _end(self, stage: str, now: float) -> SwitchEnded:
+        record = self._record(stage)
+        assert record.switch is not None
+        took_s = now - self._began_s.pop(stage, now)
+        switch = replace(record.switch, seconds=max(record.switch.stall_s, took_s))
         self._tried.pop(stage, None)
-        course.switch = None
+        record.switch = None
         if switch.by is not By.MEND:
-            course.last = switch
+            record.last = switch
         running = self.running(stage)
         if not switch.rolled_back:
-            course.replica = switch.asked.replica
+            record.replica = switch.target.replica
             if switch.by is not By.MEND:
-                course.costs_s = [*course.costs_s, switch.cost_s][-COSTS:]
-        elif switch.by is By.MEND and running is not None and not course.pinned:
-            # All of them are cut alike, though otherwise than before: then that is how the stage is cut.
-            course.replica = running.replica
-        ended = Ended(stage, switch)
+                record.costs_s = [*record.costs_s, switch.cost_s][-COSTS:]
+        elif switch.by is By.MEND and running is not None and not record.pinned:
+            # All of them have the same, though not what the stage had before: then the stage has that.
+            record.replica = running.replica
+        ended = SwitchEnded(stage, switch)
         self._book.state(ended)
         return ended
 
-    def _pending(self, stage: str, switch: Switch, now: float) -> list[str]:
+    def _pending(self, stage: str, switch: SwitchRecord, now: float) -> list[str]:
         """Workers that are still to be told."""
         if switch.rolled_back and switch.by is not By.MEND:
             return []
@@ -295,59 +296,73 @@ class Switching:
         return [
             name
             for name, member in self._members(stage).items()
-            if _cut(member).replica != switch.asked.replica
-            and switch.asked.over(_cut(member).devices) is not None
+            if _parallelism(member).replica != switch.target.replica
+            and switch.target.over(_parallelism(member).devices) is not None
             and name not in switch.commanded
             and (name, member.incarnation) not in tried
-            and not (switch.by is By.MEND and self._rests(name, now))
+            and not (switch.by is By.MEND and self._is_paused(name, now))
         ]
 
-    def _fail(self, stage: str, switch: Switch, worker: tuple[str, int], why: str, now: float) -> None:
-        """One worker is not cut as it was told."""
-        switch.commanded.pop(worker[0], None)
-        self._tried.setdefault(stage, set()).add(worker)
-        said = f"{worker[0]}: {why}"
-        messages = [one for one in switch.message.split("; ") if one]
-        if said not in messages and len(messages) < MESSAGES:
-            switch.message = "; ".join([*messages, said])
-        switch.rolled_back = True
+    def _commands_to(self, stage: str, member: Member, switch: SwitchRecord) -> list[WorkerCommand]:
+        """The command to a worker; none if its devices cannot be split so."""
+        parallelism = switch.target.over(_parallelism(member).devices)
+        if parallelism is None:
+            return []
+        tolerance = self._limits.logprob_tolerance
+        command = SwitchCommand(switch.epoch, parallelism, self._limits, tolerance, switch.reason)
+        return [WorkerCommand(stage, member.name, member.incarnation, member.address, command)]
+
+    def _fail(self, stage: str, worker: str, incarnation: int, reason: str, now: float) -> None:
+        """One worker does not have what it was told: the switch is rolled back."""
+        switch = self._record(stage).switch
+        assert switch is not None
+        self._tried.setdefault(stage, set()).add((worker, incarnation))
+        message = f"{worker}: {reason}"
+        messages = [text for text in switch.message.split("; ") if text]
+        if message not in messages and len(messages) < MESSAGES:
+            messages.append(message)
+        commanded = {name: life for name, life in switch.commanded.items() if name != worker}
+        self._update(
+            stage, replace(switch, commanded=commanded, rolled_back=True, message="; ".join(messages))
+        )
+        retry_s = self._limits.retry_s
         if switch.by is By.MEND:
-            pause_s = min(
-                2 * self._resting.get(worker[0], (0.0, self._retry_s / 2))[1], RESTS * self._retry_s
-            )
-            self._resting[worker[0]] = now + pause_s, pause_s
+            pause_s = min(2 * self._paused.get(worker, (0.0, retry_s / 2))[1], LONGEST_PAUSE * retry_s)
+            self._paused[worker] = now + pause_s, pause_s
         else:
-            self._avoided[stage, _name(switch.asked.replica)] = now + self._retry_s, said
+            self._avoided[stage, _name(switch.target.replica)] = now + retry_s, message
 
-    def _waits_for(self, command: Command) -> tuple[Course, Switch | None]:
-        """The stage's course, and its switch if that waits for an answer to this very command."""
-        course = self.course(command.stage)
-        switch = course.switch
-        if switch is None or command.epoch != switch.epoch:
-            return course, None
-        member = self._book.members.get(command.worker)
-        if member is None or member.incarnation != command.incarnation:
-            return course, None
-        if switch.commanded.get(command.worker) != command.incarnation:
-            return course, None
-        return course, switch
+    def _waiting_for(self, order: WorkerCommand) -> SwitchRecord | None:
+        """The stage's switch, if it waits for an answer to this very command."""
+        switch = self.stage(order.stage).switch
+        if switch is None or order.switch.epoch != switch.epoch:
+            return None
+        member = self._book.members.get(order.worker)
+        if member is None or member.incarnation != order.incarnation:
+            return None
+        return switch if switch.commanded.get(order.worker) == order.incarnation else None
 
-    def _rests(self, worker: str, now: float) -> bool:
-        return now < self._resting.get(worker, (-math.inf, 0.0))[0]
+    def _is_paused(self, worker: str, now: float) -> bool:
+        return now < self._paused.get(worker, (-math.inf, 0.0))[0]
 
-    def _set(self, member: Member, cut: Parallelism, epoch: int) -> None:
-        cut_so = (cut.dp, *cut.replica)
-        self._book.members[member.name] = structs.replace(member, parallelism=cut_so, epoch=epoch)
+    def _update(self, stage: str, switch: SwitchRecord) -> None:
+        self._record(stage).switch = switch
 
-    def _own(self, stage: str) -> Course:
-        return self._book.courses.setdefault(stage, Course())
+    def _set(self, name: str, parallelism: Parallelism, epoch: int) -> None:
+        degrees = (parallelism.dp, *parallelism.replica)
+        # As the book has it now: a heartbeat may just have told a newer version of the weights.
+        member = self._book.members[name]
+        self._book.members[name] = structs.replace(member, parallelism=degrees, epoch=epoch)
+
+    def _record(self, stage: str) -> StageRecord:
+        return self._book.stages.setdefault(stage, StageRecord())
 
     def _members(self, stage: str) -> dict[str, Member]:
-        of = self._book.members
-        return {name: member for name, member in of.items() if STAGES.get(member.stage) == stage}
+        members = self._book.members
+        return {name: member for name, member in members.items() if STAGES.get(member.stage) == stage}
 
 
-def _cut(member: Member) -> Parallelism:
+def _parallelism(member: Member) -> Parallelism:
     return Parallelism(*member.parallelism)
 
 
@@ -355,11 +370,28 @@ def _name(replica: Replica) -> str:
     return str(Parallelism(1, *replica))
 
 
-def _usual(members: Mapping[str, Member]) -> Replica:
-    """How most workers are cut."""
-    cuts = [_cut(member).replica for member in members.values()]
-    return max(cuts, key=lambda one: (cuts.count(one), one))
+def _together(workers: Collection[Parallelism]) -> Parallelism:
+    """The parallelism of workers with the same replicas, as one."""
+    first = next(iter(workers))
+    return replace(first, dp=sum(parallelism.dp for parallelism in workers))
 
 
-def _count(devices: int) -> str:
-    return f"{devices} device{'s' * (devices != 1)}"
+def _spread(before: Mapping[str, Parallelism], replica: Replica) -> list[Parallelism]:
+    """Every worker's devices as such replicas. Raises IllegalParallelism naming a worker that cannot."""
+    after = []
+    for worker, parallelism in before.items():
+        spread = Parallelism(1, *replica).over(devices := parallelism.devices)
+        if spread is None:
+            raise IllegalParallelism(
+                f"{worker}'s {devices} device{'s' * (devices != 1)} cannot be split into replicas of "
+                f"{_name(replica)}",
+                "choose one whose tp x cp x pp divides them",
+            )
+        after.append(spread)
+    return after
+
+
+def _commonest(workers: Collection[Parallelism]) -> Replica:
+    """The replica that most workers have."""
+    counts = Counter(parallelism.replica for parallelism in workers)
+    return max(counts, key=lambda replica: (counts[replica], replica))

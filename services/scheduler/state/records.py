@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-from services.scheduler.state.switch_records import Course, Ended
+from services.scheduler.state.switch_records import StageRecord, SwitchEnded
 from services.scheduler.state.ticket_ranges import RangeSet
 
 
@@ -296,7 +296,7 @@ Record = (
     | Member
     | Lives
     | Evaluation
-    | Course
+    | StageRecord
     | Run
     | Batch
     | dict[str, list[tuple[int, int]]]
@@ -311,7 +311,7 @@ _TYPES: dict[tuple[str, str], object] = {
     ("member", ""): Member,
     ("lives", ""): Lives,
     ("evaluation", ""): Evaluation,
-    ("stage", ""): Course,
+    ("stage", ""): StageRecord,
     ("state", "run"): Run,
     ("state", "batch"): Batch,
     ("state", "closed"): dict[str, list[tuple[int, int]]],
@@ -381,7 +381,9 @@ class WorkerLeft:
     reason: str
 
 
-Fact = TrajectoryReady | BatchPlanned | BatchCommitted | EvaluationDone | WorkerJoined | WorkerLeft | Ended
+Fact = (
+    TrajectoryReady | BatchPlanned | BatchCommitted | EvaluationDone | WorkerJoined | WorkerLeft | SwitchEnded
+)
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

@@ -1,113 +1,95 @@
-"""What is kept of a stage's parallelism: what it should be, its switches, its pin. Plain records.
+"""Records of a stage's parallelism: what it should be, its switches, its pin. Plain values.
 
-A cut is (dp, tp, cp, pp), a replica (tp, cp, pp): a stage's workers all have the same replicas, and as many
-of them as their devices give.
+Stored with the ledger, so the names of fields are part of a run directory. Parallelism is stored as (dp, tp,
+cp, pp), that of a replica as (tp, cp, pp): all workers of a stage have the same replicas, each as many as its
+devices hold.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
 
 from earl.parallelism import Parallelism
+from earl.reparallelize import StageSwitch, SwitchCommand
 
-Cut = tuple[int, int, int, int]
+Degrees = tuple[int, int, int, int]
 Replica = tuple[int, int, int]
 
 
 class By(StrEnum):
-    """Who asked for a switch. MEND: workers are cut otherwise than their stage, as they joined so, or as
-    others could not go with them."""
+    """Who asked for a switch. MEND: the scheduler itself, for workers whose replicas are not those of their
+    stage, because they joined so or because the others could not change with them."""
 
     SELECTOR = "selector"
     OPERATOR = "operator"
     MEND = "mend"
 
 
-class Switch(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One change of a stage's parallelism. before, after: of all its workers together; of a MEND, of the
-    workers that differ.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchRecord(StageSwitch[Degrees]):
+    """One change of a stage's parallelism. before, after: of a MEND, of the workers that differ.
 
-    step: that it was decided for; 0 if nobody decided. commanded: workers that have not answered yet, with
-    their incarnations. rolled_back: it did not end as asked, and message says why. stall_s: the longest time
-    in which a worker made nothing; seconds: all of it.
+    step: that the selector decided for; 0 if it did not. commanded: incarnation by name, of workers that have
+    not answered yet.
     """
 
-    epoch: int
-    before: Cut
-    after: Cut
     by: By
-    reason: str = ""
     step: int = 0
-    commanded: dict[str, int] = {}
-    rolled_back: bool = False
-    message: str = ""
-    stall_s: float = 0.0
-    seconds: float = 0.0
-    sequences_continued: int = 0
-    moved_bytes: int = 0
-    max_logprob_difference: float = 0.0
+    commanded: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def asked(self) -> Parallelism:
+    def target(self) -> Parallelism:
+        """What was asked for, over all workers."""
         return Parallelism(*self.after)
 
     @property
     def former(self) -> Parallelism:
+        """What the stage had before, over all workers."""
         return Parallelism(*self.before)
 
     @property
     def cost_s(self) -> float:
-        """What it cost the stage: the stall, and half of the rest, in which it worked beside the switch."""
+        """Seconds of work that the stage lost: the stall, and half of the rest, when it worked beside the
+        switch."""
         return (self.stall_s + max(self.stall_s, self.seconds)) / 2
 
 
-class Course(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One stage's. epoch: handed out last. replica: what its workers should have, None while nobody asked
-    for anything. bad: replicas whose log-probs did not agree, and why. last: that was not a MEND.
-    costs_s: of the last switches that ended well."""
+class StageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is kept of a stage.
+
+    epoch: of its newest switch, 0 before the first. replica: what its workers should have; None while nobody
+    has asked for anything. bad: replicas whose log-probs did not agree, with the reason for each. switch: in
+    progress. last: the one that ended last and was not a MEND. costs_s: of the last switches that were not
+    rolled back.
+    """
 
     epoch: int = 0
     replica: Replica | None = None
     pinned: bool = False
     bad: dict[str, str] = {}
-    switch: Switch | None = None
-    last: Switch | None = None
+    switch: SwitchRecord | None = None
+    last: SwitchRecord | None = None
     costs_s: list[float] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """What one worker is to be told; the same command may be told again."""
+class WorkerCommand:
+    """What one worker is told; the same command may be sent again."""
 
     stage: str
     worker: str
     incarnation: int
     address: str
-    epoch: int
-    parallelism: Parallelism
-    reason: str
+    switch: SwitchCommand
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a worker made of a command. parallelism: how it is cut now; None if it does not say, and then it
-    is as asked, or if rolled back as before."""
-
-    parallelism: Parallelism | None = None
-    rolled_back: bool = False
-    message: str = ""
-    stall_s: float = 0.0
-    sequences_continued: int = 0
-    moved_bytes: int = 0
-    max_logprob_difference: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A switch of a stage is over."""
+class SwitchEnded:
+    """A switch of a stage has ended."""
 
     stage: str
-    switch: Switch
+    switch: SwitchRecord

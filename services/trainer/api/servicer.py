@@ -6,12 +6,11 @@ import asyncio
 import os
 
 from earl.errors import ConfigError, DeadlineExceeded
-from earl.parallelism_codec import encode_parallelism
+from earl.parallelism_codec import decode_command, encode_outcome, encode_parallelism
 from earl.rpc.server import Server
 from earl.scheduler_client import SchedulerClient
 from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
-from services.trainer.api.codec_switch import carried_out, decode_command, encode_outcome
 from services.trainer.ranks.activity import Activity
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import Epochs
@@ -47,7 +46,8 @@ class StageServicer(TrainerServiceServicer):
                 f"{self._scheduler.worker.stage}",
                 "send it to a worker of that stage",
             )
-        return encode_outcome(await carried_out(self._epochs, decode_command(request)))
+        outcome = await self._epochs.carried_out(decode_command(request))
+        return encode_outcome(outcome, trainer_pb2.ReparallelizeTrainerResponse)
 
 
 class TrainerServicer(StageServicer):

@@ -1,107 +1,64 @@
-"""Switches that were asked for: the newest waits for a boundary, one runs, what became of the last is kept.
+"""Switches that were asked for: the newest waits for a boundary, one runs, the last outcome is kept.
 
     RPC ─ ask ─► waiting ─ begin: the loop, at a boundary ─► running ─ end ─► whoever asked
                     └─ withdraw: too late; a newer one came; the stage leaves ─► rolled back
 
-Promise: an epoch is carried out at most once, and whoever asks for it again gets the same outcome; what is
-older is refused, whatever became of it.
+Promise: an epoch is carried out at most once, and whoever asks for it again gets the same outcome; an older
+epoch is refused, whatever became of it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
-import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from earl.errors import ConfigError, StaleEpoch
+from earl.config.scheduler import SwitchDeadlines
+from earl.errors import DeadlineExceeded, StaleEpoch
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchCommand, SwitchOutcome
 
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds of each stage. Preparing includes the wait for the boundary. Raises ConfigError."""
-
-    prepare_s: float
-    quiesce_s: float
-    switch_s: float
-    verify_s: float
-
-    def __post_init__(self) -> None:
-        for name, seconds in asdict(self).items():
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise ConfigError(f"{name} = {seconds}", "give every stage of a switch more than 0 seconds")
-
-    @property
-    def begun_s(self) -> float:
-        """Of all that follows the boundary; moving and verifying may happen twice, for the way back."""
-        return self.prepare_s + self.quiesce_s + 2 * (self.switch_s + self.verify_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What was asked for, and when by time.monotonic(). tolerance: of canaries' log-probs; not NaN."""
-
-    epoch: int
-    parallelism: Parallelism
-    deadlines: Deadlines
-    tolerance: float
-    reason: str = ""
-    asked_s: float = field(default_factory=time.monotonic, compare=False)
-
-    def __post_init__(self) -> None:
-        if math.isnan(self.tolerance):
-            raise ConfigError("logprob_tolerance is not a number", "give the largest difference allowed")
-
-    def encode(self) -> bytes:
-        """For the other ranks, who have clocks of their own: asked_s becomes how long ago that was."""
-        return json.dumps(asdict(self) | {"asked_s": time.monotonic() - self.asked_s}).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Command:
-        value = json.loads(data)
-        value["parallelism"] = Parallelism(**value["parallelism"])
-        value["deadlines"] = Deadlines(**value["deadlines"])
-        value["asked_s"] = time.monotonic() - value["asked_s"]
-        return cls(**value)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How it ended. parallelism: as the stage is cut now. message: why it was rolled back.
-
-    stall_s: between the boundary and going on; seconds: from the command on. moved_bytes: over the wire, of
-    all ranks; peak_extra_bytes: of the rank that needed most beside the larger of both cuts.
-    """
-
-    epoch: int
-    parallelism: Parallelism
-    message: str = ""
-    stall_s: float = 0.0
-    seconds: float = 0.0
-    moved_bytes: int = 0
-    peak_extra_bytes: int = 0
-    max_logprob_difference: float = 0.0
-
-    @property
-    def rolled_back(self) -> bool:
-        return bool(self.message)
+# Beyond the deadlines of a switch's stages: what ranks need to agree on each.
+SLACK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    command: Command
-    outcome: concurrent.futures.Future[Outcome] = field(default_factory=concurrent.futures.Future)
+    command: SwitchCommand
+    outcome: concurrent.futures.Future[SwitchOutcome] = field(default_factory=concurrent.futures.Future)
+
+
+def command_to_ranks(command: SwitchCommand) -> bytes:
+    """A command as rank 0 sends it to the others, whose clocks differ: with the seconds since it came."""
+    value = {
+        "epoch": command.epoch,
+        "parallelism": command.parallelism.as_dict(),
+        "deadlines": command.deadlines.model_dump(),
+        "logprob_tolerance": command.logprob_tolerance,
+        "reason": command.reason,
+        "asked_s": time.monotonic() - command.asked_s,
+    }
+    return json.dumps(value).encode()
+
+
+def command_from_rank0(data: bytes) -> SwitchCommand:
+    """The inverse of `command_to_ranks`, on any rank."""
+    value = json.loads(data)
+    value["parallelism"] = Parallelism(**value["parallelism"])
+    value["deadlines"] = SwitchDeadlines(**value["deadlines"])
+    value["asked_s"] = time.monotonic() - value["asked_s"]
+    return SwitchCommand(**value)
 
 
 class Epochs:
-    """Of one stage's group of ranks, on the rank that speaks for it; from any thread.
+    """The switches that were asked of one stage's group of ranks; on rank 0, from any thread.
 
-    parallelism: as the group is cut; epoch: of the switch that cut it so, 0 as it started. legal: raises
-    IllegalParallelism for what the group cannot become.
+    parallelism: of the group now; epoch: of the switch that brought it there, 0 as the group started. legal:
+    raises IllegalParallelism for what the group cannot become.
     """
 
     def __init__(self, parallelism: Parallelism, legal: Callable[[Parallelism], None]) -> None:
@@ -113,8 +70,30 @@ class Epochs:
         self._running: _Asked | None = None
         self._newest: _Asked | None = None
 
-    def ask(self, command: Command) -> concurrent.futures.Future[Outcome]:
-        """Its outcome, or that of the same command before. Raises StaleEpoch, IllegalParallelism."""
+    async def carried_out(self, command: SwitchCommand) -> SwitchOutcome:
+        """Asks for a switch and waits for its end; one that no boundary came for in time is withdrawn.
+
+        Cancelling the wait stops no switch. Raises StaleEpoch, IllegalParallelism, DeadlineExceeded.
+        """
+        outcome = asyncio.wrap_future(self.ask(command))
+        prepare_s = command.deadlines.prepare_s
+        done, _ = await asyncio.wait([outcome], timeout=prepare_s)
+        if not done:
+            self.withdraw(command.epoch, f"no step boundary came within {prepare_s:g} s")
+            end_s = command.deadlines.total_s + SLACK_S
+            done, _ = await asyncio.wait([outcome], timeout=end_s)
+            if not done:
+                raise DeadlineExceeded(
+                    f"epoch {command.epoch} has begun, and not ended within {end_s:g} s",
+                    "send the same command again to learn what becomes of it",
+                )
+        return outcome.result()
+
+    def ask(self, command: SwitchCommand) -> concurrent.futures.Future[SwitchOutcome]:
+        """The outcome of a command, or of the same command that came before.
+
+        Raises StaleEpoch, IllegalParallelism.
+        """
         with self._lock:
             newest = self._newest.command if self._newest is not None else None
             if self._newest is not None and newest is not None and command.epoch == newest.epoch:
@@ -137,18 +116,18 @@ class Epochs:
             return self._waiting.outcome
 
     @property
-    def wanted(self) -> bool:
+    def waiting(self) -> bool:
         """Whether a command waits for a boundary."""
         return self._waiting is not None
 
-    def begin(self) -> Command | None:
-        """The command that waits is carried out now."""
+    def begin(self) -> SwitchCommand | None:
+        """Takes the command that waits, to be carried out now."""
         with self._lock:
             self._running, self._waiting = self._waiting, None
             return self._running.command if self._running is not None else None
 
-    def end(self, outcome: Outcome) -> None:
-        """What became of the command that was begun."""
+    def end(self, outcome: SwitchOutcome) -> None:
+        """Records the outcome of the command that was begun."""
         with self._lock:
             assert self._running is not None
             if not outcome.rolled_back:
@@ -156,23 +135,29 @@ class Epochs:
             self._running.outcome.set_result(outcome)
             self._running = None
 
-    def withdraw(self, epoch: int, why: str) -> bool:
-        """Whether the command had not begun: it never will."""
+    def withdraw(self, epoch: int, reason: str) -> bool:
+        """Rolls a command back that has not begun; False if it has begun or is not known."""
         with self._lock:
             if self._waiting is None or self._waiting.command.epoch != epoch:
                 return False
-            self._withdraw(why)
+            self._withdraw(reason)
             return True
 
-    def close(self, why: str) -> None:
+    def close(self, reason: str) -> None:
         """No boundary comes any more."""
         with self._lock:
             if self._waiting is not None:
-                self._withdraw(why)
+                self._withdraw(reason)
 
-    def _withdraw(self, why: str) -> None:
+    def _withdraw(self, reason: str) -> None:
         assert self._waiting is not None
         asked, self._waiting = self._waiting, None
-        command = asked.command
-        waited_s = time.monotonic() - command.asked_s
-        asked.outcome.set_result(Outcome(command.epoch, self.parallelism, why, seconds=waited_s))
+        asked.outcome.set_result(
+            SwitchOutcome(
+                epoch=asked.command.epoch,
+                parallelism=self.parallelism,
+                rolled_back=True,
+                message=reason,
+                seconds=time.monotonic() - asked.command.asked_s,
+            )
+        )

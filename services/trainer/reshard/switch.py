@@ -24,9 +24,9 @@ import torch.distributed as dist
 from earl.errors import EarlError
 from earl.obs.memory import available_bytes, cuda_available_bytes
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.runtime import return_pages
-from services.trainer.ranks.switch_requests import Command, Outcome
 from services.trainer.reshard.reshard import CHUNK_BYTES, MoveReport, MovingTensor, move
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def canary_tokens(vocabulary: int) -> np.ndarray:
     return rng.integers(0, vocabulary, (CANARIES, CANARY_TOKENS)).astype(np.int32)
 
 
-def switch(command: Command, change: ParallelismChange) -> Outcome:
+def switch(command: SwitchCommand, change: ParallelismChange) -> SwitchOutcome:
     """Carry a command out; `change` is kept or dropped. A collective.
 
     Raises what a process group does when a rank is lost.
@@ -92,7 +92,7 @@ def switch(command: Command, change: ParallelismChange) -> Outcome:
     return _Switch(command, change).run()
 
 
-def log_outcome(command: Command, outcome: Outcome) -> None:
+def log_outcome(command: SwitchCommand, outcome: SwitchOutcome) -> None:
     """For whoever reads the stage's log."""
     if outcome.rolled_back:
         log.warning("epoch %d, %s, was rolled back: %s", command.epoch, command.parallelism, outcome.message)
@@ -103,12 +103,12 @@ def log_outcome(command: Command, outcome: Outcome) -> None:
 
 
 class _Switch:
-    def __init__(self, command: Command, change: ParallelismChange) -> None:
+    def __init__(self, command: SwitchCommand, change: ParallelismChange) -> None:
         self._command, self._change, self._group = command, change, change.group
         self._moves: list[MoveReport] = []
         self._difference = 0.0
 
-    def run(self) -> Outcome:
+    def run(self) -> SwitchOutcome:
         began_s = time.monotonic()
         until = self._command.asked_s + self._command.deadlines.prepare_s
         if not self._group.agree(time.monotonic() < until):
@@ -177,7 +177,7 @@ class _Switch:
             dist.destroy_process_group(wire)
 
     def _verify(self, before: np.ndarray) -> str:
-        began_s, tolerance = time.monotonic(), self._command.tolerance
+        began_s, tolerance = time.monotonic(), self._command.logprob_tolerance
         after = self._change.canaries(new=True)
         mine = torch.tensor([float(np.abs(after - before).max(initial=0.0))], dtype=torch.float64)
         # As numbers, NaN would be lost in a maximum.
@@ -194,15 +194,16 @@ class _Switch:
     def _within(self, stage: str) -> str:
         return f"within {getattr(self._command.deadlines, stage):g} s"
 
-    def _outcome(self, began_s: float, why: str) -> Outcome:
+    def _outcome(self, began_s: float, why: str) -> SwitchOutcome:
         """A collective."""
         now, command = time.monotonic(), self._command
         sent = self._group.sum(torch.tensor([sum(moved.sent_bytes for moved in self._moves)]))
         most = max((moved.peak_extra_bytes for moved in self._moves), default=0)
-        return Outcome(
-            command.epoch,
-            self._change.parallelism if why else command.parallelism,
-            why,
+        return SwitchOutcome(
+            epoch=command.epoch,
+            parallelism=self._change.parallelism if why else command.parallelism,
+            rolled_back=bool(why),
+            message=why,
             stall_s=now - began_s,
             seconds=now - command.asked_s,
             moved_bytes=int(sent[0]),

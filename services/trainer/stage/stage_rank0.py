@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from earl.errors import EarlError
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchCommand, SwitchOutcome
 from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
@@ -27,7 +28,7 @@ from earl.scheduler_client import RETRY_S, HeartbeatReply, Membership, Scheduler
 from services.trainer.api.metrics import serve_figures
 from services.trainer.api.servicer import StageServicer, serve
 from services.trainer.ranks.activity import SWITCHING, Activity
-from services.trainer.ranks.switch_requests import Command, Epochs, Outcome
+from services.trainer.ranks.switch_requests import Epochs, command_from_rank0, command_to_ranks
 from services.trainer.reshard.switch import ParallelismChange, log_outcome, switch
 from services.trainer.stage.commands import RankCommand
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
@@ -165,14 +166,14 @@ class StageRank0:
     @property
     def switch_waits(self) -> bool:
         """Whether a command of another parallelism waits for a boundary of the work."""
-        return self._switches.wanted
+        return self._switches.waiting
 
     def next_switch(self) -> bytes:
         """The command to carry out a switch that waits, b"" if there is none; `end_switch` must follow."""
         command = self._switches.begin()
-        return b"" if command is None else RankCommand.SWITCH.encode(command.encode())
+        return b"" if command is None else RankCommand.SWITCH.encode(command_to_ranks(command))
 
-    def end_switch(self, command: Command, outcome: Outcome) -> None:
+    def end_switch(self, command: SwitchCommand, outcome: SwitchOutcome) -> None:
         """Answer whoever asked; from now on work is asked for in the parallelism that the ranks have now."""
         log_outcome(command, outcome)
         if not outcome.rolled_back:
@@ -188,7 +189,7 @@ def carry_out_switch(
     body: bytes, change: ParallelismChange, activity: Activity, rank0: StageRank0 | None
 ) -> None:
     """What every rank does on RankCommand.SWITCH. A collective. Raises as reshard.switch.switch."""
-    command = Command.decode(body)
+    command = command_from_rank0(body)
     with activity.phase(SWITCHING):
         outcome = switch(command, change)
     if rank0 is not None:

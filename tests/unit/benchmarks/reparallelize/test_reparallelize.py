@@ -5,7 +5,7 @@ import pytest
 from benchmarks.reparallelize import trainer
 from benchmarks.reparallelize.rollout import Sequence, Work, figures
 from earl.parallelism import Parallelism
-from services.rollout.pool.switch import SwitchReport
+from earl.reparallelize import SwitchOutcome
 
 WORK = Work(2, 3, 100, 10, (1, 2))
 
@@ -37,7 +37,7 @@ def test_a_sequence_that_ended_early_is_not_exact():
 
 def test_stalls_are_of_all_sequences_and_switches():
     stalls = [0.001 * n for n in range(1, 101)]
-    report = SwitchReport(1, Parallelism(1, 2), rolled_back=True)
+    report = SwitchOutcome(epoch=1, parallelism=Parallelism(1, 2), rolled_back=True)
     one = found(sequence([4]), sequence([4], stalls=stalls), [report])
     assert (one["stalls"], one["live_ms_p50"], one["live_ms_p99"]) == (100, 50.5, 99.0)
     assert one["rolled_back"] == 1 and one["switches"][0]["parallelism"] == "tp2"
@@ -45,8 +45,8 @@ def test_stalls_are_of_all_sequences_and_switches():
 
 def test_a_trainers_switches_are_summed_up():
     outcomes = [
-        {"stall_s": s, "peak_extra_bytes": n, "max_logprob_difference": 1e-6 * n, "message": message}
-        for s, n, message in ((0.5, 10, ""), (2.0, 30, "too late"), (1.0, 20, ""))
+        {"stall_s": s, "peak_extra_bytes": n, "max_logprob_difference": 1e-6 * n, "rolled_back": back}
+        for s, n, back in ((0.5, 10, False), (2.0, 30, True), (1.0, 20, False))
     ]
     found = trainer.figures(outcomes)
     assert (found["trainer_ms_p50"], found["trainer_ms_worst"]) == (1000.0, 2000.0)

@@ -17,7 +17,7 @@ from earl.cli.report.page import write_report
 from earl.errors import ConfigError
 from earl.obs.metrics import read_lines
 from services.scheduler.files.metrics_files import RunReport
-from services.scheduler.state.switch_records import By, Switch
+from services.scheduler.state.switch_records import By, SwitchRecord
 from tests.support.recorded import recorded
 
 VOID = {"meta", "input", "br", "link", "img"}
@@ -147,9 +147,13 @@ def test_switches_are_listed_and_drawn(tmp_path: Path):
     before, after = (2, 1, 1, 1), (1, 2, 1, 1)
     report = RunReport(tmp_path)
     times = [int(line["end_ns"]) for line in read_lines(tmp_path / "timeline.jsonl")]
-    one = Switch(epoch=1, before=before, after=after, by=By.SELECTOR, reason=EVIL, stall_s=0.25, seconds=0.5)
+    one = SwitchRecord(
+        epoch=1, before=before, after=after, by=By.SELECTOR, reason=EVIL, stall_s=0.25, seconds=0.5
+    )
     report.switched("rollout", one, times[-1])
-    other = Switch(epoch=2, before=after, after=before, by=By.OPERATOR, rolled_back=True, message="no room")
+    other = SwitchRecord(
+        epoch=2, before=after, after=before, by=By.OPERATOR, rolled_back=True, message="no room"
+    )
     report.switched("rollout", other, times[-1])
     report.close()
     text = write_report(tmp_path).read_text()

@@ -17,6 +17,7 @@ from earl.cli.main import report_error
 from earl.cli.run.live_view import LiveView, progress_of, sparkline, worker_rates
 from earl.cli.run.plain_view import PlainView, status_line
 from earl.errors import PortInUse
+from earl.reparallelize import StageSwitch
 from earl.stack.status import (
     Bounds,
     Evaluation,
@@ -27,7 +28,6 @@ from earl.stack.status import (
     RoleState,
     RunStatus,
     StageState,
-    SwitchState,
     Transfers,
     WorkerState,
 )
@@ -238,9 +238,9 @@ def test_the_views_say_how_stages_are_cut_and_what_the_selector_said(tmp_path: P
 
 def test_the_views_say_what_was_switched_and_what_is_pinned(tmp_path: Path):
     [rollout, trainer] = DECIDED.stages
-    under_way = SwitchState(3, "dp2", "tp2", "lengths grew")
+    under_way = StageSwitch(epoch=3, before="dp2", after="tp2", reason="lengths grew")
     done = replace(under_way, seconds=4.2, stall_s=0.31, sequences_continued=9, moved_bytes=3 << 20)
-    failed = SwitchState(4, "tp2", "dp2", rolled_back=True, message="rollout-0: no room")
+    failed = StageSwitch(epoch=4, before="tp2", after="dp2", rolled_back=True, message="rollout-0: no room")
     shots = [
         replace(DECIDED, stages=(replace(rollout, pinned=True), replace(trainer, pinned=True))),
         replace(DECIDED, stages=(replace(rollout, switching=under_way), trainer)),
@@ -249,7 +249,7 @@ def test_the_views_say_what_was_switched_and_what_is_pinned(tmp_path: Path):
     ]
     said = [
         "rollout goes from dp2 to tp2 (epoch 3): lengths grew",
-        "rollout went from dp2 to tp2 in 4.20 s, stalled 0.31 s, 9 sequences went on, 3.0 MiB moved "
+        "rollout went from dp2 to tp2 in 4.20 s, stalled 0.31 s, 9 sequences continued, 3.0 MiB moved "
         "(epoch 3)",
         "rollout stays tp2, not dp2 (epoch 4): rollout-0: no room",
     ]

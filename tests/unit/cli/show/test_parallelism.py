@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from earl.cli.lib.find_run import RUNS, newest
 from earl.cli.show.parallelism import app, given, shown
 from earl.errors import ConfigError, IllegalParallelism, InsecureCall, ServiceUnavailable
+from earl.reparallelize import StageSwitch
 from earl.stack.record import LaunchRecord, write_record
-from earl.stack.status import RunStatus, StageState, SwitchState
+from earl.stack.status import RunStatus, StageState
 from tests.support.runs import tictactoe
 
 
@@ -96,10 +97,14 @@ def test_a_token_that_would_travel_in_plain_text_is_said(
 
 
 def test_every_stage_is_shown_with_its_last_switch() -> None:
-    last = SwitchState(3, "dp2", "tp2", stall_s=0.25, seconds=1.5)
+    last = StageSwitch(epoch=3, before="dp2", after="tp2", stall_s=0.25, seconds=1.5)
     stages = (
         StageState("rollout", "tp2", "tp2", "rollout stays with tp2", pinned=True, epoch=3, last=last),
-        StageState("trainer", "", switching=SwitchState(4, "dp2", "tp2", "an operator asked for it")),
+        StageState(
+            "trainer",
+            "",
+            switching=StageSwitch(epoch=4, before="dp2", after="tp2", reason="an operator asked for it"),
+        ),
     )
     assert shown(RunStatus("r", "train", 3, 9, stages=stages)) == [
         "r, train 3/9",

@@ -11,7 +11,7 @@ from earl.cli.show.trace import app
 from earl.cli.show.trace_events import trace_of
 from earl.errors import ConfigError
 from services.scheduler.files.metrics_files import RunReport
-from services.scheduler.state.switch_records import By, Switch
+from services.scheduler.state.switch_records import By, SwitchRecord
 from tests.support.recorded import recorded
 
 NS = 1_000_000_000
@@ -24,12 +24,12 @@ def run_directory(tmp_path_factory):
     report = RunReport(directory)
     report.spans("rollout-0", [("generate", 31 * NS, 33 * NS), ("env", 32 * NS, 34 * NS)])
     report.spans("rollout-0", [("generate", 33 * NS - 500, 34 * NS)])  # two heartbeats that overlap a little
-    switch = Switch(
+    switch = SwitchRecord(
         epoch=1, before=(2, 1, 1, 1), after=(1, 2, 1, 1), by=By.SELECTOR, reason="longer", step=3,
         stall_s=0.5, seconds=2.0, sequences_continued=7,
     )  # fmt: skip
     report.switched("rollout", switch, 38 * NS)
-    report.switched("rollout", Switch(epoch=2, before=(1, 2, 1, 1), after=(2, 1, 1, 1), by=By.MEND,
+    report.switched("rollout", SwitchRecord(epoch=2, before=(1, 2, 1, 1), after=(2, 1, 1, 1), by=By.MEND,
                                       rolled_back=True, message="no", seconds=1.0), 39 * NS)  # fmt: skip
     report.close()
     return directory

@@ -11,14 +11,11 @@ from earl.errors import IllegalParallelism
 from earl.models.spec import ModelSpec
 from earl.obs.memory import DeviceMemory, available_bytes, host_bytes
 from earl.parallelism import Parallelism
-from earl.v1 import common_pb2, rollout_pb2
-from services.rollout.api.codec import decode_command, encode_report
 from services.rollout.engines.contract.engine import EngineSpec, EngineStats, GenerateRequest, Generation
 from services.rollout.pool.kv_placement import Rates, place, worth_moving
 from services.rollout.pool.layouts import Cuts
 from services.rollout.pool.memory_fit import CUDA_PROCESS_BYTES, fits_beside
 from services.rollout.pool.parity import difference
-from services.rollout.pool.switch import Command, SwitchReport
 from services.rollout.pool.turn import Turn
 
 # 8 heads, of which 2 kv_heads: from tp 4 on, ranks share one.
@@ -197,22 +194,3 @@ def test_parts_are_one_generation_and_each_asks_for_the_rest():
 def test_what_is_no_number_differs_without_end():
     assert difference(-1.5, -1.25) == 0.25
     assert difference(float("nan"), 0.0) == difference(0.0, float("nan")) == float("inf")
-
-
-# --- messages -------------------------------------------------------------------------------------
-
-
-def test_what_a_command_leaves_out_is_the_default():
-    request = rollout_pb2.ReparallelizeRolloutRequest(
-        epoch=3, parallelism=common_pb2.Parallelism(dp=2, tp=4), quiesce_s=1.5, reason="longer contexts"
-    )
-    assert decode_command(request) == Command(3, Parallelism(2, 4), quiesce_s=1.5, reason="longer contexts")
-
-
-def test_a_report_is_told_whole():
-    report = SwitchReport(3, Parallelism(1, 2), True, "why", 0.5, 4, 100, 20, 0.25, True, 1.5)
-    message = encode_report(report)
-    assert message.parallelism.tp == 2
-    for name in ("epoch", "rolled_back", "message", "stall_s", "sequences_continued", "kv_moved_bytes",
-                 "kv_recomputed_tokens", "max_logprob_difference", "cold", "seconds"):  # fmt: skip
-        assert getattr(message, name) == getattr(report, name)

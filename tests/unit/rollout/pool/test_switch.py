@@ -2,10 +2,10 @@
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
+from earl.config.scheduler import SwitchDeadlines
 from earl.errors import (
     BusUnavailable,
     ContextTooLong,
@@ -16,18 +16,18 @@ from earl.errors import (
     StaleEpoch,
 )
 from earl.parallelism import Parallelism
+from earl.reparallelize import LOGPROB_TOLERANCE, SwitchCommand
 from services.rollout.pool import pool as pool_module
 from services.rollout.pool import switch as switch_module
-from services.rollout.pool.switch import Command
 from tests.support.pool import greedy, published, request, running, settle, until
 
 NEW = 200
 TWO = Parallelism(1, 2)
 
 
-def command(epoch=1, cut=TWO, **fields) -> Command:
-    deadlines: dict[str, Any] = dict.fromkeys(("prepare_s", "quiesce_s", "switch_s", "verify_s"), 5.0)
-    return Command(epoch, cut, **deadlines | fields)
+def command(epoch=1, cut=TWO, logprob_tolerance=LOGPROB_TOLERANCE, **seconds: float) -> SwitchCommand:
+    deadlines = dict.fromkeys(SwitchDeadlines.model_fields, 5.0) | seconds
+    return SwitchCommand(epoch, cut, SwitchDeadlines(**deadlines), logprob_tolerance)
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def test_turns_go_on_with_the_new_engines_and_their_kv():
         await assert_whole(turns)
         # All that was computed came along, in two rounds from each of two engines; and the canary.
         assert made[2].calls.count("take_kv") == 5
-        assert report.kv_moved_bytes > 0 and report.kv_recomputed_tokens == 0
+        assert report.moved_bytes > 0 and report.kv_recomputed_tokens == 0
         assert made[2].prefilled < 3 * 4 + 4 * 12 + 10
         assert report.max_logprob_difference == 0 and 0 < report.stall_s <= report.seconds
         assert not [name for name in made[2].kv if name.startswith("canary")]
@@ -94,7 +94,7 @@ async def test_engines_that_hand_no_kv_over_compute_it_again():
         for engine in made:
             engine.caps.live_reshape = False
         report = await pool.reparallelize(command())
-        assert not report.rolled_back and report.kv_moved_bytes == 0 and report.kv_recomputed_tokens > 6
+        assert not report.rolled_back and report.moved_bytes == 0 and report.kv_recomputed_tokens > 6
         await assert_whole(turns)
 
 
@@ -105,7 +105,7 @@ async def test_kv_that_cannot_be_taken_is_computed_again():
             engine.hooks.update(take_kv=raises(EngineError("full"))),
         )
         report = await pool.reparallelize(command())
-        assert not report.rolled_back and report.kv_moved_bytes == 0 and report.kv_recomputed_tokens > 6
+        assert not report.rolled_back and report.moved_bytes == 0 and report.kv_recomputed_tokens > 6
         await assert_whole(turns)
 
 
@@ -325,7 +325,7 @@ async def test_a_cold_switch_ends_the_old_engines_first(monkeypatch):
         )
         report = await pool.reparallelize(command())
         assert report.cold and not report.rolled_back and made[2].calls[0] == "[True, True]"
-        assert report.kv_moved_bytes == 0 and report.kv_recomputed_tokens > 6
+        assert report.moved_bytes == 0 and report.kv_recomputed_tokens > 6
         await assert_whole(turns)
 
 

@@ -13,6 +13,7 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError, IllegalParallelism
 from earl.obs.metrics import read_lines
 from earl.parallelism import Parallelism
+from earl.reparallelize import SwitchOutcome
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.monitor.workload import Monitor
 from services.scheduler.parallelism.actions import Helm
@@ -67,11 +68,11 @@ def test_a_decision_is_carried_out_once_and_written_down(tmp_path: Path) -> None
     one.step(2, step_of(120.0))
     one.step(3, step_of(130.0))  # it is on its way
     [command] = world.commands()
-    assert (command.epoch, command.parallelism) == (1, Parallelism(2, 2))
+    assert (command.switch.epoch, command.switch.parallelism) == (1, Parallelism(2, 2))
     world.obey()
-    assert world.course.last is not None
-    assert (world.course.last.by, world.course.last.step) == (By.SELECTOR, 3)
-    assert world.course.last.reason == "goes to tp2: lengths decide"
+    assert world.stage.last is not None
+    assert (world.stage.last.by, world.stage.last.step) == (By.SELECTOR, 3)
+    assert world.stage.last.reason == "goes to tp2: lengths decide"
     one.step(4, step_of(140.0, running=TP2))
     one.step(5, step_of(50.0, running=TP2), goes_on=False)  # the last: nothing comes after it
     assert lines(tmp_path) == [(0, ""), (1, ""), (0, ""), (0, ""), (0, "")]
@@ -241,7 +242,7 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     member, worker = world.book.members["w0"], world.workers[0]
 
     def beat(tokens: float) -> list:
-        cut = Parallelism(1, *worker.cut).over(4)
+        cut = Parallelism(1, *worker.replica).over(4)
         one.heard(member, cut, worker.epoch, {"blocked_context_tokens": tokens})
         world.ended += one.switching.advance(world.now)
         return one.switching.commands(world.now)
@@ -251,12 +252,13 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     assert not beat(50.0) and "waits in dp4: the stage is pinned" in caplog.text
     one.switching.pin(STAGE, False)
     [command] = beat(50.0)
-    assert command.parallelism == Parallelism(2, 2)  # an engine of two holds 60
-    assert "no engine of dp4 holds a sequence of 50 tokens" in command.reason
+    assert command.switch.parallelism == Parallelism(2, 2)  # an engine of two holds 60
+    assert "no engine of dp4 holds a sequence of 50 tokens" in command.switch.reason
     assert beat(50.0) == [command]
-    worker.told(command, OK)
-    one.switching.answered(command, OK, world.now)
-    assert not beat(0.0) and worker.cut == REPLICA_2
+    outcome = worker.told(command, OK)
+    assert isinstance(outcome, SwitchOutcome)
+    one.switching.answered(command, outcome, world.now)
+    assert not beat(0.0) and worker.replica == REPLICA_2
     assert not beat(70.0) and "is known to hold it" in caplog.text
     one.close()
 

@@ -8,17 +8,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from earl.errors import EarlError
-from services.scheduler.state.switch_records import Answer, By, Command
+from earl.reparallelize import SwitchOutcome
+from services.scheduler.state.switch_records import By, WorkerCommand
 from tests.support.switching import (
     APART,
     OK,
-    PATIENCE_S,
     RETRY_S,
     ROLLED_BACK,
     STAGE,
+    TOTAL_S,
     TP1,
     TP2,
     TP4,
+    Reaction,
     World,
 )
 
@@ -33,19 +35,19 @@ class SwitchingMachine(RuleBasedStateMachine):
     @initialize(starts=st.lists(replicas, min_size=1, max_size=3))
     def begin(self, starts: list) -> None:
         self.world = World(*starts)
-        self.mail: list[tuple[Command, Answer | str]] = []
+        self.mail: list[tuple[WorkerCommand, SwitchOutcome | str]] = []
         self.epochs: dict[int, tuple] = {}
 
     # --- what happens -----------------------------------------------------------------------
 
     @rule(replica=replicas, by=st.sampled_from([By.SELECTOR, By.OPERATOR]))
     def ask(self, replica: tuple, by: By) -> None:
-        course = self.world.course
+        stage = self.world.stage
         barred = str(self.world.switching.barred(STAGE, self.world.now))
         try:
             self.world.ask(replica, by)
         except EarlError:
-            assert not self.world.switching.devices(STAGE) or course.switch is not None or barred != "{}"
+            assert not self.world.switching.devices(STAGE) or stage.switch is not None or barred != "{}"
 
     @rule(pinned=st.booleans())
     def pin(self, pinned: bool) -> None:
@@ -56,7 +58,7 @@ class SwitchingMachine(RuleBasedStateMachine):
         self.note(self.world.commands())
 
     @rule(at=which, outcome=outcomes, answer=st.sampled_from(["now", "late", "lost"]))
-    def tell(self, at: int, outcome: Answer | str, answer: str) -> None:
+    def tell(self, at: int, outcome: Reaction | str, answer: str) -> None:
         """One command arrives, the others were lost on their way."""
         commands = self.world.commands()
         self.note(commands)
@@ -106,26 +108,26 @@ class SwitchingMachine(RuleBasedStateMachine):
         self.world.image.apply(self.world.book.take_changes())
         self.world.restart()
 
-    @rule(seconds=st.sampled_from([1.0, RETRY_S + 1, PATIENCE_S + 1]))
+    @rule(seconds=st.sampled_from([1.0, RETRY_S + 1, TOTAL_S + 1]))
     def wait(self, seconds: float) -> None:
         self.world.now += seconds
 
     # --- what is always so ------------------------------------------------------------------
 
-    def note(self, commands: list[Command]) -> None:
+    def note(self, commands: list[WorkerCommand]) -> None:
         for command in commands:
-            asked = command.parallelism.replica
-            assert self.epochs.setdefault(command.epoch, asked) == asked, "one epoch, two layouts"
-        assert len({command.epoch for command in commands}) <= 1
+            asked = command.switch.parallelism.replica
+            assert self.epochs.setdefault(command.switch.epoch, asked) == asked, "one epoch, two layouts"
+        assert len({command.switch.epoch for command in commands}) <= 1
 
     @invariant()
     def epochs_grow(self) -> None:
-        course = self.world.course
-        switch = course.switch
+        stage = self.world.stage
+        switch = stage.switch
         if switch is not None:
-            assert course.epoch == switch.epoch
-        assert all(epoch <= course.epoch for epoch in self.epochs)
-        assert all(worker.highest <= course.epoch for worker in self.world.workers)
+            assert stage.epoch == switch.epoch
+        assert all(epoch <= stage.epoch for epoch in self.epochs)
+        assert all(worker.highest <= stage.epoch for worker in self.world.workers)
 
     def teardown(self) -> None:
         """From here on everything arrives and everyone obeys."""
@@ -142,13 +144,13 @@ class SwitchingMachine(RuleBasedStateMachine):
                 world.answer(command, worker.told(command, OK))
             world.now += RETRY_S
         world.commands()
-        course = world.course
-        assert course.switch is None and not world.commands()
-        if course.replica is not None:
-            assert set(world.cuts()) == {course.replica}
-            assert str(world.switching.running(STAGE)) == str(world.switching.heading(STAGE))
+        stage = world.stage
+        assert stage.switch is None and not world.commands()
+        if stage.replica is not None:
+            assert set(world.replicas()) == {stage.replica}
+            assert str(world.switching.running(STAGE)) == str(world.switching.target(STAGE))
         for worker in world.workers:
-            assert world.book.members[worker.name].parallelism[1:] == worker.cut
+            assert world.book.members[worker.name].parallelism[1:] == worker.replica
 
 
 TestSwitching = SwitchingMachine.TestCase

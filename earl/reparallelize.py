@@ -1,0 +1,133 @@
+"""A switch of parallelism: what a worker is asked for, what came of it, and what it cost. Pure.
+
+    scheduler ── SwitchCommand ─► worker            rollout pool, trainer ranks, reference ranks
+    scheduler ◄─ SwitchOutcome ── worker
+    scheduler ── StageSwitch ───► ledger, switches.jsonl, bus, status: all workers of a stage together
+
+Every figure of a switch is one field of SwitchFigures. The messages (earl.parallelism_codec), the ledger,
+switches.jsonl, the status and what commands print take figures from there, so that a new one needs a field
+here, a field of the message SwitchFigures, and a line where it is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, Self, TypeVar
+
+from earl.config.scheduler import SwitchConfig, SwitchDeadlines
+from earl.errors import ConfigError
+from earl.parallelism import Parallelism
+
+LOGPROB_TOLERANCE: float = SwitchConfig().logprob_tolerance
+
+# How a parallelism is written: as Parallelism, as text such as "dp2·tp2", or as its four degrees.
+Written = TypeVar("Written")
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchCommand:
+    """What one worker is asked for.
+
+    epoch: grows with every switch of a stage; an older one is refused. parallelism: over the devices of the
+    worker. logprob_tolerance: largest difference between canaries' log-probs before and after, in nats.
+    asked_s: when the command came, by time.monotonic() of the process that received it. Raises ConfigError
+    for a tolerance that is not a number.
+    """
+
+    epoch: int
+    parallelism: Parallelism
+    deadlines: SwitchDeadlines = field(default_factory=SwitchDeadlines)
+    logprob_tolerance: float = LOGPROB_TOLERANCE
+    reason: str = ""
+    asked_s: float = field(default=0.0, compare=False)
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.logprob_tolerance):
+            raise ConfigError("logprob_tolerance is not a number", "give the largest difference allowed")
+
+
+def _farther(first: float, second: float) -> float:
+    """The larger difference; one that is not a number is larger than any."""
+    return first if math.isnan(first) or first >= second else second
+
+
+def _mib(text: str) -> Callable[[int], str]:
+    return lambda size_bytes: text.format(size_bytes / (1 << 20))
+
+
+def _figure(
+    default: Any, combine: Callable[[Any, Any], Any], words: Callable[[Any], str] | None = None
+) -> Any:
+    """combine: the figure of two workers together. words: the figure in a sentence; None leaves it out."""
+    return field(default=default, metadata={"combine": combine, "words": words})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchFigures:
+    """What a switch took and moved: of one worker, or of all workers of a stage together."""
+
+    # Longest time in which a worker produced nothing.
+    stall_s: float = _figure(0.0, max)
+    # From the command to the end, the wait for a step boundary included.
+    seconds: float = _figure(0.0, max)
+    # Turns that were interrupted and continued with new engines.
+    sequences_continued: int = _figure(0, operator.add, "{:,} sequences continued".format)
+    # KV that new engines read from old ones; parameters and moments that trainer ranks sent each other.
+    moved_bytes: int = _figure(0, operator.add, _mib("{:,.1f} MiB moved"))
+    # Tokens whose KV was computed again instead of moved.
+    kv_recomputed_tokens: int = _figure(0, operator.add)
+    # Of the rank that needed most beside the larger of its shards before and after.
+    peak_extra_bytes: int = _figure(0, max)
+    # Between canaries' log-probs before and after; NaN if one was not a number.
+    max_logprob_difference: float = _figure(0.0, _farther)
+    # Old engines ended before new ones began, for want of memory: stall_s is the gap.
+    cold: bool = _figure(False, operator.or_)
+
+    def figures(self) -> dict[str, Any]:
+        """By name, in the order of their fields, without what a subclass adds."""
+        return {figure.name: getattr(self, figure.name) for figure in fields(SwitchFigures)}
+
+    def with_worker(self, other: SwitchFigures) -> Self:
+        """These figures and those of one more worker together."""
+        combined = {
+            figure.name: figure.metadata["combine"](getattr(self, figure.name), getattr(other, figure.name))
+            for figure in fields(SwitchFigures)
+        }
+        return replace(self, **combined)
+
+    def words(self) -> list[str]:
+        """Figures that are not zero, each as part of a sentence; stall_s and seconds are for the caller."""
+        return [
+            figure.metadata["words"](value)
+            for figure in fields(SwitchFigures)
+            if figure.metadata["words"] is not None and (value := getattr(self, figure.name))
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchOutcome(SwitchFigures):
+    """How a worker's switch ended. parallelism: in use now; message: the reason of a roll-back."""
+
+    epoch: int
+    parallelism: Parallelism
+    rolled_back: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSwitch(SwitchFigures, Generic[Written]):
+    """One change of a stage's parallelism; while it runs its figures are those of the workers that answered.
+
+    before, after: of all workers together. rolled_back: the stage has the parallelism of before, and message
+    gives the reason.
+    """
+
+    epoch: int
+    before: Written
+    after: Written
+    reason: str = ""
+    rolled_back: bool = False
+    message: str = ""

@@ -1,0 +1,73 @@
+"""Sends a switch command to a worker, and tells refusals and lost calls from answers."""
+
+from __future__ import annotations
+
+import grpc
+
+from earl.errors import (
+    DeadlineExceeded,
+    EarlError,
+    IllegalParallelism,
+    ReshapeRefused,
+    RpcError,
+    ServiceUnavailable,
+)
+from earl.parallelism_codec import decode_outcome, encode_command
+from earl.reparallelize import SwitchOutcome
+from earl.rpc.access import Access
+from earl.rpc.client import Client
+from earl.rpc.errors import sent_by_service
+from earl.v1 import common_pb2, rollout_pb2, trainer_pb2
+from earl.v1.rollout_pb2_grpc import RolloutServiceStub
+from earl.v1.trainer_pb2_grpc import TrainerServiceStub
+from services.scheduler.monitor.workload import ROLLOUT
+from services.scheduler.state.switch_records import WorkerCommand
+
+
+class SwitchRefused(EarlError):
+    """The worker cannot have this parallelism, now or ever."""
+
+
+class NoAnswer(EarlError):
+    """The worker did not answer; the same command may be sent again."""
+
+
+async def send(order: WorkerCommand, access: Access) -> SwitchOutcome:
+    """Sends a command and waits for its outcome, at most for as long as its deadlines allow.
+
+    Raises SwitchRefused, NoAnswer, and any other error that the worker answered with.
+    """
+    rollout = order.stage == ROLLOUT
+    client = Client(
+        order.address,
+        RolloutServiceStub if rollout else TrainerServiceStub,
+        token=access.token,
+        tls=access.tls,
+    )
+    if rollout:
+        method = "ReparallelizeRollout"
+        request = encode_command(order.switch, rollout_pb2.ReparallelizeRolloutRequest)
+    else:
+        method = "ReparallelizeTrainer"
+        request = encode_command(order.switch, trainer_pb2.ReparallelizeTrainerRequest)
+        request.stage = common_pb2.Stage.Value(f"STAGE_{order.stage.upper()}")  # type: ignore[assignment]
+    try:
+        response = await client.call(method, request, deadline_s=order.switch.deadlines.total_s)
+    except (ReshapeRefused, IllegalParallelism) as error:
+        raise SwitchRefused(error.message, error.remedy) from error
+    except (ServiceUnavailable, DeadlineExceeded) as error:
+        cause = error.__cause__
+        if isinstance(cause, grpc.aio.AioRpcError) and sent_by_service(cause) is not None:
+            raise
+        raise NoAnswer(error.message, error.remedy) from error
+    except RpcError as error:
+        cause = error.__cause__
+        if isinstance(cause, grpc.aio.AioRpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise SwitchRefused(
+                "it does not know how to change its parallelism while it runs",
+                "run it in the version of EARL that the scheduler is of",
+            ) from error
+        raise
+    finally:
+        await client.close()
+    return decode_outcome(response)
