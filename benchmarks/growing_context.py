@@ -30,7 +30,7 @@ from earl.errors import EarlError
 from earl.models.create import create_model
 from earl.parallelism import Parallelism
 from earl.stack.rundir import free_name
-from services.scheduler.parallelism.legal_layouts import Layouts
+from services.scheduler.parallelism.legal_layouts import LegalLayouts
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
@@ -103,7 +103,7 @@ def static_ways(config: RunConfig, *, all_layouts: bool) -> Iterator[tuple[str, 
     rollout, trainer = config.rollout, config.trainer
     with tempfile.TemporaryDirectory() as directory:
         create_model(Path(directory) / "model", config.model, config.seed)
-        layouts = Layouts(config, Path(directory))
+        layouts = LegalLayouts(config, Path(directory))
         of_rollout = layouts.legal("rollout", [rollout.engines * rollout.tp])
         of_trainer = layouts.legal("trainer", [trainer.ranks])
         holds = {stage: layouts.holds(stage) for stage in ("rollout", "trainer")}

@@ -27,7 +27,7 @@ from services.scheduler.journal.group_commit import Journal
 from services.scheduler.journal.redis_store import LedgerStore
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.parallelism.controller import Steering
+from services.scheduler.parallelism.controller import ParallelismController
 from services.scheduler.state.records import State
 from services.scheduler.wakeup import Bell
 
@@ -51,7 +51,7 @@ class Loop:
         self._bus = bus
         self._journal = Journal(ledger.book, store)
         self.traces = TicketTraces(ledger.book, tickets_of(config))
-        self.steering = Steering(
+        self.parallelism = ParallelismController(
             config, run_dir, self.monitor, ledger.book, self.report, self._journal.durable, access
         )
         self.dock = consumers.dock_of([consumers.REFERENCE] if config.trainer.kl_coefficient > 0.0 else [])
@@ -77,7 +77,13 @@ class Loop:
         self.ledger.book.now = time.monotonic()
         phases.resume(self.ledger, self.elapsed_s)
         self._settle()
-        works = (self._journal.run(), self._tick(), self._follow(), self.steering.driver.run(), stop.wait())
+        works = (
+            self._journal.run(),
+            self._tick(),
+            self._follow(),
+            self.parallelism.driver.run(),
+            stop.wait(),
+        )
         tasks: list[asyncio.Task] = [asyncio.create_task(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +96,7 @@ class Loop:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._chronicle.close(self.elapsed_s)
-            self.steering.close()
+            self.parallelism.close()
 
     # --- state of the run -------------------------------------------------------------------
 

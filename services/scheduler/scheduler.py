@@ -56,7 +56,7 @@ class Scheduler(Loop):
         self.ledger.seen(name, incarnation, report.seen_s, report.version)
         self.fleet.heard(name, report)
         self.monitor.heard(STAGES.get(member.stage, ""), name, report.gauges)
-        self.steering.heard(member, cut, epoch, report.gauges)
+        self.parallelism.heartbeat(member, cut, epoch, report.gauges)
         self.report.spans(name, spans)
         if report.version != before:
             self._tickets.ring_for(name)  # it may take tickets that want those weights
@@ -180,7 +180,8 @@ class Scheduler(Loop):
             )  # fmt: skip
             if phase == phases.TRAIN:
                 after = phases.phase(self.ledger)
-                self.steering.committed(step, seen, goes_on=after not in (phases.FINAL, phases.DONE))
+                last = after in (phases.FINAL, phases.DONE)
+                self.parallelism.committed(step, seen, last=last)
         await self._journal.durable()
 
     async def lease_columns(

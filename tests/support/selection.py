@@ -8,7 +8,7 @@ from pathlib import Path
 from earl.parallelism import Parallelism
 from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.workload import KvUse, Monitor, Seen, Step
-from services.scheduler.parallelism.selector_loop import Selection
+from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.selector.decision import Candidate, Decision, Workload
 from services.scheduler.selector.stages import Stages
 
@@ -46,11 +46,11 @@ class LongIsCut:
         self.cost_s = switch_cost_s
 
 
-def selecting(directory: Path, policy: type[LongIsCut] = LongIsCut, stage: str = "rollout") -> Selection:
+def selecting(directory: Path, policy: type[LongIsCut] = LongIsCut, stage: str = "rollout") -> SelectorLoop:
     """A run's selector with this policy for one stage, that cuts from 100 tokens on."""
-    selection = Selection(directory, Monitor())
-    selection.decide_by(lambda: Stages({stage: lambda start: policy(100.0, start)}))
-    return selection
+    selector = SelectorLoop(directory, Monitor())
+    selector.decide_by(lambda: Stages({stage: lambda start: policy(100.0, start)}))
+    return selector
 
 
 def step_of(

@@ -104,15 +104,15 @@ def _fleet(scheduler: Scheduler) -> Iterator[Sample]:
 
 
 def _switches(scheduler: Scheduler) -> Iterator[Sample]:
-    switching = scheduler.steering.switching
+    switching = scheduler.parallelism.switching
     for stage in STAGES.values():
-        cut = switching.running(stage)
-        for degree, value in (cut.as_dict() if cut is not None else {}).items():
+        parallelism = switching.running(stage)
+        for degree, value in (parallelism.as_dict() if parallelism is not None else {}).items():
             yield Sample("earl_scheduler_parallelism", float(value), {"stage": stage, "degree": degree})
         running = switching.stage(stage).switch is not None
         yield Sample("earl_scheduler_switch_running", float(running), {"stage": stage})
         # From 0 on: an increase of what was never 0 is none.
-        for outcome in OUTCOMES if cut is not None else ():
+        for outcome in OUTCOMES if parallelism is not None else ():
             count = float(scheduler.report.switches[stage, outcome])
             yield Sample("earl_scheduler_switches_total", count, {"stage": stage, "outcome": outcome})
     for stage, stalls in scheduler.report.stalls.items():

@@ -158,7 +158,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             message=scheduler.message,
             roles=codec.encode_progress(consumers.progress(scheduler.dock, scheduler.ledger)),
             stages=codec_stages.encode_stages(
-                scheduler.steering.switching, scheduler.steering.selection.last
+                scheduler.parallelism.switching, scheduler.parallelism.selector.last
             ),
             heartbeat_s=scheduler.ledger.heartbeat_s,
         )
@@ -171,7 +171,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.StopRunResponse()
 
     async def SetParallelism(self, request, context):
-        epoch, outcome = await self._scheduler.steering.set(
+        epoch, outcome = await self._scheduler.parallelism.set(
             codec_stages.decode_stage(request.stage),
             codec_stages.decode_request(request),
             request.pin,

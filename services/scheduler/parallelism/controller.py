@@ -1,9 +1,9 @@
 """A run's parallelism: decided after every step, asked for by an operator, needed by a sequence that waits.
 
-committed ─► Selection ─► Helm ──┐                                     ┌─► timeline, switches.jsonl
-blocked ───► Selection.relieve ──┼─► Switching ─► Driver ─► workers ───┤
-earl parallelism ──► set ────────┘       ▲                             └─► what switches cost, what is bad
-join, heartbeat ─────────────────────────┘
+committed ─► SelectorLoop ──────────┐                                      ┌─► timeline, switches.jsonl
+blocked ───► SelectorLoop.relieve ──┼─► Switching ─► SwitchDriver ─► workers
+earl parallelism ──► set ───────────┘       ▲                              └─► what switches cost, what is bad
+join, heartbeat ────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from services.scheduler.files.traces import record_switch, tickets_of
 from services.scheduler.ledger.index import Book
 from services.scheduler.monitor.workers import STAGES
 from services.scheduler.monitor.workload import ROLLOUT, Monitor, Step
-from services.scheduler.parallelism.actions import Helm
 from services.scheduler.parallelism.driver import SwitchDriver
-from services.scheduler.parallelism.legal_layouts import Layouts
-from services.scheduler.parallelism.selector_loop import Selection
+from services.scheduler.parallelism.legal_layouts import LegalLayouts
+from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.parallelism.worker_client import send
 from services.scheduler.state.records import Member
@@ -34,13 +33,17 @@ from services.scheduler.wakeup import Bell
 
 log = logging.getLogger(__name__)
 
-# Longest wait within one call, and how often a sequence that waits is looked after anew.
+# Longest wait within one call.
 WAIT_S = 20.0
-LOOK_S = 30.0
+# How often a decision is made anew for the same sequence that waits.
+RELIEVE_S = 30.0
 
 
-class Steering:
-    """Of one run. durable: waits until all that was decided is stored."""
+class ParallelismController:
+    """Decides and changes the parallelism of a run's stages.
+
+    durable: waits until all that was decided is stored. access: to workers.
+    """
 
     def __init__(
         self,
@@ -53,20 +56,20 @@ class Steering:
         access: Access = OPEN,
     ) -> None:
         self.switching = Switching(book, config.switch)
-        self.layouts = Layouts(config, directory)
-        self.selection = Selection.open(config, directory, monitor, self.layouts, Helm(self.switching))
+        self.layouts = LegalLayouts(config, directory)
+        self.selector = SelectorLoop.open(config, directory, monitor, self.layouts, self.switching)
         self._monitor = monitor
         self._book = book
         self._report = report
         self._durable = durable
-        self._steers = config.scheduler.selector == "on"
+        self._selects = config.scheduler.selector == "on"
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
         self._traced = tickets_of(config)
-        self._over = Bell()
-        self._said: set[tuple[str, str]] = set()
-        # (cut, tokens) of the sequence that was looked after last, and when.
-        self._looked: tuple[Replica, float] | None = None
-        self._looked_s = 0.0
+        self._switch_ended = Bell()
+        self._warned: set[tuple[str, str]] = set()
+        # (replica, tokens) of the sequence that a decision was made for last, and when.
+        self._relieved: tuple[Replica, float] | None = None
+        self._relieved_s = 0.0
         self.driver = SwitchDriver(
             self.switching,
             send=lambda command: send(command, access),
@@ -76,55 +79,57 @@ class Steering:
         )
 
     def close(self) -> None:
-        self.selection.close()
+        self.selector.close()
 
-    # --- what happens in the run ------------------------------------------------------------
+    # --- events of the run ------------------------------------------------------------------
 
-    def committed(self, step: int, seen: Step, *, goes_on: bool) -> None:
-        """A training step is done: decides for the next one, and carries it out if there is to be one."""
-        self.selection.step(step, seen, goes_on=goes_on)
+    def committed(self, step: int, observed: Step, *, last: bool) -> None:
+        """A training step is done: decides for the next one, and carries it out unless this is the last."""
+        self.selector.step(step, observed, last=last)
         self.driver.wake()
 
-    def heard(self, member: Member, cut: Parallelism | None, epoch: int, gauges: Mapping[str, float]) -> None:
-        """A heartbeat."""
-        self.switching.reported(member, cut, epoch)
+    def heartbeat(
+        self, member: Member, parallelism: Parallelism | None, epoch: int, gauges: Mapping[str, float]
+    ) -> None:
+        """What a worker reports: its parallelism, None if it does not say, and the epoch that led there."""
+        self.switching.reported(member, parallelism, epoch)
         blocked = gauges.get("blocked_context_tokens", 0.0)
         if blocked > 0 and STAGES.get(member.stage) == ROLLOUT:
-            self._blocked(cut or Parallelism(*member.parallelism), blocked)
+            self._blocked(parallelism or Parallelism(*member.parallelism), blocked)
 
-    def _blocked(self, cut: Parallelism, tokens: float) -> None:
-        """A sequence waits because no engine that is cut so can hold it."""
+    def _blocked(self, parallelism: Parallelism, tokens: float) -> None:
+        """A sequence waits because no engine of a worker can hold it."""
         now = time.monotonic()
-        self.selection.block(cut, tokens)
-        if not self._steers or self.switching.stage(ROLLOUT).switch is not None:
+        self.selector.block(parallelism, tokens)
+        if not self._selects or self.switching.stage(ROLLOUT).switch is not None:
             return
         running = self.switching.running(ROLLOUT)
-        if running is None or running.replica != cut.replica:
-            return  # of before the switch that ended just now
+        if running is None or running.replica != parallelism.replica:
+            return  # reported before the switch that ended just now
         if self.switching.stage(ROLLOUT).pinned:
-            self._say(ROLLOUT, f"a sequence of {tokens:,.0f} tokens waits in {running}: the stage is pinned")
+            self._warn(ROLLOUT, f"a sequence of {tokens:,.0f} tokens waits in {running}: the stage is pinned")
             return
-        if self._looked == (cut.replica, tokens) and now - self._looked_s < LOOK_S:
+        if self._relieved == (parallelism.replica, tokens) and now - self._relieved_s < RELIEVE_S:
             return
-        self._looked, self._looked_s = (cut.replica, tokens), now
-        seen = self._monitor.glance(self._members(), self._device_slots)
-        if seen is None or not self.selection.relieve(seen):
+        self._relieved, self._relieved_s = (parallelism.replica, tokens), now
+        observed = self._monitor.glance(self._members(), self._device_slots)
+        if observed is None or not self.selector.relieve(observed):
             self._relieve(running, tokens, now)
         self.driver.wake()
 
     def _relieve(self, running: Parallelism, tokens: float, now: float) -> None:
-        """Without a profile: the next larger cut that is not known to be too small."""
+        """Without a profile: asks for the next larger replica that is not known to be too small."""
         barred, holds = self.switching.barred(ROLLOUT, now), self.layouts.holds(ROLLOUT)
         larger = [
-            one
-            for one in self.layouts.legal(ROLLOUT, self.switching.devices(ROLLOUT))
-            if one.tp * one.cp > running.tp * running.cp
-            and one.replica not in barred
-            and (holds(one) or tokens) >= tokens
+            layout
+            for layout in self.layouts.legal(ROLLOUT, self.switching.devices(ROLLOUT))
+            if layout.tp * layout.cp > running.tp * running.cp
+            and layout.replica not in barred
+            and (holds(layout) or tokens) >= tokens
         ]
         if not larger:
             what = f"a sequence of {tokens:,.0f} tokens waits in {running}"
-            self._say(ROLLOUT, f"{what}: no other layout that may be tried is known to hold it")
+            self._warn(ROLLOUT, f"{what}: no other layout that may be tried is known to hold it")
             return
         reason = (
             f"goes to {larger[0]} at once: no engine of {running} holds a sequence of {tokens:,.0f} tokens"
@@ -132,21 +137,21 @@ class Steering:
         try:
             self.switching.ask(ROLLOUT, larger[0].replica, by=By.SELECTOR, reason=reason, now=now)
         except EarlError as error:
-            self._say(ROLLOUT, str(error))
+            self._warn(ROLLOUT, str(error))
 
     def _members(self) -> Collection[Member]:
         return self._book.members.values()
 
-    # --- what an operator asks for ----------------------------------------------------------
+    # --- an operator's request --------------------------------------------------------------
 
     async def set(
         self, stage: str, asked: tuple[int, Parallelism] | None, pin: bool, wait_s: float
     ) -> tuple[int, SwitchRecord | None]:
-        """Cuts a stage so, pins or unpins it, and waits for the switch: (its epoch, how it ended).
+        """Changes a stage's parallelism, pins or unpins it, and waits for the switch: (its epoch, its end).
 
-        asked: (dp, 0 for whatever the devices give; one replica); None leaves it as it is. The epoch is of
-        the last switch if there was nothing to do. Raises IllegalParallelism and LedgerError, having
-        changed nothing.
+        asked: (dp, or 0 for whatever the devices give; one replica); None changes only the pin. The epoch is
+        that of the last switch if there was nothing to do; the end is None if the switch is still running
+        after wait_s. Raises IllegalParallelism and LedgerError, having changed nothing.
         """
         devices = self.switching.devices(stage)
         if not devices:
@@ -157,11 +162,11 @@ class Steering:
             )
         switch = None
         if asked is not None:
-            dp, one = asked
-            self.layouts.check(stage, devices, dp, one)
+            dp, replica = asked
+            self.layouts.check(stage, devices, dp, replica)
             reason = "an operator asked for it"
             switch = self.switching.ask(
-                stage, one.replica, by=By.OPERATOR, reason=reason, now=time.monotonic()
+                stage, replica.replica, by=By.OPERATOR, reason=reason, now=time.monotonic()
             )
         self.switching.pin(stage, pin)
         self.driver.wake()
@@ -170,35 +175,35 @@ class Steering:
             last = self.switching.stage(stage).last
             return (last.epoch if last is not None else 0), None
         until = time.monotonic() + min(wait_s, WAIT_S)
-        while (left_s := until - time.monotonic()) > 0 and self._runs(stage, switch.epoch):
-            await self._over.wait(left_s)
+        while (left_s := until - time.monotonic()) > 0 and self._is_running(stage, switch.epoch):
+            await self._switch_ended.wait(left_s)
         last = self.switching.stage(stage).last
         return switch.epoch, last if last is not None and last.epoch == switch.epoch else None
 
-    def _runs(self, stage: str, epoch: int) -> bool:
+    def _is_running(self, stage: str, epoch: int) -> bool:
         switch = self.switching.stage(stage).switch
         return switch is not None and switch.epoch == epoch
 
-    # --- what came of it --------------------------------------------------------------------
+    # --- ended switches ---------------------------------------------------------------------
 
     def _ended(self, ended: Sequence[SwitchEnded]) -> None:
-        for one in ended:
-            switch = one.switch
+        for fact in ended:
+            stage, switch = fact.stage, fact.switch
             now_ns = time.time_ns()
-            self._report.switched(one.stage, switch, now_ns)
-            record_switch(self._traced, one.stage, switch, now_ns)
-            if not switch.rolled_back:
-                log.info(
-                    "%s was cut into %s in %.2f s, and stood still for %.2f s of them (epoch %d: %s)",
-                    one.stage, switch.target, switch.seconds, switch.stall_s, switch.epoch, switch.reason,
-                )  # fmt: skip
+            self._report.switched(stage, switch, now_ns)
+            record_switch(self._traced, stage, switch, now_ns)
+            if switch.rolled_back:
+                self._warn(stage, f"did not get {switch.target}: {switch.message}")
                 continue
-            self._say(one.stage, f"not cut into {switch.target}: {switch.message}")
+            log.info(
+                "%s has %s after %.2f s, of which it stood still for %.2f s (epoch %d: %s)",
+                stage, switch.target, switch.seconds, switch.stall_s, switch.epoch, switch.reason,
+            )  # fmt: skip
         if ended:
-            self._over.ring()
+            self._switch_ended.ring()
 
-    def _say(self, stage: str, text: str) -> None:
-        """A warning, once."""
-        if (stage, text) not in self._said:
-            self._said.add((stage, text))
+    def _warn(self, stage: str, text: str) -> None:
+        """Logs a warning, once."""
+        if (stage, text) not in self._warned:
+            self._warned.add((stage, text))
             log.warning("%s: %s", stage, text)

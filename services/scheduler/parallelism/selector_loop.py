@@ -1,15 +1,16 @@
-"""The selector in a run: one decision a step for every stage that has a profile, written down.
+"""The selector in a run: a decision a step for every stage that has a profile, carried out, written down.
 
-    commit ─► Monitor.step ─► Stages.decide ─► Helm.go ─► decisions.jsonl, the status
+    commit ─► Monitor.step ─► Stages.decide ─► Switching.ask ─► decisions.jsonl, the status
                                   ▲    ▲
-                                  │    └── Helm.stand: how the stage is cut, what switches cost, what is bad
+                                  │    └── Switching: target, what switches cost, what is barred
       profile (scheduler.profile, or what `earl profile` kept for this model and machine)
 
-Without a helm nothing is carried out, and each policy follows its own course.
+A decision is carried out if its stage is free: not pinned, and no other switch in progress. Without a
+Switching nothing is carried out, and each policy continues from what it chose last.
 
 Promise: a decision delays the loop by what it takes to compute, which is measured and logged (and a
 roll-back once, by that of the MOST_PAST decisions before it); a stage whose profile has no answer is left
-alone, and the log says why, once.
+alone, and the log gives the reason, once.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from earl.obs.metrics import LineFile, read_lines
 from earl.parallelism import Parallelism
 from services.scheduler.monitor.workload import ROLLOUT, Monitor, Step
 from services.scheduler.parallelism import decision_log
-from services.scheduler.parallelism.actions import Action, Helm
-from services.scheduler.parallelism.legal_layouts import Layouts
+from services.scheduler.parallelism.legal_layouts import LegalLayouts
+from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.selector.stages import Observed, Stages, Verdict
+from services.scheduler.state.switch_records import By
 
 if TYPE_CHECKING:
     from services.scheduler.profile.table import MemoryModel
@@ -54,11 +56,12 @@ MOST_PAST = 128
 Profile = tuple[str, str]
 
 
-class Selection:
-    """last: the latest verdict by stage. Stages without a profile have none.
+class SelectorLoop:
+    """Decides for the stages of a run. last: the latest verdict by stage; stages without a profile have none.
 
-    search: finds a profile, once training has begun, in a thread of its own. layouts: bounds what the
-    profile's parallelisms hold. helm: carries decisions out.
+    search: finds a profile, once training has begun, in a thread of its own. memory: the memory model of a
+    stage, where its profile has no fractions. layouts: bounds what the profile's parallelisms hold.
+    switching: carries decisions out.
     """
 
     def __init__(
@@ -68,8 +71,8 @@ class Selection:
         switch_cost_s: float = 1.0,
         search: Callable[[], Profile | None] | None = None,
         memory: Callable[[str], MemoryModel] | None = None,
-        layouts: Layouts | None = None,
-        helm: Helm | None = None,
+        layouts: LegalLayouts | None = None,
+        switching: Switching | None = None,
     ) -> None:
         self.last: dict[str, Verdict] = {}
         self._directory = directory
@@ -78,14 +81,15 @@ class Selection:
         self._search = search
         self._memory = memory
         self._layouts = layouts
-        self._helm = helm
-        self._searched: Future[Profile | None] | None = None
+        self._switching = switching
+        self._search_result: Future[Profile | None] | None = None
         self._make: Callable[[], Stages] = lambda: Stages({})
         self._stages = self._make()
         # The step of the last decisions.
         self._decided = 0
         self._file: LineFile | None = None
-        self._said: set[tuple[str, str]] = set()
+        # What was logged and is not to be logged again.
+        self._logged: set[tuple[str, str]] = set()
 
     @classmethod
     def open(
@@ -93,26 +97,24 @@ class Selection:
         config: RunConfig,
         directory: Path,
         monitor: Monitor,
-        layouts: Layouts | None = None,
-        helm: Helm | None = None,
-    ) -> Selection:
+        layouts: LegalLayouts | None = None,
+        switching: Switching | None = None,
+    ) -> SelectorLoop:
         """The run's selector, where a former scheduler left it. Raises ConfigError for a bad profile."""
         scheduler = config.scheduler
-        one = cls(
+        decides = scheduler.selector != "static"
+        selector = cls(
             directory,
             monitor,
             scheduler.switch_cost_s,
+            search=partial(kept_profile, config, directory) if decides and not scheduler.profile else None,
             memory=partial(memory_of, config, directory),
             layouts=layouts,
-            helm=helm if scheduler.selector == "on" else None,
+            switching=switching if scheduler.selector == "on" else None,
         )
-        if scheduler.selector == "static":
-            return one
-        if scheduler.profile:
-            one.begin(*read_profile(scheduler.profile))
-        else:
-            one._search = partial(kept_profile, config, directory)
-        return one
+        if decides and scheduler.profile:
+            selector.begin(*read_profile(scheduler.profile))
+        return selector
 
     def begin(self, text: str, name: str) -> None:
         """Decides by this profile from now on. Raises ConfigError."""
@@ -130,35 +132,44 @@ class Selection:
             self._monitor.remember(mean_tokens)
         self._file = LineFile(self._directory / decision_log.NAME)
 
-    def step(self, committed: int, seen: Step, *, goes_on: bool = True) -> None:
+    def step(self, committed: int, observed: Step, *, last: bool = False) -> None:
         """Training step `committed` is done: decides for the next one and writes it down.
 
-        goes_on: False if there will be none, and nothing is to be carried out.
+        last: there will be no next one, and nothing is carried out.
         """
-        self._look()
+        self._take_profile()
         if self._decided > committed:
             # Rolled back: the steps since, and what was decided for them, have not been.
             self._restore(committed + 1)
-        for stage in sorted(self._stages.names & seen.stages.keys()):
-            self._decide(stage, committed + 1, seen, goes_on=goes_on)
+        for stage in sorted(self._stages.names & observed.stages.keys()):
+            self._decide(stage, committed + 1, observed, carried_out=not last)
         self._decided = committed + 1
 
-    def relieve(self, seen: Step) -> bool:
-        """A sequence waits for a layout that holds it: decides at once, for the step under way.
+    def relieve(self, observed: Step) -> bool:
+        """A sequence waits for engines that hold it: decides for rollout at once, for the step in progress.
 
-        False if there is nothing to decide by.
+        False if there is no profile to decide by, or decisions are not carried out.
         """
-        if self._helm is None or ROLLOUT not in self._stages.names or ROLLOUT not in seen.stages:
+        if self._switching is None or ROLLOUT not in self._stages.names & observed.stages.keys():
             return False
-        self._decide(ROLLOUT, max(1, self._decided), seen, must_fit=True)
+        self._decide(ROLLOUT, max(1, self._decided), observed, must_fit=True)
         return True
 
-    def block(self, one: Parallelism, context_tokens: float) -> None:
-        """A sequence of rollout of so many tokens waits, because no engine cut so can hold it."""
-        self._stages.block(ROLLOUT, one, context_tokens)
+    def block(self, parallelism: Parallelism, context_tokens: float) -> None:
+        """A sequence of rollout of so many tokens waits, because no engine of that parallelism holds it."""
+        self._stages.block(ROLLOUT, parallelism, context_tokens)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    # --- profile and past decisions ---------------------------------------------------------
 
     def _restore(self, below: float = math.inf) -> Iterable[float]:
-        """Policies as the decisions for steps below this one left them; mean lengths of rollout's steps."""
+        """Brings policies to where the decisions for steps below `below` left them.
+
+        Returns the mean lengths of rollout's steps, in tokens.
+        """
         self._stages = self._make()
         past = decision_log.past(read_lines(self._directory / decision_log.NAME), MOST_PAST, below)
         for stage in self._stages.names & past.keys():
@@ -166,52 +177,50 @@ class Selection:
                 self._stages.restore(stage, past[stage])
             except EarlError as error:
                 log.warning("decisions for %s begin anew, the profile is another one: %s", stage, error)
-        self._decided = max((one[-1].step for one in past.values()), default=0)
-        return [one.observed.workload.mean_tokens for one in past.get(ROLLOUT, ())]
+        self._decided = max((decisions[-1].step for decisions in past.values()), default=0)
+        return [decision.observed.workload.mean_tokens for decision in past.get(ROLLOUT, ())]
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def _look(self) -> None:
-        """Starts the search, or takes what it found."""
+    def _take_profile(self) -> None:
+        """Starts the search for a profile, or takes its result."""
         if self._search is None:
             return
-        if self._searched is None:
+        if self._search_result is None:
             executor = ThreadPoolExecutor(1, "profile")
-            self._searched = executor.submit(self._search)
+            self._search_result = executor.submit(self._search)
             executor.shutdown(wait=False)
-        elif self._searched.done():
+        elif self._search_result.done():
             self._search = None
             try:
-                found = self._searched.result()
-                if found is not None:
-                    self.begin(*found)
+                profile = self._search_result.result()
+                if profile is not None:
+                    self.begin(*profile)
                     return
-                why = "there is no profile of this model on this machine"
+                reason = "there is no profile of this model on this machine"
             except EarlError as error:
-                why = str(error)
+                reason = str(error)
             log.info(
                 "no parallelism is decided: %s; measure one with `earl profile`, or name a file with "
                 "scheduler.profile",
-                why,
+                reason,
             )
 
+    # --- decisions --------------------------------------------------------------------------
+
     def _decide(
-        self, stage: str, step: int, seen: Step, *, goes_on: bool = True, must_fit: bool = False
+        self, stage: str, step: int, observed: Step, *, carried_out: bool = True, must_fit: bool = False
     ) -> None:
         assert self._file is not None
-        one, now = seen.stages[stage], time.monotonic()
-        observed = Observed(seen.running[stage], one.workload, one.tokens_per_device_s)
+        load, now = observed.stages[stage], time.monotonic()
+        was = Observed(observed.running[stage], load.workload, load.tokens_per_device_s)
         began_s = time.perf_counter()
         try:
-            if self._helm is not None:
-                stand = self._helm.stand(stage, now)
-                self._stages.stand(stage, stand.heading or observed.running, stand.cost_s, stand.barred)
-            verdict = self._stages.decide(stage, observed, step)
+            if self._switching is not None:
+                target = self._switching.target(stage) or was.running
+                cost_s, barred = self._switching.cost_s(stage), self._switching.barred(stage, now)
+                self._stages.stand(stage, target, cost_s, barred)
+            verdict = self._stages.decide(stage, was, step)
         except EarlError as error:
-            if (stage, "") not in self._said:
-                self._said.add((stage, ""))
+            if self._is_new(stage, ""):
                 log.warning("nothing is decided for %s: %s", stage, error)
             return
         took_s = time.perf_counter() - began_s
@@ -221,17 +230,45 @@ class Selection:
         if before is None or before.decision.after != verdict.decision.after:
             log.info("step %d: %s", step, verdict.sentence)
         self.last[stage] = verdict
-        action = Action()
-        if self._helm is not None and goes_on:
-            action = self._helm.go(verdict, now, must_fit=must_fit)
-        if action.held and (stage, action.held) not in self._said:
-            self._said.add((stage, action.held))
-            log.info("step %d: %s is not cut into %s: %s", step, stage, verdict.chosen, action.held)
-        self._file.write(decision_log.encode(verdict, seen, took_s, action))
+        epoch, held = self._carry_out(verdict, now, must_fit) if carried_out else (0, "")
+        if held and self._is_new(stage, held):
+            log.info("step %d: %s does not get %s: %s", step, stage, verdict.chosen, held)
+        self._file.write(decision_log.encode(verdict, observed, took_s, epoch, held))
+
+    def _carry_out(self, verdict: Verdict, now: float, must_fit: bool) -> tuple[int, str]:
+        """(epoch of the switch that carries the decision out, 0 if none does; the reason, "" if the stage
+        has the parallelism already or is on its way there).
+
+        must_fit: only to what fits: elsewhere the sequence that waits for room would wait on.
+        """
+        if self._switching is None:
+            return 0, ""
+        stage, decision = verdict.stage, verdict.decision
+        if must_fit and not verdict.fits:
+            return 0, "no layout holds it"
+        target = self._switching.target(stage)
+        if target is not None and target.replica == verdict.chosen.replica:
+            return 0, ""
+        if self._switching.stage(stage).pinned:
+            return 0, f"{stage} is pinned"
+        try:
+            switch = self._switching.ask(
+                stage, verdict.chosen.replica, by=By.SELECTOR, reason=decision.reason, now=now,
+                step=decision.step,
+            )  # fmt: skip
+        except EarlError as error:
+            return 0, error.message
+        return (switch.epoch if switch is not None else 0), ""
+
+    def _is_new(self, stage: str, text: str) -> bool:
+        """Whether this was never logged of a stage; it is taken to be, now."""
+        new = (stage, text) not in self._logged
+        self._logged.add((stage, text))
+        return new
 
 
 def read_profile(key: str) -> Profile:
-    """What scheduler.profile names. Raises ConfigError."""
+    """The profile that scheduler.profile names. Raises ConfigError."""
     path = Path(key).expanduser()
     try:
         return path.read_text(encoding="utf-8"), str(path)
@@ -243,9 +280,9 @@ def read_profile(key: str) -> Profile:
 
 
 def kept_profile(config: RunConfig, directory: Path) -> Profile | None:
-    """What `earl profile` has kept for the run's model and settings on this machine, all its stages together.
+    """The profile that `earl profile` has kept for the run's model and settings on this machine, all stages.
 
-    Looks at the hardware, so it may take seconds. Raises ModelNotFound.
+    Identifies the hardware, so it may take seconds. Raises ModelNotFound.
     """
     from services.scheduler.profile.rows import STAGES, dump
     from services.scheduler.profile.stages import cache_of
@@ -257,22 +294,23 @@ def kept_profile(config: RunConfig, directory: Path) -> Profile | None:
 
 
 def memory_of(config: RunConfig, directory: Path, stage: str) -> MemoryModel:
-    """The memory model of one stage, for where its profile has no fractions.
+    """The memory model of one stage, for a profile without fractions.
 
-    Of CPUs alone: how much memory GPUs have, the scheduler does not know. None before the run has its model.
+    It gives fractions of a host's memory for CPUs, and None where the stage may run on GPUs, whose memory the
+    scheduler does not know, or before the run has its model.
     """
 
     @lru_cache(maxsize=1)
     def spec() -> ModelSpec:
         return load_spec(directory / "model")
 
-    def model(one: Parallelism, context_tokens: float, concurrency: float) -> float | None:
+    def model(parallelism: Parallelism, context_tokens: float, concurrency: float) -> float | None:
         from services.scheduler.memory import predict, ranks_here
 
         device = getattr(config, stage).device
         if device == "cuda" or (device == "auto" and NVIDIA.exists()) or not (directory / "model").is_dir():
             return None
-        taken = predict(stage, config, spec(), one, context_tokens, concurrency, device="cpu")
+        taken = predict(stage, config, spec(), parallelism, context_tokens, concurrency, device="cpu")
         return taken.fraction(host_bytes() // ranks_here(config))
 
     return model
@@ -283,7 +321,7 @@ def stages_of(
     name: str,
     switch_cost_s: float,
     memory: Callable[[str], MemoryModel] | None = None,
-    layouts: Layouts | None = None,
+    layouts: LegalLayouts | None = None,
 ) -> Stages:
     """A policy and its table for each stage that a profile has rows of. Raises ConfigError."""
     from services.scheduler.profile.rows import parse  # numpy: not for a run without a profile

@@ -16,10 +16,9 @@ from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchOutcome
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.monitor.workload import Monitor
-from services.scheduler.parallelism.actions import Helm
-from services.scheduler.parallelism.controller import Steering
-from services.scheduler.parallelism.legal_layouts import Layouts
-from services.scheduler.parallelism.selector_loop import Selection
+from services.scheduler.parallelism.controller import ParallelismController
+from services.scheduler.parallelism.legal_layouts import LegalLayouts
+from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.profile.rows import parse
 from services.scheduler.selector.decision import Workload
 from services.scheduler.selector.earl import EarlPolicy
@@ -28,7 +27,7 @@ from services.scheduler.selector.stages import Stages
 from services.scheduler.state.switch_records import By
 from tests.support.runs import tictactoe
 from tests.support.selection import DP2, TP2, LongIsCut, step_of
-from tests.support.switching import APART, OK, STAGE, World
+from tests.support.switching import APART, OK, STAGE, World, whole
 from tests.support.switching import TP1 as REPLICA_1
 from tests.support.switching import TP2 as REPLICA_2
 
@@ -47,9 +46,9 @@ class Pair(World):
         super().__init__(REPLICA_1)
 
 
-def carrying_out(directory: Path, world: World) -> Selection:
-    """The support's policy for rollout, cut from 100 tokens on, with a helm."""
-    selection = Selection(directory, Monitor(), helm=Helm(world.switching))
+def carrying_out(directory: Path, world: World) -> SelectorLoop:
+    """The support's policy for rollout, cut from 100 tokens on, carried out."""
+    selection = SelectorLoop(directory, Monitor(), switching=world.switching)
     selection.decide_by(lambda: Stages({STAGE: lambda start: LongIsCut(100.0, start)}))
     return selection
 
@@ -74,7 +73,7 @@ def test_a_decision_is_carried_out_once_and_written_down(tmp_path: Path) -> None
     assert (world.stage.last.by, world.stage.last.step) == (By.SELECTOR, 3)
     assert world.stage.last.reason == "goes to tp2: lengths decide"
     one.step(4, step_of(140.0, running=TP2))
-    one.step(5, step_of(50.0, running=TP2), goes_on=False)  # the last: nothing comes after it
+    one.step(5, step_of(50.0, running=TP2), last=True)  # the last: nothing comes after it
     assert lines(tmp_path) == [(0, ""), (1, ""), (0, ""), (0, ""), (0, "")]
     assert one.last[STAGE].chosen == DP2 and not world.commands()
 
@@ -114,7 +113,7 @@ def test_where_nothing_fits_a_sequence_that_waits_moves_nothing(tmp_path: Path) 
             )
 
     world = Pair()
-    selection = Selection(tmp_path, Monitor(), helm=Helm(world.switching))
+    selection = SelectorLoop(tmp_path, Monitor(), switching=world.switching)
     selection.decide_by(lambda: Stages({STAGE: lambda start: Bursting(100.0, start)}))
     assert selection.relieve(step_of(120.0))
     assert lines(tmp_path) == [(0, "no layout holds it")] and not world.commands()
@@ -125,15 +124,14 @@ def test_where_nothing_fits_a_sequence_that_waits_moves_nothing(tmp_path: Path) 
 def test_what_switches_took_is_what_the_next_ones_cost() -> None:
     world = Pair()
     for at, (wanted, seconds) in enumerate([(REPLICA_2, 4.0), (REPLICA_1, 8.0), (REPLICA_2, 2.0)]):
-        assert Helm(world.switching).stand(STAGE, world.now).cost_s == (None, 2.25, 3.25)[at]
+        assert world.switching.cost_s(STAGE) == (None, 2.25, 3.25)[at]
         world.ask(wanted)
         [command] = world.commands()
         world.now += seconds
         world.tell(command, OK)
         world.commands()
-    stand = Helm(world.switching).stand(STAGE, world.now)
-    assert stand.cost_s == 2.25 and stand.heading == Parallelism(2, 2) and not stand.barred
-    assert Helm(world.switching).stand("trainer", world.now).heading is None
+    assert world.switching.cost_s(STAGE) == 2.25 and world.switching.target(STAGE) == Parallelism(2, 2)
+    assert not world.switching.barred(STAGE, world.now) and world.switching.target("trainer") is None
 
 
 # --- the policy's price ---------------------------------------------------------------------
@@ -200,7 +198,7 @@ def model(directory: Path) -> Path:
 
 def test_layouts_are_what_model_and_devices_allow(tmp_path: Path) -> None:
     config = tictactoe(tmp_path, rollout={"kv_tokens": 1000, "tp": 1, "max_context_tokens": 64})
-    layouts = Layouts(config, model(tmp_path))
+    layouts = LegalLayouts(config, model(tmp_path))
     assert list(map(str, layouts.legal("rollout", [4]))) == ["dp4", "dp2·tp2", "tp4"]
     assert list(map(str, layouts.legal("rollout", [4, 2]))) == ["dp6", "dp3·tp2"]
     assert [str(one) for one in layouts.legal("trainer", [2])] == ["dp2", "tp2", "cp2"]
@@ -215,7 +213,7 @@ def test_layouts_are_what_model_and_devices_allow(tmp_path: Path) -> None:
     most = config.trainer.microbatch_tokens
     assert [layouts.holds("trainer")(Parallelism(tp=2, cp=cp)) for cp in (1, 2)] == [most, 2 * most]
     assert layouts.holds("reference")(Parallelism(tp=2)) is None
-    unknown = Layouts(config, tmp_path / "elsewhere")
+    unknown = LegalLayouts(config, tmp_path / "elsewhere")
     assert list(map(str, unknown.legal("rollout", [4]))) == ["dp4", "dp2·tp2", "tp4"]
     assert unknown.holds("rollout")(Parallelism(tp=2)) is None
 
@@ -227,9 +225,9 @@ async def stored() -> None:
     return None
 
 
-def steering(directory: Path, world: World, config: RunConfig) -> Steering:
+def controller(directory: Path, world: World, config: RunConfig) -> ParallelismController:
     report = RunReport(directory)
-    one = Steering(config, directory, Monitor(), world.book, report, stored)
+    one = ParallelismController(config, directory, Monitor(), world.book, report, stored)
     return one
 
 
@@ -238,12 +236,11 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
 ) -> None:
     config = tictactoe(tmp_path, rollout={"kv_tokens": 30, "max_context_tokens": 128})
     world = Pair()
-    one = steering(model(tmp_path), world, config)
+    one = controller(model(tmp_path), world, config)
     member, worker = world.book.members["w0"], world.workers[0]
 
     def beat(tokens: float) -> list:
-        cut = Parallelism(1, *worker.replica).over(4)
-        one.heard(member, cut, worker.epoch, {"blocked_context_tokens": tokens})
+        one.heartbeat(member, whole(worker.replica), worker.epoch, {"blocked_context_tokens": tokens})
         world.ended += one.switching.advance(world.now)
         return one.switching.commands(world.now)
 
@@ -266,7 +263,7 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
 @pytest.mark.parametrize("selector", ["observe", "static"])
 def test_where_nothing_is_carried_out_a_sequence_may_wait(tmp_path: Path, selector: str) -> None:
     world = Pair()
-    one = steering(model(tmp_path), world, tictactoe(tmp_path, scheduler={"selector": selector}))
-    one.heard(world.book.members["w0"], Parallelism(4), 0, {"blocked_context_tokens": 50.0})
+    one = controller(model(tmp_path), world, tictactoe(tmp_path, scheduler={"selector": selector}))
+    one.heartbeat(world.book.members["w0"], Parallelism(4), 0, {"blocked_context_tokens": 50.0})
     assert not one.switching.commands(world.now)
     one.close()

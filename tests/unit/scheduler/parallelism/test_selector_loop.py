@@ -14,7 +14,7 @@ from earl.obs.metrics import read_lines
 from earl.parallelism import Parallelism
 from services.scheduler.monitor.workload import Monitor
 from services.scheduler.parallelism import decision_log
-from services.scheduler.parallelism.selector_loop import Selection, kept_profile
+from services.scheduler.parallelism.selector_loop import SelectorLoop, kept_profile
 from services.scheduler.profile.plan import Point
 from services.scheduler.profile.stages import cache_of
 from services.scheduler.selector.decision import Decision
@@ -153,7 +153,7 @@ def test_without_a_profile_nothing_is_decided_and_the_log_says_how(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    one = Selection(tmp_path, Monitor(), search=lambda: None)
+    one = SelectorLoop(tmp_path, Monitor(), search=lambda: None)
     for step in range(1, 1000):
         one.step(step, step_of(100.0))
         if caplog.text:
@@ -163,7 +163,7 @@ def test_without_a_profile_nothing_is_decided_and_the_log_says_how(
     [said] = caplog.messages
     assert "no profile of this model" in said and "`earl profile`" in said
     caplog.clear()
-    Selection.open(tictactoe(tmp_path, scheduler={"selector": "static"}), tmp_path, Monitor())
+    SelectorLoop.open(tictactoe(tmp_path, scheduler={"selector": "static"}), tmp_path, Monitor())
     assert caplog.text == ""
 
 
@@ -180,7 +180,7 @@ def test_a_profile_that_is_none_is_refused(tmp_path: Path, text: str | None, wor
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=words):
-        Selection.open(tictactoe(tmp_path, scheduler={"profile": str(path)}), tmp_path, Monitor())
+        SelectorLoop.open(tictactoe(tmp_path, scheduler={"profile": str(path)}), tmp_path, Monitor())
 
 
 TABLE = ROWS + "".join(
@@ -199,13 +199,13 @@ def test_a_run_decides_by_its_profile_and_keeps_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     lengths = [64.0] * 3 + [900.0] * 12
-    one = Selection.open(config, run_dir, Monitor())
+    one = SelectorLoop.open(config, run_dir, Monitor())
     for step, mean in enumerate(lengths[:8], 1):
         one.step(step, step_of(mean))
     one.close()
     # The next scheduler has the growth that this one saw, and the same course.
     monitor = Monitor()
-    two = Selection.open(config, run_dir, monitor)
+    two = SelectorLoop.open(config, run_dir, monitor)
     for step, mean in enumerate(lengths[8:], 9):
         two.step(step, step_of(mean))
     two.close()
@@ -223,7 +223,7 @@ def test_a_run_decides_by_its_profile_and_keeps_it(tmp_path: Path) -> None:
 def test_what_runs_need_not_be_in_the_profile(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text(TABLE)
-    one = Selection.open(tictactoe(tmp_path, scheduler={"profile": str(path)}), tmp_path, Monitor())
+    one = SelectorLoop.open(tictactoe(tmp_path, scheduler={"profile": str(path)}), tmp_path, Monitor())
     one.step(1, step_of(64.0, running=Parallelism(cp=2)))
     decision = one.last["rollout"].decision
     assert decision.after == DP2 and decision.switched and decision.urgent
@@ -234,7 +234,7 @@ def test_a_full_disk_ends_no_run_for_its_profile(tmp_path: Path, caplog: pytest.
     path = tmp_path / "table.csv"
     path.write_text(TABLE)
     with full_at(1):
-        one = Selection.open(tictactoe(tmp_path, scheduler={"profile": str(path)}), tmp_path, Monitor())
+        one = SelectorLoop.open(tictactoe(tmp_path, scheduler={"profile": str(path)}), tmp_path, Monitor())
         one.step(1, step_of(64.0))
     assert "rollout" in one.last and "profile.csv cannot be written" in caplog.text
     assert not (tmp_path / "profile.csv").exists()  # whole or not at all
@@ -260,7 +260,7 @@ def test_what_earl_profile_kept_is_decided_by(tmp_path: Path, monkeypatch: pytes
                     cache.note(cut, Point(context, 16), rate, 0.1, 0.2)
     # With other threads it would be as fast as nobody knows.
     assert kept_profile(tictactoe(tmp_path, rollout={"threads": 2}), tmp_path) is None
-    one = Selection.open(config, tmp_path, Monitor())
+    one = SelectorLoop.open(config, tmp_path, Monitor())
     for step in range(1, 1000):
         one.step(step, step_of(100.0))
         if one.last:
