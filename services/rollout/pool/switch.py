@@ -127,18 +127,17 @@ class PoolSwitch:
             if handover is not None:
                 await handover.round(self._tokens(), deadlines.prepare_s)
             # An old engine without a free place has not answered yet; nobody waits for that.
-            old_scores = self._old_scores.result() if self._old_scores.done() else None
-            if old_scores is not None:
-                self._compare(old_scores, new_scores)
+            early_scores = self._old_scores.result() if self._old_scores.done() else None
+            if early_scores is not None:
+                self._compare(early_scores, new_scores)
         async with self._within("quiesce", deadlines.quiesce_s):
             await self._interrupt()
         async with self._within("switch", deadlines.switch_s):
-            if old_scores is None:
-                old_scores = await self._old_scores or await self._score_old_idle()
+            old_scores = early_scores or await self._old_scores or await self._score_old_idle()
             if handover is not None:
                 await handover.round(self._tokens(), deadlines.switch_s)
         async with self._within("verify", deadlines.verify_s):
-            if old_scores is not None:
+            if early_scores is None and old_scores is not None:
                 self._compare(old_scores, new_scores)
             await self._verify_session(old_scores)
 
