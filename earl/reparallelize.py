@@ -85,6 +85,8 @@ class SwitchFigures:
     max_logprob_difference: float = _figure(0.0, _farther)
     # Old engines ended before new ones began, for want of memory: stall_s is the gap.
     cold: bool = _figure(False, operator.or_)
+    # Canaries' log-probs that were compared before and after; 0: nothing vouches for the new parallelism.
+    logprobs_compared: int = _figure(0, operator.add, "{:,} log-probs compared".format)
 
     def figures(self) -> dict[str, Any]:
         """By name, in the order of their fields, without what a subclass adds."""

@@ -94,7 +94,7 @@ class SwitchDeadlines(_message.Message):
     def __init__(self, prepare_s: _Optional[float] = ..., quiesce_s: _Optional[float] = ..., switch_s: _Optional[float] = ..., verify_s: _Optional[float] = ...) -> None: ...
 
 class SwitchFigures(_message.Message):
-    __slots__ = ("stall_s", "seconds", "sequences_continued", "moved_bytes", "kv_recomputed_tokens", "peak_extra_bytes", "max_logprob_difference", "cold")
+    __slots__ = ("stall_s", "seconds", "sequences_continued", "moved_bytes", "kv_recomputed_tokens", "peak_extra_bytes", "max_logprob_difference", "cold", "logprobs_compared")
     STALL_S_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_CONTINUED_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class SwitchFigures(_message.Message):
     PEAK_EXTRA_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_LOGPROB_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_COMPARED_FIELD_NUMBER: _ClassVar[int]
     stall_s: float
     seconds: float
     sequences_continued: int
@@ -111,7 +112,8 @@ class SwitchFigures(_message.Message):
     peak_extra_bytes: int
     max_logprob_difference: float
     cold: bool
-    def __init__(self, stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., kv_recomputed_tokens: _Optional[int] = ..., peak_extra_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ...) -> None: ...
+    logprobs_compared: int
+    def __init__(self, stall_s: _Optional[float] = ..., seconds: _Optional[float] = ..., sequences_continued: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., kv_recomputed_tokens: _Optional[int] = ..., peak_extra_bytes: _Optional[int] = ..., max_logprob_difference: _Optional[float] = ..., cold: _Optional[bool] = ..., logprobs_compared: _Optional[int] = ...) -> None: ...
 
 class Worker(_message.Message):
     __slots__ = ("name", "incarnation", "stage", "address")

@@ -11,12 +11,15 @@ from earl.errors import IllegalParallelism, StaleEpoch
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceStub
+from services.trainer.reshard.switch import CANARIES, CANARY_TOKENS
 from tests.integration.test_reference_stage import configuration, direct, referenced
 from tests.support.rollout import PlayedRollout
 from tests.support.stack import Stack, audited
 from tests.support.trainer import PlayedTrainer
 
 CALL_S = 60.0
+# The first token of a canary has no log-prob.
+SCORED = CANARIES * (CANARY_TOKENS - 1)
 
 
 def command(epoch: int, dp: int, tp: int, tolerance: float = 1e-4) -> trainer_pb2.ReparallelizeTrainerRequest:
@@ -49,6 +52,8 @@ async def test_log_probs_are_the_decoders_in_every_cut(tmp_path: Path) -> None:
                 assert not answer.rolled_back, answer
                 assert (answer.epoch, answer.parallelism.dp, answer.parallelism.tp) == (epoch, dp, tp)
                 assert answer.max_logprob_difference <= 1e-4
+                # Before the policy is loaded there is nothing to compare.
+                assert answer.figures.logprobs_compared in ((0, SCORED) if epoch == 1 else (SCORED,))
                 # Whoever has all of the policy needs nothing of others.
                 assert (answer.moved_bytes > 0) == (tp == 1)
                 await rollout.play(lambda status: status.ledger.ready >= 16)

@@ -94,7 +94,7 @@ class Worker(RolloutServiceServicer):
         self.cut, self.epoch = decoded(request.parallelism), request.epoch
         if self.cut.tp < 4 and before != self.cut:
             self.blocked_tokens = 0.0
-        self.known[request.epoch] = rollout_pb2.ReparallelizeRolloutResponse(
+        self.known[request.epoch] = response = rollout_pb2.ReparallelizeRolloutResponse(
             epoch=request.epoch,
             parallelism=request.parallelism,
             stall_s=0.25,
@@ -102,6 +102,12 @@ class Worker(RolloutServiceServicer):
             kv_moved_bytes=1 << 20,
             max_logprob_difference=1e-5,
         )
+        if self.worker.name != "rollout-0":  # which knows no `figures`
+            response.figures.CopyFrom(
+                common_pb2.SwitchFigures(
+                    stall_s=0.125, sequences_continued=3, moved_bytes=1 << 20, logprobs_compared=5
+                )
+            )
         return self.known[request.epoch]
 
 
@@ -186,6 +192,8 @@ async def test_what_is_asked_for_reaches_every_worker_and_is_told(
     assert not stage.HasField("switching") and stage.last.epoch == 1
     [line] = read_lines(stack.directory / "switches.jsonl")
     assert (line["by"], line["epoch"], line["stall_s"]) == ("operator", 1, 0.25) and not line["rolled_back"]
+    assert (line["moved_bytes"], line["logprobs_compared"]) == (2 << 20, 5)
+    assert stage.last.figures.logprobs_compared == changed.figures.logprobs_compared == 5
     spans = {line["what"] for line in read_lines(stack.directory / "timeline.jsonl")}
     assert spans == {"to dp2·tp2", "stall"}
     # It is cut so already: nobody is told again.
@@ -302,6 +310,7 @@ async def test_an_operator_shows_changes_and_pins(
     assert "rollout    dp4" in (await told()).output
     done = await told("set", "rollout", "tp=2", "--pin")
     assert done.output.startswith("rollout went from dp4 to dp2·tp2 in ") and done.exception is None
+    assert "6 sequences continued, 2.0 MiB moved, 5 log-probs compared (epoch 1)" in done.output
     assert "rollout    dp2·tp2, pinned" in (await told()).output
     assert (await told("set", "rollout", "tp=2")).output == "rollout is cut into dp2·tp2 already\n"
     assert (await told("pin", "rollout")).output == "rollout is pinned: dp2·tp2\n"

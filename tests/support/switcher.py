@@ -25,7 +25,7 @@ from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks.io_thread import IoThread
 from services.trainer.ranks.process_group import Group, leave
-from services.trainer.reshard.switch import switch
+from services.trainer.reshard.switch import CANARIES, CANARY_TOKENS, switch
 from services.trainer.reshard.trainer_state import TrainerChange
 from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 from services.trainer.step.step import Stepper
@@ -153,6 +153,8 @@ def round_trip(scene: Scene) -> None:
             scene.expect(str(one.mesh.parallelism) == cut == str(outcome.parallelism), f"{cut}: {outcome}")
             scene.expect(differs(scene.whole(one), before, exactly=True) == [], f"{cut}: other bits")
             scene.expect(0.0 <= outcome.max_logprob_difference <= TOLERANCE, f"{cut}: {outcome}")
+            # The first token of a canary has no log-prob.
+            scene.expect(outcome.logprobs_compared == CANARIES * (CANARY_TOKENS - 1), f"{cut}: {outcome}")
             scene.expect(0.0 < outcome.stall_s <= outcome.seconds, f"{cut}: {outcome}")
             scene.published(slots, step - 1, weights, f"after {cut}")
         wanted, metrics = train(never, step, COUNT), train(one, step, COUNT)

@@ -313,7 +313,10 @@ class PoolSwitch:
             )
 
     def _check_parity(self, engine: str, what: str, apart: float) -> None:
-        self._note(max_logprob_difference=max(apart, self._outcome.max_logprob_difference))
+        self._note(
+            max_logprob_difference=max(apart, self._outcome.max_logprob_difference),
+            logprobs_compared=self._outcome.logprobs_compared + 1,
+        )
         if apart > self._command.logprob_tolerance:
             raise ParityLost(
                 f"{self._command.parallelism}: engine {engine} differs by {apart:.3g} in the log-prob of "

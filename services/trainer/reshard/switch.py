@@ -106,7 +106,7 @@ class _Switch:
     def __init__(self, command: SwitchCommand, change: ParallelismChange) -> None:
         self._command, self._change, self._group = command, change, change.group
         self._moves: list[MoveReport] = []
-        self._difference = 0.0
+        self._difference, self._compared = 0.0, 0
 
     def run(self) -> SwitchOutcome:
         began_s = time.monotonic()
@@ -179,6 +179,8 @@ class _Switch:
     def _verify(self, before: np.ndarray) -> str:
         began_s, tolerance = time.monotonic(), self._command.logprob_tolerance
         after = self._change.canaries(new=True)
+        # Positions that have no log-prob are 0 on both sides.
+        self._compared = int(np.count_nonzero((before != 0) | (after != 0)))
         mine = torch.tensor([float(np.abs(after - before).max(initial=0.0))], dtype=torch.float64)
         # As numbers, NaN would be lost in a maximum.
         if not self._group.agree(bool(torch.isfinite(mine))):
@@ -209,4 +211,5 @@ class _Switch:
             moved_bytes=int(sent[0]),
             peak_extra_bytes=int(self._group.max(torch.tensor([most]))[0]),
             max_logprob_difference=self._difference,
+            logprobs_compared=self._compared,
         )

@@ -19,6 +19,7 @@ from earl.parallelism import Parallelism
 from earl.reparallelize import LOGPROB_TOLERANCE, SwitchCommand
 from services.rollout.pool import pool as pool_module
 from services.rollout.pool import switch as switch_module
+from services.rollout.pool.parity import PROMPTS
 from tests.support.pool import greedy, published, request, running, settle, until
 
 NEW = 200
@@ -73,6 +74,7 @@ async def test_turns_go_on_with_the_new_engines_and_their_kv():
         assert report.moved_bytes > 0 and report.kv_recomputed_tokens == 0
         assert made[2].prefilled < 3 * 4 + 4 * 12 + 10
         assert report.max_logprob_difference == 0 and 0 < report.stall_s <= report.seconds
+        assert report.logprobs_compared == PROMPTS + 1  # and the canary session
         assert not [name for name in made[2].kv if name.startswith("canary")]
 
 
@@ -139,7 +141,7 @@ async def test_before_the_first_version_engines_are_just_replaced():
         waiting = asyncio.create_task(pool.generate(request("a")))
         made.prepare = lambda engine: engine.answer.set()
         report = await pool.reparallelize(command())
-        assert not report.rolled_back and made[2].served == []
+        assert not report.rolled_back and made[2].served == [] and report.logprobs_compared == 0
         await pool.load(published(1))
         assert (await waiting).versions == [1]
 
