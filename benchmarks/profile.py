@@ -31,8 +31,8 @@ from earl.config.run import RunConfig
 from earl.models.spec import ModelSpec, spec_of
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
-from services.scheduler.profile.command import Measured, measure
-from services.scheduler.profile.rows import STAGES, Row
+from services.scheduler.profile.command import MeasuredProfile, measure
+from services.scheduler.profile.rows import STAGES, ProfileRow
 from services.scheduler.profile.table import ProfileTable
 
 app = typer.Typer(add_completion=False)
@@ -124,7 +124,7 @@ def profile(
     )
 
 
-def figures(table: list[Measured], after: list[Measured]) -> dict[str, Any]:
+def figures(table: list[MeasuredProfile], after: list[MeasuredProfile]) -> dict[str, Any]:
     """What a profile predicts of what was measured after it."""
     compared = compare(rows_of(table), rows_of(after))
     return {
@@ -146,9 +146,9 @@ def figures(table: list[Measured], after: list[Measured]) -> dict[str, Any]:
 
 def measured(
     config: RunConfig, stages: list[str], grid: tuple[list[int], list[int]], seconds: float, kept: Path
-) -> list[Measured]:
+) -> list[MeasuredProfile]:
     """What `earl profile` would find of these points."""
-    found: list[Measured] = []
+    found: list[MeasuredProfile] = []
 
     def say(line: str) -> None:
         sys.stderr.write(line + "\n")
@@ -157,11 +157,11 @@ def measured(
     return found
 
 
-def rows_of(found: list[Measured]) -> list[Row]:
+def rows_of(found: list[MeasuredProfile]) -> list[ProfileRow]:
     return [row for one in found for row in one.rows]
 
 
-def compare(table: list[Row], held: list[Row]) -> list[Compared]:
+def compare(table: list[ProfileRow], held: list[ProfileRow]) -> list[Compared]:
     """What the table predicts of the rows held out, where both have a throughput."""
     tables = {stage: ProfileTable(table, stage) for stage in {row.stage for row in table}}
     compared = []
@@ -183,7 +183,7 @@ def summary(compared: list[Compared]) -> dict[str, float | None]:
     }
 
 
-def drift(table: list[Row], again: list[Row]) -> float | None:
+def drift(table: list[ProfileRow], again: list[ProfileRow]) -> float | None:
     """The median of what the table's points do now, over what they did."""
     before = {(row.stage, row.context_tokens, row.concurrency): row.tokens_per_device_s for row in table}
     ratios = []
@@ -194,7 +194,9 @@ def drift(table: list[Row], again: list[Row]) -> float | None:
     return round(statistics.median(ratios), 4) if ratios else None
 
 
-def whole_step(config: RunConfig, model: Path, length: int, count: int, table: list[Row]) -> dict[str, Any]:
+def whole_step(
+    config: RunConfig, model: Path, length: int, count: int, table: list[ProfileRow]
+) -> dict[str, Any]:
     """A step of `count` sequences that grow to `length`, as the table has it and as it is."""
     rows = ProfileTable(table, "rollout")
     rate = rows.predict(rows.parallelisms[0], length, count).tokens_per_device_s

@@ -23,7 +23,7 @@ from benchmarks.control.stand import Load, Stand, stand
 from earl.bus import Bus, EmbeddedValkey
 from earl.v1 import scheduler_pb2
 from services.scheduler.journal.redis_store import LedgerStore
-from services.scheduler.state.records import Change, Changes, Purpose, Ticket, encode
+from services.scheduler.state.records import LedgerChanges, Purpose, RecordChange, Ticket, encode
 
 WINDOW_S = 5.0
 # Before anything is measured, and after a change.
@@ -230,8 +230,8 @@ async def script(directory: Path, seconds: float) -> dict[str, Any]:
             for ticket in tickets[first : first + SCRIPT_CHANGES]:
                 before = ticket.head if ticket.fence else ""
                 ticket.fence += 1
-                records.append(Change("ticket", str(ticket.id), before, encode(ticket)))
-            await store.apply(Changes(tuple(records)))
+                records.append(RecordChange("ticket", str(ticket.id), before, encode(ticket)))
+            await store.apply(LedgerChanges(tuple(records)))
             calls += 1
         return {"script_transitions_per_s": round(calls * SCRIPT_CHANGES / (time.monotonic() - began), 1)}
     finally:

@@ -106,7 +106,7 @@ def record(name: str, case: Case, measured_bytes: int) -> dict[str, Any]:
     }
 
 
-def predict(case: Case) -> memory.Memory:
+def predict(case: Case) -> memory.MemoryParts:
     """What the memory model says of a case."""
     return memory.predict(
         case.stage,
@@ -120,6 +120,6 @@ def predict(case: Case) -> memory.Memory:
     )
 
 
-def private_bytes(case: Case, predicted: memory.Memory) -> int:
+def private_bytes(case: Case, predicted: memory.MemoryParts) -> int:
     """Without a trainer's arena, which is shared memory."""
     return predicted.total_bytes - (predicted.staging if case.stage == "trainer" else 0)

@@ -24,7 +24,7 @@ from benchmarks.selector import generate
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import replay
 from services.scheduler.selector.policies import policy_of
-from services.scheduler.selector.trace import Step
+from services.scheduler.selector.trace import TraceStep
 
 app = typer.Typer(add_completion=False)
 # Paths that decide the figures: tools/staleness.py says how much they have changed since a result.
@@ -81,7 +81,7 @@ def selector(
     publish("selector", result, results, as_json=as_json)
 
 
-def judged(table: ProfileTable, steps: list[Step], cost_s: float) -> dict[str, replay.Totals]:
+def judged(table: ProfileTable, steps: list[TraceStep], cost_s: float) -> dict[str, replay.Totals]:
     """The totals of every policy on one trace, and of the one parallelism that is best for all of it."""
     oracle_s = replay.oracle(table, steps, cost_s)[1]
 
@@ -119,7 +119,7 @@ def switches(found: list[replay.Totals]) -> int:
     return sum(one.switches for one in found)
 
 
-def mean_step_s(table: ProfileTable, steps: list[Step]) -> float:
+def mean_step_s(table: ProfileTable, steps: list[TraceStep]) -> float:
     """Of the best that fits at each step."""
     return statistics.mean(replay.cost(table, step.devices, step.workload).best_s for step in steps)
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from earl.parallelism import Parallelism
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector.decision import Workload
-from services.scheduler.selector.trace import Step
+from services.scheduler.selector.trace import TraceStep
 from services.scheduler.selector.weigh import best, weigh
 
 DEVICES = 8
@@ -97,7 +97,7 @@ def table(
                 fraction = physics.memory(tp, context, concurrency)
                 fits = fraction <= 1
                 rows.append(
-                    Row(
+                    ProfileRow(
                         "rollout",
                         Parallelism(DEVICES // tp, tp),
                         context,
@@ -110,7 +110,7 @@ def table(
     return ProfileTable(rows, "rollout")
 
 
-def trace(kind: str, table: ProfileTable, random: random.Random) -> list[Step]:
+def trace(kind: str, table: ProfileTable, random: random.Random) -> list[TraceStep]:
     """STEPS steps in which neither lengths nor load ever grow by more than GROWTH at once."""
     spread = random.uniform(1.3, 2.5)
     load = random.choice([16.0, 32.0, 64.0, 128.0])
@@ -123,7 +123,7 @@ def trace(kind: str, table: ProfileTable, random: random.Random) -> list[Step]:
         means, loads = _oscillation(random, table, spread, load), [load] * STEPS
     else:
         means, loads = _growth(random, most / spread), _swings(random)
-    steps: list[Step] = []
+    steps: list[TraceStep] = []
     longest = means[0] * spread
     concurrency = round(loads[0])
     for at, (mean, wanted) in enumerate(zip(means, loads, strict=True)):
@@ -133,7 +133,7 @@ def trace(kind: str, table: ProfileTable, random: random.Random) -> list[Step]:
         while not any(one.fits for one in weigh(table, DEVICES, workload)):
             longest *= 0.9
             workload = Workload(min(mean, longest), min(mean * 1.2, longest), longest, concurrency)
-        steps.append(Step(at, workload, DEVICES))
+        steps.append(TraceStep(at, workload, DEVICES))
     return steps
 
 

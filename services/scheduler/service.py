@@ -65,13 +65,13 @@ async def _work(
 ) -> None:
     """Calls in flight are answered before the ledger is closed."""
     quit_event = asyncio.Event()
-    working = asyncio.create_task(scheduler.run(quit_event))
+    working = asyncio.create_task(scheduler.loop.run(quit_event))
     stopped = asyncio.create_task(stop.wait())
     try:
         announce(name, await server.start(), await metrics.start())
         await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        scheduler.drain()
+        scheduler.loop.drain()
         await server.stop()
         quit_event.set()
         stopped.cancel()

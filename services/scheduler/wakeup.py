@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
-class Bell:
+class Wakeup:
     """Wakes those who wait when it rings."""
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Bell:
                 del self._by_name[name]
 
     async def first(
-        self, look: Callable[[float], Found | None], wait_s: float, name: str = ""
-    ) -> Found | None:
+        self, look: Callable[[float], Answer | None], wait_s: float, name: str = ""
+    ) -> Answer | None:
         """What `look` finds; asked at once and whenever it rings, for wait_s at most. None: nothing, or it is
         closed.
 

@@ -16,8 +16,8 @@ import pytest
 from earl.config.run import RunConfig
 from earl.obs.memory import host_bytes
 from earl.parallelism import Parallelism
-from services.scheduler.profile.command import Measured, measure
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.command import MeasuredProfile, measure
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,8 +47,8 @@ def run(max_positions: int = 128, **sections) -> RunConfig:
 
 async def profiled(
     config: RunConfig, stages: list[str], grid: tuple, kept: Path
-) -> tuple[list[Measured], list[str]]:
-    found: list[Measured] = []
+) -> tuple[list[MeasuredProfile], list[str]]:
+    found: list[MeasuredProfile] = []
     said: list[str] = []
     await measure(
         config, stages, *grid, seconds=SECONDS, say=said.append, found=found, kept=kept, window_s=0.05
@@ -56,7 +56,7 @@ async def profiled(
     return found, said
 
 
-def by_point(rows: list[Row]) -> dict[tuple, Row]:
+def by_point(rows: list[ProfileRow]) -> dict[tuple, ProfileRow]:
     return {(row.parallelism, row.context_tokens, row.concurrency): row for row in rows}
 
 

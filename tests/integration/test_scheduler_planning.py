@@ -13,7 +13,7 @@ from earl.bus import Bus, EmbeddedValkey
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import Location
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.state.records import Attempt, Member, Result, Verdict
+from services.scheduler.state.records import Attempt, Result, TicketVerdict, WorkerRecord
 from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.runs import tictactoe
 
@@ -26,12 +26,12 @@ async def played(directory: Path, **sections: Any) -> AsyncIterator[Scheduler]:
     over = asyncio.Event()
     try:
         scheduler = await Scheduler.open(tictactoe(directory, **sections), directory, bus)
-        working = asyncio.create_task(scheduler.run(over))
+        working = asyncio.create_task(scheduler.loop.run(over))
         try:
-            await scheduler.join(Member(name="w", incarnation=1, stage=1, capacity=16))
-            await scheduler.join(Member(name="t", incarnation=1, stage=3))
+            await scheduler.join(WorkerRecord(name="w", incarnation=1, stage=1, capacity=16))
+            await scheduler.join(WorkerRecord(name="t", incarnation=1, stage=3))
             await scheduler.reconcile("t", 1, 1, 1, RangeSet())
-            scheduler.ledger.seen("w", 1, time.monotonic(), 1)
+            scheduler.loop.ledger.seen("w", 1, time.monotonic(), 1)
             tickets, _ = await scheduler.lease("w", 1, 16, 5.0)
             results = [
                 (
@@ -44,7 +44,7 @@ async def played(directory: Path, **sections: Any) -> AsyncIterator[Scheduler]:
                 for one in tickets
             ]  # fmt: skip
             verdicts = await scheduler.complete("w", 1, results, [()] * len(results))
-            assert {verdict for verdict, _ in verdicts} == {Verdict.ACCEPTED}
+            assert {verdict for verdict, _ in verdicts} == {TicketVerdict.ACCEPTED}
             yield scheduler
         finally:
             over.set()
@@ -58,7 +58,7 @@ async def test_a_batch_taken_apart_is_not_handed_out(tmp_path: Path) -> None:
     async with played(tmp_path) as scheduler:
         asked = asyncio.create_task(scheduler.next_batch("t", 1, 1, 5.0))
         # What a new trainer's Reconcile does first, just after the batch was planned.
-        asyncio.get_running_loop().call_soon(scheduler.ledger.dissolve)
+        asyncio.get_running_loop().call_soon(scheduler.loop.ledger.dissolve)
         assert await asked == (None, False)
         plan, _ = await scheduler.next_batch("t", 1, 1, 5.0)
         assert plan is not None and len(plan.ranks[0]) == 16
@@ -69,15 +69,15 @@ async def test_a_plan_names_the_columns_of_a_stage_that_leaves_just_then(tmp_pat
     # it would take the batch for one of a run that has no such stage.
     sections = {"warmup": {"batches": 0}, "trainer": {"kl_coefficient": 0.1}}
     async with played(tmp_path, **sections) as scheduler:
-        await scheduler.join(Member(name="ref", incarnation=1, stage=2))
+        await scheduler.join(WorkerRecord(name="ref", incarnation=1, stage=2))
         lease, _, _ = await scheduler.lease_columns("reference", "ref", 1, 1_000_000, 5.0)
         made = {(one.ticket_id, one.attempt): Location(("r",)) for one in lease.trajectories}
         assert len(made) == 16
         await scheduler.complete_columns("reference", "ref", 1, lease.fence, made, [])
 
         def leave() -> None:
-            scheduler.ledger.leave("ref", "left", drained=True)
-            consumers.follow(scheduler.dock, scheduler.ledger)
+            scheduler.loop.ledger.leave("ref", "left", drained=True)
+            consumers.follow(scheduler.loop.columns, scheduler.loop.ledger)
 
         asked = asyncio.create_task(scheduler.next_batch("t", 1, 1, 5.0))
         asyncio.get_running_loop().call_soon(leave)

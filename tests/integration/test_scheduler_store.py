@@ -21,11 +21,11 @@ from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.state.records import (
     KINDS,
     BatchCommitted,
-    Changes,
-    Member,
+    LedgerChanges,
     Purpose,
     Result,
     TrajectoryReady,
+    WorkerRecord,
 )
 from tests.support.ledger import RULES, Image, World
 
@@ -46,13 +46,13 @@ async def opened(bus: Bus) -> tuple[LedgerStore, Ledger]:
 
 async def test_what_was_applied_is_read_again_with_its_events(bus: Bus) -> None:
     store, ledger = await opened(bus)
-    ledger.join(Member(name="w", incarnation=5, capacity=9), 0.0)
+    ledger.join(WorkerRecord(name="w", incarnation=5, capacity=9), 0.0)
     ledger.issue(Purpose.TRAIN, 3, 1, 1.0, index=0)
     ledger.lease("w", 5, 2, 0.0)
-    await store.apply(ledger.book.take_changes())
+    await store.apply(ledger.tables.take_changes())
     _, again = await opened(bus)
-    assert again.book.counts() == {"leased": 2, "pending": 1}
-    assert again.book.members["w"].capacity == 9 and again.book.run == ledger.book.run
+    assert again.tables.counts() == {"leased": 2, "pending": 1}
+    assert again.tables.members["w"].capacity == 9 and again.tables.run == ledger.tables.run
     assert again.lease("w", 5, 5, 0.0)[0].id == 3
     async for _, event in bus.follow("0"):
         assert event.worker_joined.worker.name == "w" and event.source == "test"
@@ -67,7 +67,7 @@ async def test_facts_are_kept_as_long_as_the_trajectories_beside_them(tmp_path: 
     for number in range(30):
         ready = tuple(TrajectoryReady(at, 1, "w", Purpose.TRAIN, Result()) for at in range(50))
         keys = tuple(f"{number}/{at}/{'x' * 200}" for at in range(50))
-        await store.apply(Changes((), (*ready, BatchCommitted(number + 1, number + 2, keys))))
+        await store.apply(LedgerChanges((), (*ready, BatchCommitted(number + 1, number + 2, keys))))
     # Streams are trimmed by whole nodes of some 4 KiB or 100 entries.
     assert await bus.redis.xlen(bus.trajectories) < 400
     kept = [event.batch_committed.batch_id async for event in _facts(bus)]
@@ -87,14 +87,14 @@ async def test_a_newer_scheduler_fences_the_older(bus: Bus) -> None:
     await opened(bus)
     old.issue(Purpose.TRAIN, 1, 1, 1.0, index=0)
     with pytest.raises(LedgerFenced, match="term"):
-        await old_store.apply(old.book.take_changes())
+        await old_store.apply(old.tables.take_changes())
     assert not await bus.redis.exists(bus.key("ledger", "ticket"))
 
 
 async def test_a_write_whose_answer_was_lost_is_repeated_without_effect(bus: Bus) -> None:
     store, ledger = await opened(bus)
-    ledger.join(Member(name="w", incarnation=5), 0.0)
-    changes = ledger.book.take_changes()
+    ledger.join(WorkerRecord(name="w", incarnation=5), 0.0)
+    changes = ledger.tables.take_changes()
     await store.apply(changes)
     store._revision -= 1
     await store.apply(changes)
@@ -103,13 +103,13 @@ async def test_a_write_whose_answer_was_lost_is_repeated_without_effect(bus: Bus
 
 async def test_a_record_that_is_not_what_was_believed_stops_the_scheduler(bus: Bus) -> None:
     store, ledger = await opened(bus)
-    ledger.join(Member(name="w", incarnation=5), 0.0)
+    ledger.join(WorkerRecord(name="w", incarnation=5), 0.0)
     ledger.issue(Purpose.TRAIN, 2, 1, 1.0, index=0)
-    await store.apply(ledger.book.take_changes())
+    await store.apply(ledger.tables.take_changes())
     await bus.redis.hset(bus.key("ledger", "ticket"), "2", b"leased:99|x")  # type: ignore[misc]
     ledger.lease("w", 5, 2, 0.0)
     with pytest.raises(LedgerFenced, match="2 is leased:99, not absent"):
-        await store.apply(ledger.book.take_changes())
+        await store.apply(ledger.tables.take_changes())
     assert await bus.redis.hget(bus.key("ledger", "ticket"), "1") is None  # type: ignore[misc]
 
 
@@ -120,7 +120,7 @@ async def test_a_store_that_is_gone_is_named(tmp_path: Path) -> None:
     await valkey.stop()
     ledger.issue(Purpose.TRAIN, 1, 1, 1.0, index=0)
     with pytest.raises(BusUnavailable, match="unix://"):
-        await store.apply(ledger.book.take_changes())
+        await store.apply(ledger.tables.take_changes())
     await bus.close()
 
 
@@ -140,7 +140,7 @@ class ValkeyImage(Image):
         self._bus = self._runner.run(Bus.connect(url, "r"))
         self._store = LedgerStore(self._bus)
 
-    def apply(self, changes: Changes) -> None:
+    def apply(self, changes: LedgerChanges) -> None:
         self.facts += changes.facts
         if changes:
             self._runner.run(self._store.apply(changes))

@@ -18,14 +18,14 @@ from services.scheduler.state.records import (
     Attempt,
     Batch,
     BatchCommitted,
-    Changes,
-    Ending,
-    Member,
+    EpisodeEnding,
+    LedgerChanges,
     Purpose,
     Result,
-    State,
     Ticket,
-    Verdict,
+    TicketState,
+    TicketVerdict,
+    WorkerRecord,
 )
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.ticket_ranges import RangeSet
@@ -50,7 +50,7 @@ class Image:
         self.records: dict[tuple[str, str], bytes] = {}
         self.facts: list = []
 
-    def apply(self, changes: Changes) -> None:
+    def apply(self, changes: LedgerChanges) -> None:
         for change in changes.records:
             stored = self.records.get((change.kind, change.field))
             head = stored.partition(b"|")[0].decode() if stored else ""
@@ -146,7 +146,7 @@ class World:
         return answer
 
     def _store(self) -> None:
-        self.image.apply(self.ledger.book.take_changes())
+        self.image.apply(self.ledger.tables.take_changes())
         for fact in self.image.facts[self.facts_seen :]:
             if isinstance(fact, BatchCommitted):
                 self.freed.update(fact.descriptor_keys)
@@ -156,8 +156,8 @@ class World:
 
     # --- rollout workers --------------------------------------------------------------------
 
-    def member(self, rollout: Rollout) -> Member:
-        return Member(name=rollout.name, incarnation=rollout.incarnation)
+    def member(self, rollout: Rollout) -> WorkerRecord:
+        return WorkerRecord(name=rollout.name, incarnation=rollout.incarnation)
 
     def join(self, rollout: Rollout) -> None:
         self.act(lambda: self.ledger.join(self.member(rollout), self.now))
@@ -182,7 +182,7 @@ class World:
             copy = Ticket(**{name: getattr(ticket, name) for name in Ticket.__struct_fields__})
             rollout.playing[ticket.id] = copy, -1
 
-    def complete(self, rollout: Rollout, number: int, ending: Ending, *, forget: bool = True) -> None:
+    def complete(self, rollout: Rollout, number: int, ending: EpisodeEnding, *, forget: bool = True) -> None:
         """Finishes one episode if its version allows; reports it, perhaps twice."""
         ticket, _ = rollout.playing[number]
         if ticket.purpose is not Purpose.WARMUP and rollout.version < ticket.min_version:
@@ -194,12 +194,12 @@ class World:
             descriptor_key=key, metrics={"win": float(number % 3 == 2)},
         )  # fmt: skip
         attempt = Attempt(number, ticket.attempt, ticket.fence)
-        if ticket.purpose is not Purpose.EVALUATE and ending in (Ending.OK, Ending.TRUNCATED):
+        if ticket.purpose is not Purpose.EVALUATE and ending in (EpisodeEnding.OK, EpisodeEnding.TRUNCATED):
             rollout.arena.add(key)
         verdict, _ = self.act(
             lambda: self.ledger.complete(rollout.name, rollout.incarnation, attempt, result)
         )
-        if verdict is not Verdict.ACCEPTED:
+        if verdict is not TicketVerdict.ACCEPTED:
             rollout.arena.discard(key)
         if forget:
             del rollout.playing[number]
@@ -214,9 +214,9 @@ class World:
         held = self.saved[at]
         if not self.futures_return:
             del self.saved[at + 1 :]
-        batch = self.ledger.book.batch
+        batch = self.ledger.tables.batch
         in_doubt = batch is not None and held.consumed.issuperset(batch.tickets)
-        if held.version > max(1, self.ledger.book.run.version) + in_doubt:
+        if held.version > max(1, self.ledger.tables.run.version) + in_doubt:
             self.jumped = True
         self.parameters = held
         self.doubt = None
@@ -225,7 +225,7 @@ class World:
     def reconcile(self) -> None:
         name, held = "trainer", self.parameters
         ranges = RangeSet.of(held.consumed)
-        member = Member(name=name, incarnation=self.trainer)
+        member = WorkerRecord(name=name, incarnation=self.trainer)
         self.act(lambda: self.ledger.join(member, self.now))
         self.act(lambda: reconcile(self.ledger, name, self.trainer, held.version, held.next_batch, ranges))
         self.reconciled = True
@@ -246,7 +246,7 @@ class World:
         batch = self.next_batch()
         if batch is None:
             return
-        tickets = [self.ledger.book.tickets[number] for number in batch.tickets]
+        tickets = [self.ledger.tables.tickets[number] for number in batch.tickets]
         if any(not self.readable(ticket) for ticket in tickets):
             return  # the trainer asks again
         if batch.purpose is Purpose.TRAIN:
@@ -308,7 +308,7 @@ class World:
     def revise_members(self) -> None:
         """A worker whose membership lapsed finds out with its next call."""
         for rollout in self.rollouts:
-            known = self.ledger.book.members.get(rollout.name)
+            known = self.ledger.tables.members.get(rollout.name)
             rollout.joined = known is not None and known.incarnation == rollout.incarnation
 
     def attempt(self, step, *arguments, **named) -> bool:
@@ -324,41 +324,41 @@ class World:
 
     def check(self) -> None:
         """The ledger agrees with itself, with its stored image and with what really happened."""
-        book = self.ledger.book
-        book.check()
-        counts = book.counts()
-        assert sum(counts.values()) == book.run.next_ticket - 1
-        again = Ledger.restored(self.rules, self.image.peek(), self.now).book
+        tables = self.ledger.tables
+        tables.check()
+        counts = tables.counts()
+        assert sum(counts.values()) == tables.run.next_ticket - 1
+        again = Ledger.restored(self.rules, self.image.peek(), self.now).tables
         again.check()
         assert again.counts() == counts
-        assert again.groups == book.groups
+        assert again.groups == tables.groups
         assert {purpose: again.complete(purpose) for purpose in Purpose} == {
-            purpose: book.complete(purpose) for purpose in Purpose
+            purpose: tables.complete(purpose) for purpose in Purpose
         }
-        assert set(again.held) == set(book.held) and all(
-            again.held[key] == book.held[key] for key in book.held
+        assert set(again.held) == set(tables.held) and all(
+            again.held[key] == tables.held[key] for key in tables.held
         )
-        assert again.tickets == book.tickets and again.issues == book.issues
+        assert again.tickets == tables.tickets and again.issues == tables.issues
         stored = {int(name) for kind, name, _ in self.image.peek() if kind == "ticket"}
-        of_groups = {one.id for issue in book.issues.values() for one in issue.tickets()} - stored
-        assert of_groups | stored >= set(book.tickets) and not stored - set(book.tickets)
-        pending = {ticket.id for ticket in book.tickets.values() if ticket.state is State.PENDING}
-        assert pending <= set(book.pending)
+        of_groups = {one.id for issue in tables.issues.values() for one in issue.tickets()} - stored
+        assert of_groups | stored >= set(tables.tickets) and not stored - set(tables.tickets)
+        pending = {ticket.id for ticket in tables.tickets.values() if ticket.state is TicketState.PENDING}
+        assert pending <= set(tables.pending)
         assert self.jumped or "dropped:too_stale" not in counts
-        live = len(book.groups[Purpose.TRAIN])
+        live = len(tables.groups[Purpose.TRAIN])
         assert live <= (self.rules.staleness + 1) * self.rules.batch_groups
         if self.reconciled and self.doubt is None and self.trainer_is_current():
-            assert frozenset(book.ids("trained")) == self.parameters.consumed
-        for ticket in book.tickets.values():
-            if ticket.state is State.READY and ticket.result is not None:
-                member = book.members.get(ticket.worker)
+            assert frozenset(tables.ids("trained")) == self.parameters.consumed
+        for ticket in tables.tickets.values():
+            if ticket.state is TicketState.READY and ticket.result is not None:
+                member = tables.members.get(ticket.worker)
                 assert member is not None and member.incarnation == ticket.incarnation, "arena is gone"
                 holder = next(r for r in self.rollouts if r.name == ticket.worker)
                 alive = holder.incarnation == ticket.incarnation and holder.joined
                 assert not alive or ticket.result.descriptor_key in holder.arena, "freed while wanted"
 
     def trainer_is_current(self) -> bool:
-        run = self.ledger.book.run
+        run = self.ledger.tables.run
         return (run.trainer, run.trainer_incarnation) == ("trainer", self.trainer)
 
     def finish(self) -> None:
@@ -368,7 +368,7 @@ class World:
         for rollout in self.rollouts:
             if not rollout.joined:
                 self.join(rollout)
-        if not self.reconciled or "trainer" not in self.ledger.book.members:
+        if not self.reconciled or "trainer" not in self.ledger.tables.members:
             self.reconcile_or_rejoin()
         for rollout in self.rollouts:  # who was silent for long says so before time passes
             self.load(rollout)
@@ -382,12 +382,12 @@ class World:
                 self.load(rollout)
                 self.lease(rollout, 16)
                 for number in list(rollout.playing):
-                    self.complete(rollout, number, Ending.OK)
+                    self.complete(rollout, number, EpisodeEnding.OK)
             self.ledger.seen("trainer", self.trainer, self.now)
             self.train(manifest_first=False)
             self.check()
-        assert phases.phase(self.ledger) == phases.DONE, self.ledger.book.counts()
-        counts = self.ledger.book.counts()
+        assert phases.phase(self.ledger) == phases.DONE, self.ledger.tables.counts()
+        counts = self.ledger.tables.counts()
         assert not set(counts) & {"pending", "leased", "ready", "planned"}, counts
         rules = self.rules
         wanted = rules.warmup_batches * rules.warmup_episodes
@@ -396,7 +396,7 @@ class World:
 
     def reconcile_or_rejoin(self) -> None:
         if self.reconciled and self.trainer_is_current():
-            member = Member(name="trainer", incarnation=self.trainer)
+            member = WorkerRecord(name="trainer", incarnation=self.trainer)
             self.act(lambda: self.ledger.join(member, self.now))
         else:
             self.reconcile()
@@ -412,11 +412,16 @@ class World:
                 self.attempt(self.lease, rollout, self.choices.randint(1, 12))
                 playing = sorted(rollout.playing)
                 for number in self.choices.sample(playing, self.choices.randint(0, len(playing))):
-                    self.attempt(self.complete, rollout, number, Ending.OK)
+                    self.attempt(self.complete, rollout, number, EpisodeEnding.OK)
 
     def wander(self, steps: int) -> None:
         """So many random steps, checked after each: mostly work, now and then a fault."""
-        endings = [Ending.TRUNCATED, Ending.ENV_ERROR, Ending.INFRA_ERROR, Ending.TIMEOUT]
+        endings = [
+            EpisodeEnding.TRUNCATED,
+            EpisodeEnding.ENV_ERROR,
+            EpisodeEnding.INFRA_ERROR,
+            EpisodeEnding.TIMEOUT,
+        ]
         draw = self.choices
         self.attempt(self.trainer_starts, 0)
         for _ in range(steps):

@@ -9,22 +9,29 @@ from pathlib import Path
 
 from earl.config.load import load_run
 from earl.transcript import Sampled, Turn
-from services.scheduler.batches.columns import Progress
+from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.files.endings import Endings
 from services.scheduler.files.metrics_files import RunReport
-from services.scheduler.files.samples import Samples
-from services.scheduler.monitor.workers import Moved
+from services.scheduler.files.samples import SampleFile
+from services.scheduler.monitor.workers import TransferRates
 from services.scheduler.monitor.workload import Monitor
-from services.scheduler.state.records import Ending, Evaluation, Member, Purpose, Result, Ticket
+from services.scheduler.state.records import (
+    EpisodeEnding,
+    EvaluationRecord,
+    Purpose,
+    Result,
+    Ticket,
+    WorkerRecord,
+)
 from tests.support.selection import selecting
 
 TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
 TASKS = 64
 
 
-def evaluation(name: str, version: int, rewards: Sequence[float | None]) -> Evaluation:
+def evaluation(name: str, version: int, rewards: Sequence[float | None]) -> EvaluationRecord:
     """With these rewards by instance; None for an episode that failed."""
-    result = Evaluation(name=name, version=version, episodes=len(rewards))
+    result = EvaluationRecord(name=name, version=version, episodes=len(rewards))
     for index, reward in enumerate(rewards):
         if reward is None:
             result = result.with_failure()
@@ -48,12 +55,12 @@ def recorded(
     draw = random.Random(seed)
     config = load_run(TICTACTOE, [("warmup.batches", "2"), *overrides])
     (directory / "run.json").write_text(config.model_dump_json())
-    report, samples = RunReport(directory), Samples(directory / "samples.jsonl")
+    report, samples = RunReport(directory), SampleFile(directory / "samples.jsonl")
     endings = Endings(directory)
     levels = [draw.random() for _ in range(TASKS)]
     number = 0
 
-    def judged(name: str, step: int) -> Evaluation:
+    def judged(name: str, step: int) -> EvaluationRecord:
         nonlocal number
         rewards = [float(draw.random() < level * (0.4 + step / steps * 0.6)) for level in levels]
         for index in (0, TASKS - 1):
@@ -67,19 +74,21 @@ def recorded(
     monitor = Monitor()
     selection = selecting(directory)
     members = (
-        Member(name="rollout-0", incarnation=1, stage=1, parallelism=cut),
-        Member(name="trainer", incarnation=1, stage=3),
+        WorkerRecord(name="rollout-0", incarnation=1, stage=1, parallelism=cut),
+        WorkerRecord(name="trainer", incarnation=1, stage=3),
     )
-    stages = {"reference": Progress(12, 4, 48)} if config.trainer.kl_coefficient > 0 else {}
+    stages = {"reference": ColumnProgress(12, 4, 48)} if config.trainer.kl_coefficient > 0 else {}
     for step in range(1, steps + 1):
         tokens = [max(4, round(draw.lognormvariate(4 + 0.1 * step, 0.4))) for _ in range(64)]
         monitor.playing(32, 10.0 * step - 8)
         truncated = max(0, step - steps + 3)
         for at, count in enumerate(tokens):
             monitor.observe(count, [count])
-            endings.count(Result(ending=Ending.TRUNCATED if at < truncated else Ending.OK))
+            endings.count(Result(ending=EpisodeEnding.TRUNCATED if at < truncated else EpisodeEnding.OK))
         if step == steps:
-            endings.count(Result(ending=Ending.INFRA_ERROR, message="EngineOutOfMemory: engine 0 is gone"))
+            endings.count(
+                Result(ending=EpisodeEnding.INFRA_ERROR, message="EngineOutOfMemory: engine 0 is gone")
+            )
         endings.write(10.0 * step)
         monitor.playing(0, 10.0 * step - 2)
         seen = monitor.step(
@@ -100,7 +109,7 @@ def recorded(
             },
             trainer={"loss": 0.1, "logprob_mismatch": 0.002 * draw.random(), "kl_behaviour": 1e-4,
                      "kl_reference": 0.001 * step, "entropy": 1.0, "grad_norm": 0.5},
-            seen=seen, length_tokens=tokens, transfers={"shm": Moved(1 << 20, 0.001, 64, 1)},
+            seen=seen, length_tokens=tokens, transfers={"shm": TransferRates(1 << 20, 0.001, 64, 1)},
             ledger={"issued": 64 * step}, stages=stages,
         )  # fmt: skip
         report.spans("trainer", [("step", 10**9 * 10 * step - 10**9, 10**9 * 10 * step)])

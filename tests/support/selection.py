@@ -7,9 +7,9 @@ from pathlib import Path
 
 from earl.parallelism import Parallelism
 from services.scheduler.monitor.length_sketch import Quantiles
-from services.scheduler.monitor.workload import KvUse, Monitor, Seen, Step
+from services.scheduler.monitor.workload import KvUse, Monitor, ObservedWorkload, StepFigures
 from services.scheduler.parallelism.selector_loop import SelectorLoop
-from services.scheduler.selector.decision import Candidate, Decision, Workload
+from services.scheduler.selector.decision import Decision, LayoutCandidate, Workload
 from services.scheduler.selector.stages import Stages
 
 DP2, TP2 = Parallelism(dp=2), Parallelism(tp=2)
@@ -30,8 +30,8 @@ class LongIsCut:
         self.now = TP2 if last.mean_tokens >= self.limit else DP2
         fits = last.max_tokens < 4 * self.limit
         candidates = (
-            Candidate(DP2, 100.0, 1.2 if not fits else 0.5, fits, 2.0, "" if fits else "out of memory"),
-            Candidate(TP2, 120.0, 0.4, True, 1.7),
+            LayoutCandidate(DP2, 100.0, 1.2 if not fits else 0.5, fits, 2.0, "" if fits else "out of memory"),
+            LayoutCandidate(TP2, 120.0, 0.4, True, 1.7),
         )
         reason = f"{'goes to' if self.now != before else 'stays with'} {self.now}: lengths decide"
         return Decision(step, before, self.now, reason, candidates, last, not fits, 0.3, 1.0, 4.0)
@@ -55,10 +55,10 @@ def selecting(directory: Path, policy: type[LongIsCut] = LongIsCut, stage: str =
 
 def step_of(
     mean_tokens: float, *, running: Parallelism = DP2, stage: str = "rollout", longest: float | None = None
-) -> Step:
+) -> StepFigures:
     """A step of one stage, whose sequences had these lengths."""
     most = longest or 2 * mean_tokens
     workload = Workload(mean_tokens, 1.5 * mean_tokens, most, 16.0)
-    seen = Seen(workload, 20.0, 90.0, 0.45, KvUse(60.0, 70.0, 100.0))
+    seen = ObservedWorkload(workload, 20.0, 90.0, 0.45, KvUse(60.0, 70.0, 100.0))
     lengths = Quantiles(mean_tokens, mean_tokens, 1.5 * mean_tokens, most)
-    return Step({stage: running}, {stage: seen}, 0.05, lengths, Quantiles())
+    return StepFigures({stage: running}, {stage: seen}, 0.05, lengths, Quantiles())

@@ -112,10 +112,10 @@ async def _scheduler(
         add_SchedulerServiceServicer_to_server, SchedulerServicer(scheduler), scheduler_servicer.SERVICE
     )
     stop = asyncio.Event()
-    working = asyncio.create_task(scheduler.run(stop))
+    working = asyncio.create_task(scheduler.loop.run(stop))
 
     async def end() -> None:
-        scheduler.drain()
+        scheduler.loop.drain()
         stop.set()
         await working
 

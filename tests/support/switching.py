@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from earl.config.scheduler import SwitchConfig
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchFigures, SwitchOutcome
-from services.scheduler.ledger.index import Book
 from services.scheduler.ledger.ledger import Ledger
+from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.state.records import Member
+from services.scheduler.state.records import WorkerRecord
 from services.scheduler.state.switch_records import (
     By,
     Replica,
@@ -118,11 +118,11 @@ class World:
         """The scheduler starts anew, from what it stored."""
         records = [(kind, name, data) for (kind, name), data in self.image.records.items()]
         self.ledger = Ledger.restored(RULES, records, self.now)
-        self.switching = Switching(self.ledger.book, LIMITS)
+        self.switching = Switching(self.ledger.tables, LIMITS)
 
     @property
-    def book(self) -> Book:
-        return self.ledger.book
+    def tables(self) -> LedgerTables:
+        return self.ledger.tables
 
     @property
     def stage(self) -> StageRecord:
@@ -132,7 +132,7 @@ class World:
         """What is to be told now, stored; what ended is in `ended`."""
         self.ended += self.switching.advance(self.now)
         commands = self.switching.commands(self.now)
-        self.image.apply(self.book.take_changes())
+        self.image.apply(self.tables.take_changes())
         self.told += commands
         return commands
 
@@ -143,14 +143,14 @@ class World:
 
     def join(self, worker: Worker) -> None:
         parallelism = whole(worker.replica)
-        member = Member(
+        member = WorkerRecord(
             name=worker.name, incarnation=worker.incarnation, stage=NUMBER, address="here",
             parallelism=(parallelism.dp, *parallelism.replica),
         )  # fmt: skip
         self.ledger.join(member, self.now)
 
     def heartbeat(self, worker: Worker) -> None:
-        member = self.book.members.get(worker.name)
+        member = self.tables.members.get(worker.name)
         if member is not None and member.incarnation == worker.incarnation:
             self.switching.reported(member, whole(worker.replica), worker.epoch)
 

@@ -11,25 +11,25 @@ from earl.config.run import RunConfig
 from earl.errors import LedgerError
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
 from services.scheduler.api import codec_evaluation, codec_stages
-from services.scheduler.batches.batch_plan import Plan
-from services.scheduler.batches.columns import Progress
+from services.scheduler.batches.batch_plan import BatchPlan
+from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.state.records import (
     Attempt,
     BatchCommitted,
     BatchPlanned,
-    Ending,
+    EpisodeEnding,
     EvaluationDone,
     Fact,
-    Member,
     Purpose,
     Result,
-    State,
     Ticket,
+    TicketState,
+    TicketVerdict,
     TrajectoryReady,
-    Verdict,
     WorkerJoined,
     WorkerLeft,
+    WorkerRecord,
 )
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.switch_records import SwitchEnded
@@ -46,17 +46,17 @@ PURPOSES = {
     Purpose.WARMUP: common_pb2.PURPOSE_WARMUP,
 }
 ENDINGS = {
-    common_pb2.ENDING_OK: Ending.OK,
-    common_pb2.ENDING_TRUNCATED: Ending.TRUNCATED,
-    common_pb2.ENDING_ENV_ERROR: Ending.ENV_ERROR,
-    common_pb2.ENDING_INFRA_ERROR: Ending.INFRA_ERROR,
-    common_pb2.ENDING_TIMEOUT: Ending.TIMEOUT,
+    common_pb2.ENDING_OK: EpisodeEnding.OK,
+    common_pb2.ENDING_TRUNCATED: EpisodeEnding.TRUNCATED,
+    common_pb2.ENDING_ENV_ERROR: EpisodeEnding.ENV_ERROR,
+    common_pb2.ENDING_INFRA_ERROR: EpisodeEnding.INFRA_ERROR,
+    common_pb2.ENDING_TIMEOUT: EpisodeEnding.TIMEOUT,
 }
 ENDING_NUMBERS = {ending: number for number, ending in ENDINGS.items()}
 VERDICTS = {
-    Verdict.ACCEPTED: scheduler_pb2.VERDICT_ACCEPTED,
-    Verdict.RETRIED: scheduler_pb2.VERDICT_RETRIED,
-    Verdict.REFUSED: scheduler_pb2.VERDICT_REFUSED,
+    TicketVerdict.ACCEPTED: scheduler_pb2.VERDICT_ACCEPTED,
+    TicketVerdict.RETRIED: scheduler_pb2.VERDICT_RETRIED,
+    TicketVerdict.REFUSED: scheduler_pb2.VERDICT_REFUSED,
 }
 
 
@@ -139,12 +139,12 @@ class TicketEncoder:
         )
 
 
-def decode_member(request: scheduler_pb2.JoinRequest) -> Member:
+def decode_member(request: scheduler_pb2.JoinRequest) -> WorkerRecord:
     """Raises LedgerError for a worker without a name."""
     if not request.worker.name or len(request.worker.name) > 128:
         raise LedgerError(f"worker name {request.worker.name[:140]!r} is empty or too long", "mend it")
     cut = request.parallelism
-    return Member(
+    return WorkerRecord(
         name=request.worker.name,
         incarnation=request.worker.incarnation,
         stage=request.worker.stage,
@@ -167,7 +167,7 @@ def decode_result(result: scheduler_pb2.AttemptResult) -> Result:
     metrics = sorted((name, value) for name, value in result.metrics.items() if math.isfinite(value))
     message = result.message
     return Result(
-        ending=ENDINGS.get(result.ending, Ending.INFRA_ERROR),
+        ending=ENDINGS.get(result.ending, EpisodeEnding.INFRA_ERROR),
         reward=result.reward,
         prompt_tokens=result.prompt_tokens,
         total_tokens=result.total_tokens,
@@ -193,7 +193,7 @@ def decode_ranges(ranges: Iterable[scheduler_pb2.TicketRange]) -> RangeSet:
     return RangeSet(pairs)
 
 
-def encode_worker(member: Member) -> common_pb2.Worker:
+def encode_worker(member: WorkerRecord) -> common_pb2.Worker:
     return common_pb2.Worker(
         name=member.name,
         incarnation=member.incarnation,
@@ -202,7 +202,7 @@ def encode_worker(member: Member) -> common_pb2.Worker:
     )
 
 
-def encode_plan(plan: Plan) -> scheduler_pb2.BatchPlan:
+def encode_plan(plan: BatchPlan) -> scheduler_pb2.BatchPlan:
     batch = plan.batch
     imitate = batch.purpose is Purpose.WARMUP
     message = scheduler_pb2.BatchPlan(
@@ -240,19 +240,19 @@ def encode_counts(counts: Mapping[str, int], issued: int) -> scheduler_pb2.Ledge
     prefix = "dropped:"
     return scheduler_pb2.LedgerCounts(
         issued=issued,
-        trained=counts.get(State.TRAINED, 0),
-        evaluated=counts.get(State.EVALUATED, 0),
+        trained=counts.get(TicketState.TRAINED, 0),
+        evaluated=counts.get(TicketState.EVALUATED, 0),
         dropped={
             name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)
         },
-        pending=counts.get(State.PENDING, 0),
-        leased=counts.get(State.LEASED, 0),
-        ready=counts.get(State.READY, 0),
-        planned=counts.get(State.PLANNED, 0),
+        pending=counts.get(TicketState.PENDING, 0),
+        leased=counts.get(TicketState.LEASED, 0),
+        ready=counts.get(TicketState.READY, 0),
+        planned=counts.get(TicketState.PLANNED, 0),
     )
 
 
-def encode_progress(roles: Mapping[str, Progress]) -> list[scheduler_pb2.RoleProgress]:
+def encode_progress(roles: Mapping[str, ColumnProgress]) -> list[scheduler_pb2.RoleProgress]:
     return [
         scheduler_pb2.RoleProgress(role=name, waiting=one.waiting, leased=one.leased, done=one.done)
         for name, one in roles.items()

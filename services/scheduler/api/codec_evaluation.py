@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
 from earl.v1 import events_pb2, scheduler_pb2
 from services.scheduler.ledger.evaluation import Judgement, judge
-from services.scheduler.state.records import Evaluation
+from services.scheduler.state.records import EvaluationRecord
 
 ROLE_CHARACTERS = 32
 
 
 def encode_evaluations(
-    judged: Iterable[tuple[Evaluation, Judgement]],
+    judged: Iterable[tuple[EvaluationRecord, Judgement]],
 ) -> list[scheduler_pb2.EvaluationResult]:
     """In the same order."""
     return [encode_evaluation(evaluation, judgement) for evaluation, judgement in judged]
 
 
-def encode_evaluation(evaluation: Evaluation, judgement: Judgement) -> scheduler_pb2.EvaluationResult:
+def encode_evaluation(evaluation: EvaluationRecord, judgement: Judgement) -> scheduler_pb2.EvaluationResult:
     """Figures of an evaluation without an episode done are 0, bounds of a single episode's reward NaN."""
     message = scheduler_pb2.EvaluationResult(
         name=evaluation.name,
@@ -42,7 +42,7 @@ def encode_evaluation(evaluation: Evaluation, judgement: Judgement) -> scheduler
     return message
 
 
-def encode_done(evaluation: Evaluation, baseline: Evaluation | None) -> events_pb2.EvaluationDone:
+def encode_done(evaluation: EvaluationRecord, baseline: EvaluationRecord | None) -> events_pb2.EvaluationDone:
     """The bus event; the bounds and the gain are among its metrics."""
     message = encode_evaluation(evaluation, judge(evaluation, baseline))
     names = ["reward_low", "reward_high", "win_low", "win_high"]

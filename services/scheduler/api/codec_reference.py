@@ -1,17 +1,17 @@
-"""Between the dock's values and the messages of the reference stage. Nothing here decides."""
+"""Between the columns's values and the messages of the reference stage. Nothing here decides."""
 
 from __future__ import annotations
 
 from earl.v1 import scheduler_pb2
 from services.scheduler.batches.balance import balance
-from services.scheduler.batches.columns import Lease, Location
+from services.scheduler.batches.columns import ColumnLease, Location
 
 RESULTS = 65536
 KEYS = 256
 
 
 def encode_lease(
-    lease: Lease, ranks: int, waiting_tokens: int, stop: bool
+    lease: ColumnLease, ranks: int, waiting_tokens: int, stop: bool
 ) -> scheduler_pb2.LeaseReferenceResponse:
     """The leased trajectories cut over `ranks`, balanced by tokens."""
     response = scheduler_pb2.LeaseReferenceResponse(

@@ -32,7 +32,7 @@ def decode_request(request: scheduler_pb2.SetParallelismRequest) -> tuple[int, P
 
 
 def encode_stages(
-    switching: Switching, verdicts: Mapping[str, stages.Verdict]
+    switching: Switching, verdicts: Mapping[str, stages.SelectorVerdict]
 ) -> list[scheduler_pb2.StageStatus]:
     """The stages that have workers: what each runs with, the selector's last verdict, and its switches."""
     statuses = []

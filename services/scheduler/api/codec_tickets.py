@@ -6,27 +6,27 @@ import heapq
 
 from earl.v1 import scheduler_pb2
 from services.scheduler.api.codec import PURPOSES
-from services.scheduler.ledger.index import Book
-from services.scheduler.state.records import State, Ticket
+from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.state.records import Ticket, TicketState
 
 STATES = {
-    State.PENDING: scheduler_pb2.TICKET_STATE_PENDING,
-    State.LEASED: scheduler_pb2.TICKET_STATE_LEASED,
-    State.READY: scheduler_pb2.TICKET_STATE_READY,
-    State.PLANNED: scheduler_pb2.TICKET_STATE_PLANNED,
+    TicketState.PENDING: scheduler_pb2.TICKET_STATE_PENDING,
+    TicketState.LEASED: scheduler_pb2.TICKET_STATE_LEASED,
+    TicketState.READY: scheduler_pb2.TICKET_STATE_READY,
+    TicketState.PLANNED: scheduler_pb2.TICKET_STATE_PLANNED,
 }
 MOST = 1000
 
 
-def encode_tickets(book: Book, limit: int, now: float) -> scheduler_pb2.ListTicketsResponse:
+def encode_tickets(tables: LedgerTables, limit: int, now: float) -> scheduler_pb2.ListTicketsResponse:
     """Of each state the `limit` that have been in it longest, at most MOST."""
-    found: dict[State, list[Ticket]] = {state: [] for state in STATES}
-    for ticket in book.tickets.values():
+    found: dict[TicketState, list[Ticket]] = {state: [] for state in STATES}
+    for ticket in tables.tickets.values():
         if ticket.state in found:
             found[ticket.state].append(ticket)
 
     def place(ticket: Ticket) -> tuple[float, int]:
-        return book.state_since[ticket.id], ticket.id
+        return tables.state_since[ticket.id], ticket.id
 
     response = scheduler_pb2.ListTicketsResponse()
     for state, tickets in found.items():
@@ -40,6 +40,6 @@ def encode_tickets(book: Book, limit: int, now: float) -> scheduler_pb2.ListTick
                 attempt=ticket.attempt,
                 worker=ticket.worker,
                 tokens=ticket.result.total_tokens if ticket.result else 0,
-                age_s=max(0.0, now - book.state_since[ticket.id]),
+                age_s=max(0.0, now - tables.state_since[ticket.id]),
             )
     return response

@@ -13,7 +13,7 @@ from services.scheduler.files.metrics_files import OUTCOMES
 from services.scheduler.ledger import phases
 from services.scheduler.monitor.workers import STAGES
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.state.records import Ending, State
+from services.scheduler.state.records import EpisodeEnding, TicketState
 
 # Of the last committed batch: the metric, and its name in metrics.jsonl.
 BATCH = {
@@ -35,32 +35,34 @@ def figures(scheduler: Scheduler) -> Iterator[Sample]:
 
 
 def _run(scheduler: Scheduler) -> Iterator[Sample]:
-    run = scheduler.ledger.book.run
-    since_s = scheduler.elapsed_s - (scheduler.report.last_step_s or scheduler.opened_s)
-    yield Sample("earl_scheduler_phase", 1.0, {"phase": phases.phase(scheduler.ledger)})
-    yield Sample("earl_scheduler_done", float(scheduler.over))
-    yield Sample("earl_scheduler_step", float(phases.step(scheduler.ledger)[0]))
+    run = scheduler.loop.ledger.tables.run
+    since_s = scheduler.loop.elapsed_s - (scheduler.loop.report.last_step_s or scheduler.loop.opened_s)
+    yield Sample("earl_scheduler_phase", 1.0, {"phase": phases.phase(scheduler.loop.ledger)})
+    yield Sample("earl_scheduler_done", float(scheduler.loop.over))
+    yield Sample("earl_scheduler_step", float(phases.step(scheduler.loop.ledger)[0]))
     yield Sample("earl_scheduler_policy_version", float(run.version))
     yield Sample("earl_scheduler_published_version", float(run.published))
     yield Sample("earl_scheduler_since_commit_seconds", max(0.0, since_s))
 
 
 def _tickets(scheduler: Scheduler) -> Iterator[Sample]:
-    counts = scheduler.ledger.book.counts()
+    counts = scheduler.loop.ledger.tables.counts()
     dropped = {name.partition(":")[2]: count for name, count in counts.items() if ":" in name}
-    yield Sample("earl_scheduler_issued_tickets_total", float(scheduler.ledger.book.run.next_ticket - 1))
-    for state in State:
-        count = sum(dropped.values()) if state is State.DROPPED else counts.get(state.value, 0)
+    yield Sample(
+        "earl_scheduler_issued_tickets_total", float(scheduler.loop.ledger.tables.run.next_ticket - 1)
+    )
+    for state in TicketState:
+        count = sum(dropped.values()) if state is TicketState.DROPPED else counts.get(state.value, 0)
         yield Sample("earl_scheduler_tickets", float(count), {"state": state.value})
     for reason, count in dropped.items():
         yield Sample("earl_scheduler_dropped_tickets", float(count), {"reason": reason})
-    endings = scheduler.endings.totals
+    endings = scheduler.loop.endings.totals
     yield Sample("earl_scheduler_out_of_memory_episodes_total", float(endings[OUT_OF_MEMORY]))
-    for ending in Ending:
+    for ending in EpisodeEnding:
         count = float(endings[ending.value])
         yield Sample("earl_scheduler_episodes_total", count, {"ending": ending.value})
-    yield Sample("earl_scheduler_failing_tickets", float(scheduler.ledger.given_up))
-    for role, progress in consumers.progress(scheduler.dock, scheduler.ledger).items():
+    yield Sample("earl_scheduler_failing_tickets", float(scheduler.loop.ledger.given_up))
+    for role, progress in consumers.progress(scheduler.loop.columns, scheduler.loop.ledger).items():
         for state in ("waiting", "leased", "done"):
             yield Sample(
                 "earl_scheduler_trajectories",
@@ -70,18 +72,18 @@ def _tickets(scheduler: Scheduler) -> Iterator[Sample]:
 
 
 def _batch(scheduler: Scheduler) -> Iterator[Sample]:
-    latest = scheduler.report.latest
+    latest = scheduler.loop.report.latest
     for metric, name in BATCH.items():
         if name in latest:
             yield Sample(metric, latest[name])
     for statistic in ("mean", "max"):
         if (name := f"staleness_{statistic}") in latest:
             yield Sample("earl_scheduler_batch_staleness_versions", latest[name], {"statistic": statistic})
-    lengths = scheduler.monitor.lengths.episodes.summary()
+    lengths = scheduler.loop.monitor.lengths.episodes.summary()
     for statistic in ("mean", "p50", "p95", "max"):
         value = getattr(lengths, statistic)
         yield Sample("earl_scheduler_episode_tokens", value, {"statistic": statistic})
-    evaluations = scheduler.report.judgements.judged(scheduler.ledger.book.evaluations.values())
+    evaluations = scheduler.loop.report.judgements.judged(scheduler.loop.ledger.tables.evaluations.values())
     done = [(one, judgement) for one, judgement in evaluations if one.finished and one.done]
     if done:
         last, judgement = done[-1]
@@ -92,19 +94,19 @@ def _batch(scheduler: Scheduler) -> Iterator[Sample]:
 
 def _fleet(scheduler: Scheduler) -> Iterator[Sample]:
     now = time.monotonic()
-    members = scheduler.ledger.book.members
+    members = scheduler.loop.ledger.tables.members
     stages = Counter(STAGES.get(member.stage, "") for member in members.values())
     for stage, count in stages.items():
         yield Sample("earl_scheduler_workers", float(count), {"stage": stage})
     for name, member in members.items():
-        report = scheduler.fleet.reports.get(name)
+        report = scheduler.loop.fleet.reports.get(name)
         if report is not None and report.incarnation == member.incarnation:
             labels = {"worker": name, "stage": STAGES.get(member.stage, "")}
             yield Sample("earl_scheduler_worker_silent_seconds", now - report.seen_s, labels)
 
 
 def _switches(scheduler: Scheduler) -> Iterator[Sample]:
-    switching = scheduler.parallelism.switching
+    switching = scheduler.loop.parallelism.switching
     for stage in STAGES.values():
         parallelism = switching.running(stage)
         for degree, value in (parallelism.as_dict() if parallelism is not None else {}).items():
@@ -113,7 +115,7 @@ def _switches(scheduler: Scheduler) -> Iterator[Sample]:
         yield Sample("earl_scheduler_switch_running", float(running), {"stage": stage})
         # From 0 on: an increase of what was never 0 is none.
         for outcome in OUTCOMES if parallelism is not None else ():
-            count = float(scheduler.report.switches[stage, outcome])
+            count = float(scheduler.loop.report.switches[stage, outcome])
             yield Sample("earl_scheduler_switches_total", count, {"stage": stage, "outcome": outcome})
-    for stage, stalls in scheduler.report.stalls.items():
+    for stage, stalls in scheduler.loop.report.stalls.items():
         yield Sample("earl_scheduler_switch_stall_seconds", stalls, {"stage": stage})

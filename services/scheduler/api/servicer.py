@@ -11,7 +11,7 @@ from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.api import codec, codec_evaluation, codec_reference, codec_stages, codec_tickets
 from services.scheduler.batches import consumers
 from services.scheduler.ledger import evaluation, phases
-from services.scheduler.monitor.workers import Moved, Report
+from services.scheduler.monitor.workers import TransferRates, WorkerReport
 from services.scheduler.scheduler import Scheduler
 
 SERVICE = "earl.v1.SchedulerService"
@@ -29,12 +29,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._tickets = codec.TicketEncoder(scheduler.config)
+        self._tickets = codec.TicketEncoder(scheduler.loop.config)
 
     async def Join(self, request, context):
         version, keys = await self._scheduler.join(codec.decode_member(request))
         return scheduler_pb2.JoinResponse(
-            lease_s=self._scheduler.ledger.membership_s, version=version, weight_keys=keys
+            lease_s=self._scheduler.loop.ledger.membership_s, version=version, weight_keys=keys
         )
 
     async def Leave(self, request, context):
@@ -44,14 +44,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Heartbeat(self, request, context):
         worker = request.worker
-        report = Report(
+        report = WorkerReport(
             incarnation=worker.incarnation,
             seen_s=time.monotonic(),
             running=request.running,
             version=request.version,
             gauges=_finite(request.gauges),
             transfers={
-                one.path: Moved(one.size_bytes, one.seconds, one.transfers, one.retries)
+                one.path: TransferRates(one.size_bytes, one.seconds, one.transfers, one.retries)
                 for one in request.transfers
             },
         )
@@ -59,7 +59,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         cut = decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
         stop = self._scheduler.heartbeat(worker.name, worker.incarnation, report, spans, cut, request.epoch)
         # A fleet that started together must not go on together.
-        next_s = self._scheduler.ledger.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
+        next_s = self._scheduler.loop.ledger.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         return scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
 
     async def LeaseTickets(self, request, context):
@@ -67,7 +67,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         tickets, stop = await self._scheduler.lease(
             worker.name, worker.incarnation, min(request.credit, CREDIT), _wait(request.wait_s)
         )
-        parent = self._scheduler.traces.parent
+        parent = self._scheduler.loop.traces.parent
         encoded = [self._tickets.encode(ticket, parent(ticket.id)) for ticket in tickets]
         return scheduler_pb2.LeaseTicketsResponse(tickets=encoded, stop=stop)
 
@@ -136,42 +136,44 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.CompleteReferenceResponse(refused=refused)
 
     async def GetStatus(self, request, context):
-        scheduler, book = self._scheduler, self._scheduler.ledger.book
-        step, steps = phases.step(scheduler.ledger)
+        scheduler, tables = self._scheduler, self._scheduler.loop.ledger.tables
+        step, steps = phases.step(scheduler.loop.ledger)
         return scheduler_pb2.GetStatusResponse(
-            run=scheduler.config.name,
-            phase=phases.phase(scheduler.ledger),
+            run=scheduler.loop.config.name,
+            phase=phases.phase(scheduler.loop.ledger),
             step=step,
             steps=steps,
-            version=book.run.version,
-            ledger=codec.encode_counts(book.counts(), book.run.next_ticket - 1),
+            version=tables.run.version,
+            ledger=codec.encode_counts(tables.counts(), tables.run.next_ticket - 1),
             workers=self._workers(),
             evaluations=codec_evaluation.encode_evaluations(
-                scheduler.report.judgements.judged(book.evaluations.values())
+                scheduler.loop.report.judgements.judged(tables.evaluations.values())
             ),
-            best_version=evaluation.best_version(book.evaluations.values()),
-            episode_tokens=codec.encode_quantiles(scheduler.monitor.lengths.episodes.summary()),
-            turn_tokens=codec.encode_quantiles(scheduler.monitor.lengths.turns.summary()),
-            metrics=scheduler.report.latest,
-            elapsed_s=scheduler.elapsed_s,
-            done=scheduler.over,
-            message=scheduler.message,
-            roles=codec.encode_progress(consumers.progress(scheduler.dock, scheduler.ledger)),
+            best_version=evaluation.best_version(tables.evaluations.values()),
+            episode_tokens=codec.encode_quantiles(scheduler.loop.monitor.lengths.episodes.summary()),
+            turn_tokens=codec.encode_quantiles(scheduler.loop.monitor.lengths.turns.summary()),
+            metrics=scheduler.loop.report.latest,
+            elapsed_s=scheduler.loop.elapsed_s,
+            done=scheduler.loop.over,
+            message=scheduler.loop.message,
+            roles=codec.encode_progress(consumers.progress(scheduler.loop.columns, scheduler.loop.ledger)),
             stages=codec_stages.encode_stages(
-                scheduler.parallelism.switching, scheduler.parallelism.selector.last
+                scheduler.loop.parallelism.switching, scheduler.loop.parallelism.selector.last
             ),
-            heartbeat_s=scheduler.ledger.heartbeat_s,
+            heartbeat_s=scheduler.loop.ledger.heartbeat_s,
         )
 
     async def ListTickets(self, request, context):
-        return codec_tickets.encode_tickets(self._scheduler.ledger.book, request.limit, time.monotonic())
+        return codec_tickets.encode_tickets(
+            self._scheduler.loop.ledger.tables, request.limit, time.monotonic()
+        )
 
     async def StopRun(self, request, context):
-        self._scheduler.stop(request.reason)
+        self._scheduler.loop.stop(request.reason)
         return scheduler_pb2.StopRunResponse()
 
     async def SetParallelism(self, request, context):
-        epoch, outcome = await self._scheduler.parallelism.set(
+        epoch, outcome = await self._scheduler.loop.parallelism.set(
             codec_stages.decode_stage(request.stage),
             codec_stages.decode_request(request),
             request.pin,
@@ -185,10 +187,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _workers(self) -> list[scheduler_pb2.WorkerStatus]:
         now = time.monotonic()
         found = []
-        for name, member in sorted(self._scheduler.ledger.book.members.items()):
-            report = self._scheduler.fleet.reports.get(name)
+        for name, member in sorted(self._scheduler.loop.ledger.tables.members.items()):
+            report = self._scheduler.loop.fleet.reports.get(name)
             if report is None or report.incarnation != member.incarnation:
-                report = Report(member.incarnation, now)
+                report = WorkerReport(member.incarnation, now)
             dp, tp, cp, pp = member.parallelism
             status = scheduler_pb2.WorkerStatus(
                 worker=codec.encode_worker(member),

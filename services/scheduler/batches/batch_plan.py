@@ -10,13 +10,13 @@ import msgspec
 from services.scheduler.batches.advantages import group_advantages
 from services.scheduler.batches.balance import balance
 from services.scheduler.batches.columns import NOWHERE, Location
-from services.scheduler.state.records import Batch, Ending, Purpose, Result, Ticket
+from services.scheduler.state.records import Batch, EpisodeEnding, Purpose, Result, Ticket
 
 # Numbers of an environment's last result that are 0 or 1: their means are rates.
 INDICATORS = frozenset({"win", "draw", "loss", "illegal"})
 
 
-class Item(msgspec.Struct, frozen=True):
+class PlannedSequence(msgspec.Struct, frozen=True):
     """One sequence for one rank. position: in the batch, over all ranks together."""
 
     position: int
@@ -31,11 +31,11 @@ class Item(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """A batch cut over ranks. Tokens of all ranks together."""
 
     batch: Batch
-    ranks: tuple[tuple[Item, ...], ...]
+    ranks: tuple[tuple[PlannedSequence, ...], ...]
     total_tokens: int
     trained_tokens: int
 
@@ -46,7 +46,7 @@ def cut(
     ranks: int,
     advantage: str,
     references: Mapping[int, Location] | None = None,
-) -> Plan:
+) -> BatchPlan:
     """The batch balanced over `ranks` by tokens; the same arguments give the same plan.
 
     advantage: "grpo" or "mean", within each group; sequences of a warm-up batch all weigh 1.
@@ -57,7 +57,7 @@ def cut(
     results = [ticket.result or Result() for ticket in members]
     advantages = _advantages(batch, members, results, advantage)
     items = [
-        Item(
+        PlannedSequence(
             position=position,
             ticket_id=ticket.id,
             attempt=ticket.attempt,
@@ -71,7 +71,7 @@ def cut(
         for position, (ticket, result, value) in enumerate(zip(members, results, advantages, strict=True))
     ]
     assigned = balance([item.total_tokens for item in items], ranks)
-    return Plan(
+    return BatchPlan(
         batch=batch,
         ranks=tuple(tuple(items[index] for index in indices) for indices in assigned),
         total_tokens=sum(result.total_tokens for result in results),
@@ -119,7 +119,7 @@ def summary(batch: Batch, results: Sequence[Result]) -> dict[str, float]:
         "length_mean": sum(tokens) / count,
         "length_max": float(max(tokens)),
         "turns_mean": sum(turns) / count,
-        "truncated_episodes": float(sum(one.ending is Ending.TRUNCATED for one in results)),
+        "truncated_episodes": float(sum(one.ending is EpisodeEnding.TRUNCATED for one in results)),
         "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
         "staleness_max": float(max(staleness, default=0)),
         **{

@@ -1,4 +1,4 @@
-"""The dock: which columns of every trajectory are ready, where they lie, and how far each role is with it.
+"""The columns: which columns of every trajectory are ready, where they lie, and how far each role is with it.
 
     rollout ──► tokens, loss_mask, logprobs, versions, turns
                   │ all that a stage's role needs is ready
@@ -9,12 +9,12 @@
                   └── the stage left, or whoever needs the column could not read it
     all that the trainer needs is ready, of all members of a group ──► a batch may take the group, whole
 
-The idea is the transfer dock of MindSpeed RL (arXiv 2507.19017): what is known of samples apart from where
+The idea is the transfer columns of MindSpeed RL (arXiv 2507.19017): what is known of samples apart from where
 their bytes lie, a state of consumption for each consumer, groups never torn apart.
 
 Promise: for each stage's role every trajectory is waiting, leased or done, exactly one of them; a result
 counts once, under the fence of the lease that asked for it; what is forgotten is forgotten for all roles.
-Pure. It is derived data: a restarted scheduler has an empty dock, and what stages make is made again. The
+Pure. It is derived data: a restarted scheduler has an empty columns, and what stages make is made again. The
 trainer's own consumption is the ledger's, which outlives a crash.
 """
 
@@ -33,7 +33,7 @@ Stage = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class ColumnConsumer:
     """A consumer of trajectories: the columns that it needs, and those that it makes of them.
 
     masked: it makes something of loss-masked tokens only, so there is nothing to do for a trajectory
@@ -47,7 +47,7 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
+class TrajectoryRef:
     """One attempt's outcome: its group, the registry key of its sampled columns, its lengths in tokens."""
 
     ticket_id: int
@@ -71,15 +71,15 @@ NOWHERE = Location(())
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class ColumnLease:
     """Trajectories that a stage works on; `complete` names the fence. Empty: there was nothing to lease."""
 
     fence: int = 0
-    trajectories: tuple[Trajectory, ...] = ()
+    trajectories: tuple[TrajectoryRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ColumnProgress:
     """Trajectories by what a role has done with them."""
 
     waiting: int = 0
@@ -90,21 +90,21 @@ class Progress:
 class _Work:
     """One stage's role: its lease, what is done, and what may be leased now (`able`, with its tokens)."""
 
-    def __init__(self, role: Role, sources: tuple[_Work, ...]) -> None:
+    def __init__(self, role: ColumnConsumer, sources: tuple[_Work, ...]) -> None:
         self.role = role
         # Who makes what this role needs beside the sampled columns.
         self.sources = sources
         self.stage: Stage | None = None
         self.fence = 0
-        self.leased: dict[int, Trajectory] = {}
+        self.leased: dict[int, TrajectoryRef] = {}
         self.done: dict[int, Location] = {}
-        self.able: dict[int, Trajectory] = {}
+        self.able: dict[int, TrajectoryRef] = {}
         self.able_tokens = 0
         # A heap with an entry for each that is able, and for some that no longer are.
         self._order: list[int] = []
         self._queued: set[int] = set()
 
-    def look(self, number: int, trajectory: Trajectory | None) -> None:
+    def look(self, number: int, trajectory: TrajectoryRef | None) -> None:
         """Whether this trajectory may be leased has to be judged anew. None: it is forgotten."""
         held = number in self.leased or number in self.done
         able = trajectory is not None and not held and has_all(self.sources, number)
@@ -144,12 +144,12 @@ def has_all(sources: Sequence[_Work], number: int) -> bool:
     return all(number in source.done for source in sources)
 
 
-class Dock:
+class ColumnRegistry:
     """Trajectories by their tickets; at most one of a ticket's attempts is there at a time."""
 
-    def __init__(self, trainer: Role, stages: Sequence[Role] = ()) -> None:
+    def __init__(self, trainer: ColumnConsumer, stages: Sequence[ColumnConsumer] = ()) -> None:
         """stages: each after those whose columns it needs. Raises ValueError if a need is never met."""
-        self._trajectories: dict[int, Trajectory] = {}
+        self._trajectories: dict[int, TrajectoryRef] = {}
         self._works: dict[str, _Work] = {}
         makers: dict[str, _Work] = {}
         for role in stages:
@@ -163,7 +163,7 @@ class Dock:
 
     # --- what there is ----------------------------------------------------------------------
 
-    def put(self, trajectory: Trajectory) -> None:
+    def put(self, trajectory: TrajectoryRef) -> None:
         """Its sampled columns are ready. Another one of the same ticket is forgotten."""
         number = trajectory.ticket_id
         if self._trajectories.get(number) == trajectory:
@@ -200,7 +200,7 @@ class Dock:
 
     def lease(
         self, role: str, stage: Stage, fence: int, credit_tokens: int, first: Iterable[int] = ()
-    ) -> Lease:
+    ) -> ColumnLease:
         """The oldest that wait and have what the role needs, of `credit_tokens` at most.
 
         first: tickets that go before all others. fence: greater than any before. The role's former lease
@@ -212,9 +212,9 @@ class Dock:
         self._return(work)
         work.pick(credit_tokens, first)
         if not work.leased:
-            return Lease()
+            return ColumnLease()
         work.fence = fence
-        return Lease(fence, tuple(work.leased.values()))
+        return ColumnLease(fence, tuple(work.leased.values()))
 
     def complete(
         self,
@@ -223,7 +223,7 @@ class Dock:
         fence: int,
         results: Mapping[tuple[int, int], Location],
         lost: Iterable[tuple[int, int]] = (),
-    ) -> tuple[int, list[Trajectory]]:
+    ) -> tuple[int, list[TrajectoryRef]]:
         """(results refused, leased trajectories whose sampled columns are lost). Keys: (ticket, attempt).
 
         A result says where all that the role makes lies. What was leased and is in neither waits again; so
@@ -279,11 +279,11 @@ class Dock:
         """Of what may be leased now."""
         return self._works[role].able_tokens
 
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, ColumnProgress]:
         """How far each stage's role is with all trajectories that are there."""
         total = len(self._trajectories)
         return {
-            name: Progress(total - len(work.leased) - len(work.done), len(work.leased), len(work.done))
+            name: ColumnProgress(total - len(work.leased) - len(work.done), len(work.leased), len(work.done))
             for name, work in self._works.items()
         }
 
@@ -296,7 +296,7 @@ class Dock:
             work.look(number, trajectory)
         self._count(trajectory, lacks=not has_all(self._trainer_sources, number))
 
-    def _count(self, trajectory: Trajectory, *, lacks: bool) -> None:
+    def _count(self, trajectory: TrajectoryRef, *, lacks: bool) -> None:
         number, group = trajectory.ticket_id, trajectory.group
         if lacks and number not in self._lacking:
             self._lacking.add(number)
@@ -329,7 +329,7 @@ class Dock:
                 self._look(number)
 
 
-def _sources(role: Role, makers: Mapping[str, _Work]) -> tuple[_Work, ...]:
+def _sources(role: ColumnConsumer, makers: Mapping[str, _Work]) -> tuple[_Work, ...]:
     """The makers of what a role needs, each once. Raises ValueError if there is none for a column."""
     unmet = role.needs - SAMPLED - makers.keys()
     if unmet:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from earl.errors import EngineOutOfMemory
 from earl.obs.metrics import LineFile
-from services.scheduler.state.records import Ending, Result
+from services.scheduler.state.records import EpisodeEnding, Result
 
 NAME = "endings.jsonl"
 OUT_OF_MEMORY = "out_of_memory"
@@ -56,7 +56,7 @@ class Endings:
     def _write(self, time_s: float) -> None:
         if not self._counts:
             return
-        counts = {name: self._counts[name] for name in (*(one.value for one in Ending), OUT_OF_MEMORY)}
+        counts = {name: self._counts[name] for name in (*(one.value for one in EpisodeEnding), OUT_OF_MEMORY)}
         if self._file.write({"time_s": round(time_s, 3), **counts}):
             self._counts.clear()
         self._written_s = time_s

@@ -15,12 +15,12 @@ from typing import Any
 
 from earl.obs.histogram import Histogram
 from earl.obs.metrics import LineFile, read_lines
-from services.scheduler.batches.columns import Progress
+from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.ledger.evaluation import Judgement, Judgements, rewards, wins
 from services.scheduler.monitor.length_sketch import histogram
-from services.scheduler.monitor.workers import Moved
-from services.scheduler.monitor.workload import Seen, Step
-from services.scheduler.state.records import Evaluation
+from services.scheduler.monitor.workers import TransferRates
+from services.scheduler.monitor.workload import ObservedWorkload, StepFigures
+from services.scheduler.state.records import EvaluationRecord
 from services.scheduler.state.switch_records import SwitchRecord
 
 # Of a switch: as asked, or back to what was before.
@@ -54,11 +54,11 @@ class RunReport:
         time_s: float,
         trajectories: Mapping[str, float],
         trainer: Mapping[str, float],
-        seen: Step,
+        seen: StepFigures,
         length_tokens: Sequence[int],
-        transfers: Mapping[str, Moved],
+        transfers: Mapping[str, TransferRates],
         ledger: Mapping[str, int],
-        stages: Mapping[str, Progress],
+        stages: Mapping[str, ColumnProgress],
     ) -> None:
         """One committed batch. version: after it. time_s: since the run began.
 
@@ -128,7 +128,7 @@ class RunReport:
             spans.append(("stall", stall_ns, now_ns))
         self.spans(f"{stage} switches", spans)
 
-    def evaluations(self, evaluations: Collection[Evaluation], time_s: float) -> None:
+    def evaluations(self, evaluations: Collection[EvaluationRecord], time_s: float) -> None:
         """Writes those that are finished and not yet written with these results; they are too dear to be lost
         to a disk that was full for a while."""
         if all(self._written.get(one.name) == _mark(one) for one in evaluations if one.finished):
@@ -144,7 +144,7 @@ class RunReport:
             file.close()
 
 
-def evaluation_line(one: Evaluation, judgement: Judgement) -> dict[str, Any]:
+def evaluation_line(one: EvaluationRecord, judgement: Judgement) -> dict[str, Any]:
     """An evaluation as evaluations.jsonl has it: figures with their 95 % intervals, then every episode.
 
     rewards and wins are by instance, null where the episode failed; the gain is the paired one over the
@@ -166,7 +166,7 @@ def evaluation_line(one: Evaluation, judgement: Judgement) -> dict[str, Any]:
     return {**numbers, "metrics": one.metrics, "rewards": rewards(one), "wins": wins(one)}
 
 
-def load_line(seen: Seen) -> dict[str, Any]:
+def load_line(seen: ObservedWorkload) -> dict[str, Any]:
     """What a step was to a stage, as metrics.jsonl and decisions.jsonl have it; null where nobody said."""
     kv = {**asdict(seen.kv), "used_fraction": seen.kv.used_fraction} if seen.kv is not None else None
     return {
@@ -178,7 +178,7 @@ def load_line(seen: Seen) -> dict[str, Any]:
     }
 
 
-def _mark(one: Evaluation) -> tuple[int, int, bytes]:
+def _mark(one: EvaluationRecord) -> tuple[int, int, bytes]:
     """What tells an evaluation from another one of the same name."""
     return one.version, one.failed, one.reward_data
 

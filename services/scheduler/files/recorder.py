@@ -11,25 +11,25 @@ from pathlib import Path
 from earl.config.run import RunConfig
 from earl.transcript import Turn
 from services.scheduler.batches import batch_plan
-from services.scheduler.batches.columns import Dock
+from services.scheduler.batches.columns import ColumnRegistry
 from services.scheduler.files.endings import Endings
 from services.scheduler.files.metrics_files import RunReport
-from services.scheduler.files.samples import Samples
+from services.scheduler.files.samples import SampleFile
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.monitor.workers import Fleet
-from services.scheduler.monitor.workload import Monitor, Step
+from services.scheduler.monitor.workers import WorkerFleet
+from services.scheduler.monitor.workload import Monitor, StepFigures
 from services.scheduler.state.records import Batch, Result, Ticket
 
 
-class Chronicle:
+class RunRecorder:
     """Of one run, below its directory; times are seconds since the run began but for now_s, monotonic."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         self.monitor = Monitor()
-        self.fleet = Fleet()
+        self.fleet = WorkerFleet()
         self.report = RunReport(run_dir)
-        self._samples = Samples(run_dir / "samples.jsonl")
+        self._samples = SampleFile(run_dir / "samples.jsonl")
         self.endings = Endings(run_dir)
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
 
@@ -44,13 +44,13 @@ class Chronicle:
         self.monitor.observe(result.total_tokens, result.turn_tokens)
 
     def committed(
-        self, ledger: Ledger, dock: Dock, batch: Batch, results: Sequence[Result], *,
+        self, ledger: Ledger, columns: ColumnRegistry, batch: Batch, results: Sequence[Result], *,
         step: int, phase: str, version: int, trainer: Mapping[str, float], elapsed_s: float, now_s: float,
-    ) -> Step:  # fmt: skip
+    ) -> StepFigures:  # fmt: skip
         """A batch of these results is trained: writes its line; what the step was."""
         tokens = [one.total_tokens for one in results]
         seen = self.monitor.step(
-            members=ledger.book.members.values(),
+            members=ledger.tables.members.values(),
             device_slots=self._device_slots,
             batch_tokens=tokens,
             trainer=trainer,
@@ -66,15 +66,15 @@ class Chronicle:
             seen=seen,
             length_tokens=tokens,
             transfers=self.fleet.moved(),
-            ledger={"issued": ledger.book.run.next_ticket - 1, **ledger.book.counts()},
-            stages=dock.progress(),
+            ledger={"issued": ledger.tables.run.next_ticket - 1, **ledger.tables.counts()},
+            stages=columns.progress(),
         )
         self._samples.trained(step, batch.tickets)
         return seen
 
     def write(self, ledger: Ledger, elapsed_s: float) -> None:
         """What is due: evaluations that are over, and how episodes ended."""
-        self.report.evaluations(ledger.book.evaluations.values(), elapsed_s)
+        self.report.evaluations(ledger.tables.evaluations.values(), elapsed_s)
         self.endings.write(elapsed_s)
 
     def close(self, elapsed_s: float) -> None:

@@ -27,7 +27,7 @@ LIMIT_BYTES = 4 << 20
 WAITING = 4096
 
 
-class Samples:
+class SampleFile:
     """Writes to `path`; goes on where an earlier scheduler stopped."""
 
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:

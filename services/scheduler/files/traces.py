@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from earl.config.run import RunConfig
 from earl.obs import tracing
-from services.scheduler.ledger.index import Book
-from services.scheduler.state.records import LIVE, State, Ticket
+from services.scheduler.ledger.tables import LedgerTables
+from services.scheduler.state.records import LIVE, Ticket, TicketState
 from services.scheduler.state.switch_records import SwitchRecord
 
 # How often tickets that nobody named are looked after: those that were dropped.
@@ -30,18 +30,18 @@ class _Seen:
 
 
 class TicketTraces:
-    """Of one book. Does nothing where nothing is traced."""
+    """Of one tables. Does nothing where nothing is traced."""
 
-    def __init__(self, book: Book, tickets: tracing.Tickets) -> None:
-        self._book = book
+    def __init__(self, tables: LedgerTables, tickets: tracing.Tickets) -> None:
+        self._tables = tables
         self._tickets = tickets
         self._on = tickets.fraction > 0
         self._live: dict[int, _Seen] = {}
         self._next = 1
         self._swept_ns = 0
         if self._on:
-            self._issued(book.tickets)
-            self._next = book.run.next_ticket
+            self._issued(tables.tickets)
+            self._next = tables.run.next_ticket
 
     def parent(self, ticket_id: int) -> str:
         """The traceparent of a live ticket that `moved` has seen, "" if it is not traced: nothing is
@@ -54,23 +54,23 @@ class TicketTraces:
         if not self._on:
             return
         now_ns = time.time_ns()
-        if self._book.run.next_ticket > self._next:
-            self._issued(range(self._next, self._book.run.next_ticket))
-            self._next = self._book.run.next_ticket
+        if self._tables.run.next_ticket > self._next:
+            self._issued(range(self._next, self._tables.run.next_ticket))
+            self._next = self._tables.run.next_ticket
         if now_ns - self._swept_ns >= SWEEP_NS:
             self._swept_ns, ids = now_ns, list(self._live)
         for number in ids:
             seen = self._live.get(number)
             if seen is not None:
-                self._look(number, seen, self._book.tickets.get(number), now_ns)
+                self._look(number, seen, self._tables.tickets.get(number), now_ns)
 
     def _issued(self, ids: Iterable[int]) -> None:
         now_ns = time.time_ns()
         for number in ids:
-            ticket = self._book.tickets.get(number)
+            ticket = self._tables.tickets.get(number)
             if ticket is not None and ticket.state in LIVE and (parent := self._tickets.parent(number)):
                 # A ticket that is leased at once was pending all the same.
-                self._live[number] = _Seen(parent, now_ns, State.PENDING.value, now_ns)
+                self._live[number] = _Seen(parent, now_ns, TicketState.PENDING.value, now_ns)
 
     def _look(self, number: int, seen: _Seen, ticket: Ticket | None, now_ns: int) -> None:
         state = ticket.state.value if ticket is not None else "closed"

@@ -18,7 +18,7 @@ import time
 
 from earl.errors import BusUnavailable, EarlError
 from services.scheduler.journal.redis_store import LedgerStore
-from services.scheduler.ledger.index import Book
+from services.scheduler.ledger.tables import LedgerTables
 
 # How long a store that is away is tried before the scheduler gives up.
 OUTAGE_S = 10.0
@@ -27,10 +27,10 @@ ROUND_S = 0.006
 
 
 class Journal:
-    """Stores one book's changes, in order."""
+    """Stores one tables's changes, in order."""
 
-    def __init__(self, book: Book, store: LedgerStore) -> None:
-        self._book = book
+    def __init__(self, tables: LedgerTables, store: LedgerStore) -> None:
+        self._tables = tables
         self._store = store
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
@@ -69,7 +69,7 @@ class Journal:
                     future.set_result(None)
 
     async def _store_once(self) -> None:
-        changes = self._book.take_changes()
+        changes = self._tables.take_changes()
         if not changes:
             return
         until = time.monotonic() + OUTAGE_S

@@ -19,7 +19,7 @@ import msgspec
 from earl.bus import Bus, redis_errors
 from earl.errors import LedgerFenced
 from services.scheduler.api.codec import encode_fact
-from services.scheduler.state.records import KINDS, Change, Changes, TrajectoryReady
+from services.scheduler.state.records import KINDS, LedgerChanges, RecordChange, TrajectoryReady
 
 # KEYS: guard, the bus's streams, hashes.  ARGV: term, revision, stream length, what changes (see `pack`), the
 # new values one after another, how many of the events go to the first stream, events ...  Of each hash, in
@@ -112,7 +112,7 @@ class LedgerStore:
             for field, data in stored.items()
         ]
 
-    async def apply(self, changes: Changes) -> None:
+    async def apply(self, changes: LedgerChanges) -> None:
         """Makes the changes durable and publishes their facts.
 
         Raises LedgerFenced when another scheduler took over or a record is not what the ledger
@@ -138,7 +138,7 @@ class LedgerStore:
         self._revision += 1
 
 
-def pack(records: Sequence[Change]) -> tuple[bytes, bytes]:
+def pack(records: Sequence[RecordChange]) -> tuple[bytes, bytes]:
     """The changes as the script reads them, and the new values: an argument each would cost the client more.
 
     Values are no part of the msgpack: the server's decoder knows no binary data.

@@ -25,7 +25,7 @@ from services.scheduler.state.rules import Rules
 WARMUP_BATCHES_AHEAD = 4
 
 
-class Candidate(msgspec.Struct, frozen=True, gc=False):
+class GroupCandidate(msgspec.Struct, frozen=True, gc=False):
     """One outstanding group. deadline: last version at which it may be trained."""
 
     group: int
@@ -50,7 +50,7 @@ def target_version(version: int, outstanding_groups: int, batch_groups: int) -> 
 
 
 def choose(
-    candidates: Sequence[Candidate], version: int, batch_groups: int, staleness: int
+    candidates: Sequence[GroupCandidate], version: int, batch_groups: int, staleness: int
 ) -> list[int] | None:
     """The groups of the batch trained at `version`, oldest first, or None while it must wait.
 

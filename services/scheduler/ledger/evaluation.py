@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from services.scheduler.ledger.intervals import Interval, mean_interval, wilson_interval
-from services.scheduler.state.records import Evaluation
+from services.scheduler.state.records import EvaluationRecord
 
 FINAL = "final"
 
@@ -33,7 +33,7 @@ class Judgement:
     pairs: int = 0
 
 
-def judge(evaluation: Evaluation, baseline: Evaluation | None) -> Judgement:
+def judge(evaluation: EvaluationRecord, baseline: EvaluationRecord | None) -> Judgement:
     """The figures of an evaluation, which may be under way, beside those of `baseline`."""
     reward, wins = _reward(evaluation.reward_data), _win_rate(evaluation.win_data)
     if baseline is None or baseline.name == evaluation.name:
@@ -52,10 +52,10 @@ class Judgements:
         # By name: what a judgement was made of, and what it is.
         self._kept: dict[str, tuple[tuple[bytes, bytes, bytes], Judgement]] = {}
 
-    def judged(self, evaluations: Iterable[Evaluation]) -> list[tuple[Evaluation, Judgement]]:
+    def judged(self, evaluations: Iterable[EvaluationRecord]) -> list[tuple[EvaluationRecord, Judgement]]:
         """Every evaluation with its figures, in the order of the run."""
         order = in_order(evaluations)
-        firsts: dict[str, Evaluation] = {}
+        firsts: dict[str, EvaluationRecord] = {}
         for one in order:
             firsts.setdefault(one.setting, one)
         kept, self._kept = self._kept, {}
@@ -69,7 +69,9 @@ class Judgements:
         return [(one, self._kept[one.name][1]) for one in order]
 
 
-def baseline(evaluation: Evaluation, evaluations: Iterable[Evaluation]) -> Evaluation | None:
+def baseline(
+    evaluation: EvaluationRecord, evaluations: Iterable[EvaluationRecord]
+) -> EvaluationRecord | None:
     """What an evaluation is compared with: the run's first of its setting; None if it is that, or while
     that is not finished."""
     return _against(
@@ -77,22 +79,22 @@ def baseline(evaluation: Evaluation, evaluations: Iterable[Evaluation]) -> Evalu
     )
 
 
-def _against(evaluation: Evaluation, first: Evaluation) -> Evaluation | None:
+def _against(evaluation: EvaluationRecord, first: EvaluationRecord) -> EvaluationRecord | None:
     """`first` of its setting, if it is one to compare with."""
     return first if first.finished and first.name != evaluation.name else None
 
 
-def in_order(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+def in_order(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
     """From the run's first evaluation to its last: by version, the final one last."""
     return sorted(evaluations, key=lambda one: (one.version, one.name == FINAL, one.name))
 
 
-def under_way(evaluations: Iterable[Evaluation], version: int) -> bool:
+def under_way(evaluations: Iterable[EvaluationRecord], version: int) -> bool:
     """Whether the version is being evaluated: until that is over it stays the newest."""
     return any(one.version == version and not one.finished for one in evaluations)
 
 
-def best_version(evaluations: Iterable[Evaluation]) -> int:
+def best_version(evaluations: Iterable[EvaluationRecord]) -> int:
     """The version with the best mean reward among finished evaluations, the earlier of equals; 0: none.
 
     Compared are the instances that every finished evaluation met, so that one of fewer instances is
@@ -104,19 +106,19 @@ def best_version(evaluations: Iterable[Evaluation]) -> int:
     return _best(tuple((one.version, one.reward_data) for one in finished))
 
 
-def kept_versions(evaluations: Iterable[Evaluation]) -> list[int]:
+def kept_versions(evaluations: Iterable[EvaluationRecord]) -> list[int]:
     """Versions whose checkpoints must stay: the best one and those that are being evaluated."""
     every = list(evaluations)
     kept = {one.version for one in every if not one.finished} | {best_version(every)}
     return sorted(kept - {0})
 
 
-def rewards(evaluation: Evaluation) -> list[float]:
+def rewards(evaluation: EvaluationRecord) -> list[float]:
     """Rewards by index, NaN where no episode was done; empty before the first."""
     return _numbers(evaluation.reward_data, "d")
 
 
-def wins(evaluation: Evaluation) -> list[float]:
+def wins(evaluation: EvaluationRecord) -> list[float]:
     """Wins (0..1) by index, as `rewards`."""
     return _numbers(evaluation.win_data, "f")
 

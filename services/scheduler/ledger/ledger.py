@@ -7,7 +7,7 @@
 
 Promise: issued = trained ⊎ evaluated ⊎ dropped ⊎ live after every operation, and no ticket becomes
 trained twice. Pure: time is an argument (monotonic seconds), nothing is read or written elsewhere;
-the caller makes `book.take_changes()` durable before it answers anyone. What an operation refuses
+the caller makes `tables.take_changes()` durable before it answers anyone. What an operation refuses
 raises LedgerError (or UnknownWorker) and has changed nothing.
 """
 
@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from earl.errors import LedgerError
-from services.scheduler.ledger.admission import Candidate, choose, places
-from services.scheduler.ledger.attempts import Tickets
+from services.scheduler.ledger.admission import GroupCandidate, choose, places
+from services.scheduler.ledger.attempts import TicketLedger
 from services.scheduler.state.records import (
     Batch,
     BatchPlanned,
     Purpose,
     Reason,
     Result,
-    State,
+    TicketState,
 )
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.ticket_ranges import RangeSet
@@ -33,7 +33,7 @@ from services.scheduler.state.ticket_ranges import RangeSet
 HANDOUTS = 5
 
 
-class Ledger(Tickets):
+class Ledger(TicketLedger):
     """Tickets, and the batches made of them."""
 
     # Groups of training that no batch may take yet, though all their members are ready; may be a view.
@@ -43,16 +43,16 @@ class Ledger(Tickets):
     def restored(cls, rules: Rules, records: Iterable[tuple[str, str, bytes]], now: float) -> Ledger:
         """The ledger of stored records; leases and memberships get their full time again from `now`."""
         ledger = cls(rules)
-        ledger.book.restore(records, now, rules.lease_s)
-        for name in ledger.book.members:
+        ledger.tables.restore(records, now, rules.lease_s)
+        for name in ledger.tables.members:
             # It was told of a fleet that may have been larger.
-            silent_s = max(ledger.membership_s, ledger.book.run.silent_s)
-            ledger.book.member_until.set(name, now + silent_s)
+            silent_s = max(ledger.membership_s, ledger.tables.run.silent_s)
+            ledger.tables.member_until.set(name, now + silent_s)
         return ledger
 
     def trainer(self, name: str, incarnation: int, now: float) -> None:
         """A sign of life of the trainer group. Raises LedgerError unless that one reconciled last."""
-        run = self.book.run
+        run = self.tables.run
         self.member(name, incarnation)
         if (run.trainer, run.trainer_incarnation) != (name, incarnation):
             raise LedgerError(
@@ -64,7 +64,7 @@ class Ledger(Tickets):
 
     def planned(self) -> Batch | None:
         """The batch in the trainer's hands, once more; None if there is none or it cannot be read."""
-        batch = self.book.batch
+        batch = self.tables.batch
         if batch is None:
             return None
         if batch.lost or self._unreadable(batch):
@@ -79,29 +79,29 @@ class Ledger(Tickets):
 
         Training batches obey the staleness bound; groups that exceed it all the same are dropped.
         """
-        book, run = self.book, self.book.run
-        if book.batch is not None:
-            raise LedgerError(f"batch {book.batch.id} is planned and not committed", "commit it first")
+        tables, run = self.tables, self.tables.run
+        if tables.batch is not None:
+            raise LedgerError(f"batch {tables.batch.id} is planned and not committed", "commit it first")
         chosen = self._choose(purpose, groups_wanted)
         if chosen is None:
             return None
-        numbers = [number for group in chosen for number in book.groups[purpose][group]]
+        numbers = [number for group in chosen for number in tables.groups[purpose][group]]
         tokens = 0
         for number in numbers:
-            ticket = book.tickets[number]
-            book.move(ticket, State.PLANNED)
+            ticket = tables.tickets[number]
+            tables.move(ticket, TicketState.PLANNED)
             tokens += ticket.result.total_tokens if ticket.result else 0
-        book.batch = Batch(
+        tables.batch = Batch(
             id=run.next_batch, version=run.version, purpose=purpose, tickets=numbers, publish=publish,
             checkpoint=checkpoint, progress=progress, first_of_phase=first_of_phase, handouts=1,
         )  # fmt: skip
         run.next_batch += 1
-        book.state(BatchPlanned(book.batch.id, run.version, len(numbers), tokens))
-        return book.batch
+        tables.state(BatchPlanned(tables.batch.id, run.version, len(numbers), tokens))
+        return tables.batch
 
     def commit(self, batch_id: int, version: int) -> tuple[Batch, list[Result]] | None:
         """The optimizer step on a batch is done: (batch, its tickets' results); None if repeated."""
-        run, batch = self.book.run, self.book.batch
+        run, batch = self.tables.run, self.tables.batch
         if batch is None or batch.id != batch_id:
             if batch_id and batch_id == run.last_batch:
                 return None
@@ -120,17 +120,17 @@ class Ledger(Tickets):
 
     def dissolve(self, *, all_lost: bool = False) -> None:
         """Takes the planned batch apart: what can still be read is ready again, the rest is retried."""
-        book, batch = self.book, self.book.batch
+        tables, batch = self.tables, self.tables.batch
         if batch is None:
             return
-        book.batch = None
-        members = [book.tickets[number] for number in batch.tickets]
-        planned = [ticket for ticket in members if ticket.state is State.PLANNED]
+        tables.batch = None
+        members = [tables.tickets[number] for number in batch.tickets]
+        planned = [ticket for ticket in members if ticket.state is TicketState.PLANNED]
         for ticket in planned:
-            book.move(ticket, State.READY)
+            tables.move(ticket, TicketState.READY)
         for ticket in planned:
             gone = all_lost or ticket.id in batch.lost
-            if gone and ticket.state is State.READY:
+            if gone and ticket.state is TicketState.READY:
                 self.fail(ticket)
 
     def record_checkpoint(self, consumed: RangeSet, most: int = 0) -> bool:
@@ -140,72 +140,72 @@ class Ledger(Tickets):
         """
         found: dict[str, list[int]] = {}
         count = 0
-        version = self.book.run.version
+        version = self.tables.run.version
         due = {purpose: places(self.rules, purpose, version).start for purpose in Purpose}
-        for number in sorted(self.book.kept):
-            ticket = self.book.tickets[number]
-            if ticket.state is State.TRAINED and number not in consumed:
+        for number in sorted(self.tables.kept):
+            ticket = self.tables.tickets[number]
+            if ticket.state is TicketState.TRAINED and number not in consumed:
                 continue
-            if ticket.state is State.TRAINED and ticket.index >= due[ticket.purpose]:
+            if ticket.state is TicketState.TRAINED and ticket.index >= due[ticket.purpose]:
                 continue  # it went ahead of slower ones: its place is not to be issued again
             found.setdefault(ticket.bucket, []).append(ticket.id)
-            self.book.compact(ticket)
+            self.tables.compact(ticket)
             count += 1
             if count == most:
                 break
         if found:
-            closed = dict(self.book.closed)
+            closed = dict(self.tables.closed)
             for bucket, numbers in found.items():
                 closed[bucket] = closed.get(bucket, RangeSet()) | RangeSet.of(numbers)
-            self.book.close_ranges(closed)
+            self.tables.close_ranges(closed)
         return count == most > 0
 
     def published(self, version: int, keys: Sequence[str]) -> None:
         """A version's weights can be read under these registry keys."""
-        self.book.run.published = version
-        self.book.run.weight_keys = list(keys)
+        self.tables.run.published = version
+        self.tables.run.weight_keys = list(keys)
 
     # --- within -----------------------------------------------------------------------------
 
     def _unreadable(self, batch: Batch) -> bool:
         """Whether it was handed out in vain for longer than a worker that is gone stays a member: nobody else
         will be found to be the cause."""
-        since = min((self.book.state_since[number] for number in batch.tickets), default=0.0)
-        return batch.handouts >= HANDOUTS and self.book.now - since > self.membership_s
+        since = min((self.tables.state_since[number] for number in batch.tickets), default=0.0)
+        return batch.handouts >= HANDOUTS and self.tables.now - since > self.membership_s
 
     def _choose(self, purpose: Purpose, wanted: int) -> list[int] | None:
         """Groups in the order of their places, so that a batch does not show what finished when."""
-        book, rules, version = self.book, self.rules, self.book.run.version
+        tables, rules, version = self.tables, self.rules, self.tables.run.version
         if purpose is not Purpose.TRAIN:
-            first = sorted(book.groups[purpose], key=lambda group: book.place(purpose, group))[:wanted]
-            return first if book.whole[purpose].issuperset(first) and len(first) == wanted else None
-        whole = book.whole[purpose]
+            first = sorted(tables.groups[purpose], key=lambda group: tables.place(purpose, group))[:wanted]
+            return first if tables.whole[purpose].issuperset(first) and len(first) == wanted else None
+        whole = tables.whole[purpose]
         if len(whole) < wanted:
             return None
         candidates = []
-        for group, members in list(book.groups[purpose].items()):
-            floor = min(book.tickets[number].floor for number in members)
+        for group, members in list(tables.groups[purpose].items()):
+            floor = min(tables.tickets[number].floor for number in members)
             if version - floor > rules.staleness and group in whole:
                 self.drop_group(purpose, group, Reason.TOO_STALE)
                 continue
             complete = group in whole and group not in self.held_back
-            candidates.append(Candidate(group, floor + rules.staleness, complete))
+            candidates.append(GroupCandidate(group, floor + rules.staleness, complete))
         chosen = choose(candidates, version, wanted, rules.staleness)
-        return chosen and sorted(chosen, key=lambda group: book.place(purpose, group))
+        return chosen and sorted(chosen, key=lambda group: tables.place(purpose, group))
 
     def _train(self, batch: Batch) -> list[Result]:
         """planned → trained, once; what the tickets' results were."""
-        book, run = self.book, self.book.run
+        tables, run = self.tables, self.tables.run
         results = []
         for number in batch.tickets:
-            ticket = book.tickets[number]
+            ticket = tables.tickets[number]
             if ticket.result is not None:
                 results.append(ticket.result)
                 if ticket.result.descriptor_key:
-                    book.freed.append(ticket.result.descriptor_key)
-            book.move(ticket, State.TRAINED)
+                    tables.freed.append(ticket.result.descriptor_key)
+            tables.move(ticket, TicketState.TRAINED)
             ticket.result = None
-        book.batch = None
+        tables.batch = None
         run.last_batch = batch.id
         self.free(0, batch.id, batch.version + 1)
         return results

@@ -25,7 +25,7 @@ from services.scheduler.ledger.admission import places, target_version
 from services.scheduler.ledger.evaluation import FINAL as FINAL_NAME
 from services.scheduler.ledger.evaluation import under_way
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.state.records import Batch, Evaluation, Purpose, Reason, State
+from services.scheduler.state.records import Batch, EvaluationRecord, Purpose, Reason, TicketState
 
 # Tickets that are issued in one go: calls that came meanwhile are answered before the next ones.
 ISSUED_AT_ONCE = 256
@@ -34,7 +34,7 @@ WARMUP, START, TRAIN, FINAL, DONE = "warmup", "evaluate:start", "train", "evalua
 
 def steps_done(ledger: Ledger) -> int:
     """Batches in the parameters, of warm-up and training together."""
-    return max(0, ledger.book.run.version - 1)
+    return max(0, ledger.tables.run.version - 1)
 
 
 def training_steps(ledger: Ledger) -> int:
@@ -44,18 +44,18 @@ def training_steps(ledger: Ledger) -> int:
 
 def phase(ledger: Ledger) -> str:
     """The phase that the ledger is in."""
-    rules, book = ledger.rules, ledger.book
+    rules, tables = ledger.rules, ledger.tables
     done = steps_done(ledger)
     if done < rules.warmup_batches:
         return WARMUP
     wanted = rules.evaluation_episodes > 0
     if wanted and rules.evaluate_at_start and done == rules.warmup_batches and not _finished(ledger, "start"):
         return START
-    if done < rules.warmup_batches + rules.steps and not book.run.train_over:
+    if done < rules.warmup_batches + rules.steps and not tables.run.train_over:
         return TRAIN
     if _wants_final(ledger) and not _final_done(ledger):
         return FINAL
-    return DONE if all(evaluation.finished for evaluation in book.evaluations.values()) else FINAL
+    return DONE if all(evaluation.finished for evaluation in tables.evaluations.values()) else FINAL
 
 
 def step(ledger: Ledger) -> tuple[int, int]:
@@ -64,7 +64,7 @@ def step(ledger: Ledger) -> tuple[int, int]:
     if now == WARMUP:
         return done, rules.warmup_batches
     if now.startswith("evaluate:"):
-        evaluation = ledger.book.evaluations.get(now.removeprefix("evaluate:"))
+        evaluation = ledger.tables.evaluations.get(now.removeprefix("evaluate:"))
         if evaluation is not None:
             return evaluation.done + evaluation.failed, evaluation.episodes
         return 0, rules.evaluation_episodes
@@ -77,13 +77,13 @@ def advance(ledger: Ledger, elapsed_s: float) -> bool:
     elapsed_s: of the whole run.
     """
     more = False
-    rules, book, run = ledger.rules, ledger.book, ledger.book.run
+    rules, tables, run = ledger.rules, ledger.tables, ledger.tables.run
     _keep_earlier_final(ledger)
     if phase(ledger) == TRAIN and run.version:
         if run.train_began_s is None:
             run.train_began_s = elapsed_s
         limit_reached = 0 < rules.train_limit_s <= elapsed_s - run.train_began_s
-        if limit_reached and book.batch is None:
+        if limit_reached and tables.batch is None:
             run.train_over = True
         elif not limit_reached:
             _evaluate_between(ledger)  # first, for the trainer waits for it
@@ -99,7 +99,7 @@ def advance(ledger: Ledger, elapsed_s: float) -> bool:
 
 def resume(ledger: Ledger, elapsed_s: float) -> None:
     """A run that its time limit ended goes on if the limit is another now. elapsed_s: of the whole run."""
-    rules, run = ledger.rules, ledger.book.run
+    rules, run = ledger.rules, ledger.tables.run
     spent_s = elapsed_s - (run.train_began_s or 0.0)
     if run.train_over and not 0 < rules.train_limit_s <= spent_s:
         run.train_over = False
@@ -112,9 +112,9 @@ def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
         return batch
     advance(ledger, elapsed_s)
     now, (done, planned) = phase(ledger), step(ledger)
-    if now not in (WARMUP, TRAIN) or not ledger.book.run.version:
+    if now not in (WARMUP, TRAIN) or not ledger.tables.run.version:
         return None
-    if under_way(ledger.book.evaluations.values(), ledger.book.run.version):
+    if under_way(ledger.tables.evaluations.values(), ledger.tables.run.version):
         return None
     rules, last = ledger.rules, done + 1 == planned
     if now == WARMUP:
@@ -126,7 +126,7 @@ def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
     every = rules.checkpoint_every
     progress = done / planned
     if rules.train_limit_s > 0:
-        spent_s = elapsed_s - (ledger.book.run.train_began_s or 0.0)
+        spent_s = elapsed_s - (ledger.tables.run.train_began_s or 0.0)
         progress = min(1.0, max(progress, spent_s / rules.train_limit_s))
     return ledger.plan(
         Purpose.TRAIN, rules.batch_groups, publish=True, progress=progress, first_of_phase=done == 0,
@@ -136,25 +136,25 @@ def next_batch(ledger: Ledger, elapsed_s: float) -> Batch | None:
 
 
 def _finished(ledger: Ledger, name: str) -> bool:
-    evaluation = ledger.book.evaluations.get(name)
+    evaluation = ledger.tables.evaluations.get(name)
     return evaluation is not None and evaluation.finished
 
 
 def _final_done(ledger: Ledger) -> bool:
     """Whether the version that the run ends with was judged last."""
-    evaluation = ledger.book.evaluations.get(FINAL_NAME)
-    return evaluation is not None and evaluation.finished and evaluation.version == ledger.book.run.version
+    evaluation = ledger.tables.evaluations.get(FINAL_NAME)
+    return evaluation is not None and evaluation.finished and evaluation.version == ledger.tables.run.version
 
 
 def _keep_earlier_final(ledger: Ledger) -> None:
     """A run that goes on with more steps judged an earlier version last: that becomes one in between."""
-    book = ledger.book
-    if not _finished(ledger, FINAL_NAME) or _final_done(ledger) or not book.run.version:
+    tables = ledger.tables
+    if not _finished(ledger, FINAL_NAME) or _final_done(ledger) or not tables.run.version:
         return
-    earlier = book.evaluations.pop(FINAL_NAME)
+    earlier = tables.evaluations.pop(FINAL_NAME)
     name = f"step-{earlier.version - 1 - ledger.rules.warmup_batches}"
-    if name not in book.evaluations:
-        book.evaluations[name] = msgspec.structs.replace(earlier, name=name)
+    if name not in tables.evaluations:
+        tables.evaluations[name] = msgspec.structs.replace(earlier, name=name)
 
 
 def _wants_final(ledger: Ledger) -> bool:
@@ -171,8 +171,8 @@ def _issue_warmup(ledger: Ledger) -> bool:
 
 def _issue_training(ledger: Ledger) -> bool:
     """Whether more is due."""
-    rules, version = ledger.rules, ledger.book.run.version
-    outstanding = len(ledger.book.groups[Purpose.TRAIN])
+    rules, version = ledger.rules, ledger.tables.run.version
+    outstanding = len(ledger.tables.groups[Purpose.TRAIN])
     vacant = _vacant(ledger, Purpose.TRAIN)
     at_once = math.ceil(ISSUED_AT_ONCE / rules.group_size)
     for ahead, index in enumerate(vacant[:at_once], outstanding):
@@ -189,12 +189,12 @@ def _vacant(ledger: Ledger, purpose: Purpose) -> list[int]:
     Those of the window that neither a live group nor a trained one has. Whoever resumed with other batch
     sizes finds trained groups beyond it: then as many places after those.
     """
-    book = ledger.book
-    window = places(ledger.rules, purpose, book.run.version)
-    missing = len(window) - len(book.groups[purpose])
+    tables = ledger.tables
+    window = places(ledger.rules, purpose, tables.run.version)
+    missing = len(window) - len(tables.groups[purpose])
     if missing <= 0:
         return []
-    taken = book.taken[purpose]
+    taken = tables.taken[purpose]
     return list(islice((index for index in count(window.start) if index not in taken), missing))
 
 
@@ -222,10 +222,10 @@ def _evaluate_between(ledger: Ledger) -> None:
 
 def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
     """Starts an evaluation unless it exists."""
-    book, rules, version = ledger.book, ledger.rules, ledger.book.run.version
-    if name in book.evaluations:
+    tables, rules, version = ledger.tables, ledger.rules, ledger.tables.run.version
+    if name in tables.evaluations:
         return
-    book.evaluations[name] = Evaluation(
+    tables.evaluations[name] = EvaluationRecord(
         name=name, version=version, episodes=episodes, setting=rules.evaluation_setting
     )
     for index in range(episodes):
@@ -233,10 +233,10 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
 
 
 def _drop_unwanted(ledger: Ledger, now: str) -> None:
-    book = ledger.book
+    tables = ledger.tables
     for purpose, wanted in ((Purpose.WARMUP, now == WARMUP), (Purpose.TRAIN, now == TRAIN)):
         if wanted:
             continue
-        for group, members in list(book.groups[purpose].items()):
-            if not any(book.tickets[number].state is State.PLANNED for number in members):
+        for group, members in list(tables.groups[purpose].items()):
+            if not any(tables.tickets[number].state is TicketState.PLANNED for number in members):
                 ledger.drop_group(purpose, group, Reason.PHASE_OVER)

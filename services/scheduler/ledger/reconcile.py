@@ -15,7 +15,7 @@ from __future__ import annotations
 from earl.errors import LedgerError
 from services.scheduler.ledger.admission import places
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.state.records import LIVE, BatchCommitted, Purpose, Reason, State
+from services.scheduler.state.records import LIVE, BatchCommitted, Purpose, Reason, TicketState
 from services.scheduler.state.ticket_ranges import RangeSet
 
 ROLLED_BACK = f"dropped:{Reason.ROLLED_BACK}"
@@ -33,7 +33,7 @@ def reconcile(
     ledger.member(name, incarnation)
     if version < 1:
         raise LedgerError(f"version {version} cannot be trained from", "version 1 is the initial parameters")
-    run = ledger.book.run
+    run = ledger.tables.run
     _held_batch(ledger, next_batch)
     torn, rolled_back = _tickets(ledger, consumed)
     rolled_back += _compacted(ledger, consumed)
@@ -52,34 +52,34 @@ def reconcile(
 
 def _held_batch(ledger: Ledger, next_batch: int) -> None:
     """The planned batch is in the manifest if its number is below the manifest's next one."""
-    book, batch = ledger.book, ledger.book.batch
+    tables, batch = ledger.tables, ledger.tables.batch
     if batch is not None and batch.id < next_batch:
-        book.run.last_batch = batch.id
+        tables.run.last_batch = batch.id
 
 
 def _tickets(ledger: Ledger, consumed: RangeSet) -> tuple[list[tuple[Purpose, int]], int]:
     """(groups of what became trained, number of tickets rolled back) among the kept records."""
-    book, keys, rolled_back = ledger.book, [], 0
+    tables, keys, rolled_back = ledger.tables, [], 0
     torn: dict[tuple[Purpose, int], None] = {}
-    for ticket in list(book.tickets.values()):
-        if ticket.id in consumed and ticket.state is not State.TRAINED:
+    for ticket in list(tables.tickets.values()):
+        if ticket.id in consumed and ticket.state is not TicketState.TRAINED:
             torn[ticket.purpose, ticket.group] = None
             if ticket.result is not None and ticket.result.descriptor_key:
                 keys.append(ticket.result.descriptor_key)
-            book.move(ticket, State.TRAINED)
+            tables.move(ticket, TicketState.TRAINED)
             ticket.result = None
-        elif ticket.id not in consumed and ticket.state is State.TRAINED:
-            book.move(ticket, State.DROPPED, Reason.ROLLED_BACK)
+        elif ticket.id not in consumed and ticket.state is TicketState.TRAINED:
+            tables.move(ticket, TicketState.DROPPED, Reason.ROLLED_BACK)
             rolled_back += 1
-    if book.batch is not None and any(number in consumed for number in book.batch.tickets):
-        book.batch.tickets = [number for number in book.batch.tickets if number not in consumed]
+    if tables.batch is not None and any(number in consumed for number in tables.batch.tickets):
+        tables.batch.tickets = [number for number in tables.batch.tickets if number not in consumed]
     if keys:
-        book.state(BatchCommitted(book.run.last_batch, book.run.version, tuple(keys)))
+        tables.state(BatchCommitted(tables.run.last_batch, tables.run.version, tuple(keys)))
     return list(torn), rolled_back
 
 
 def _compacted(ledger: Ledger, consumed: RangeSet) -> int:
-    closed = dict(ledger.book.closed)
+    closed = dict(ledger.tables.closed)
     trained = closed.get("trained", RangeSet())
     lost = trained - consumed
     claimed = RangeSet()
@@ -91,46 +91,49 @@ def _compacted(ledger: Ledger, consumed: RangeSet) -> int:
         return 0
     closed["trained"] = (trained & consumed) | claimed
     closed[ROLLED_BACK] = closed.get(ROLLED_BACK, RangeSet()) | lost
-    ledger.book.close_ranges(closed)
+    ledger.tables.close_ranges(closed)
     return len(lost)
 
 
 def _unknown(ledger: Ledger, consumed: RangeSet) -> None:
     """Ids that this ledger never issued: its store was lost, or is older than the manifest."""
-    book, run = ledger.book, ledger.book.run
+    tables, run = ledger.tables, ledger.tables.run
     if consumed.stop <= run.next_ticket:
         return
     new = RangeSet([(run.next_ticket, consumed.stop)])
-    closed = dict(book.closed)
+    closed = dict(tables.closed)
     closed["trained"] = closed.get("trained", RangeSet()) | (new & consumed)
     closed[FORGOTTEN] = closed.get(FORGOTTEN, RangeSet()) | (new - consumed)
     # Groups are as unknown as the tickets: continue past any that can have existed.
     run.next_group = max(run.next_group, consumed.stop)
     run.next_ticket = consumed.stop
-    book.close_ranges(closed)
+    tables.close_ranges(closed)
 
 
 def _abandon(ledger: Ledger, version: int) -> None:
     """The versions after `version` are given up, and with them what they sampled or judged."""
-    book = ledger.book
-    for name in [name for name, done in book.evaluations.items() if done.version > version]:
-        for ticket in list(book.tickets.values()):
+    tables = ledger.tables
+    for name in [name for name, done in tables.evaluations.items() if done.version > version]:
+        for ticket in list(tables.tickets.values()):
             if ticket.evaluation == name and ticket.state in LIVE:
-                book.move(ticket, State.DROPPED, Reason.ROLLED_BACK)
-        del book.evaluations[name]
+                tables.move(ticket, TicketState.DROPPED, Reason.ROLLED_BACK)
+        del tables.evaluations[name]
     for purpose in Purpose:
         window = places(ledger.rules, purpose, version)
-        for group, members in list(book.groups[purpose].items()):
-            tickets = [book.tickets[number] for number in members]
+        for group, members in list(tables.groups[purpose].items()):
+            tickets = [tables.tickets[number] for number in members]
             too_early = purpose is not Purpose.EVALUATE and tickets[0].index >= window.stop
             if too_early or any(one.result and one.result.newest_version > version for one in tickets):
                 ledger.drop_group(purpose, group, Reason.ROLLED_BACK)
                 continue
             for ticket in tickets:
-                if ticket.state is State.LEASED:
+                if ticket.state is TicketState.LEASED:
                     ledger.retry(ticket)
                 oldest = min(ticket.min_version, version)
-                if ticket.state is State.PENDING and (ticket.min_version, ticket.floor) != (oldest, oldest):
-                    book.touch(ticket)
+                if ticket.state is TicketState.PENDING and (ticket.min_version, ticket.floor) != (
+                    oldest,
+                    oldest,
+                ):
+                    tables.touch(ticket)
                     ticket.min_version = ticket.floor = oldest
-    book.run.train_over = False
+    tables.run.train_over = False

@@ -2,6 +2,6 @@
 
 from services.scheduler.memory.model import Device, predict, ranks_here
 from services.scheduler.memory.numbers import ModelNumbers
-from services.scheduler.memory.parts import Memory
+from services.scheduler.memory.parts import MemoryParts
 
-__all__ = ["Device", "Memory", "ModelNumbers", "predict", "ranks_here"]
+__all__ = ["Device", "MemoryParts", "ModelNumbers", "predict", "ranks_here"]

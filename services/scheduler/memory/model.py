@@ -17,10 +17,10 @@ from earl.errors import ConfigError
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from services.scheduler.memory.numbers import ModelNumbers
-from services.scheduler.memory.parts import ITEM_BYTES, Memory, ceil_div
+from services.scheduler.memory.parts import ITEM_BYTES, MemoryParts, ceil_div
 from services.scheduler.memory.reference import ReferenceNumbers, reference_memory
 from services.scheduler.memory.rollout import RolloutNumbers, rollout_memory
-from services.scheduler.memory.trainer import Lora, TrainerNumbers, trainer_memory
+from services.scheduler.memory.trainer import LoraShape, TrainerNumbers, trainer_memory
 
 Device = Literal["cpu", "cuda"]
 # services.trainer.step.prefix_packing.SHORTEST_SHARED.
@@ -28,7 +28,7 @@ SHORTEST_SHARED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class MemoryLoad:
     """What all devices of a stage do together.
 
     context_tokens: of the longest sequence; concurrency: sequences of the whole pool (rollout) or of a batch.
@@ -54,7 +54,7 @@ def predict(
     shared_tokens: int = 0,
     trained_fraction: float = 1.0,
     base_bytes: int = 0,
-) -> Memory:
+) -> MemoryParts:
     """The memory of the rank of `stage` that takes most.
 
     concurrency: sequences of the whole pool; of a trainer or reference stage, of a batch. device: None: what
@@ -69,7 +69,7 @@ def predict(
         raise ConfigError(
             f"{context_tokens} tokens at a concurrency of {concurrency}", "give numbers above 0"
         )
-    load = Load(math.ceil(context_tokens), math.ceil(concurrency), shared_tokens, trained_fraction)
+    load = MemoryLoad(math.ceil(context_tokens), math.ceil(concurrency), shared_tokens, trained_fraction)
     said = getattr(config, stage).device
     memory = make(config, spec, parallelism, load, device or ("cuda" if said == "cuda" else "cpu"))
     return memory.beside(base_bytes)
@@ -82,7 +82,9 @@ def ranks_here(config: RunConfig) -> int:
     return ranks + (reference.dp * reference.tp if config.trainer.kl_coefficient > 0 else 0)
 
 
-def _rollout(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, device: Device) -> Memory:
+def _rollout(
+    config: RunConfig, spec: ModelSpec, cut: Parallelism, load: MemoryLoad, device: Device
+) -> MemoryParts:
     rollout = config.rollout
     context = max(rollout.max_context_tokens, load.context_tokens)
     how = RolloutNumbers(
@@ -111,7 +113,7 @@ class _Pass:
     moved: bool
 
 
-def _micro_batch(load: Load, sequences: int, capacity: int, share: bool, cut: Parallelism) -> _Pass:
+def _micro_batch(load: MemoryLoad, sequences: int, capacity: int, share: bool, cut: Parallelism) -> _Pass:
     """The fullest of services.trainer.step.prefix_packing.bins: full, if there are tokens enough. A
     sequence is cut by context parallelism only; several are moved for attention, as if of unlike length
     (packing.py)."""
@@ -129,7 +131,9 @@ def _micro_batch(load: Load, sequences: int, capacity: int, share: bool, cut: Pa
     )
 
 
-def _trainer(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, device: Device) -> Memory:
+def _trainer(
+    config: RunConfig, spec: ModelSpec, cut: Parallelism, load: MemoryLoad, device: Device
+) -> MemoryParts:
     trainer = config.trainer
     model = ModelNumbers.of(spec, cut.tp, cut.pp)
     sequences = ceil_div(ceil_div(load.concurrency, cut.dp), trainer.minibatches)
@@ -155,7 +159,7 @@ def _trainer(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, d
     return trainer_memory(model, how)
 
 
-def _lora(model: ModelNumbers, trainer: TrainerConfig) -> Lora | None:
+def _lora(model: ModelNumbers, trainer: TrainerConfig) -> LoraShape | None:
     """Shapes as earl.models.lora.LoraLinear makes them."""
     if not trainer.lora_rank:
         return None
@@ -169,10 +173,12 @@ def _lora(model: ModelNumbers, trainer: TrainerConfig) -> Lora | None:
     }  # fmt: skip
     targets = sorted(set(trainer.lora_targets))
     shapes = (shape for name in targets for shape in ((rank, ends[name][0]), (ends[name][1], rank)))
-    return Lora(rank, len(targets), tuple(shapes))
+    return LoraShape(rank, len(targets), tuple(shapes))
 
 
-def _reference(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load, device: Device) -> Memory:
+def _reference(
+    config: RunConfig, spec: ModelSpec, cut: Parallelism, load: MemoryLoad, device: Device
+) -> MemoryParts:
     reference = config.reference
     sequences = ceil_div(load.concurrency, cut.dp)
     # Deterministic stages compute one sequence at a time.
@@ -190,7 +196,7 @@ def _reference(config: RunConfig, spec: ModelSpec, cut: Parallelism, load: Load,
     return reference_memory(ModelNumbers.of(spec, cut.tp, cut.pp), how)
 
 
-_STAGES: dict[str, Callable[[RunConfig, ModelSpec, Parallelism, Load, Device], Memory]] = {
+_STAGES: dict[str, Callable[[RunConfig, ModelSpec, Parallelism, MemoryLoad, Device], MemoryParts]] = {
     "rollout": _rollout,
     "trainer": _trainer,
     "reference": _reference,

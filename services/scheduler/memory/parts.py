@@ -18,7 +18,7 @@ CHUNK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryParts:
     """Bytes of one rank of a stage, by what they are for, when it takes most.
 
     moment: which part of its work that is. weights: parameters, whatever copies of them there are, tables of
@@ -47,7 +47,7 @@ class Memory:
         """Bytes by name, in the order above."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "moment"}
 
-    def beside(self, base_bytes: int) -> Memory:
+    def beside(self, base_bytes: int) -> MemoryParts:
         """With what the process itself takes."""
         return replace(self, base=base_bytes)
 
@@ -58,12 +58,12 @@ class Memory:
         return self.total_bytes / device_bytes
 
 
-def largest(moments: Iterable[Memory]) -> Memory:
+def largest(moments: Iterable[MemoryParts]) -> MemoryParts:
     """The moment that takes most; of equals the first."""
     return max(moments, key=lambda one: one.total_bytes)
 
 
-def together(moments: Iterable[Memory]) -> Memory:
+def together(moments: Iterable[MemoryParts]) -> MemoryParts:
     """The moment that takes most, in a heap that gives the room of one kind to no other, as glibc's: each
     part's own most counts, wherever it is. The difference is the margin's."""
     moments = list(moments)

@@ -13,7 +13,7 @@ from services.scheduler.memory.parts import (
     MARGIN,
     ROW_BYTES,
     WIDE_BYTES,
-    Memory,
+    MemoryParts,
     chunk_elements,
     largest,
     together,
@@ -32,13 +32,13 @@ class ReferenceNumbers:
     moved: bool
 
 
-def reference_memory(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
+def reference_memory(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     """The moment of a forward pass at which most is there."""
     moments = (_forward(model, how), _logprobs(model, how))
     return together(moments) if how.device == "cpu" else largest(moments)
 
 
-def _forward(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
+def _forward(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     """One block's (module.py): attention or MLP, beside the residual stream."""
     hidden, query, key, inner = model.hidden, model.query, model.key, model.intermediate
     # The stream twice and its norm; queries and keys before and after rotation, one product each.
@@ -55,7 +55,7 @@ def _forward(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
     return _moment("forward", model, how, activations)
 
 
-def _logprobs(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
+def _logprobs(model: ModelNumbers, how: ReferenceNumbers) -> MemoryParts:
     """A chunk and its exponentials; narrower, the product in its own dtype (logprobs.py)."""
     narrow = how.item_bytes if how.item_bytes < WIDE_BYTES else 0
     logits = (2 * WIDE_BYTES + narrow) * chunk_elements(model.vocab, how.trained_rows)
@@ -65,8 +65,8 @@ def _logprobs(model: ModelNumbers, how: ReferenceNumbers) -> Memory:
 
 def _moment(
     name: str, model: ModelNumbers, how: ReferenceNumbers, activations: int, logits: int = 0
-) -> Memory:
-    return Memory(
+) -> MemoryParts:
+    return MemoryParts(
         moment=name,
         weights=how.item_bytes * model.elements(),
         activations=activations + (2 * how.item_bytes * model.head_dim + ROW_BYTES) * how.rows,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.scheduler.memory.numbers import ModelNumbers
-from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, Memory, ceil_div, largest, together
+from services.scheduler.memory.parts import MARGIN, WIDE_BYTES, MemoryParts, ceil_div, largest, together
 
 # linear.PACK_ELEMENTS; cache.PAGE_BYTES, attention.ALIGNED; torch_engine.PREFILL_TOKENS;
 # core.BLOCK_TOKENS of services/rollout/engines/vllm.
@@ -51,7 +51,7 @@ class RolloutNumbers:
     length: int
 
 
-def rollout_memory(model: ModelNumbers, how: RolloutNumbers) -> Memory:
+def rollout_memory(model: ModelNumbers, how: RolloutNumbers) -> MemoryParts:
     """The moment of a step at which most is there. model: fused. Of rank 0, which samples too."""
     moments = _moments(model, how)
     return together(moments) if how.device == "cpu" else largest(moments)
@@ -99,7 +99,7 @@ def _blocked(model: ModelNumbers, how: RolloutNumbers) -> list[int]:
     return [size for size in (*matrices, model.vocab * model.hidden) if size >= PACK_ELEMENTS]
 
 
-def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[Memory]:
+def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[MemoryParts]:
     item = how.item_bytes
     weights, kv = weight_bytes(model, how), kv_bytes(model, how)
     if how.device == "cpu":
@@ -108,8 +108,8 @@ def _moments(model: ModelNumbers, how: RolloutNumbers) -> Iterator[Memory]:
     all_tokens = how.sequences * how.length
     rows = max(how.sequences, min(STEP_TOKENS[how.device], all_tokens))
 
-    def moment(name: str, activations: int, logits: int = 0) -> Memory:
-        return Memory(
+    def moment(name: str, activations: int, logits: int = 0) -> MemoryParts:
+        return MemoryParts(
             moment=name,
             weights=weights,
             kv=kv,

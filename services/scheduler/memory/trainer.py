@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.scheduler.memory.numbers import ModelNumbers, Shapes, elements
-from services.scheduler.memory.parts import MARGIN, ROW_BYTES, WIDE_BYTES, Memory, chunk_elements, largest
+from services.scheduler.memory.parts import (
+    MARGIN,
+    ROW_BYTES,
+    WIDE_BYTES,
+    MemoryParts,
+    chunk_elements,
+    largest,
+)
 
 # services.trainer.reshard.weight_slots.SLOTS.
 SLOTS = 2
@@ -34,7 +41,7 @@ HOLES_EXCHANGED = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class Lora:
+class LoraShape:
     """rank of the adapters, how many a block has, and the shapes of their parameters."""
 
     rank: int
@@ -68,10 +75,10 @@ class TrainerNumbers:
     accumulates: bool
     checkpointed: bool
     entropy: bool
-    lora: Lora | None = None
+    lora: LoraShape | None = None
 
 
-def trainer_memory(model: ModelNumbers, how: TrainerNumbers) -> Memory:
+def trainer_memory(model: ModelNumbers, how: TrainerNumbers) -> MemoryParts:
     """The moment of a step at which most is there."""
     step = _Step(model, how, _Parameters.of(model, how))
     return largest([*step.forward(), *step.backward()])
@@ -172,7 +179,7 @@ class _Step:
     how: TrainerNumbers
     own: _Parameters
 
-    def forward(self) -> Iterator[Memory]:
+    def forward(self) -> Iterator[MemoryParts]:
         model, how, own = self.model, self.how, self.own
         item, before = how.item_bytes, self.accumulated
         # Alone, every block stays gathered until its backward pass; otherwise one is, the next is on its way,
@@ -193,7 +200,7 @@ class _Step:
         gradients = before + item * (own.table + own.trained_block)
         yield self.moment("backward, last block", gathered, gradients, layers + self.current)
 
-    def backward(self) -> Iterator[Memory]:
+    def backward(self) -> Iterator[MemoryParts]:
         """When all layers but the first are done."""
         how, own, item = self.how, self.own, self.how.item_bytes
         # A block's input to the reduction outlives it until the next one's.
@@ -232,12 +239,14 @@ class _Step:
         """Of the block whose backward pass is computed, beyond what the forward pass kept."""
         return self.again + block_backward_bytes(self.model, self.how)
 
-    def moment(self, name: str, weights: int, gradients: int, activations: int, logits: int = 0) -> Memory:
+    def moment(
+        self, name: str, weights: int, gradients: int, activations: int, logits: int = 0
+    ) -> MemoryParts:
         """weights: bytes gathered, beside the shards."""
         model, how, own = self.model, self.how, self.own
         activations += (2 * how.item_bytes * model.head_dim + ROW_BYTES) * how.rows
         moving = weights + gradients + activations + logits
-        return Memory(
+        return MemoryParts(
             moment=name,
             weights=own.stored + weights,
             gradients=gradients,

@@ -19,7 +19,7 @@ BINS_PER_OCTAVE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class LengthHistogram:
     """How many lengths fell where: counts[i] of them into bin first + i.
 
     Bin b holds lengths from 2 ** (b / per_octave) tokens up to, and without, those of bin b + 1.
@@ -30,14 +30,14 @@ class Histogram:
     per_octave: int = BINS_PER_OCTAVE
 
 
-def histogram(lengths: Sequence[int]) -> Histogram:
+def histogram(lengths: Sequence[int]) -> LengthHistogram:
     """Of lengths in tokens; those below 1 count as 1."""
     # The addend keeps 2 ** n, whose logarithm may fall short of n, in its own bin.
     bins = Counter(int(BINS_PER_OCTAVE * math.log2(max(1, tokens)) + 1e-9) for tokens in lengths)
     if not bins:
-        return Histogram()
+        return LengthHistogram()
     first, last = min(bins), max(bins)
-    return Histogram(first, tuple(bins[at] for at in range(first, last + 1)))
+    return LengthHistogram(first, tuple(bins[at] for at in range(first, last + 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from earl.parallelism import Parallelism
-from services.scheduler.state.records import Member
+from services.scheduler.state.records import WorkerRecord
 
 # The contract's stages by their numbers.
 STAGES = {1: "rollout", 2: "reference", 3: "trainer"}
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class TransferRates:
     """What was moved over one path since counting began.
 
     seconds: of all reads together, so that bytes a second are what one read gets, not what the run moves.
@@ -36,7 +36,7 @@ class Moved:
 
 
 @dataclass(slots=True)
-class Report:
+class WorkerReport:
     """A worker's last heartbeat. seen_s: monotonic."""
 
     incarnation: int
@@ -44,29 +44,29 @@ class Report:
     running: int = 0
     version: int = 0
     gauges: Mapping[str, float] = field(default_factory=dict)
-    transfers: Mapping[str, Moved] = field(default_factory=dict)
+    transfers: Mapping[str, TransferRates] = field(default_factory=dict)
 
 
-class Fleet:
+class WorkerFleet:
     """Last reports by worker name; transfers of former lives stay counted."""
 
     def __init__(self) -> None:
-        self.reports: dict[str, Report] = {}
-        self._former: dict[str, Moved] = {}
+        self.reports: dict[str, WorkerReport] = {}
+        self._former: dict[str, TransferRates] = {}
 
-    def heard(self, name: str, report: Report) -> None:
+    def heard(self, name: str, report: WorkerReport) -> None:
         """Takes a heartbeat."""
         before = self.reports.get(name)
         if before is not None and before.incarnation != report.incarnation:
             self._former = _total([self._former, before.transfers])
         self.reports[name] = report
 
-    def moved(self) -> dict[str, Moved]:
+    def moved(self) -> dict[str, TransferRates]:
         """What all workers of the run moved, by path, as far as heard."""
         return _total([self._former, *(report.transfers for report in self.reports.values())])
 
 
-def _total(parts: Iterable[Mapping[str, Moved]]) -> dict[str, Moved]:
+def _total(parts: Iterable[Mapping[str, TransferRates]]) -> dict[str, TransferRates]:
     totals: dict[str, list[float]] = {}
     for transfers in parts:
         for path, moved in transfers.items():
@@ -75,10 +75,10 @@ def _total(parts: Iterable[Mapping[str, Moved]]) -> dict[str, Moved]:
             total[1] += moved.seconds
             total[2] += moved.transfers
             total[3] += moved.retries
-    return {path: Moved(*total) for path, total in totals.items()}  # type: ignore[arg-type]
+    return {path: TransferRates(*total) for path, total in totals.items()}  # type: ignore[arg-type]
 
 
-def cuts(members: Iterable[Member]) -> dict[str, Parallelism]:
+def cuts(members: Iterable[WorkerRecord]) -> dict[str, Parallelism]:
     """How each stage's devices are cut, those of all its workers together.
 
     A stage whose workers are cut differently has no such answer, and is left out.

@@ -21,7 +21,7 @@ from earl.parallelism import Parallelism
 from services.scheduler.monitor.length_sketch import LengthSketch, Quantiles
 from services.scheduler.monitor.workers import cuts
 from services.scheduler.selector.decision import Workload
-from services.scheduler.state.records import Member
+from services.scheduler.state.records import WorkerRecord
 
 ROLLOUT, REFERENCE, TRAINER = "rollout", "reference", "trainer"
 # Steps that the trend is taken over.
@@ -106,7 +106,7 @@ class KvUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedWorkload:
     """What one step was to one stage; None where nobody said.
 
     concurrency_most: beside the workload's mean. tokens_per_device_s: of the sequences' tokens, while there
@@ -121,14 +121,14 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepFigures:
     """One committed step, by stage: how it is cut, and what it did; lengths of what was played of late.
 
     growth: of the mean episode length a step, 0.02 for 2 %.
     """
 
     running: Mapping[str, Parallelism]
-    stages: Mapping[str, Seen]
+    stages: Mapping[str, ObservedWorkload]
     growth: float
     episodes: Quantiles
     turns: Quantiles
@@ -185,12 +185,12 @@ class Monitor:
     def step(
         self,
         *,
-        members: Collection[Member],
+        members: Collection[WorkerRecord],
         device_slots: float,
         batch_tokens: Sequence[int],
         trainer: Mapping[str, float],
         now_s: float,
-    ) -> Step:
+    ) -> StepFigures:
         """A training step is committed: what it was, and the next begins.
 
         members: who takes part. device_slots: sequences that engines hold for each of their devices; what is
@@ -200,7 +200,7 @@ class Monitor:
         self._forget({member.name for member in members})
         running = cuts(members)
         playing, played, self._played = self._playing.take(now_s), self._played, _Played()
-        seen: dict[str, Seen] = {}
+        seen: dict[str, ObservedWorkload] = {}
         batch = _workload_of(batch_tokens) if batch_tokens else None
         # Where hardly anything ended: what was played of late; at first, what the batch holds.
         enough = 2 * played.count >= max(1, len(batch_tokens))
@@ -228,9 +228,9 @@ class Monitor:
         episodes, turns = self.lengths.episodes.summary(), self.lengths.turns.summary()
         self.lengths.step()
         self._begin()
-        return Step(running, seen, growth(self._means), episodes, turns)
+        return StepFigures(running, seen, growth(self._means), episodes, turns)
 
-    def glance(self, members: Collection[Member], device_slots: float) -> Step | None:
+    def glance(self, members: Collection[WorkerRecord], device_slots: float) -> StepFigures | None:
         """What rollout does between two commits, as far as can be said; None while its workers differ."""
         running = cuts(members)
         blocked = self.blocked_tokens
@@ -242,7 +242,7 @@ class Monitor:
         load = max(1.0, min(self._busy.mean or self._playing.value, device_slots * cut.devices))
         workload = Workload(lengths[0], lengths[1], max(lengths[2], blocked), load)
         seen = {ROLLOUT: self._seen(ROLLOUT, workload, load, None, cut)}
-        return Step(running, seen, growth(self._means), episodes, self.lengths.turns.summary())
+        return StepFigures(running, seen, growth(self._means), episodes, self.lengths.turns.summary())
 
     def _forget(self, names: set[str]) -> None:
         """What was heard of workers that no longer take part."""
@@ -261,8 +261,8 @@ class Monitor:
 
     def _seen(
         self, stage: str, workload: Workload, most: float, rate: float | None, cut: Parallelism
-    ) -> Seen:
-        return Seen(
+    ) -> ObservedWorkload:
+        return ObservedWorkload(
             workload,
             max(most, workload.concurrency),
             rate / cut.devices if rate is not None else None,

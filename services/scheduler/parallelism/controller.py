@@ -19,17 +19,17 @@ from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN, Access
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.traces import record_switch, tickets_of
-from services.scheduler.ledger.index import Book
+from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.monitor.workers import STAGES
-from services.scheduler.monitor.workload import ROLLOUT, Monitor, Step
+from services.scheduler.monitor.workload import ROLLOUT, Monitor, StepFigures
 from services.scheduler.parallelism.driver import SwitchDriver
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.selector_loop import SelectorLoop
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.parallelism.worker_client import send
-from services.scheduler.state.records import Member
+from services.scheduler.state.records import WorkerRecord
 from services.scheduler.state.switch_records import By, Replica, SwitchEnded, SwitchRecord
-from services.scheduler.wakeup import Bell
+from services.scheduler.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -50,22 +50,22 @@ class ParallelismController:
         config: RunConfig,
         directory: Path,
         monitor: Monitor,
-        book: Book,
+        tables: LedgerTables,
         report: RunReport,
         durable: Callable[[], Awaitable[None]],
         access: Access = OPEN,
     ) -> None:
-        self.switching = Switching(book, config.switch)
+        self.switching = Switching(tables, config.switch)
         self.layouts = LegalLayouts(config, directory)
         self.selector = SelectorLoop.open(config, directory, monitor, self.layouts, self.switching)
         self._monitor = monitor
-        self._book = book
+        self._tables = tables
         self._report = report
         self._durable = durable
         self._selects = config.scheduler.selector == "on"
         self._device_slots = config.rollout.max_sequences / config.rollout.tp
         self._traced = tickets_of(config)
-        self._switch_ended = Bell()
+        self._switch_ended = Wakeup()
         self._warned: set[tuple[str, str]] = set()
         # (replica, tokens) of the sequence that a decision was made for last, and when.
         self._relieved: tuple[Replica, float] | None = None
@@ -83,13 +83,13 @@ class ParallelismController:
 
     # --- events of the run ------------------------------------------------------------------
 
-    def committed(self, step: int, observed: Step, *, last: bool) -> None:
+    def committed(self, step: int, observed: StepFigures, *, last: bool) -> None:
         """A training step is done: decides for the next one, and carries it out unless this is the last."""
         self.selector.step(step, observed, last=last)
         self.driver.wake()
 
     def heartbeat(
-        self, member: Member, parallelism: Parallelism | None, epoch: int, gauges: Mapping[str, float]
+        self, member: WorkerRecord, parallelism: Parallelism | None, epoch: int, gauges: Mapping[str, float]
     ) -> None:
         """What a worker reports: its parallelism, None if it does not say, and the epoch that led there."""
         self.switching.reported(member, parallelism, epoch)
@@ -139,8 +139,8 @@ class ParallelismController:
         except EarlError as error:
             self._warn(ROLLOUT, str(error))
 
-    def _members(self) -> Collection[Member]:
-        return self._book.members.values()
+    def _members(self) -> Collection[WorkerRecord]:
+        return self._tables.members.values()
 
     # --- an operator's request --------------------------------------------------------------
 

@@ -13,14 +13,16 @@ from typing import Any
 
 from earl.parallelism import Parallelism
 from services.scheduler.files.metrics_files import load_line
-from services.scheduler.monitor.workload import Step
-from services.scheduler.selector.decision import Candidate, Decision, Workload
-from services.scheduler.selector.stages import Observed, Past, Verdict
+from services.scheduler.monitor.workload import StepFigures
+from services.scheduler.selector.decision import Decision, LayoutCandidate, Workload
+from services.scheduler.selector.stages import Observed, Past, SelectorVerdict
 
 NAME = "decisions.jsonl"
 
 
-def encode(verdict: Verdict, step: Step, took_s: float, epoch: int, held: str) -> dict[str, Any]:
+def encode(
+    verdict: SelectorVerdict, step: StepFigures, took_s: float, epoch: int, held: str
+) -> dict[str, Any]:
     """The line of a decision.
 
     step: the one that was committed before the decision. took_s: seconds of deciding. epoch: of the switch
@@ -48,7 +50,7 @@ def encode(verdict: Verdict, step: Step, took_s: float, epoch: int, held: str) -
     }
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
+def _candidate(candidate: LayoutCandidate) -> dict[str, Any]:
     return {**asdict(candidate), "parallelism": candidate.parallelism.as_dict()}
 
 

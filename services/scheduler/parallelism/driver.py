@@ -18,7 +18,7 @@ from earl.reparallelize import SwitchOutcome
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.parallelism.worker_client import NoAnswer, SwitchRefused
 from services.scheduler.state.switch_records import SwitchEnded, WorkerCommand
-from services.scheduler.wakeup import Bell
+from services.scheduler.wakeup import Wakeup
 
 TICK_S = 0.1
 # Between two calls of the same command.
@@ -47,7 +47,7 @@ class SwitchDriver:
         self._durable = durable
         self._ended = ended
         self._traceparent = traceparent
-        self._changed = Bell()
+        self._changed = Wakeup()
         self._tasks: dict[WorkerCommand, asyncio.Task[None]] = {}
 
     def wake(self) -> None:

@@ -31,11 +31,11 @@ from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import host_bytes
 from earl.obs.metrics import LineFile, read_lines
 from earl.parallelism import Parallelism
-from services.scheduler.monitor.workload import ROLLOUT, Monitor, Step
+from services.scheduler.monitor.workload import ROLLOUT, Monitor, StepFigures
 from services.scheduler.parallelism import decision_log
 from services.scheduler.parallelism.legal_layouts import LegalLayouts
 from services.scheduler.parallelism.switch_state import Switching
-from services.scheduler.selector.stages import Observed, Stages, Verdict
+from services.scheduler.selector.stages import Observed, SelectorVerdict, Stages
 from services.scheduler.state.switch_records import By
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class SelectorLoop:
         layouts: LegalLayouts | None = None,
         switching: Switching | None = None,
     ) -> None:
-        self.last: dict[str, Verdict] = {}
+        self.last: dict[str, SelectorVerdict] = {}
         self._directory = directory
         self._monitor = monitor
         self._switch_cost_s = switch_cost_s
@@ -132,7 +132,7 @@ class SelectorLoop:
             self._monitor.remember(mean_tokens)
         self._file = LineFile(self._directory / decision_log.NAME)
 
-    def step(self, committed: int, observed: Step, *, last: bool = False) -> None:
+    def step(self, committed: int, observed: StepFigures, *, last: bool = False) -> None:
         """Training step `committed` is done: decides for the next one and writes it down.
 
         last: there will be no next one, and nothing is carried out.
@@ -145,7 +145,7 @@ class SelectorLoop:
             self._decide(stage, committed + 1, observed, carried_out=not last)
         self._decided = committed + 1
 
-    def relieve(self, observed: Step) -> bool:
+    def relieve(self, observed: StepFigures) -> bool:
         """A sequence waits for engines that hold it: decides for rollout at once, for the step in progress.
 
         False if there is no profile to decide by, or decisions are not carried out.
@@ -207,7 +207,13 @@ class SelectorLoop:
     # --- decisions --------------------------------------------------------------------------
 
     def _decide(
-        self, stage: str, step: int, observed: Step, *, carried_out: bool = True, must_fit: bool = False
+        self,
+        stage: str,
+        step: int,
+        observed: StepFigures,
+        *,
+        carried_out: bool = True,
+        must_fit: bool = False,
     ) -> None:
         assert self._file is not None
         load, now = observed.stages[stage], time.monotonic()
@@ -235,7 +241,7 @@ class SelectorLoop:
             log.info("step %d: %s does not get %s: %s", step, stage, verdict.chosen, held)
         self._file.write(decision_log.encode(verdict, observed, took_s, epoch, held))
 
-    def _carry_out(self, verdict: Verdict, now: float, must_fit: bool) -> tuple[int, str]:
+    def _carry_out(self, verdict: SelectorVerdict, now: float, must_fit: bool) -> tuple[int, str]:
         """(epoch of the switch that carries the decision out, 0 if none does; the reason, "" if the stage
         has the parallelism already or is on its way there).
 

@@ -9,7 +9,7 @@ is answered, its worker is gone or its time is over, so that lost ones, repeated
 side need no case of their own. Whatever happens, all workers of a stage end with the same parallelism, as far
 as they obey.
 
-Time is an argument (monotonic seconds). All but clocks is in the book, and stored before anyone is told.
+Time is an argument (monotonic seconds). All but clocks is in the tables, and stored before anyone is told.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from earl.config.scheduler import SwitchConfig
 from earl.errors import IllegalParallelism, LedgerError
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
-from services.scheduler.ledger.index import Book
+from services.scheduler.ledger.tables import LedgerTables
 from services.scheduler.monitor.workers import STAGES
-from services.scheduler.state.records import Member
+from services.scheduler.state.records import WorkerRecord
 from services.scheduler.state.switch_records import (
     By,
     Replica,
@@ -47,14 +47,14 @@ MESSAGES = 4
 
 
 class Switching:
-    """The switches of a book's stages.
+    """The switches of a tables's stages.
 
     limits: deadlines of a switch, after which a worker without an answer has failed; for how long what failed
     is not tried again; and the difference of log-probs beyond which a replica is not used again in the run.
     """
 
-    def __init__(self, book: Book, limits: SwitchConfig) -> None:
-        self._book = book
+    def __init__(self, tables: LedgerTables, limits: SwitchConfig) -> None:
+        self._tables = tables
         self._limits = limits
         # By stage: when its switch began, or this process if that was later.
         self._began_s: dict[str, float] = {}
@@ -69,7 +69,7 @@ class Switching:
 
     def stage(self, stage: str) -> StageRecord:
         """What is kept of a stage."""
-        return self._book.stages.get(stage) or StageRecord()
+        return self._tables.stages.get(stage) or StageRecord()
 
     def devices(self, stage: str) -> list[int]:
         """The number of devices of each worker of the stage."""
@@ -143,7 +143,7 @@ class Switching:
 
     # --- workers' reports -------------------------------------------------------------------
 
-    def reported(self, member: Member, parallelism: Parallelism | None, epoch: int) -> None:
+    def reported(self, member: WorkerRecord, parallelism: Parallelism | None, epoch: int) -> None:
         """A heartbeat. parallelism: None from a worker that does not say, which counts as it joined."""
         stage = STAGES.get(member.stage)
         if stage is None:
@@ -163,7 +163,7 @@ class Switching:
             return
         target = order.switch.parallelism.replica
         failed = outcome.rolled_back or outcome.parallelism.replica != target
-        member = self._book.members[order.worker]
+        member = self._tables.members[order.worker]
         self._set(order.worker, outcome.parallelism, member.epoch if failed else order.switch.epoch)
         commanded = {name: life for name, life in switch.commanded.items() if name != order.worker}
         self._update(order.stage, replace(switch.with_worker(outcome), commanded=commanded))
@@ -187,7 +187,7 @@ class Switching:
     def advance(self, now: float) -> list[SwitchEnded]:
         """Ends switches that are done or overdue, and begins those that mend; returns what has ended."""
         ended = []
-        for stage, record in list(self._book.stages.items()):
+        for stage, record in list(self._tables.stages.items()):
             if record.switch is not None and self._is_over(stage, now):
                 ended.append(self._end(stage, now))
             if record.switch is None:
@@ -197,7 +197,7 @@ class Switching:
     def commands(self, now: float) -> list[WorkerCommand]:
         """All that stand now, those that were sent and not answered included; to be stored before sending."""
         commands = []
-        for stage, record in self._book.stages.items():
+        for stage, record in self._tables.stages.items():
             if record.switch is None:
                 continue
             members = self._members(stage)
@@ -285,7 +285,7 @@ class Switching:
             # All of them have the same, though not what the stage had before: then the stage has that.
             record.replica = running.replica
         ended = SwitchEnded(stage, switch)
-        self._book.state(ended)
+        self._tables.state(ended)
         return ended
 
     def _pending(self, stage: str, switch: SwitchRecord, now: float) -> list[str]:
@@ -303,7 +303,7 @@ class Switching:
             and not (switch.by is By.MEND and self._is_paused(name, now))
         ]
 
-    def _commands_to(self, stage: str, member: Member, switch: SwitchRecord) -> list[WorkerCommand]:
+    def _commands_to(self, stage: str, member: WorkerRecord, switch: SwitchRecord) -> list[WorkerCommand]:
         """The command to a worker; none if its devices cannot be split so."""
         parallelism = switch.target.over(_parallelism(member).devices)
         if parallelism is None:
@@ -337,7 +337,7 @@ class Switching:
         switch = self.stage(order.stage).switch
         if switch is None or order.switch.epoch != switch.epoch:
             return None
-        member = self._book.members.get(order.worker)
+        member = self._tables.members.get(order.worker)
         if member is None or member.incarnation != order.incarnation:
             return None
         return switch if switch.commanded.get(order.worker) == order.incarnation else None
@@ -350,19 +350,19 @@ class Switching:
 
     def _set(self, name: str, parallelism: Parallelism, epoch: int) -> None:
         degrees = (parallelism.dp, *parallelism.replica)
-        # As the book has it now: a heartbeat may just have told a newer version of the weights.
-        member = self._book.members[name]
-        self._book.members[name] = structs.replace(member, parallelism=degrees, epoch=epoch)
+        # As the tables has it now: a heartbeat may just have told a newer version of the weights.
+        member = self._tables.members[name]
+        self._tables.members[name] = structs.replace(member, parallelism=degrees, epoch=epoch)
 
     def _record(self, stage: str) -> StageRecord:
-        return self._book.stages.setdefault(stage, StageRecord())
+        return self._tables.stages.setdefault(stage, StageRecord())
 
-    def _members(self, stage: str) -> dict[str, Member]:
-        members = self._book.members
+    def _members(self, stage: str) -> dict[str, WorkerRecord]:
+        members = self._tables.members
         return {name: member for name, member in members.items() if STAGES.get(member.stage) == stage}
 
 
-def _parallelism(member: Member) -> Parallelism:
+def _parallelism(member: WorkerRecord) -> Parallelism:
     return Parallelism(*member.parallelism)
 
 

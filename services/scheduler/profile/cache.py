@@ -20,8 +20,8 @@ from typing import Any
 from earl.errors import ConfigError
 from earl.obs.metrics import LineFile, read_lines
 from earl.parallelism import Parallelism
-from services.scheduler.profile.plan import Point, Progress
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.plan import ProfilePoint, ProfileProgress
+from services.scheduler.profile.rows import ProfileRow
 
 _HASH_CHARACTERS = 16
 
@@ -41,16 +41,16 @@ class Cache:
         self._facts = facts
 
     def known(
-        self, points: Mapping[Parallelism, Iterable[Point]] | None = None
-    ) -> dict[Parallelism, Progress]:
+        self, points: Mapping[Parallelism, Iterable[ProfilePoint]] | None = None
+    ) -> dict[Parallelism, ProfileProgress]:
         """What the file says, of these parallelisms and points, and of all others that it knows of."""
         lines = [line for line in read_lines(self.path) if "context_tokens" in line]
         wanted = {cut: set(asked) for cut, asked in (points or {}).items()}
         for line in lines:
             wanted.setdefault(_cut(line), set())
-        found = {cut: Progress(cut, asked) for cut, asked in wanted.items()}
+        found = {cut: ProfileProgress(cut, asked) for cut, asked in wanted.items()}
         for line in lines:
-            point = Point(int(line["context_tokens"]), int(line["concurrency"]))
+            point = ProfilePoint(int(line["context_tokens"]), int(line["concurrency"]))
             if line.get("oom"):
                 found[_cut(line)].note_oom(point)
             else:
@@ -58,7 +58,7 @@ class Cache:
                 found[_cut(line)].note(point, line["tokens_per_device_s"], line["visit_s"], fraction)
         return found
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ProfileRow]:
         """All that is measured well enough."""
         return [row for progress in self.known().values() for row in progress.rows(self._stage)]
 
@@ -86,13 +86,13 @@ class Cache:
                 self._file.close()
 
     def note(
-        self, cut: Parallelism, point: Point, rate: float, visit_s: float, fraction: float | None
+        self, cut: Parallelism, point: ProfilePoint, rate: float, visit_s: float, fraction: float | None
     ) -> None:
         """One window. Only while held."""
         found = {"tokens_per_device_s": rate, "visit_s": visit_s, "peak_memory_fraction": fraction}
         self._file.append({**cut.as_dict(), **point._asdict(), **found})
 
-    def note_oom(self, cut: Parallelism, point: Point) -> None:
+    def note_oom(self, cut: Parallelism, point: ProfilePoint) -> None:
         """It does not fit. Only while held."""
         self._file.append({**cut.as_dict(), **point._asdict(), "oom": True})
 

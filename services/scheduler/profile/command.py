@@ -24,7 +24,7 @@ from earl.models.source import resolve
 from earl.models.spec import load_spec
 from earl.stack.auto_dtype import settle
 from services.scheduler.profile.measure import LONGEST_S, Measuring, Say
-from services.scheduler.profile.rows import STAGES, Row, dump
+from services.scheduler.profile.rows import STAGES, ProfileRow, dump
 from services.scheduler.profile.stages import cache_of, plan_of
 
 app = typer.Typer(add_completion=False)
@@ -35,11 +35,11 @@ USED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredProfile:
     """One stage: what is known of it, what is not yet, and where it is kept."""
 
     stage: str
-    rows: list[Row]
+    rows: list[ProfileRow]
     lacking: list[str]
     cache: Path
 
@@ -73,7 +73,7 @@ def profile(
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no directory {out.parent}", "make it, or write elsewhere")
     started = time.monotonic()
-    found: list[Measured] = []
+    found: list[MeasuredProfile] = []
     interrupted = False
     try:
         measuring = measure(config, stages, *grid, seconds=60 * minutes, fresh=fresh, say=_say, found=found)
@@ -105,7 +105,7 @@ async def measure(
     seconds: float,
     fresh: bool = False,
     say: Say,
-    found: list[Measured],
+    found: list[MeasuredProfile],
     kept: Path | None = None,
     window_s: float = LONGEST_S,
 ) -> None:
@@ -133,7 +133,7 @@ async def measure(
                         for cut, points in work.lacking.items()
                         for point in points
                     ]
-                    found.append(Measured(plan.stage, cache.rows(), lacking, cache.path))
+                    found.append(MeasuredProfile(plan.stage, cache.rows(), lacking, cache.path))
 
 
 async def _until_stopped(work: Coroutine[None, None, None]) -> None:
@@ -176,7 +176,11 @@ def _model(config: RunConfig, directory: Path) -> Path:
 
 
 def _summary(
-    found: Sequence[Measured], rows: Sequence[Row], lacking: list[str], out: Path | None, seconds: float
+    found: Sequence[MeasuredProfile],
+    rows: Sequence[ProfileRow],
+    lacking: list[str],
+    out: Path | None,
+    seconds: float,
 ) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 1),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from earl.parallelism import Parallelism
 from services.scheduler.profile.refine import Refinement
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import MemoryModel, Prediction, ProfileTable
 
 
@@ -17,7 +17,7 @@ class CorrectedTable(ProfileTable):
     Raises ConfigError if there are no rows.
     """
 
-    def __init__(self, rows: Iterable[Row], stage: str, model: MemoryModel | None = None) -> None:
+    def __init__(self, rows: Iterable[ProfileRow], stage: str, model: MemoryModel | None = None) -> None:
         super().__init__(rows, stage, model)
         self._refinement = Refinement()
         self._factors: dict[tuple[Parallelism, float, float], float] = {}

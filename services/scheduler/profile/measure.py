@@ -15,8 +15,8 @@ from earl.errors import DeadlineExceeded, OutOfMemory
 from earl.parallelism import Parallelism
 from earl.profiling import Job, Visit
 from services.scheduler.profile.cache import Cache
-from services.scheduler.profile.plan import LEAST, MOST, Point, Progress, halves
-from services.scheduler.profile.probe import Probe
+from services.scheduler.profile.plan import LEAST, MOST, ProfilePoint, ProfileProgress, halves
+from services.scheduler.profile.probe import StageProbe
 from services.scheduler.profile.stages import StagePlan
 
 # Seconds of one window; what prepares it takes about as long again.
@@ -51,7 +51,7 @@ class Measuring:
         self.progress = cache.known(plan.points)
 
     @property
-    def lacking(self) -> dict[Parallelism, list[Point]]:
+    def lacking(self) -> dict[Parallelism, list[ProfilePoint]]:
         """What is asked for and not known yet, by parallelism; empty when all is."""
         found = {cut: self.progress[cut].lacking() for cut in self._plan.points}
         return {cut: points for cut, points in found.items() if points}
@@ -78,7 +78,7 @@ class Measuring:
             if not group or time.monotonic() >= ends:
                 continue
             try:
-                probe = await Probe.start(self._job(cut, group), self._directory)
+                probe = await StageProbe.start(self._job(cut, group), self._directory)
             except OutOfMemory as error:
                 if len(group) == 1:
                     self._burst(cut, group[0], error.message)
@@ -94,7 +94,12 @@ class Measuring:
                 await probe.stop()
 
     async def _visits(
-        self, probe: Probe, progress: Progress, group: list[Point], ends: float, window_s: float
+        self,
+        probe: StageProbe,
+        progress: ProfileProgress,
+        group: list[ProfilePoint],
+        ends: float,
+        window_s: float,
     ) -> None:
         """One at least, whatever time the start has left: so a profile that goes on comes to an end. Raises
         _DoesNotFit."""
@@ -116,19 +121,19 @@ class Measuring:
                 self._say(f"{self._name(progress.parallelism, point)}: {progress.said(point)}")
             point = progress.next(ends - time.monotonic(), group)
 
-    def _at_work(self, cut: Parallelism, point: Point) -> Point:
+    def _at_work(self, cut: Parallelism, point: ProfilePoint) -> ProfilePoint:
         """What is really there at once at a point that fits."""
         return self._plan.loads[cut][point] or point
 
-    def _burst(self, cut: Parallelism, point: Point, why: str) -> None:
+    def _burst(self, cut: Parallelism, point: ProfilePoint, why: str) -> None:
         self.progress[cut].note_oom(point)
         self._cache.note_oom(cut, point)
         self._say(f"{self._name(cut, point)}: does not fit: {why}")
 
-    def _name(self, cut: Parallelism, point: Point) -> str:
+    def _name(self, cut: Parallelism, point: ProfilePoint) -> str:
         return f"{self._plan.stage} {cut}, {point.context_tokens} tokens x {point.concurrency}"
 
-    def _job(self, cut: Parallelism, group: list[Point]) -> Job:
+    def _job(self, cut: Parallelism, group: list[ProfilePoint]) -> Job:
         loads = dict.fromkeys(self._at_work(cut, one) for one in group)
         points = tuple((one.context_tokens, one.concurrency) for one in loads)
         return Job(self._plan.stage, self._run, self._model, cut.dp, cut.tp, points, cut.cp)
@@ -137,6 +142,6 @@ class Measuring:
 class _DoesNotFit(Exception):
     """A probe ended because a point needs too much memory."""
 
-    def __init__(self, point: Point) -> None:
+    def __init__(self, point: ProfilePoint) -> None:
         super().__init__(point)
         self.point = point

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from earl.parallelism import Parallelism
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 
 # Windows that a point needs to count, and so many are as good as more.
 LEAST, MOST = 3, 5
 
 
-class Point(NamedTuple):
+class ProfilePoint(NamedTuple):
     """concurrency: of the whole pool."""
 
     context_tokens: int
@@ -32,7 +32,7 @@ class Point(NamedTuple):
     def work(self) -> int:
         return self.context_tokens * self.concurrency
 
-    def within(self, other: Point) -> bool:
+    def within(self, other: ProfilePoint) -> bool:
         """Neither longer nor more concurrent."""
         return self.context_tokens <= other.context_tokens and self.concurrency <= other.concurrency
 
@@ -45,18 +45,18 @@ class _Found:
     visit_s: float = 0.0
 
 
-class Progress:
+class ProfileProgress:
     """One parallelism's points: what is known of each, and what is still to do."""
 
-    def __init__(self, parallelism: Parallelism, points: Iterable[Point]) -> None:
+    def __init__(self, parallelism: Parallelism, points: Iterable[ProfilePoint]) -> None:
         self.parallelism = parallelism
         self.points = sorted(set(points), key=_cost)
-        self._found: dict[Point, _Found] = {}
-        self._bursts: list[Point] = []
+        self._found: dict[ProfilePoint, _Found] = {}
+        self._bursts: list[ProfilePoint] = []
 
     # --- what is found ------------------------------------------------------------------------
 
-    def note(self, point: Point, rate: float, visit_s: float, fraction: float | None) -> None:
+    def note(self, point: ProfilePoint, rate: float, visit_s: float, fraction: float | None) -> None:
         """One window. rate: tokens per device and second; visit_s: all that it took."""
         found = self._found.setdefault(point, _Found())
         found.rates.append(rate)
@@ -64,22 +64,22 @@ class Progress:
         if fraction is not None:
             found.fractions.append(fraction)
 
-    def note_oom(self, point: Point) -> None:
+    def note_oom(self, point: ProfilePoint) -> None:
         """It does not fit."""
         if not self.bursts(point):
             self._bursts = [one for one in self._bursts if not point.within(one)] + [point]
 
-    def bursts(self, point: Point) -> bool:
+    def bursts(self, point: ProfilePoint) -> bool:
         """It is known not to fit."""
         return any(one.within(point) for one in self._bursts)
 
     # --- what is to do ------------------------------------------------------------------------
 
-    def lacking(self) -> list[Point]:
+    def lacking(self) -> list[ProfilePoint]:
         """Points that have too few windows, cheap ones first."""
         return [one for one in self.points if self.windows(one) < LEAST and not self.bursts(one)]
 
-    def next(self, left_s: float, among: Iterable[Point] | None = None) -> Point | None:
+    def next(self, left_s: float, among: Iterable[ProfilePoint] | None = None) -> ProfilePoint | None:
         """The point to visit, so that as many as possible become complete in the time that is left; None if
         there is nothing to do, or no time for it. among: points that may be visited; None: any."""
         allowed = set(self.points if among is None else among)
@@ -102,11 +102,11 @@ class Progress:
                 return None
         return None
 
-    def windows(self, point: Point) -> int:
+    def windows(self, point: ProfilePoint) -> int:
         """How many it has."""
         return len(self._found[point].rates) if point in self._found else 0
 
-    def _visit_s(self, point: Point) -> float:
+    def _visit_s(self, point: ProfilePoint) -> float:
         """Of a point that was not visited: of the dearest one that was, in proportion to their work."""
         if point in self._found:
             return self._found[point].visit_s
@@ -117,16 +117,16 @@ class Progress:
 
     # --- what it amounts to -------------------------------------------------------------------
 
-    def said(self, point: Point) -> str:
+    def said(self, point: ProfilePoint) -> str:
         """In words, of a point that was visited."""
         found = self._found[point]
         memory = f", {max(found.fractions):.1%} of memory" if found.fractions else ""
         return f"{statistics.median(found.rates):.4g} tokens/s on each device{memory}"
 
-    def rows(self, stage: str) -> list[Row]:
+    def rows(self, stage: str) -> list[ProfileRow]:
         """A row for every point with enough windows, medians of them, and for the points that do not fit."""
         rows = [
-            Row(
+            ProfileRow(
                 stage,
                 self.parallelism,
                 point.context_tokens,
@@ -137,16 +137,16 @@ class Progress:
             for point, found in self._found.items()
             if len(found.rates) >= LEAST
         ]
-        rows += [Row(stage, self.parallelism, *point, None, None, oom=True) for point in self._bursts]
+        rows += [ProfileRow(stage, self.parallelism, *point, None, None, oom=True) for point in self._bursts]
         return sorted(rows, key=lambda row: (row.context_tokens, row.concurrency))
 
 
-def halves(points: list[Point]) -> tuple[list[Point], list[Point]]:
+def halves(points: list[ProfilePoint]) -> tuple[list[ProfilePoint], list[ProfilePoint]]:
     """(the cheaper half, the dearer half): what is tried where all at once do not fit."""
     ordered = sorted(points, key=_cost)
     middle = len(ordered) // 2
     return ordered[:middle], ordered[middle:]
 
 
-def _cost(point: Point) -> tuple[int, int]:
+def _cost(point: ProfilePoint) -> tuple[int, int]:
     return point.work, point.context_tokens

@@ -24,14 +24,14 @@ STOP_S = 20.0
 LOG_LINES = 20
 
 
-class Probe:
+class StageProbe:
     """Methods raise OutOfMemory where a point does not fit, ProcessFailed or DeadlineExceeded otherwise."""
 
     def __init__(self, process: asyncio.subprocess.Process, name: str, log: Path) -> None:
         self._process, self._name, self._log = process, name, log
 
     @classmethod
-    async def start(cls, job: Job, directory: Path) -> Probe:
+    async def start(cls, job: Job, directory: Path) -> StageProbe:
         """Returns once it is ready. directory: for its job and its log, which stay there."""
         name = f"{job.stage}-dp{job.dp}-tp{job.tp}-cp{job.cp}"
         file, log = directory / f"{name}.json", directory / f"{name}.log"

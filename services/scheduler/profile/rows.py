@@ -28,7 +28,7 @@ MOST_DEGREE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProfileRow:
     """One measured point.
 
     tokens_per_device_s: > 0, or None where it was not measured. oom: it was tried and did not fit.
@@ -47,7 +47,7 @@ class Row:
         return not self.oom and (self.peak_memory_fraction is None or self.peak_memory_fraction <= 1.0)
 
 
-def parse(text: str, name: str) -> list[Row]:
+def parse(text: str, name: str) -> list[ProfileRow]:
     """Rows of a CSV text, whatever the order of its columns; dp, cp and pp may be left out, and are 1.
 
     name: of the file, for errors. Raises ConfigError naming the line.
@@ -61,12 +61,12 @@ def parse(text: str, name: str) -> list[Row]:
     return rows
 
 
-def dump(rows: Iterable[Row]) -> str:
+def dump(rows: Iterable[ProfileRow]) -> str:
     """The CSV text of rows, with its head."""
     return text_of(COLUMNS, map(_cells, rows))
 
 
-def _cells(row: Row) -> tuple[object, ...]:
+def _cells(row: ProfileRow) -> tuple[object, ...]:
     rate = OOM if row.oom else "" if row.tokens_per_device_s is None else f"{row.tokens_per_device_s:.6g}"
     # Precise: what is a little above 1 must not come back as 1, which fits.
     fraction = "" if row.peak_memory_fraction is None else f"{row.peak_memory_fraction:.9g}"
@@ -74,7 +74,7 @@ def _cells(row: Row) -> tuple[object, ...]:
     return row.stage, cut.dp, cut.tp, cut.cp, cut.pp, context, load, rate, fraction
 
 
-def _row(cells: Cells, where: str) -> Row:
+def _row(cells: Cells, where: str) -> ProfileRow:
     stage = cells["stage"].lower()
     if stage not in STAGES:
         raise ConfigError(f"{where}: stage is {cells['stage']!r}", f"it is one of {', '.join(STAGES)}")
@@ -95,7 +95,7 @@ def _row(cells: Cells, where: str) -> Row:
         raise ConfigError(
             f"{where}: neither tokens_per_device_s nor peak_memory_fraction", "give one, or leave the row out"
         )
-    return Row(
+    return ProfileRow(
         stage,
         parallelism,
         positive(cells["context_tokens"], "context_tokens", where),

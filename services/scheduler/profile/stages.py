@@ -17,7 +17,7 @@ from earl.models.tp import legal_cuts, legal_tp, rank_heads
 from earl.obs.machine import installed, machine
 from earl.parallelism import Parallelism
 from services.scheduler.profile.cache import Cache
-from services.scheduler.profile.plan import Point
+from services.scheduler.profile.plan import ProfilePoint
 
 # By default lengths halve, and concurrency falls to a quarter, so often from the run file's largest.
 CONTEXTS, CONCURRENCIES = 4, 3
@@ -41,8 +41,8 @@ class StagePlan:
     run file's KV bound lets the others wait; None where its bounds hold not even one."""
 
     stage: str
-    points: dict[Parallelism, tuple[Point, ...]]
-    loads: dict[Parallelism, dict[Point, Point | None]]
+    points: dict[Parallelism, tuple[ProfilePoint, ...]]
+    loads: dict[Parallelism, dict[ProfilePoint, ProfilePoint | None]]
 
 
 def plan_of(
@@ -65,7 +65,7 @@ def plan_of(
     for count in sequences:
         if count < 1:
             raise ConfigError(f"--concurrency: {count} sequences", "give numbers of at least 1")
-    points = tuple(Point(length, count) for length in lengths for count in sequences)
+    points = tuple(ProfilePoint(length, count) for length in lengths for count in sequences)
     cuts = parallelisms(stage, config, spec)
     return StagePlan(
         stage,
@@ -130,7 +130,9 @@ def _falling(largest: int, by: int, count: int, least: int) -> tuple[int, ...]:
     return tuple(sorted(value for value in values if value >= least)) or (max(largest, least),)
 
 
-def _at_work(stage: str, config: RunConfig, spec: ModelSpec, cut: Parallelism, point: Point) -> Point | None:
+def _at_work(
+    stage: str, config: RunConfig, spec: ModelSpec, cut: Parallelism, point: ProfilePoint
+) -> ProfilePoint | None:
     """rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices;
     trainer.microbatch_tokens what each of cp ranks takes of a sequence at once."""
     if stage == "trainer" and point.context_tokens > config.trainer.microbatch_tokens * cut.cp:
@@ -140,7 +142,7 @@ def _at_work(stage: str, config: RunConfig, spec: ModelSpec, cut: Parallelism, p
         return point
     held = rank_heads(spec, config.rollout.tp)[1] / rank_heads(spec, cut.tp)[1] * bound
     together = cut.dp * int(held // point.context_tokens)
-    return Point(point.context_tokens, min(point.concurrency, together)) if together else None
+    return ProfilePoint(point.context_tokens, min(point.concurrency, together)) if together else None
 
 
 def _gpus() -> list[str]:

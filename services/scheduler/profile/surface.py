@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 Point = tuple[float, float]
 
 
-class Shape(Protocol):
+class SurfaceShape(Protocol):
     def at(self, context_tokens: float, concurrency: float) -> float:
         """> 0."""
         ...
@@ -31,7 +31,7 @@ class Surface:
         self,
         points: Sequence[Point],
         values: Sequence[float],
-        shape: Callable[[Sequence[Point], Sequence[float]], Shape],
+        shape: Callable[[Sequence[Point], Sequence[float]], SurfaceShape],
     ) -> None:
         self._known = dict(zip(points, values, strict=True))
         lines: dict[float, list[tuple[float, float]]] = {}

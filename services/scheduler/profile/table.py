@@ -22,8 +22,8 @@ from typing import Literal
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 from services.scheduler.profile.roofline import Roofline
-from services.scheduler.profile.rows import Row
-from services.scheduler.profile.surface import Shape, Surface
+from services.scheduler.profile.rows import ProfileRow
+from services.scheduler.profile.surface import Surface, SurfaceShape
 
 Source = Literal["measured", "interpolated", "extrapolated"]
 # The fraction of a device's memory that a parallelism takes at a context in tokens and a concurrency of the
@@ -50,7 +50,7 @@ class Prediction:
 _Values = dict[tuple[float, float], float]
 
 
-def _seconds(rows: Iterable[Row]) -> _Values:
+def _seconds(rows: Iterable[ProfileRow]) -> _Values:
     """Seconds of a device per token where they were measured: a sum of the terms of a roofline."""
     return {
         (row.context_tokens, row.concurrency): 1 / row.tokens_per_device_s
@@ -59,7 +59,7 @@ def _seconds(rows: Iterable[Row]) -> _Values:
     }
 
 
-def _fractions(rows: Iterable[Row]) -> _Values:
+def _fractions(rows: Iterable[ProfileRow]) -> _Values:
     """Of a device's memory, where they were measured."""
     return {
         (row.context_tokens, row.concurrency): row.peak_memory_fraction
@@ -89,7 +89,7 @@ class _Pool:
             self._roofline = Roofline.of_time(points, list(pooled.values()))
         return self._roofline
 
-    def beside(self, points: Sequence[tuple[float, float]], values: Sequence[float]) -> Shape:
+    def beside(self, points: Sequence[tuple[float, float]], values: Sequence[float]) -> SurfaceShape:
         """The roofline of one parallelism; where its points have one length or one concurrency, what another
         would change is the pool's to say."""
         own = Roofline.of_time(points, values)
@@ -122,7 +122,7 @@ class _Beside:
 class _Sheet:
     """All rows of one parallelism."""
 
-    def __init__(self, rows: Sequence[Row], pool: _Pool) -> None:
+    def __init__(self, rows: Sequence[ProfileRow], pool: _Pool) -> None:
         self.parallelism = rows[0].parallelism
         seconds, fractions = _seconds(rows), _fractions(rows)
         self.seconds = Surface(list(seconds), list(seconds.values()), pool.beside) if seconds else None
@@ -158,13 +158,13 @@ class ProfileTable:
     highest concurrency of any row. model: of the memory, for parallelisms whose rows have no fractions.
     """
 
-    def __init__(self, rows: Iterable[Row], stage: str, model: MemoryModel | None = None) -> None:
+    def __init__(self, rows: Iterable[ProfileRow], stage: str, model: MemoryModel | None = None) -> None:
         self.stage = stage
         self._model = model
         self.rows = [row for row in rows if row.stage == stage]
         if not self.rows:
             raise ConfigError(f"the profile has no rows of stage {stage!r}", "measure it: earl profile")
-        by: dict[Parallelism, list[Row]] = {}
+        by: dict[Parallelism, list[ProfileRow]] = {}
         for row in self.rows:
             by.setdefault(row.parallelism, []).append(row)
         self.points = sorted({(row.context_tokens, row.concurrency) for row in self.rows})

@@ -11,7 +11,7 @@ from bisect import bisect_left
 
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
-from services.scheduler.selector.decision import Candidate, Choice, Decision, Outlook, Workload
+from services.scheduler.selector.decision import Decision, LayoutCandidate, LayoutChoice, Outlook, Workload
 from services.scheduler.selector.weigh import best, roomiest, weigh
 
 DRIFT = 0.3
@@ -32,7 +32,7 @@ class PaperPolicy:
         self._contexts = sorted({context for context, _ in table.points})
         self._concurrency: float | None = None
         self._mean: float = 0.0
-        self._now: Choice | None = None
+        self._now: LayoutChoice | None = None
 
     def decide(self, step: int, devices: int) -> Decision:
         before = self._now and self._now.over(devices)
@@ -64,11 +64,11 @@ class DriftPolicy:
         self._table = table
         self._seen: Workload | None = None
         self._planned: Workload | None = None
-        self._now: Choice | None = None
+        self._now: LayoutChoice | None = None
 
     def decide(self, step: int, devices: int) -> Decision:
         before = self._now and self._now.over(devices)
-        candidates: tuple[Candidate, ...]
+        candidates: tuple[LayoutCandidate, ...]
         if self._seen is None:
             chosen, candidates = roomiest(self._table, devices, MARGIN)
             reason = "nothing was seen yet: what fits most of the profile"

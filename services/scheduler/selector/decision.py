@@ -10,7 +10,7 @@ from earl.parallelism import Replica
 from services.scheduler.profile.table import Prediction
 
 
-class Choice(Protocol):
+class LayoutChoice(Protocol):
     """What can be chosen: a stage's Parallelism, or one for each of the stages that share devices."""
 
     @property
@@ -59,7 +59,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LayoutCandidate:
     """A parallelism as it was weighed.
 
     tokens_per_device_s: predicted at the mean length. memory_fraction: of a device's memory, at the
@@ -69,7 +69,7 @@ class Candidate:
     profile's rows or "extrapolated" beyond them.
     """
 
-    parallelism: Choice
+    parallelism: LayoutChoice
     tokens_per_device_s: float
     memory_fraction: float | None
     fits: bool
@@ -90,10 +90,10 @@ class Decision:
     """
 
     step: int
-    before: Choice | None
-    after: Choice
+    before: LayoutChoice | None
+    after: LayoutChoice
     reason: str
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[LayoutCandidate, ...] = ()
     expected: Workload | None = None
     urgent: bool = False
     saving_s: float = 0.0
@@ -113,7 +113,7 @@ class Decision:
         )
 
 
-class Policy(Protocol):
+class SelectorPolicy(Protocol):
     """decide, then observe, once a step: what a step brought is known after it."""
 
     name: str

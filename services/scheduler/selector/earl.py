@@ -17,8 +17,8 @@ from collections import deque
 
 from earl.errors import ConfigError
 from services.scheduler.selector import expect
-from services.scheduler.selector.decision import Candidate, Choice, Decision, Outlook, Workload
-from services.scheduler.selector.rungs import Rung, Verdict, rungs
+from services.scheduler.selector.decision import Decision, LayoutCandidate, LayoutChoice, Outlook, Workload
+from services.scheduler.selector.rungs import Rung, RungVerdict, rungs
 from services.scheduler.selector.weigh import best, roomiest, weigh
 
 
@@ -30,7 +30,7 @@ class EarlPolicy:
 
     name = "earl"
 
-    def __init__(self, table: Outlook, switch_cost_s: float, start: Choice | None = None) -> None:
+    def __init__(self, table: Outlook, switch_cost_s: float, start: LayoutChoice | None = None) -> None:
         _check(switch_cost_s)
         self._table = table
         self._cost_s = switch_cost_s
@@ -47,7 +47,7 @@ class EarlPolicy:
         corners, candidates = self._weighed(devices)
         by = {one.parallelism.replica: one for one in candidates}
         lead = best(candidates)
-        verdict = Verdict(False, False, lead)
+        verdict = RungVerdict(False, False, lead)
         for rung in self._rungs:
             verdict = rung.follow(step, by, lead)
             lead = by[rung.at]
@@ -71,7 +71,7 @@ class EarlPolicy:
     def observe(self, workload: Workload) -> None:
         self._seen.append(workload)
 
-    def settle(self, parallelism: Choice) -> None:
+    def settle(self, parallelism: LayoutChoice) -> None:
         """What the stage has in truth: a switch failed and was rolled back, or somebody else made one."""
         self._now = parallelism
         self._rungs = [Rung(cost_s, parallelism.replica) for cost_s in rungs(self._cost_s)]
@@ -99,10 +99,10 @@ class EarlPolicy:
         why = "nothing was seen yet: the quickest of what fits all of the profile, or what fits most of it"
         return Decision(step, before, chosen, f"begins with {chosen}: {why}", candidates, cost_s=self._cost_s)
 
-    def _weighed(self, devices: int) -> tuple[tuple[expect.Corner, ...], tuple[Candidate, ...]]:
+    def _weighed(self, devices: int) -> tuple[tuple[expect.Corner, ...], tuple[LayoutCandidate, ...]]:
         """The corners that have to fit, and the candidates weighed for them."""
 
-        def fitting(one: Choice) -> expect.Fits:
+        def fitting(one: LayoutChoice) -> expect.Fits:
             return lambda corner: self._table.predict(one, *corner).fits
 
         corners = expect.corners(list(self._seen), [fitting(one) for one in self._table.candidates(devices)])
@@ -114,7 +114,7 @@ def _check(switch_cost_s: float) -> None:
         raise ConfigError(f"a switch cannot cost {switch_cost_s} s", "give seconds, 0 or more")
 
 
-def _reason(verdict: Verdict, here: Candidate | None, chosen: Candidate) -> str:
+def _reason(verdict: RungVerdict, here: LayoutCandidate | None, chosen: LayoutCandidate) -> str:
     """The verdict in a sentence."""
     now = chosen.parallelism
     if not chosen.fits:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from earl.parallelism import Parallelism, Replica
 from services.scheduler.profile.corrected import CorrectedTable
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import MemoryModel, Prediction
 
 
@@ -20,7 +20,7 @@ class LimitedTable(CorrectedTable):
 
     def __init__(
         self,
-        rows: Iterable[Row],
+        rows: Iterable[ProfileRow],
         stage: str,
         model: MemoryModel | None = None,
         *,

@@ -9,7 +9,7 @@ from pathlib import Path
 from earl.parallelism import Replica
 from services.scheduler.selector.decision import Outlook
 from services.scheduler.selector.replay import Taken
-from services.scheduler.selector.trace import Step
+from services.scheduler.selector.trace import TraceStep
 
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999")
@@ -18,7 +18,7 @@ COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f
 def draw(
     path: Path,
     table: Outlook,
-    steps: Sequence[Step],
+    steps: Sequence[TraceStep],
     taken: Sequence[Taken],
     oracle: Sequence[Replica],
     name: str,
@@ -77,7 +77,7 @@ def draw(
     figure.savefig(path, dpi=130)
 
 
-def _rate(table: Outlook, step: Step, replica: Replica) -> tuple[float, bool]:
+def _rate(table: Outlook, step: TraceStep, replica: Replica) -> tuple[float, bool]:
     """(tokens a second and device, whether it fits) of a step; (0, False) where it cannot be cut so."""
     one = next((one for one in table.candidates(step.devices) if one.replica == replica), None)
     if one is None:

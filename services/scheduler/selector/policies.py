@@ -5,13 +5,13 @@ from __future__ import annotations
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 from services.scheduler.selector.baselines import DriftPolicy, PaperPolicy, StaticPolicy
-from services.scheduler.selector.decision import Outlook, Policy
+from services.scheduler.selector.decision import Outlook, SelectorPolicy
 from services.scheduler.selector.earl import EarlPolicy
 
 NAMES = (EarlPolicy.name, PaperPolicy.name, DriftPolicy.name, "static:tp=N")
 
 
-def policy_of(name: str, table: Outlook, switch_cost_s: float) -> Policy:
+def policy_of(name: str, table: Outlook, switch_cost_s: float) -> SelectorPolicy:
     """A new policy. Raises ConfigError or IllegalParallelism for a name that is none."""
     if name == EarlPolicy.name:
         return EarlPolicy(table, switch_cost_s)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from earl.errors import ConfigError
 from earl.parallelism import Replica
-from services.scheduler.selector.decision import Choice, Decision, Outlook, Policy, Workload
-from services.scheduler.selector.trace import Step
+from services.scheduler.selector.decision import Decision, LayoutChoice, Outlook, SelectorPolicy, Workload
+from services.scheduler.selector.trace import TraceStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,15 @@ def cost(table: Outlook, devices: int, workload: Workload) -> Cost:
     return Cost(seconds, frozenset(fits))
 
 
-def step_s(table: Outlook, one: Choice, devices: int, workload: Workload) -> float | None:
+def step_s(table: Outlook, one: LayoutChoice, devices: int, workload: Workload) -> float | None:
     """Seconds of a step at its mean length; None where the profile has no throughput."""
     rate = table.predict(one, workload.mean_tokens, workload.concurrency).tokens_per_device_s
     return workload.concurrency * workload.mean_tokens / (rate * devices) if rate > 0 else None
 
 
-def run(policy: Policy, table: Outlook, steps: Sequence[Step], switch_cost_s: float) -> Iterator[Taken]:
+def run(
+    policy: SelectorPolicy, table: Outlook, steps: Sequence[TraceStep], switch_cost_s: float
+) -> Iterator[Taken]:
     """The policy's way through the trace."""
     for step in steps:
         here = cost(table, step.devices, step.workload)
@@ -115,7 +117,7 @@ def totals(taken: Sequence[Taken], oracle_seconds: float) -> Totals:
     )
 
 
-def oracle(table: Outlook, steps: Sequence[Step], switch_cost_s: float) -> tuple[list[Replica], float]:
+def oracle(table: Outlook, steps: Sequence[TraceStep], switch_cost_s: float) -> tuple[list[Replica], float]:
     """The cheapest feasible sequence, that knows the whole trace, and its seconds (dynamic programming)."""
     costs = [cost(table, step.devices, step.workload) for step in steps]
     # By replica: seconds so far, if the sequence ends there; and where it came from at each step.

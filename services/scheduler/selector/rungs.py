@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from earl.parallelism import Replica
-from services.scheduler.selector.decision import Candidate
+from services.scheduler.selector.decision import LayoutCandidate
 
 # Costs of a switch, in seconds: 0, then in ratios of RATIO from CHEAPEST_S on. A cost counts as the nearest.
 CHEAPEST_S = 2.0**-10
@@ -37,7 +37,7 @@ def rungs(cost_s: float) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RungVerdict:
     """What a rung does in one step.
 
     urgent: where it stood no longer fits. lead: where the rung below stands.
@@ -47,7 +47,7 @@ class Verdict:
 
     moves: bool
     urgent: bool
-    lead: Candidate
+    lead: LayoutCandidate
     steps: int = 0
     saving_s: float = 0.0
     saved_s: float = 0.0
@@ -69,30 +69,32 @@ class Rung:
     _better: dict[Replica, tuple[int, float]] = field(default_factory=dict)
     _left: dict[Replica, list[int]] = field(default_factory=dict)
 
-    def follow(self, step: int, candidates: Mapping[Replica, Candidate], lead: Candidate) -> Verdict:
+    def follow(
+        self, step: int, candidates: Mapping[Replica, LayoutCandidate], lead: LayoutCandidate
+    ) -> RungVerdict:
         """Stays, or goes where `lead` is. candidates: by replica, as weighed for this step."""
         here, to = candidates.get(self.at), lead.parallelism.replica
         if here is not None:
             self._compare(here, candidates)
         if self.at == to:
-            return Verdict(False, False, lead)
+            return RungVerdict(False, False, lead)
         if here is None or not here.fits:
             self._go(step, to)
-            return Verdict(True, True, lead)
+            return RungVerdict(True, True, lead)
         if to not in self._better:
-            return Verdict(False, False, lead)
+            return RungVerdict(False, False, lead)
         steps, saved_s = self._better[to]
         saving_s = here.step_s - lead.step_s
         # As long again as it has been so, the coming step counted as behind.
         expected_s = saved_s + steps * saving_s
         returns = sum(step - left <= MEMORY for left in self._left.get(to, ()))
         threshold_s = (self.cost_s + NOISE * here.step_s) * RETURN**returns
-        verdict = Verdict(expected_s > threshold_s, False, lead, steps, saving_s, expected_s, threshold_s)
+        verdict = RungVerdict(expected_s > threshold_s, False, lead, steps, saving_s, expected_s, threshold_s)
         if verdict.moves:
             self._go(step, to)
         return verdict
 
-    def _compare(self, here: Candidate, candidates: Mapping[Replica, Candidate]) -> None:
+    def _compare(self, here: LayoutCandidate, candidates: Mapping[Replica, LayoutCandidate]) -> None:
         better = {}
         for replica, one in candidates.items():
             if one.fits and one.step_s < here.step_s:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from earl.parallelism import Parallelism, Replica
-from services.scheduler.selector.decision import Choice, Decision, Policy, Workload
+from services.scheduler.selector.decision import Decision, LayoutChoice, SelectorPolicy, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SelectorVerdict:
     """What a stage runs with, and what its policy says of the step to come.
 
     correction: of the predictions for what runs, by what was observed.
@@ -66,7 +66,7 @@ class Past:
     before: Parallelism
 
 
-class Steered(Policy, Protocol):
+class Steered(SelectorPolicy, Protocol):
     """A policy that hears what becomes of its decisions."""
 
     def settle(self, parallelism: Parallelism) -> None:
@@ -78,7 +78,7 @@ class Steered(Policy, Protocol):
         ...
 
 
-class Table(Protocol):
+class DecisionTable(Protocol):
     """What a policy's predictions come from, where a run may correct and bound it."""
 
     def observe(
@@ -98,14 +98,14 @@ class Stages:
     def __init__(
         self,
         make: Mapping[str, Callable[[Parallelism], Steered]],
-        tables: Mapping[str, Table] | None = None,
+        tables: Mapping[str, DecisionTable] | None = None,
     ) -> None:
         self.names = frozenset(make)
         self._make = make
         self._tables = tables or {}
         self._policies: dict[str, Steered] = {}
         # What each policy takes its stage to have.
-        self._courses: dict[str, Choice] = {}
+        self._courses: dict[str, LayoutChoice] = {}
 
     def restore(self, stage: str, past: Sequence[Past]) -> None:
         """Brings a policy to where these decisions, oldest first, left it.
@@ -115,21 +115,21 @@ class Stages:
         if not past:
             return
         policy = self._make[stage](past[0].before)
-        course: Choice = past[0].before
+        course: LayoutChoice = past[0].before
         for one in past:
             self._correct(stage, one.observed)
             policy.observe(one.observed.workload)
             course = policy.decide(one.step, one.observed.running.devices).after
         self._policies[stage], self._courses[stage] = policy, course
 
-    def decide(self, stage: str, observed: Observed, step: int) -> Verdict:
+    def decide(self, stage: str, observed: Observed, step: int) -> SelectorVerdict:
         """For `step`, after the one that was observed. Raises ConfigError where the profile has no answer."""
         policy = self._policy(stage, observed.running)
         factor = self._correct(stage, observed)
         policy.observe(observed.workload)
         decision = policy.decide(step, observed.running.devices)
         self._courses[stage] = decision.after
-        return Verdict(stage, observed.running, decision, policy.name, factor)
+        return SelectorVerdict(stage, observed.running, decision, policy.name, factor)
 
     def stand(
         self, stage: str, heading: Parallelism, cost_s: float | None, barred: Mapping[Replica, str]

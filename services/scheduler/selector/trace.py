@@ -20,7 +20,7 @@ MOST_NUMBER = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """One row: the step's number, what it brought, and the pool that it ran on."""
 
     step: int
@@ -28,12 +28,12 @@ class Step:
     devices: int
 
 
-def parse(text: str, name: str) -> list[Step]:
+def parse(text: str, name: str) -> list[TraceStep]:
     """Steps of a CSV text, whatever the order of its columns.
 
     name: of the file, for errors. Raises ConfigError naming the line.
     """
-    steps: list[Step] = []
+    steps: list[TraceStep] = []
     for where, cells in records(text, name, COLUMNS, most=MOST_STEPS):
         steps.append(_step(cells, where))
         if len(steps) > 1 and steps[-1].step <= steps[-2].step:
@@ -46,18 +46,18 @@ def parse(text: str, name: str) -> list[Step]:
     return steps
 
 
-def dump(steps: Iterable[Step]) -> str:
+def dump(steps: Iterable[TraceStep]) -> str:
     """The CSV text of steps, with its head."""
     return text_of(COLUMNS, map(_cells, steps))
 
 
-def _cells(one: Step) -> tuple[object, ...]:
+def _cells(one: TraceStep) -> tuple[object, ...]:
     load = one.workload
     numbers = (load.mean_tokens, load.p95_tokens, load.max_tokens, load.concurrency)
     return one.step, *(f"{number:.10g}" for number in numbers), one.devices
 
 
-def _step(cells: Cells, where: str) -> Step:
+def _step(cells: Cells, where: str) -> TraceStep:
     values = [positive(cells[name], name, where) for name in COLUMNS[1:5]]
     load = Workload(*values)
     if load.mean_tokens > load.max_tokens:
@@ -65,7 +65,9 @@ def _step(cells: Cells, where: str) -> Step:
             f"{where}: mean_tokens {load.mean_tokens:g} is above max_tokens {load.max_tokens:g}",
             "a mean is at most the maximum",
         )
-    return Step(_whole(cells["step"], "step", where, 0), load, _whole(cells["devices"], "devices", where, 1))
+    return TraceStep(
+        _whole(cells["step"], "step", where, 0), load, _whole(cells["devices"], "devices", where, 1)
+    )
 
 
 def _whole(text: str, name: str, where: str, least: int) -> int:

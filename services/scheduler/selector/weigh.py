@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from earl.parallelism import Replica
-from services.scheduler.selector.decision import Candidate, Choice, Outlook, Workload
+from services.scheduler.selector.decision import LayoutCandidate, LayoutChoice, Outlook, Workload
 
 # Points of a profile that are looked at to begin with, for all candidates together, and for each at least.
 _LOOKS, _LEAST = 256, 8
@@ -15,7 +15,7 @@ _LOOKS, _LEAST = 256, 8
 
 def weigh(
     table: Outlook, devices: int, load: Workload, must_fit: Sequence[tuple[float, float]] = ()
-) -> tuple[Candidate, ...]:
+) -> tuple[LayoutCandidate, ...]:
     """What each parallelism would do: throughput at the mean length, memory at the maximum.
 
     must_fit: (length in tokens, concurrency) that have to fit; the load's own maximum if none are given.
@@ -30,7 +30,7 @@ def weigh(
         worst = next((found for found in at if not found.fits), at[0])
         fractions = [found.memory_fraction for found in at if found.memory_fraction is not None]
         weighed.append(
-            Candidate(
+            LayoutCandidate(
                 one,
                 rate,
                 max(fractions, default=None),
@@ -43,7 +43,7 @@ def weigh(
     return tuple(weighed)
 
 
-def best(candidates: Sequence[Candidate]) -> Candidate:
+def best(candidates: Sequence[LayoutCandidate]) -> LayoutCandidate:
     """The quickest that fits; of equals the one that is cut least. If none fits, the one with most room."""
     fitting = [one for one in candidates if one.fits]
     if fitting:
@@ -51,7 +51,7 @@ def best(candidates: Sequence[Candidate]) -> Candidate:
     return max(candidates, key=_room)
 
 
-def roomiest(table: Outlook, devices: int, margin: float) -> tuple[Choice, tuple[Candidate, ...]]:
+def roomiest(table: Outlook, devices: int, margin: float) -> tuple[LayoutChoice, tuple[LayoutCandidate, ...]]:
     """What to begin with when nothing is known, weighed at the profile's longest context and highest load.
 
     What fits all of the profile and `margin` times its extent is safe, and the quickest of those is chosen,
@@ -68,11 +68,11 @@ def roomiest(table: Outlook, devices: int, margin: float) -> tuple[Choice, tuple
     candidates = weigh(table, devices, Workload(context, context, context, concurrency), [beyond, *points])
     safe = [one for one in candidates if one.fits]
 
-    def pace(one: Candidate) -> float:
+    def pace(one: LayoutCandidate) -> float:
         rates = [table.predict(one.parallelism, *point).tokens_per_device_s for point in points]
         return sum(math.log(rate) for rate in rates)
 
-    def fitting(one: Candidate) -> int:
+    def fitting(one: LayoutCandidate) -> int:
         return sum(table.predict(one.parallelism, *point).fits for point in points)
 
     if safe:
@@ -80,12 +80,12 @@ def roomiest(table: Outlook, devices: int, margin: float) -> tuple[Choice, tuple
     return max(candidates, key=lambda one: (fitting(one), *_room(one))).parallelism, candidates
 
 
-def _size(one: Candidate) -> int:
+def _size(one: LayoutCandidate) -> int:
     """Devices of a replica."""
     return math.prod(one.parallelism.replica)
 
 
-def _room(one: Candidate) -> tuple[bool, float, int, Replica]:
+def _room(one: LayoutCandidate) -> tuple[bool, float, int, Replica]:
     """More is safer: of what has a throughput, less memory used, then the larger replica."""
     used = one.memory_fraction if one.memory_fraction is not None else math.inf
     return math.isfinite(one.step_s), -used, _size(one), one.parallelism.replica

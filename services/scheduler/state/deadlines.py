@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 
 
-class Deadlines(Generic[Key]):
+class DeadlineQueue(Generic[Key]):
     """Keys, each with the time at which it ends.
 
     Asking costs nothing before the earliest of them, however many there are and however often they are

@@ -19,7 +19,7 @@ from services.scheduler.state.switch_records import StageRecord, SwitchEnded
 from services.scheduler.state.ticket_ranges import RangeSet
 
 
-class State(StrEnum):
+class TicketState(StrEnum):
     """Where a ticket is. pending → leased → ready → planned → trained | evaluated | dropped."""
 
     PENDING = "pending"
@@ -31,10 +31,10 @@ class State(StrEnum):
     DROPPED = "dropped"
 
 
-LIVE = frozenset({State.PENDING, State.LEASED, State.READY, State.PLANNED})
+LIVE = frozenset({TicketState.PENDING, TicketState.LEASED, TicketState.READY, TicketState.PLANNED})
 # Which of these a ticket is in follows from two records for all: the planned batch, and the trained ids.
-BATCHED = frozenset({State.READY, State.PLANNED, State.TRAINED})
-_HEADS = {state: f"{State.READY if state in BATCHED else state}:" for state in State}
+BATCHED = frozenset({TicketState.READY, TicketState.PLANNED, TicketState.TRAINED})
+_HEADS = {state: f"{TicketState.READY if state in BATCHED else state}:" for state in TicketState}
 
 
 class Purpose(StrEnum):
@@ -43,7 +43,7 @@ class Purpose(StrEnum):
     WARMUP = "warmup"
 
 
-class Ending(StrEnum):
+class EpisodeEnding(StrEnum):
     OK = "ok"
     TRUNCATED = "truncated"
     ENV_ERROR = "env_error"
@@ -63,7 +63,7 @@ class Reason(StrEnum):
     FORGOTTEN = "forgotten"
 
 
-class Verdict(StrEnum):
+class TicketVerdict(StrEnum):
     ACCEPTED = "accepted"
     RETRIED = "retried"
     REFUSED = "refused"
@@ -72,7 +72,7 @@ class Verdict(StrEnum):
 class Result(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What a finished attempt reports. Lengths in tokens; versions of its loss-masked tokens."""
 
-    ending: Ending = Ending.OK
+    ending: EpisodeEnding = EpisodeEnding.OK
     reward: float = 0.0
     prompt_tokens: int = 0
     total_tokens: int = 0
@@ -88,7 +88,7 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     @property
     def win(self) -> float:
         """0..1: the metric "win"; without it, whether an episode that came to its end earned anything."""
-        earned = self.ending is Ending.OK and self.reward > 0
+        earned = self.ending is EpisodeEnding.OK and self.reward > 0
         return min(1.0, max(0.0, self.metrics.get("win", float(earned))))
 
 
@@ -110,7 +110,7 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     evaluation: str = ""
     # Its conversation is wanted with the result.
     transcript: bool = False
-    state: State = State.PENDING
+    state: TicketState = TicketState.PENDING
     fence: int = 0
     attempt: int = 0
     failures: int = 0
@@ -129,7 +129,7 @@ class Ticket(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     @property
     def bucket(self) -> str:
         """The part of the ledger's identity that counts it: a state, or "dropped:<reason>"."""
-        return f"dropped:{self.reason}" if self.state is State.DROPPED else self.state
+        return f"dropped:{self.reason}" if self.state is TicketState.DROPPED else self.state
 
 
 class Issue(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False, frozen=True):
@@ -177,7 +177,7 @@ class Attempt(msgspec.Struct, frozen=True):
     fence: int
 
 
-class Member(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+class WorkerRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     """One life of one worker that takes part in the run.
 
     parallelism: (dp, tp, cp, pp), and the epoch of the switch that cut it so, 0 as it joined.
@@ -215,7 +215,7 @@ class Batch(msgspec.Struct, kw_only=True, omit_defaults=True):
     handouts: int = 0
 
 
-class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+class EvaluationRecord(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     """One evaluation. Episodes are told apart by their instance's index, 0 to episodes - 1.
 
     reward_data, win_data: little-endian float64 and float32 by index, NaN where none was done; empty
@@ -243,7 +243,7 @@ class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
         means = {name: total / self.done for name, total in self.metric_sums.items()} if self.done else {}
         return {**means, "failed": self.failed / self.episodes if self.episodes else 0.0}
 
-    def with_result(self, index: int, result: Result) -> Evaluation:
+    def with_result(self, index: int, result: Result) -> EvaluationRecord:
         """The evaluation after the episode of one more instance."""
         sums = {name: self.metric_sums.get(name, 0.0) + value for name, value in result.metrics.items()}
         return msgspec.structs.replace(
@@ -254,7 +254,7 @@ class Evaluation(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
             metric_sums=self.metric_sums | sums,
         )
 
-    def with_failure(self) -> Evaluation:
+    def with_failure(self) -> EvaluationRecord:
         """The evaluation after one more instance that no attempt could play."""
         return msgspec.structs.replace(self, failed=self.failed + 1)
 
@@ -266,7 +266,7 @@ def _with(data: bytes, form: str, count: int, index: int, value: float) -> bytes
     return bytes(packed)
 
 
-class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
+class RunRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Counters and versions. version: the one being trained, 0 until a trainer group reconciled.
 
     takes: purpose -> index -> how many instances were given up there, so that a substitute is played.
@@ -293,11 +293,11 @@ class Run(msgspec.Struct, kw_only=True, omit_defaults=True):
 Record = (
     Ticket
     | Issue
-    | Member
+    | WorkerRecord
     | Lives
-    | Evaluation
+    | EvaluationRecord
     | StageRecord
-    | Run
+    | RunRecord
     | Batch
     | dict[str, list[tuple[int, int]]]
     | list[tuple[int, int]]
@@ -308,11 +308,11 @@ Record = (
 _TYPES: dict[tuple[str, str], object] = {
     ("ticket", ""): Ticket,
     ("group", ""): Issue,
-    ("member", ""): Member,
+    ("member", ""): WorkerRecord,
     ("lives", ""): Lives,
-    ("evaluation", ""): Evaluation,
+    ("evaluation", ""): EvaluationRecord,
     ("stage", ""): StageRecord,
-    ("state", "run"): Run,
+    ("state", "run"): RunRecord,
     ("state", "batch"): Batch,
     ("state", "closed"): dict[str, list[tuple[int, int]]],
     ("state", "trained"): list[tuple[int, int]],
@@ -366,18 +366,18 @@ class BatchCommitted:
 class EvaluationDone:
     """baseline: the run's first evaluation, None if this is the one."""
 
-    evaluation: Evaluation
-    baseline: Evaluation | None = None
+    evaluation: EvaluationRecord
+    baseline: EvaluationRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    member: Member
+    member: WorkerRecord
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    member: Member
+    member: WorkerRecord
     reason: str
 
 
@@ -386,7 +386,7 @@ Fact = (
 )
 
 
-class Change(msgspec.Struct, frozen=True, gc=False):
+class RecordChange(msgspec.Struct, frozen=True, gc=False):
     """One record to write. expected: the head it must have now ("" none yet, None any).
 
     data: its stored form, None to delete it.
@@ -399,10 +399,10 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class LedgerChanges:
     """What the ledger decided since it was last asked, to be made durable in one step."""
 
-    records: tuple[Change, ...] = ()
+    records: tuple[RecordChange, ...] = ()
     facts: tuple[Fact, ...] = ()
 
     def __bool__(self) -> bool:

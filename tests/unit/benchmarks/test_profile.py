@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from benchmarks.profile import app, compare, drift, summary
 from earl.parallelism import Parallelism
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 
 
-def row(length: float, count: float, rate: float | None, stage: str = "rollout") -> Row:
-    return Row(stage, Parallelism(), length, count, rate, None, rate is None)
+def row(length: float, count: float, rate: float | None, stage: str = "rollout") -> ProfileRow:
+    return ProfileRow(stage, Parallelism(), length, count, rate, None, rate is None)
 
 
 def test_errors_are_relative_to_what_was_measured():

@@ -19,7 +19,7 @@ from earl.dashboard.trajectories import Filters, Trajectories
 from earl.obs.metrics import LineFile
 from earl.stack.rundir import LOCK
 from earl.stack.status import Evaluation, Ledger, RunStatus, Transfers, WorkerState
-from services.scheduler.files.samples import Samples
+from services.scheduler.files.samples import SampleFile
 from services.scheduler.state.records import Purpose
 from tests.support.dashboard import Says, Silent, config_of
 from tests.support.recorded import recorded, talk, ticket
@@ -184,7 +184,7 @@ def test_a_thinned_file_is_read_anew(tmp_path: Path):
     recorded(tmp_path, steps=2)
     kept = Trajectories(tmp_path)
     before = kept.update(5)["count"]
-    samples = Samples(tmp_path / "samples.jsonl", limit_bytes=1)
+    samples = SampleFile(tmp_path / "samples.jsonl", limit_bytes=1)
     one = ticket(900, Purpose.TRAIN, 1, 5, 1.0)
     assert one.result is not None
     samples.heard(2, one, one.result, talk("x", 1.0))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from services.scheduler.wakeup import Bell
+from services.scheduler.wakeup import Wakeup
 
 LONG_S = 30.0
 
 
-async def _waiting(bell: Bell, count: int) -> list[asyncio.Task[None]]:
+async def _waiting(bell: Wakeup, count: int) -> list[asyncio.Task[None]]:
     tasks = [asyncio.create_task(bell.wait(LONG_S)) for _ in range(count)]
     await asyncio.sleep(0)
     return tasks
@@ -21,7 +21,7 @@ async def _settled() -> None:
 
 
 async def test_one_ring_wakes_the_longest_waiting_and_a_cancelled_one_takes_none() -> None:
-    bell = Bell()
+    bell = Wakeup()
     first, second, third = await _waiting(bell, 3)
     bell.ring_one()
     await _settled()
@@ -33,7 +33,7 @@ async def test_one_ring_wakes_the_longest_waiting_and_a_cancelled_one_takes_none
 
 
 async def test_a_ring_for_all_wakes_all_and_none_that_comes_later() -> None:
-    bell = Bell()
+    bell = Wakeup()
     tasks = await _waiting(bell, 3)
     bell.ring()
     await asyncio.wait_for(asyncio.gather(*tasks), LONG_S)
@@ -45,7 +45,7 @@ async def test_a_ring_for_all_wakes_all_and_none_that_comes_later() -> None:
 
 
 async def test_first_looks_again_at_every_ring_until_it_finds_something() -> None:
-    bell, looks = Bell(), []
+    bell, looks = Wakeup(), []
 
     def look(now: float) -> int | None:
         looks.append(now)
@@ -59,7 +59,7 @@ async def test_first_looks_again_at_every_ring_until_it_finds_something() -> Non
 
 
 async def test_first_finds_nothing_in_no_time_or_once_closed() -> None:
-    bell = Bell()
+    bell = Wakeup()
     assert await bell.first(lambda now: None, 0.0) is None
     there: list[int] = []
     task = asyncio.create_task(bell.first(lambda now: there or None, LONG_S))
@@ -71,7 +71,7 @@ async def test_first_finds_nothing_in_no_time_or_once_closed() -> None:
 
 
 async def test_a_ring_for_one_wakes_that_one_alone() -> None:
-    bell = Bell()
+    bell = Wakeup()
     a, b = (asyncio.create_task(bell.wait(LONG_S, name)) for name in ("a", "b"))
     await _settled()
     bell.ring_for("b")

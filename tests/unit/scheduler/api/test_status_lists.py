@@ -12,7 +12,7 @@ from services.scheduler.api.codec_tickets import encode_tickets
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.records import Attempt, Member, Result, State
+from services.scheduler.state.records import Attempt, Result, TicketState, WorkerRecord
 from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.gateway_world import World
 from tests.support.ledger import RULES
@@ -21,9 +21,9 @@ from tests.support.ledger import RULES
 def begun() -> Ledger:
     """A ledger that trains, its clock at 100, with workers "w" and "t"."""
     ledger = Ledger(dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0))
-    ledger.book.now = 100.0
-    ledger.join(Member(name="w", incarnation=1), 100.0)
-    ledger.join(Member(name="t", incarnation=1), 100.0)
+    ledger.tables.now = 100.0
+    ledger.join(WorkerRecord(name="w", incarnation=1), 100.0)
+    ledger.join(WorkerRecord(name="t", incarnation=1), 100.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     ledger.seen("w", 1, 100.0, 1)
     phases.advance(ledger, 0.0)
@@ -32,15 +32,15 @@ def begun() -> Ledger:
 
 def test_tickets_are_listed_by_state_the_longest_in_it_first():
     ledger = begun()
-    issued = len(ledger.book.tickets)
-    ledger.book.now = 110.0
+    issued = len(ledger.tables.tickets)
+    ledger.tables.now = 110.0
     leased = ledger.lease("w", 1, 3, 110.0)
-    ledger.book.now = 115.0
+    ledger.tables.now = 115.0
     done = leased[1]
     given = Attempt(done.id, done.attempt, done.fence)
     columns = Result(total_tokens=9, trained_tokens=4, oldest_version=1, newest_version=1, descriptor_key="k")
     ledger.complete("w", 1, given, columns)
-    rows = [ticket(one) for one in encode_tickets(ledger.book, 100, 120.0).tickets]
+    rows = [ticket(one) for one in encode_tickets(ledger.tables, 100, 120.0).tickets]
     found = {
         state: [one for one in rows if one["state"] == state] for state in ("pending", "leased", "ready")
     }
@@ -55,24 +55,24 @@ def test_tickets_are_listed_by_state_the_longest_in_it_first():
         5.0,
         "train",
     )
-    assert decode_leases(encode_tickets(ledger.book, 1, 120.0)) == (
+    assert decode_leases(encode_tickets(ledger.tables, 1, 120.0)) == (
         Lease(leased[0].id, "w", 10.0, leased[0].attempt, "train"),
     )
-    few = encode_tickets(ledger.book, 1, 120.0).tickets
+    few = encode_tickets(ledger.tables, 1, 120.0).tickets
     assert [one.ticket_id for one in few] == [leased[2].id + 1, leased[0].id, done.id]
 
 
 def test_what_is_over_is_not_listed_and_a_restored_ledger_counts_from_its_start():
     ledger = begun()
-    changes = ledger.book.take_changes()
+    changes = ledger.tables.take_changes()
     stored = [(one.kind, one.field, one.data) for one in changes.records if one.data is not None]
     again = Ledger.restored(ledger.rules, stored, 500.0)
-    assert {ticket(one)["age_s"] for one in encode_tickets(again.book, 100, 503.0).tickets} == {3.0}
-    for one in list(again.book.tickets.values()):
-        again.book.move(one, State.DROPPED, "phase_over")
-    assert not encode_tickets(again.book, 100, 503.0).tickets
+    assert {ticket(one)["age_s"] for one in encode_tickets(again.tables, 100, 503.0).tickets} == {3.0}
+    for one in list(again.tables.tickets.values()):
+        again.tables.move(one, TicketState.DROPPED, "phase_over")
+    assert not encode_tickets(again.tables, 100, 503.0).tickets
     again.record_checkpoint(RangeSet())
-    assert not again.book.state_since
+    assert not again.tables.state_since
 
 
 def test_hosts_are_listed_with_their_faults_and_quarantine():

@@ -1,4 +1,4 @@
-"""The dock against a simple oracle: nothing lost, nothing twice, whatever stages and the ledger do."""
+"""The columns against a simple oracle: nothing lost, nothing twice, whatever stages and the ledger do."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from services.scheduler.batches.columns import (
     NOWHERE,
     SAMPLED,
-    Dock,
-    Lease,
+    ColumnConsumer,
+    ColumnLease,
+    ColumnProgress,
+    ColumnRegistry,
     Location,
-    Progress,
-    Role,
-    Trajectory,
+    TrajectoryRef,
 )
 
 # values wants what reference makes; score makes two columns, also of trajectories without a trained token.
-REFERENCE = Role("reference", frozenset({"tokens", "loss_mask"}), frozenset({"reference"}))
-SCORE = Role("score", frozenset({"tokens"}), frozenset({"reward", "rank"}), masked=False)
-VALUES = Role("values", frozenset({"tokens", "reference"}), frozenset({"values"}))
+REFERENCE = ColumnConsumer("reference", frozenset({"tokens", "loss_mask"}), frozenset({"reference"}))
+SCORE = ColumnConsumer("score", frozenset({"tokens"}), frozenset({"reward", "rank"}), masked=False)
+VALUES = ColumnConsumer("values", frozenset({"tokens", "reference"}), frozenset({"values"}))
 STAGES = (REFERENCE, SCORE, VALUES)
 # It reads no ranks.
-TRAINER = Role("trainer", frozenset({"tokens", "logprobs", "reference", "reward", "values"}))
+TRAINER = ColumnConsumer("trainer", frozenset({"tokens", "logprobs", "reference", "reward", "values"}))
 MAKER = {column: role for role in STAGES for column in role.makes}
 SOURCES = {
     role.name: {MAKER[column].name for column in role.needs if column in MAKER} for role in (*STAGES, TRAINER)
@@ -37,9 +37,9 @@ GROUP = 3
 STAGE = ("reference", 1)
 
 
-def trajectory(number: int, attempt: int = 1, tokens: int = 10, trained: int = 4) -> Trajectory:
+def trajectory(number: int, attempt: int = 1, tokens: int = 10, trained: int = 4) -> TrajectoryRef:
     key = f"trajectory/{number}/{attempt}"
-    return Trajectory(number, attempt, number // GROUP, key, tokens, trained)
+    return TrajectoryRef(number, attempt, number // GROUP, key, tokens, trained)
 
 
 class DockMachine(RuleBasedStateMachine):
@@ -47,13 +47,13 @@ class DockMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dock = Dock(TRAINER, STAGES)
-        self.live: dict[int, Trajectory] = {}
+        self.columns = ColumnRegistry(TRAINER, STAGES)
+        self.live: dict[int, TrajectoryRef] = {}
         # By role: who serves it, its valid fence, what it holds, and what it has done.
         self.stage = {role.name: (role.name, 1) for role in STAGES}
         self.known: dict[str, tuple[str, int] | None] = dict.fromkeys(self.stage)
         self.fence = dict.fromkeys(self.stage, 0)
-        self.leased: dict[str, dict[int, Trajectory]] = {name: {} for name in self.stage}
+        self.leased: dict[str, dict[int, TrajectoryRef]] = {name: {} for name in self.stage}
         self.done: dict[str, dict[int, Location]] = {name: {} for name in self.stage}
         self.next, self.fences, self.calls = 1, 0, 0
 
@@ -64,7 +64,7 @@ class DockMachine(RuleBasedStateMachine):
         free = self.live.keys() - self.leased[role].keys() - self.done[role].keys()
         return sorted(one for one in free if all(one in self.done[source] for source in SOURCES[role]))
 
-    def admit(self, one: Trajectory) -> None:
+    def admit(self, one: TrajectoryRef) -> None:
         self.live[one.ticket_id] = one
         for role in STAGES:
             if role.masked and not one.trained_tokens:
@@ -90,25 +90,25 @@ class DockMachine(RuleBasedStateMachine):
         for _ in range(count):
             one = trajectory(self.next, tokens=tokens, trained=trained)
             self.admit(one)
-            self.dock.put(one)
-            self.dock.put(replace(one))  # told twice
+            self.columns.put(one)
+            self.columns.put(replace(one))  # told twice
             self.next += 1
 
     @rule(which=st.randoms(use_true_random=False), again=st.booleans(), told=st.booleans())
     def goes(self, which: random.Random, again: bool, told: bool) -> None:
-        """Trained, dropped, or played again; told: the dock hears of it before its next attempt is there."""
+        """Trained, dropped, or played again; told: the registry hears of it before its next attempt."""
         if not self.live:
             return
         number = which.choice(sorted(self.live))
         former = self.live[number]
         self.drop(number)
         if told or not again:
-            self.dock.forget(number)
-            self.dock.forget(number)
+            self.columns.forget(number)
+            self.columns.forget(number)
         if again:
             one = trajectory(number, former.attempt + 1, former.total_tokens, which.choice([0, 5]))
             self.admit(one)
-            self.dock.put(one)
+            self.columns.put(one)
 
     # --- stages -----------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class DockMachine(RuleBasedStateMachine):
         self.leased[role] = {}
         first = {number for number in range(1, self.next) if which.random() < 0.1}
         self.fences += which.randint(1, 3)
-        lease = self.dock.lease(role, self.stage[role], self.fences, credit, first)
+        lease = self.columns.lease(role, self.stage[role], self.fences, credit, first)
         taken = [one.ticket_id for one in lease.trajectories]
         order = sorted(self.able(role), key=lambda number: (number not in first, number))
         assert taken == order[: len(taken)]
@@ -147,7 +147,7 @@ class DockMachine(RuleBasedStateMachine):
             for one in results
         }
         names = [(one.ticket_id, one.attempt) for one in lost]
-        refused, gone = self.dock.complete(role, self.stage[role], self.fence[role], answers, names)
+        refused, gone = self.columns.complete(role, self.stage[role], self.fence[role], answers, names)
         assert refused == 0
         for one in results:
             self.done[role][one.ticket_id] = answers[one.ticket_id, one.attempt]
@@ -162,7 +162,7 @@ class DockMachine(RuleBasedStateMachine):
         for source in SOURCES[role]:
             self.unmake(source, list(made))
         if again:
-            assert self.dock.complete(role, self.stage[role], self.fence[role], answers, names) == (0, [])
+            assert self.columns.complete(role, self.stage[role], self.fence[role], answers, names) == (0, [])
 
     @rule(role=NAMES, age=st.integers(1, 3), foreign=st.booleans())
     def complete_late(self, role: str, age: int, foreign: bool) -> None:
@@ -170,7 +170,7 @@ class DockMachine(RuleBasedStateMachine):
         stage = (role, -1) if foreign else self.stage[role]
         fence = self.fence[role] if foreign else self.fence[role] - age
         answers = {(one.ticket_id, one.attempt): Location(("stolen",)) for one in self.live.values()}
-        refused, gone = self.dock.complete(role, stage, fence, answers, list(answers))
+        refused, gone = self.columns.complete(role, stage, fence, answers, list(answers))
         assert (refused, gone) == (len(answers), [])
 
     @rule(role=NAMES, which=st.randoms(use_true_random=False))
@@ -188,16 +188,16 @@ class DockMachine(RuleBasedStateMachine):
                 other = number, one.attempt + which.choice([-1, 1])
                 answers[other] = Location(("strange",))
                 answers[number, one.attempt] = NOWHERE
-        refused, gone = self.dock.complete(role, self.stage[role], self.fence[role], answers)
+        refused, gone = self.columns.complete(role, self.stage[role], self.fence[role], answers)
         assert (refused, gone) == (len(answers), [])
         self.leased[role] = {}
 
     @rule(role=NAMES, told=st.booleans())
     def stage_dies(self, role: str, told: bool) -> None:
-        """told: the dock hears of it before the successor asks."""
+        """told: the columns hears of it before the successor asks."""
         self.stage[role] = role, self.stage[role][1] + 1
         if told:
-            self.dock.left(role)
+            self.columns.left(role)
             self.lose_stage(role)
             self.known[role] = None
 
@@ -206,19 +206,19 @@ class DockMachine(RuleBasedStateMachine):
     @rule(which=st.randoms(use_true_random=False))
     def recall(self, which: random.Random) -> None:
         numbers = [number for number in range(1, self.next) if which.random() < 0.3]
-        self.dock.recall(numbers)
+        self.columns.recall(numbers)
         for source in SOURCES["trainer"]:
             self.unmake(source, numbers)
 
     @rule()
     def scheduler_restarts(self) -> None:
-        """Its successor's dock is empty, and hears from the ledger what lives."""
-        self.dock = Dock(TRAINER, STAGES)
+        """Its successor's columns is empty, and hears from the ledger what lives."""
+        self.columns = ColumnRegistry(TRAINER, STAGES)
         for role in self.stage:
             self.known[role] = None
             self.lose_stage(role)
         for one in self.live.values():
-            self.dock.put(one)
+            self.columns.put(one)
 
     # --- always -----------------------------------------------------------------------------
 
@@ -226,16 +226,16 @@ class DockMachine(RuleBasedStateMachine):
     def columns_lie_where_stages_said(self) -> None:
         everything = range(self.next + 1)
         for column, maker in MAKER.items():
-            assert self.dock.locations(column, everything) == self.done[maker.name]
+            assert self.columns.locations(column, everything) == self.done[maker.name]
         own = {number: Location((one.descriptor_key,)) for number, one in self.live.items()}
         for column in SAMPLED:
-            assert self.dock.locations(column, everything) == own
-        assert self.dock.locations("unheard of", everything) == {}
+            assert self.columns.locations(column, everything) == own
+        assert self.columns.locations("unheard of", everything) == {}
 
     @invariant()
     def each_role_is_as_far_as_it_said(self) -> None:
-        assert self.dock.progress() == {
-            name: Progress(
+        assert self.columns.progress() == {
+            name: ColumnProgress(
                 len(self.live) - len(self.leased[name]) - len(self.done[name]),
                 len(self.leased[name]),
                 len(self.done[name]),
@@ -244,8 +244,8 @@ class DockMachine(RuleBasedStateMachine):
         }
         for role in self.stage:
             waiting = sum(self.live[number].total_tokens for number in self.able(role))
-            assert self.dock.waiting_tokens(role) == waiting
-        assert self.dock.stages == self.known
+            assert self.columns.waiting_tokens(role) == waiting
+        assert self.columns.stages == self.known
 
     @invariant()
     def groups_are_held_back_whole(self) -> None:
@@ -254,8 +254,8 @@ class DockMachine(RuleBasedStateMachine):
             for number in self.live
             if any(number not in self.done[source] for source in SOURCES["trainer"])
         }
-        assert {number for number in range(self.next + 1) if self.dock.lacks(number)} == lacking
-        assert set(self.dock.held_back) == {self.live[number].group for number in lacking}
+        assert {number for number in range(self.next + 1) if self.columns.lacks(number)} == lacking
+        assert set(self.columns.held_back) == {self.live[number].group for number in lacking}
 
 
 TestDock = DockMachine.TestCase
@@ -263,26 +263,26 @@ TestDock.settings = settings(max_examples=60, stateful_step_count=50, deadline=N
 
 
 def test_a_planned_batch_goes_first():
-    dock = Dock(TRAINER, STAGES)
+    columns = ColumnRegistry(TRAINER, STAGES)
     for number in range(1, 7):
-        dock.put(trajectory(number))
-    lease = dock.lease("reference", STAGE, 1, 30, first=[5, 4])
+        columns.put(trajectory(number))
+    lease = columns.lease("reference", STAGE, 1, 30, first=[5, 4])
     assert [one.ticket_id for one in lease.trajectories] == [4, 5, 1]
 
 
 def test_an_empty_lease_does_not_end_the_fence_of_the_one_before():
     """Its stage may repeat a call whose answer it did not get."""
-    dock = Dock(TRAINER, STAGES)
-    dock.put(trajectory(1))
-    assert dock.lease("reference", STAGE, 1, 100).fence == 1
+    columns = ColumnRegistry(TRAINER, STAGES)
+    columns.put(trajectory(1))
+    assert columns.lease("reference", STAGE, 1, 100).fence == 1
     answers = {(1, 1): Location(("reference/1",))}
-    assert dock.complete("reference", STAGE, 1, answers) == (0, [])
-    assert dock.lease("reference", STAGE, 2, 100) == Lease()
-    assert dock.complete("reference", STAGE, 1, answers) == (0, [])
+    assert columns.complete("reference", STAGE, 1, answers) == (0, [])
+    assert columns.lease("reference", STAGE, 2, 100) == ColumnLease()
+    assert columns.complete("reference", STAGE, 1, answers) == (0, [])
 
 
 def test_a_role_whose_needs_nobody_meets_is_refused():
     with pytest.raises(ValueError, match="role values needs reference, which no stage before it makes"):
-        Dock(TRAINER, (VALUES, REFERENCE))
+        ColumnRegistry(TRAINER, (VALUES, REFERENCE))
     with pytest.raises(ValueError, match="role trainer needs reference, reward, values"):
-        Dock(TRAINER)
+        ColumnRegistry(TRAINER)

@@ -1,4 +1,4 @@
-"""The dock between the ledger, stages and the trainer: no batch before its columns, no group torn apart."""
+"""Columns between ledger, stages and trainer: no batch before its columns, no group torn apart."""
 
 from __future__ import annotations
 
@@ -11,23 +11,40 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.scheduler.batches import consumers
 from services.scheduler.batches.batch_plan import cut
-from services.scheduler.batches.columns import NOWHERE, Dock, Lease, Location, Progress, Role
+from services.scheduler.batches.columns import (
+    NOWHERE,
+    ColumnConsumer,
+    ColumnLease,
+    ColumnProgress,
+    ColumnRegistry,
+    Location,
+)
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
-from services.scheduler.state.records import Attempt, Ending, Member, Purpose, Result, State, Ticket
+from services.scheduler.state.records import (
+    Attempt,
+    EpisodeEnding,
+    Purpose,
+    Result,
+    Ticket,
+    TicketState,
+    WorkerRecord,
+)
 from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.ledger import RULES, Image
 
 STAGE = ("reference", 1)
-VALUES = Role("values", frozenset({"tokens", "reference"}), frozenset({"values"}))
+VALUES = ColumnConsumer("values", frozenset({"tokens", "reference"}), frozenset({"values"}))
 
 
-def member(name: str, incarnation: int = 1) -> Member:
-    return Member(name=name, incarnation=incarnation)
+def member(name: str, incarnation: int = 1) -> WorkerRecord:
+    return WorkerRecord(name=name, incarnation=incarnation)
 
 
-def play(ledger: Ledger, ticket: Ticket, trained_tokens: int = 4, ending: Ending = Ending.OK) -> None:
+def play(
+    ledger: Ledger, ticket: Ticket, trained_tokens: int = 4, ending: EpisodeEnding = EpisodeEnding.OK
+) -> None:
     """One leased attempt ends."""
     result = Result(
         ending=ending, total_tokens=10, trained_tokens=trained_tokens, oldest_version=ticket.min_version,
@@ -58,9 +75,9 @@ class World(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger(self.rules_of_run)
         self.image = Image()
-        self.dock = self.new_dock()
+        self.columns = self.new_dock()
         self.lives = {"rollout-0": 1, "trainer": 1, "reference": 1, "values": 1}
-        self.leases: dict[str, Lease] = {}
+        self.leases: dict[str, ColumnLease] = {}
         self.made: dict[tuple[str, int, int], Location] = {}
         self.fences: list[int] = []
         self.trained: set[int] = set()
@@ -70,32 +87,32 @@ class World(RuleBasedStateMachine):
         reconcile(self.ledger, "trainer", 1, 1, 1, RangeSet())
         self.settle()
 
-    def new_dock(self) -> Dock:
-        dock = consumers.dock_of([consumers.REFERENCE, VALUES])
-        self.ledger.held_back = dock.held_back
-        return dock
+    def new_dock(self) -> ColumnRegistry:
+        columns = consumers.column_registry([consumers.REFERENCE, VALUES])
+        self.ledger.held_back = columns.held_back
+        return columns
 
     def join(self, name: str) -> None:
         self.ledger.join(member(name, self.lives[name]), 0.0)
 
     def settle(self) -> None:
         phases.advance(self.ledger, 0.0)
-        consumers.follow(self.dock, self.ledger)
-        self.image.apply(self.ledger.book.take_changes())
+        consumers.follow(self.columns, self.ledger)
+        self.image.apply(self.ledger.tables.take_changes())
 
     # --- rollout ----------------------------------------------------------------------------
 
     @rule(credit=st.integers(1, 8), which=st.randoms(use_true_random=False))
     def plays(self, credit: int, which: random.Random) -> None:
         for ticket in self.lease_tickets(credit):
-            ending = Ending.OK if which.random() < 0.9 else Ending.INFRA_ERROR
+            ending = EpisodeEnding.OK if which.random() < 0.9 else EpisodeEnding.INFRA_ERROR
             play(self.ledger, ticket, which.choice([0, 4, 4, 4]), ending)
         self.settle()
 
     def lease_tickets(self, credit: int) -> list[Ticket]:
         """By a worker that has loaded the newest version."""
         life = self.lives["rollout-0"]
-        self.ledger.seen("rollout-0", life, 0.0, max(1, self.ledger.book.run.version))
+        self.ledger.seen("rollout-0", life, 0.0, max(1, self.ledger.tables.run.version))
         return self.ledger.lease("rollout-0", life, credit, 0.0)
 
     @rule()
@@ -109,11 +126,11 @@ class World(RuleBasedStateMachine):
 
     @rule(role=st.sampled_from(["reference", "values"]), credit=st.integers(0, 60))
     def leases_columns(self, role: str, credit: int) -> None:
-        before = self.ledger.book.run.fence
-        lease = consumers.lease(self.dock, self.ledger, role, (role, self.lives[role]), credit)
+        before = self.ledger.tables.run.fence
+        lease = consumers.lease(self.columns, self.ledger, role, (role, self.lives[role]), credit)
         for one in lease.trajectories:
-            ticket = self.ledger.book.tickets[one.ticket_id]
-            assert ticket.state in (State.READY, State.PLANNED) and ticket.attempt == one.attempt
+            ticket = self.ledger.tables.tickets[one.ticket_id]
+            assert ticket.state in (TicketState.READY, TicketState.PLANNED) and ticket.attempt == one.attempt
             assert one.trained_tokens and (role, one.ticket_id, one.attempt) not in self.made
             if role == "values":
                 assert ("reference", one.ticket_id, one.attempt) in self.made
@@ -129,15 +146,15 @@ class World(RuleBasedStateMachine):
         lease = self.leases.pop(role, None)
         if lease is None:
             return
-        consumers.follow(self.dock, self.ledger)
+        consumers.follow(self.columns, self.ledger)
         results = [one for one in lease.trajectories if which.random() < 0.8]
         lost = [one for one in lease.trajectories if one not in results and which.random() < 0.3]
         answers = {(one.ticket_id, one.attempt): locate(one.ticket_id, role) for one in results}
         names = [(one.ticket_id, one.attempt) for one in lost]
         stage = role, self.lives[role]
         wanted = {one for one in lease.trajectories if self.is_wanted(one.ticket_id, one.attempt)}
-        current = self.dock.stages[role] == stage
-        refused, gone = self.dock.complete(role, stage, lease.fence, answers, names)
+        current = self.columns.stages[role] == stage
+        refused, gone = self.columns.complete(role, stage, lease.fence, answers, names)
         accepted = [one for one in results if current and one in wanted]
         assert refused == len(results) - len(accepted)
         for one in accepted:
@@ -167,28 +184,28 @@ class World(RuleBasedStateMachine):
 
     @rule(fate=st.sampled_from(["commit", "commit", "commit", "unread"]))
     def trains(self, fate: str) -> None:
-        planned = self.ledger.book.batch
+        planned = self.ledger.tables.batch
         if planned is not None and planned.id == self.handed_out:
-            self.dock.recall(planned.tickets)
+            self.columns.recall(planned.tickets)
             self.handed_out = 0
             for number in planned.tickets:
                 for role in ("reference", "values"):
-                    self.made.pop((role, number, self.ledger.book.tickets[number].attempt), None)
-        consumers.follow(self.dock, self.ledger)
-        if consumers.must_wait(self.dock, self.ledger):
+                    self.made.pop((role, number, self.ledger.tables.tickets[number].attempt), None)
+        consumers.follow(self.columns, self.ledger)
+        if consumers.must_wait(self.columns, self.ledger):
             return
         batch = phases.next_batch(self.ledger, 0.0)
         self.settle()
         if batch is None:
             return
         self.handed_out = batch.id
-        tickets = [self.ledger.book.tickets[number] for number in batch.tickets]
+        tickets = [self.ledger.tables.tickets[number] for number in batch.tickets]
         assert not self.trained & set(batch.tickets)
         groups = {ticket.group for ticket in tickets}
         if batch.purpose is Purpose.TRAIN:
             assert len(groups) == 2 and len(tickets) == 4
         for role in ("reference", "values"):
-            found = self.dock.locations(role, batch.tickets)
+            found = self.columns.locations(role, batch.tickets)
             for ticket in tickets:
                 assert ticket.result is not None
                 if batch.purpose is Purpose.WARMUP:
@@ -207,7 +224,7 @@ class World(RuleBasedStateMachine):
     def scheduler_restarts(self) -> None:
         """Its successor knows the ledger, and nothing of what stages made."""
         self.ledger = Ledger.restored(self.rules_of_run, self.image.peek(), 0.0)
-        self.dock = self.new_dock()
+        self.columns = self.new_dock()
         self.made.clear()
         self.handed_out = 0
         self.settle()
@@ -215,28 +232,28 @@ class World(RuleBasedStateMachine):
     # --- always -----------------------------------------------------------------------------
 
     def is_wanted(self, number: int, attempt: int) -> bool:
-        ticket = self.ledger.book.tickets.get(number)
+        ticket = self.ledger.tables.tickets.get(number)
         return ticket is not None and ticket.attempt == attempt and self.is_there(ticket)
 
     def is_there(self, ticket: Ticket) -> bool:
-        return ticket.purpose is Purpose.TRAIN and ticket.state in (State.READY, State.PLANNED)
+        return ticket.purpose is Purpose.TRAIN and ticket.state in (TicketState.READY, TicketState.PLANNED)
 
     @invariant()
     def the_dock_has_what_the_ledger_may_train(self) -> None:
-        there = {ticket.id for ticket in self.ledger.book.tickets.values() if self.is_there(ticket)}
-        known = self.dock.locations("tokens", range(self.ledger.book.run.next_ticket))
+        there = {ticket.id for ticket in self.ledger.tables.tickets.values() if self.is_there(ticket)}
+        known = self.columns.locations("tokens", range(self.ledger.tables.run.next_ticket))
         assert known.keys() == there
         for number, location in known.items():
-            result = self.ledger.book.tickets[number].result
+            result = self.ledger.tables.tickets[number].result
             assert result is not None and location == Location((result.descriptor_key,))
 
     @invariant()
     def what_is_made_is_known_and_nothing_else(self) -> None:
-        numbers = range(self.ledger.book.run.next_ticket)
+        numbers = range(self.ledger.tables.run.next_ticket)
         for role in ("reference", "values"):
             found = {
                 number: where
-                for number, where in self.dock.locations(role, numbers).items()
+                for number, where in self.columns.locations(role, numbers).items()
                 if where != NOWHERE
             }
             assert found == {
@@ -247,9 +264,9 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_is_whole(self) -> None:
-        self.ledger.book.check()
-        counts = self.ledger.book.counts()
-        assert consumers.progress(self.dock, self.ledger)["trainer"] == Progress(
+        self.ledger.tables.check()
+        counts = self.ledger.tables.counts()
+        assert consumers.progress(self.columns, self.ledger)["trainer"] == ColumnProgress(
             counts.get("ready", 0), counts.get("planned", 0), counts.get("trained", 0)
         )
 
@@ -262,17 +279,17 @@ class World(RuleBasedStateMachine):
             self.settle()
             for role in ("reference", "values"):
                 self.leases_columns(role, 1000)
-                lease = self.leases.pop(role, Lease())
+                lease = self.leases.pop(role, ColumnLease())
                 answers = {
                     (one.ticket_id, one.attempt): locate(one.ticket_id, role) for one in lease.trajectories
                 }
                 stage = role, self.lives[role]
-                assert self.dock.complete(role, stage, lease.fence, answers) == (0, [])
+                assert self.columns.complete(role, stage, lease.fence, answers) == (0, [])
                 self.made |= {(role, *name): where for name, where in answers.items()}
             self.trains("commit")
             if len(self.trained) > trained:
                 return
-        raise AssertionError(f"stuck: {self.ledger.book.counts()}, {self.dock.progress()}")
+        raise AssertionError(f"stuck: {self.ledger.tables.counts()}, {self.columns.progress()}")
 
 
 TestWorld = World.TestCase
@@ -282,124 +299,130 @@ TestWorld.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 # --- one by one -----------------------------------------------------------------------------
 
 
-def trained_world(untrained: int = 0) -> tuple[Ledger, Dock, list[int]]:
+def trained_world(untrained: int = 0) -> tuple[Ledger, ColumnRegistry, list[int]]:
     """Two groups of two, all ready, at version 1, the first `untrained` without a token to train; a stage."""
     rules = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0, staleness=1)
     ledger = Ledger(rules)
-    ledger.book.run.version = 1
+    ledger.tables.run.version = 1
     for name in ("rollout-0", "reference"):
         ledger.join(member(name), 0.0)
     for index in range(2):
         ledger.issue(Purpose.TRAIN, 2, 1, 1.0, index=index)
     for ticket in ledger.lease("rollout-0", 1, 10, 0.0):
         play(ledger, ticket, 0 if ticket.id <= untrained else 4)
-    dock = consumers.dock_of([consumers.REFERENCE])
-    ledger.held_back = dock.held_back
-    consumers.follow(dock, ledger)
-    return ledger, dock, sorted(ledger.book.tickets)
+    columns = consumers.column_registry([consumers.REFERENCE])
+    ledger.held_back = columns.held_back
+    consumers.follow(columns, ledger)
+    return ledger, columns, sorted(ledger.tables.tickets)
 
 
-def lease(ledger: Ledger, dock: Dock) -> Lease:
-    return consumers.lease(dock, ledger, "reference", STAGE, 1000)
+def lease(ledger: Ledger, columns: ColumnRegistry) -> ColumnLease:
+    return consumers.lease(columns, ledger, "reference", STAGE, 1000)
 
 
-def finish(ledger: Ledger, dock: Dock, numbers: list[int]) -> None:
-    fence = lease(ledger, dock).fence
-    dock.complete("reference", STAGE, fence, {(number, 1): locate(number) for number in numbers})
+def finish(ledger: Ledger, columns: ColumnRegistry, numbers: list[int]) -> None:
+    fence = lease(ledger, columns).fence
+    columns.complete("reference", STAGE, fence, {(number, 1): locate(number) for number in numbers})
 
 
-def plan(ledger: Ledger, dock: Dock):
-    consumers.follow(dock, ledger)
+def plan(ledger: Ledger, columns: ColumnRegistry):
+    consumers.follow(columns, ledger)
     return ledger.plan(
         Purpose.TRAIN, 2, publish=True, checkpoint=False, progress=0.0, first_of_phase=False
     )  # fmt: skip
 
 
 def test_a_batch_waits_until_all_its_members_have_references():
-    ledger, dock, numbers = trained_world()
-    assert plan(ledger, dock) is None
-    finish(ledger, dock, numbers[:-1])
-    assert plan(ledger, dock) is None
-    assert consumers.progress(dock, ledger) == {"reference": Progress(1, 0, 3), "trainer": Progress(4, 0, 0)}
-    finish(ledger, dock, numbers[-1:])
-    batch = plan(ledger, dock)
+    ledger, columns, numbers = trained_world()
+    assert plan(ledger, columns) is None
+    finish(ledger, columns, numbers[:-1])
+    assert plan(ledger, columns) is None
+    assert consumers.progress(columns, ledger) == {
+        "reference": ColumnProgress(1, 0, 3),
+        "trainer": ColumnProgress(4, 0, 0),
+    }
+    finish(ledger, columns, numbers[-1:])
+    batch = plan(ledger, columns)
     assert batch is not None and sorted(batch.tickets) == numbers
-    found = cut(batch, ledger.book.tickets, 1, "mean", dock.locations("reference", numbers))
+    found = cut(batch, ledger.tables.tickets, 1, "mean", columns.locations("reference", numbers))
     assert {item.ticket_id: item.reference for item in found.ranks[0]} == {
         number: locate(number) for number in numbers
     }
     # Trained, it is forgotten.
     ledger.commit(batch.id, 2)
-    consumers.follow(dock, ledger)
-    assert not dock.held_back and not dock.locations("reference", numbers)
-    assert consumers.progress(dock, ledger) == {"reference": Progress(), "trainer": Progress(0, 0, 4)}
+    consumers.follow(columns, ledger)
+    assert not columns.held_back and not columns.locations("reference", numbers)
+    assert consumers.progress(columns, ledger) == {
+        "reference": ColumnProgress(),
+        "trainer": ColumnProgress(0, 0, 4),
+    }
 
 
 def test_a_run_without_stages_holds_nothing_back():
     ledger, _, numbers = trained_world()
-    dock = consumers.dock_of([])
-    ledger.held_back = dock.held_back
-    batch = plan(ledger, dock)
+    columns = consumers.column_registry([])
+    ledger.held_back = columns.held_back
+    batch = plan(ledger, columns)
     assert batch is not None and sorted(batch.tickets) == numbers
-    assert not dock.locations("reference", numbers) and not consumers.progress(dock, ledger)
+    assert not columns.locations("reference", numbers) and not consumers.progress(columns, ledger)
 
 
 def test_a_planned_batch_waits_for_what_is_recalled_and_for_a_stage_that_died():
-    ledger, dock, numbers = trained_world()
-    finish(ledger, dock, numbers)
-    batch = plan(ledger, dock)
-    assert batch is not None and not consumers.must_wait(dock, ledger)
-    dock.recall(batch.tickets)
-    assert consumers.must_wait(dock, ledger)
-    finish(ledger, dock, numbers)
-    assert not consumers.must_wait(dock, ledger)
+    ledger, columns, numbers = trained_world()
+    finish(ledger, columns, numbers)
+    batch = plan(ledger, columns)
+    assert batch is not None and not consumers.must_wait(columns, ledger)
+    columns.recall(batch.tickets)
+    assert consumers.must_wait(columns, ledger)
+    finish(ledger, columns, numbers)
+    assert not consumers.must_wait(columns, ledger)
     ledger.leave("reference", "it died")
-    consumers.follow(dock, ledger)
-    assert consumers.must_wait(dock, ledger) and all(map(dock.lacks, numbers))
+    consumers.follow(columns, ledger)
+    assert consumers.must_wait(columns, ledger) and all(map(columns.lacks, numbers))
     assert ledger.planned() is batch
 
 
 def test_lost_columns_are_played_again():
-    ledger, dock, numbers = trained_world()
-    _, gone = dock.complete("reference", STAGE, lease(ledger, dock).fence, {}, [(numbers[0], 1)])
+    ledger, columns, numbers = trained_world()
+    _, gone = columns.complete("reference", STAGE, lease(ledger, columns).fence, {}, [(numbers[0], 1)])
     consumers.lose(ledger, gone)
-    assert ledger.book.tickets[numbers[0]].state is State.PENDING
-    finish(ledger, dock, numbers[1:])
-    assert not dock.lacks(numbers[0]) and dock.progress() == {"reference": Progress(0, 0, 3)}
+    assert ledger.tables.tickets[numbers[0]].state is TicketState.PENDING
+    finish(ledger, columns, numbers[1:])
+    assert not columns.lacks(numbers[0]) and columns.progress() == {"reference": ColumnProgress(0, 0, 3)}
 
 
 def test_lost_columns_of_a_planned_batch_dissolve_it_when_it_is_asked_for():
-    ledger, dock, numbers = trained_world()
-    finish(ledger, dock, numbers)
-    batch = plan(ledger, dock)
+    ledger, columns, numbers = trained_world()
+    finish(ledger, columns, numbers)
+    batch = plan(ledger, columns)
     assert batch is not None
-    dock.recall(batch.tickets)
-    _, gone = dock.complete("reference", STAGE, lease(ledger, dock).fence, {}, [(numbers[1], 1)])
+    columns.recall(batch.tickets)
+    _, gone = columns.complete("reference", STAGE, lease(ledger, columns).fence, {}, [(numbers[1], 1)])
     consumers.lose(ledger, [*gone, *gone])
     assert batch.lost == [numbers[1]]
     # Waiting would be in vain.
-    assert not consumers.must_wait(dock, ledger)
+    assert not consumers.must_wait(columns, ledger)
     assert ledger.planned() is None
-    assert ledger.book.tickets[numbers[1]].state is State.PENDING
-    assert ledger.book.tickets[numbers[0]].state is State.READY
+    assert ledger.tables.tickets[numbers[1]].state is TicketState.PENDING
+    assert ledger.tables.tickets[numbers[0]].state is TicketState.READY
 
 
 def test_sequences_without_a_trained_token_want_no_reference():
-    ledger, dock, numbers = trained_world(untrained=1)
-    assert [one.ticket_id for one in lease(ledger, dock).trajectories] == numbers[1:]
-    finish(ledger, dock, numbers[1:])
-    assert plan(ledger, dock) is not None
-    assert dock.locations("reference", numbers[:1]) == {numbers[0]: NOWHERE}
+    ledger, columns, numbers = trained_world(untrained=1)
+    assert [one.ticket_id for one in lease(ledger, columns).trajectories] == numbers[1:]
+    finish(ledger, columns, numbers[1:])
+    assert plan(ledger, columns) is not None
+    assert columns.locations("reference", numbers[:1]) == {numbers[0]: NOWHERE}
 
 
 def test_a_restarted_schedulers_fences_are_newer_than_its_predecessors():
-    ledger, dock, numbers = trained_world()
-    old = lease(ledger, dock)
+    ledger, columns, numbers = trained_world()
+    old = lease(ledger, columns)
     image = Image()
-    image.apply(ledger.book.take_changes())
+    image.apply(ledger.tables.take_changes())
     again = Ledger.restored(ledger.rules, image.peek(), 0.0)
-    dock = consumers.dock_of([consumers.REFERENCE])
+    columns = consumers.column_registry([consumers.REFERENCE])
     answers = {(number, 1): Location(("old",)) for number in numbers}
-    assert lease(again, dock).fence > old.fence
-    assert dock.complete("reference", STAGE, old.fence, answers) == (4, [])
-    assert not dock.locations("reference", numbers)
+    assert lease(again, columns).fence > old.fence
+    assert columns.complete("reference", STAGE, old.fence, answers) == (4, [])
+    assert not columns.locations("reference", numbers)

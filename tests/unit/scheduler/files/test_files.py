@@ -12,9 +12,9 @@ from earl.obs.metrics import LineFile, read_lines
 from earl.transcript import Turn
 from services.scheduler.files.endings import PERIOD_S, Endings
 from services.scheduler.files.metrics_files import RunReport
-from services.scheduler.files.samples import Samples
-from services.scheduler.monitor.workers import Fleet, Moved, Report
-from services.scheduler.state.records import Ending, Evaluation, Purpose, Result, Ticket
+from services.scheduler.files.samples import SampleFile
+from services.scheduler.monitor.workers import TransferRates, WorkerFleet, WorkerReport
+from services.scheduler.state.records import EpisodeEnding, EvaluationRecord, Purpose, Result, Ticket
 from tests.support.disk import full_at
 
 
@@ -66,8 +66,8 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
     )
     path = tmp_path / "samples.jsonl"
     for step in range(3):
-        Samples(path).heard(step, ticket, Result(), [Turn("user", "hello", 1)])
-    samples = Samples(path, limit_bytes=path.stat().st_size - 1)
+        SampleFile(path).heard(step, ticket, Result(), [Turn("user", "hello", 1)])
+    samples = SampleFile(path, limit_bytes=path.stat().st_size - 1)
     done = evaluated("start", 3, [1.0, -1.0])
     with full_at(1):  # too small for samples to be thinned, too
         report.spans("w", [("step", 1, 2)])
@@ -86,8 +86,8 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
     assert [line["ok"] for line in read_lines(tmp_path / "endings.jsonl")] == [1]
 
 
-def evaluated(name: str, version: int, rewards: list[float], episodes: int = 0) -> Evaluation:
-    evaluation = Evaluation(name=name, version=version, episodes=episodes or len(rewards))
+def evaluated(name: str, version: int, rewards: list[float], episodes: int = 0) -> EvaluationRecord:
+    evaluation = EvaluationRecord(name=name, version=version, episodes=episodes or len(rewards))
     for index, reward in enumerate(rewards):
         evaluation = evaluation.with_result(index, Result(reward=reward))
     return evaluation
@@ -122,12 +122,12 @@ def test_an_evaluation_that_was_rolled_back_is_written_again(tmp_path: Path) -> 
 
 
 def test_transfers_of_former_lives_stay_counted() -> None:
-    fleet = Fleet()
-    fleet.heard("w", Report(1, 0.0, transfers={"shm": Moved(100, 1.0, 1)}))
-    fleet.heard("w", Report(1, 1.0, transfers={"shm": Moved(150, 1.5, 2, retries=1)}))
-    fleet.heard("w", Report(2, 2.0, transfers={"shm": Moved(7, 0.5, 1, retries=2)}))
-    fleet.heard("v", Report(5, 2.0, transfers={"ucx-tcp": Moved(1)}))
-    assert fleet.moved() == {"shm": Moved(157, 2.0, 3, retries=3), "ucx-tcp": Moved(1)}
+    fleet = WorkerFleet()
+    fleet.heard("w", WorkerReport(1, 0.0, transfers={"shm": TransferRates(100, 1.0, 1)}))
+    fleet.heard("w", WorkerReport(1, 1.0, transfers={"shm": TransferRates(150, 1.5, 2, retries=1)}))
+    fleet.heard("w", WorkerReport(2, 2.0, transfers={"shm": TransferRates(7, 0.5, 1, retries=2)}))
+    fleet.heard("v", WorkerReport(5, 2.0, transfers={"ucx-tcp": TransferRates(1)}))
+    assert fleet.moved() == {"shm": TransferRates(157, 2.0, 3, retries=3), "ucx-tcp": TransferRates(1)}
     assert fleet.moved()["shm"].gb_per_s == pytest.approx(157 / 2 / 1e9)
     assert fleet.moved()["ucx-tcp"].gb_per_s == 0.0
 
@@ -136,16 +136,16 @@ def test_endings_are_counted_over_time_and_none_is_lost_or_counted_twice(tmp_pat
     lost = "EngineOutOfMemory: engine rollout-0/0 is gone: rank 0 ran out of memory"
     first = Endings(tmp_path)
     first.count(Result())
-    first.count(Result(ending=Ending.TRUNCATED))
+    first.count(Result(ending=EpisodeEnding.TRUNCATED))
     first.write(PERIOD_S - 0.1)
-    first.count(Result(ending=Ending.INFRA_ERROR, message=lost))
+    first.count(Result(ending=EpisodeEnding.INFRA_ERROR, message=lost))
     first.write(PERIOD_S + 0.1)
     first.write(3 * PERIOD_S)
-    first.count(Result(ending=Ending.INFRA_ERROR, message="EngineLost: engine rollout-0/0 is gone"))
+    first.count(Result(ending=EpisodeEnding.INFRA_ERROR, message="EngineLost: engine rollout-0/0 is gone"))
     first.close(3 * PERIOD_S)
     # A scheduler that takes over writes on.
     second = Endings(tmp_path)
-    second.count(Result(ending=Ending.ENV_ERROR, message="it says EngineOutOfMemory: no"))
+    second.count(Result(ending=EpisodeEnding.ENV_ERROR, message="it says EngineOutOfMemory: no"))
     second.close(4 * PERIOD_S)
     second = Endings(tmp_path)
     second.close(5 * PERIOD_S)

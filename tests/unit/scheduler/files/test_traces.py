@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 def test_a_tickets_traceparent_is_computed_once(asked):
     ledger = begun(group_size=8, batch_groups=8)
-    traces = TicketTraces(ledger.book, HALF)
+    traces = TicketTraces(ledger.tables, HALF)
     tickets = lease(ledger)
     assert len(tickets) > 32
     for _ in range(3):
@@ -36,7 +36,7 @@ def test_a_tickets_traceparent_is_computed_once(asked):
         parents = {ticket.id: traces.parent(ticket.id) for ticket in tickets}
     finish(ledger, tickets)
     traces.moved(ticket.id for ticket in tickets)
-    assert asked == Counter(ledger.book.tickets.keys())
+    assert asked == Counter(ledger.tables.tickets.keys())
     assert parents == {ticket.id: HALF.parent(ticket.id) for ticket in tickets}
     assert "" in parents.values() and any(parents.values())
 
@@ -44,14 +44,14 @@ def test_a_tickets_traceparent_is_computed_once(asked):
 def test_a_scheduler_that_begins_again_traces_the_same_tickets():
     ledger = begun(group_size=8, batch_groups=8)
     ids = [ticket.id for ticket in lease(ledger)]
-    before, after = TicketTraces(ledger.book, HALF), TicketTraces(ledger.book, HALF)
+    before, after = TicketTraces(ledger.tables, HALF), TicketTraces(ledger.tables, HALF)
     assert [before.parent(number) for number in ids] == [after.parent(number) for number in ids]
     assert sum(map(bool, map(after.parent, ids))) > len(ids) / 4
 
 
 def test_where_nothing_is_traced_nothing_is_computed(asked):
     ledger = begun()
-    traces = TicketTraces(ledger.book, tracing.Tickets("run", 7, 0.0))
+    traces = TicketTraces(ledger.tables, tracing.Tickets("run", 7, 0.0))
     tickets = lease(ledger)
     traces.moved(ticket.id for ticket in tickets)
     assert [traces.parent(ticket.id) for ticket in tickets] == [""] * len(tickets) and not asked
@@ -59,7 +59,7 @@ def test_where_nothing_is_traced_nothing_is_computed(asked):
 
 def test_the_states_of_a_ticket_are_spans_of_its_trace():
     ledger = begun()
-    traces = TicketTraces(ledger.book, tracing.Tickets("run", 7, 1.0))
+    traces = TicketTraces(ledger.tables, tracing.Tickets("run", 7, 1.0))
     with Collector() as collector:
         with tracing.exporting(collector.address, "scheduler", "run"):
             [ticket, *_] = tickets = lease(ledger)

@@ -27,12 +27,12 @@ from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.state.records import (
     Attempt,
-    Ending,
-    Evaluation,
-    Member,
+    EpisodeEnding,
+    EvaluationRecord,
     Purpose,
     Result,
     Ticket,
+    WorkerRecord,
     decode,
     encode,
 )
@@ -42,9 +42,9 @@ from tests.support.ledger import RULES
 numbers = st.lists(st.floats(-10, 10), min_size=2, max_size=50)
 
 
-def evaluated(name: str, version: int, outcome: list[float | None]) -> Evaluation:
+def evaluated(name: str, version: int, outcome: list[float | None]) -> EvaluationRecord:
     """An evaluation with these rewards by index; None for an episode that failed."""
-    evaluation = Evaluation(name=name, version=version, episodes=len(outcome))
+    evaluation = EvaluationRecord(name=name, version=version, episodes=len(outcome))
     for index, reward in enumerate(outcome):
         if reward is None:
             evaluation = evaluation.with_failure()
@@ -147,13 +147,13 @@ def test_an_interval_is_around_its_mean_and_moves_with_it(values: list[float]) -
 
 
 def test_episodes_are_kept_by_instance_in_any_order_and_through_the_store() -> None:
-    one = Evaluation(name="start", version=2, episodes=4)
+    one = EvaluationRecord(name="start", version=2, episodes=4)
     for index, reward in ((3, 1.0), (0, -0.5), (2, 1e300)):
         win = {"win": 7.0 if index == 3 else 0.25}
         one = one.with_result(index, Result(reward=reward, metrics=win))
     one = one.with_failure()
     again = decode("evaluation", "start", encode(one))
-    assert isinstance(again, Evaluation) and again == one and again.finished
+    assert isinstance(again, EvaluationRecord) and again == one and again.finished
     found = rewards(again)
     assert (found[0], found[2], found[3]) == (-0.5, 1e300, 1.0) and math.isnan(found[1])
     assert [value for value in wins(again) if not math.isnan(value)] == [0.25, 0.25, 1.0]
@@ -199,7 +199,7 @@ def test_the_first_evaluation_is_the_baseline_in_whatever_order_they_are_stored(
 
 def test_an_evaluation_is_judged_once_until_it_or_its_baseline_changes() -> None:
     """Status, metrics and page ask for all of them, every second."""
-    start = Evaluation(name="start", version=1, episodes=2).with_result(0, Result(reward=0.0))
+    start = EvaluationRecord(name="start", version=1, episodes=2).with_result(0, Result(reward=0.0))
     many = [start, *(evaluated(f"step-{step}", step + 1, [1.0, step / 99]) for step in range(1, 100))]
     kept = Judgements()
 
@@ -217,7 +217,7 @@ def test_an_evaluation_is_judged_once_until_it_or_its_baseline_changes() -> None
 
 
 def test_figures_of_an_evaluation_that_has_none_yet_are_not_nan() -> None:
-    judged = Judgements().judged([Evaluation(name="start", version=1, episodes=4)])
+    judged = Judgements().judged([EvaluationRecord(name="start", version=1, episodes=4)])
     [message] = encode_evaluations(judged)
     assert (message.mean_reward, message.win_rate, message.win_high) == (0.0, 0.0, 0.0)
     assert not message.HasField("gain")
@@ -231,7 +231,7 @@ def test_the_best_version_has_the_best_mean_reward_and_of_equals_the_earlier() -
     final = evaluated("final", 9, [1.0, 1.0])
     assert best_version([]) == 0
     assert best_version([final, middle, start]) == 5
-    under_way = Evaluation(name="final", version=11, episodes=2).with_result(0, Result(reward=5.0))
+    under_way = EvaluationRecord(name="final", version=11, episodes=2).with_result(0, Result(reward=5.0))
     assert best_version([under_way, start]) == 3
     assert kept_versions([under_way, start]) == [3, 11]
     assert kept_versions([]) == []
@@ -269,8 +269,8 @@ def test_only_evaluations_of_one_setting_are_compared() -> None:
 
 def test_what_was_cut_short_is_no_win_unless_it_says_so() -> None:
     assert Result(reward=0.4).win == 1.0
-    assert Result(reward=0.4, ending=Ending.TRUNCATED).win == 0.0
-    assert Result(reward=0.0, ending=Ending.TRUNCATED, metrics={"win": 0.5}).win == 0.5
+    assert Result(reward=0.4, ending=EpisodeEnding.TRUNCATED).win == 0.0
+    assert Result(reward=0.0, ending=EpisodeEnding.TRUNCATED, metrics={"win": 0.5}).win == 0.5
 
 
 # --- on a schedule --------------------------------------------------------------------------
@@ -283,8 +283,8 @@ SCHEDULE = dataclasses.replace(
 
 def begun(rules=SCHEDULE) -> Ledger:
     ledger = Ledger(rules)
-    ledger.join(Member(name="w", incarnation=1), 0.0)
-    ledger.join(Member(name="t", incarnation=1), 0.0)
+    ledger.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     phases.advance(ledger, 0.0)
     return ledger
@@ -292,11 +292,13 @@ def begun(rules=SCHEDULE) -> Ledger:
 
 def play(ledger: Ledger, *purposes: Purpose) -> list[Ticket]:
     """Leases everything and plays what is of these purposes."""
-    ledger.seen("w", 1, 0.0, ledger.book.run.version)
+    ledger.seen("w", 1, 0.0, ledger.tables.run.version)
     ledger.lease("w", 1, 1000, 0.0)
-    held = [one for one in ledger.book.tickets.values() if one.state == "leased" and one.purpose in purposes]
+    held = [
+        one for one in ledger.tables.tickets.values() if one.state == "leased" and one.purpose in purposes
+    ]
     for one in held:
-        version = ledger.book.run.version
+        version = ledger.tables.run.version
         done = Result(
             total_tokens=4, trained_tokens=2, oldest_version=version, newest_version=version,
             descriptor_key=f"k{one.id}", reward=float(one.index % 2),
@@ -312,8 +314,8 @@ def test_a_version_under_evaluation_stays_the_newest_and_has_a_checkpoint() -> N
         play(ledger, Purpose.TRAIN, Purpose.WARMUP)
         batch = phases.next_batch(ledger, 0.0)
         if batch is None:
-            version = ledger.book.run.version
-            assert kept_versions(ledger.book.evaluations.values())[-1] == version
+            version = ledger.tables.run.version
+            assert kept_versions(ledger.tables.evaluations.values())[-1] == version
             asked = play(ledger, Purpose.EVALUATE)
             assert {one.min_version for one in asked} == {version}
             assert len({one.env_seed for one in asked}) == RULES.evaluation_episodes
@@ -324,7 +326,7 @@ def test_a_version_under_evaluation_stays_the_newest_and_has_a_checkpoint() -> N
         saved[batch.version + 1] = batch.checkpoint
         ledger.commit(batch.id, batch.version + 1)
         phases.advance(ledger, 0.0)
-    judged_at = {one.version for one in ledger.book.evaluations.values()}
+    judged_at = {one.version for one in ledger.tables.evaluations.values()}
     assert judged_at == {2, 4, 6, 8}
     assert {version for version, checkpoint in saved.items() if checkpoint} == judged_at
     unkept = begun(dataclasses.replace(SCHEDULE, keep_best=False))
@@ -352,13 +354,13 @@ def test_a_run_that_goes_on_after_its_end_is_judged_anew() -> None:
     ledger = begun()
     to_the_end(ledger)
     assert phases.phase(ledger) == phases.DONE
-    assert ledger.book.evaluations["final"].version == 8
+    assert ledger.tables.evaluations["final"].version == 8
     ledger.rules = dataclasses.replace(SCHEDULE, steps=7)
     assert to_the_end(ledger) == [8]
-    assert ledger.book.evaluations["final"].version == 9
+    assert ledger.tables.evaluations["final"].version == 9
     # What was judged last before stays, as one in between.
-    assert ledger.book.evaluations["step-6"].version == 8
-    assert ledger.book.evaluations["step-6"].finished
+    assert ledger.tables.evaluations["step-6"].version == 8
+    assert ledger.tables.evaluations["step-6"].finished
 
 
 def test_a_run_that_its_time_limit_ended_goes_on_with_another() -> None:

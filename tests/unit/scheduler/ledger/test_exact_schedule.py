@@ -14,13 +14,13 @@ from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.state.records import (
     Attempt,
     Batch,
-    Ending,
-    Member,
+    EpisodeEnding,
     Purpose,
     Reason,
     Result,
-    State,
-    Verdict,
+    TicketState,
+    TicketVerdict,
+    WorkerRecord,
 )
 from services.scheduler.state.seeds import env_seed, sample_seeds
 from services.scheduler.state.ticket_ranges import RangeSet
@@ -41,18 +41,18 @@ class ExactWorld(World):
         super().__init__(choices, rules)
         self.handed_out: dict[int, set[tuple[Ticket, ...]]] = {}
 
-    def complete(self, rollout: Rollout, number: int, ending: Ending, *, forget: bool = True) -> None:
+    def complete(self, rollout: Rollout, number: int, ending: EpisodeEnding, *, forget: bool = True) -> None:
         ticket, _ = rollout.playing[number]
         if ticket.env_seed % 4 == 0:
-            ending = Ending.ENV_ERROR
-        elif ending is Ending.ENV_ERROR:
-            ending = Ending.INFRA_ERROR
+            ending = EpisodeEnding.ENV_ERROR
+        elif ending is EpisodeEnding.ENV_ERROR:
+            ending = EpisodeEnding.INFRA_ERROR
         super().complete(rollout, number, ending, forget=forget)
 
     def next_batch(self) -> Batch | None:
         batch = super().next_batch()
         if batch is not None:
-            tickets = [self.ledger.book.tickets[number] for number in batch.tickets]
+            tickets = [self.ledger.tables.tickets[number] for number in batch.tickets]
             described = tuple(
                 (
                     one.purpose.value,
@@ -98,9 +98,9 @@ def test_whatever_happens_every_version_is_trained_on_the_same_tickets_in_the_sa
         world.wander(120)
         world.finish()
         assert world.batches() == expected
-        counts = world.ledger.book.counts()
+        counts = world.ledger.tables.counts()
         rolled_back += counts.get("dropped:rolled_back", 0)
-        repeated += world.ledger.book.run.next_batch - 1 - len(expected)
+        repeated += world.ledger.tables.run.next_batch - 1 - len(expected)
     assert rolled_back > 100 and repeated > 25  # the walks did disturb it
 
 
@@ -115,7 +115,7 @@ def test_batches_of_a_phase_share_no_instance_and_each_is_in_the_order_of_its_pl
 
 def begun(**changed) -> Ledger:
     ledger = Ledger(dataclasses.replace(EXACT, warmup_batches=0, evaluation_episodes=0, **changed))
-    ledger.join(Member(name="t", incarnation=1), 0.0)
+    ledger.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     phases.advance(ledger, 0.0)
     return ledger
@@ -124,15 +124,15 @@ def begun(**changed) -> Ledger:
 def test_chance_gives_up_nothing_in_a_deterministic_run() -> None:
     for deterministic, dropped in ((True, 0), (False, 2)):
         ledger = begun(deterministic=deterministic, membership_s=1e9)
-        ledger.join(Member(name="w", incarnation=0), 0.0)
+        ledger.join(WorkerRecord(name="w", incarnation=0), 0.0)
         ticket = ledger.lease("w", 0, 1, 0.0)[0]
         for life in range(EXACT.attempts):
-            ledger.join(Member(name="w", incarnation=life + 1), 0.0)
+            ledger.join(WorkerRecord(name="w", incarnation=life + 1), 0.0)
             ledger.lease("w", life + 1, 1, 0.0)
         assert ledger.given_up == 1  # so that a run in which nothing succeeds ends all the same
-        assert ledger.book.counts().get("dropped:group_incomplete", 0) == dropped
+        assert ledger.tables.counts().get("dropped:group_incomplete", 0) == dropped
         phases.advance(ledger, 0.0)
-        same = [one for one in ledger.book.tickets.values() if one.index == ticket.index]
+        same = [one for one in ledger.tables.tickets.values() if one.index == ticket.index]
         assert (
             ticket.env_seed in {one.env_seed for one in same if one.group == max(o.group for o in same)}
         ) is (deterministic)
@@ -141,15 +141,15 @@ def test_chance_gives_up_nothing_in_a_deterministic_run() -> None:
 @pytest.mark.parametrize(("oldest", "newest"), [(1, 2), (2, 2), (0, 1)])
 def test_only_the_version_that_was_asked_for_samples(oldest: int, newest: int) -> None:
     ledger = begun()
-    ledger.book.run.version = 2  # whatever else is known: this ticket asks for version 1
-    ledger.join(Member(name="w", incarnation=1), 0.0)
+    ledger.tables.run.version = 2  # whatever else is known: this ticket asks for version 1
+    ledger.join(WorkerRecord(name="w", incarnation=1), 0.0)
     ticket = ledger.lease("w", 1, 1, 0.0)[0]
     attempt = Attempt(ticket.id, ticket.attempt, ticket.fence)
     sampled = Result(
         total_tokens=9, trained_tokens=4, oldest_version=oldest, newest_version=newest, descriptor_key="k"
     )
     verdict, reason = ledger.complete("w", 1, attempt, sampled)
-    assert verdict is Verdict.RETRIED and "not 1 alone" in reason
+    assert verdict is TicketVerdict.RETRIED and "not 1 alone" in reason
     assert not ticket.broken and ticket.min_version == 1
 
 
@@ -177,18 +177,18 @@ def test_places_cover_every_phase_once(staleness: int) -> None:
 
 def test_a_run_resumed_with_smaller_batches_still_gets_instances() -> None:
     ledger = begun(batch_groups=4, group_size=1)
-    ledger.join(Member(name="w", incarnation=1), 0.0)
+    ledger.join(WorkerRecord(name="w", incarnation=1), 0.0)
     trained = []
     for version in (1, 2):
         for ticket in ledger.lease("w", 1, 100, 0.0):
-            ledger.book.move(ticket, State.TRAINED)
+            ledger.tables.move(ticket, TicketState.TRAINED)
             trained.append(ticket.index)
-        ledger.book.run.version = version + 1
+        ledger.tables.run.version = version + 1
         phases.advance(ledger, 0.0)
     assert trained == list(range(8))
-    for group in list(ledger.book.groups[Purpose.TRAIN]):
+    for group in list(ledger.tables.groups[Purpose.TRAIN]):
         ledger.drop_group(Purpose.TRAIN, group, Reason.ROLLED_BACK)
     ledger.rules = dataclasses.replace(ledger.rules, batch_groups=2)
     phases.advance(ledger, 0.0)
-    live = [ledger.book.place(Purpose.TRAIN, group) for group in ledger.book.groups[Purpose.TRAIN]]
+    live = [ledger.tables.place(Purpose.TRAIN, group) for group in ledger.tables.groups[Purpose.TRAIN]]
     assert live == [8, 9]

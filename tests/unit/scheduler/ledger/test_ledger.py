@@ -16,14 +16,14 @@ from services.scheduler.state.records import (
     Attempt,
     Batch,
     BatchCommitted,
-    Ending,
-    Member,
+    EpisodeEnding,
     Purpose,
     Reason,
     Result,
-    State,
     Ticket,
-    Verdict,
+    TicketState,
+    TicketVerdict,
+    WorkerRecord,
     encode,
 )
 from services.scheduler.state.rules import Rules
@@ -36,8 +36,8 @@ TRAIN_ONLY = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0)
 def begun(rules: Rules = TRAIN_ONLY, version: int = 1, **rules_changed) -> Ledger:
     """A ledger whose trainer has reconciled at `version`, with one rollout worker "w"."""
     ledger = Ledger(dataclasses.replace(rules, **rules_changed))
-    ledger.join(Member(name="w", incarnation=1), 0.0)
-    ledger.join(Member(name="t", incarnation=1), 0.0)
+    ledger.join(WorkerRecord(name="w", incarnation=1), 0.0)
+    ledger.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, version, 1, RangeSet())
     ledger.seen("w", 1, 0.0, version)
     phases.advance(ledger, 0.0)
@@ -49,7 +49,7 @@ def attempt(ticket: Ticket) -> Attempt:
 
 
 def result(ledger: Ledger, **fields) -> Result:
-    version = ledger.book.run.version
+    version = ledger.tables.run.version
     return Result(
         **{
             "total_tokens": 9, "trained_tokens": 4, "oldest_version": version, "newest_version": version,
@@ -62,7 +62,7 @@ def lease(ledger: Ledger, credit: int = 100, now: float = 0.0) -> list[Ticket]:
     return ledger.lease("w", 1, credit, now)
 
 
-def finish(ledger: Ledger, tickets: list[Ticket], **fields) -> list[tuple[Verdict, str]]:
+def finish(ledger: Ledger, tickets: list[Ticket], **fields) -> list[tuple[TicketVerdict, str]]:
     return [
         ledger.complete(
             "w", 1, attempt(one), result(ledger, **{"descriptor_key": f"k{one.id}/{one.attempt}", **fields})
@@ -94,12 +94,12 @@ def test_groups_share_the_environments_seed_and_differ_in_the_samplers() -> None
 
 def test_a_large_window_is_issued_in_slices_of_whole_groups() -> None:
     ledger = begun(batch_groups=200)
-    assert len(ledger.book.groups[Purpose.TRAIN]) == phases.ISSUED_AT_ONCE // 2
+    assert len(ledger.tables.groups[Purpose.TRAIN]) == phases.ISSUED_AT_ONCE // 2
     while phases.advance(ledger, 0.0):
         pass
-    places = [ledger.book.place(Purpose.TRAIN, group) for group in ledger.book.groups[Purpose.TRAIN]]
+    places = [ledger.tables.place(Purpose.TRAIN, group) for group in ledger.tables.groups[Purpose.TRAIN]]
     assert places == list(range(400))
-    targets = [ledger.book.tickets[number].min_version for number in sorted(ledger.book.tickets)]
+    targets = [ledger.tables.tickets[number].min_version for number in sorted(ledger.tables.tickets)]
     assert targets == [1] * 800  # of version 1 and 2, which may be one version old
 
 
@@ -108,7 +108,7 @@ def test_a_version_that_was_rolled_back_is_not_sampled_from() -> None:
     tickets = lease(ledger, credit=2)
     ledger.seen("w", 1, 0.0, 3)
     assert lease(ledger) == []
-    refused = (Verdict.RETRIED, "version 3 was rolled back to 2")
+    refused = (TicketVerdict.RETRIED, "version 3 was rolled back to 2")
     assert finish(ledger, tickets, newest_version=3) == [refused, refused]
     ledger.seen("w", 1, 0.0, 2)
     assert lease(ledger)
@@ -117,24 +117,24 @@ def test_a_version_that_was_rolled_back_is_not_sampled_from() -> None:
 def test_attempts_run_out_and_the_group_is_replaced_by_another() -> None:
     ledger = begun()
     first = lease(ledger)[0]
-    seeds = {ticket.env_seed for ticket in ledger.book.tickets.values()}
+    seeds = {ticket.env_seed for ticket in ledger.tables.tickets.values()}
     for number in range(3):
         verdict, reason = ledger.complete(
-            "w", 1, attempt(first), result(ledger, ending=Ending.INFRA_ERROR, message="gone")
+            "w", 1, attempt(first), result(ledger, ending=EpisodeEnding.INFRA_ERROR, message="gone")
         )
-        assert (verdict, reason) == (Verdict.RETRIED, "infra_error: gone")
+        assert (verdict, reason) == (TicketVerdict.RETRIED, "infra_error: gone")
         if number < 2:
             first = next(one for one in lease(ledger) if one.id == first.id)
             assert first.attempt == number + 2
-    assert ledger.book.counts()["dropped:group_incomplete"] == 2
+    assert ledger.tables.counts()["dropped:group_incomplete"] == 2
     phases.advance(ledger, 0.0)
-    assert len(ledger.book.groups[Purpose.TRAIN]) == 4
-    assert len({ticket.env_seed for ticket in ledger.book.tickets.values()}) == len(seeds) + 1
+    assert len(ledger.tables.groups[Purpose.TRAIN]) == 4
+    assert len({ticket.env_seed for ticket in ledger.tables.tickets.values()}) == len(seeds) + 1
     sibling = next(
-        one for one in ledger.book.tickets.values() if one.group == first.group and one is not first
+        one for one in ledger.tables.tickets.values() if one.group == first.group and one is not first
     )
     verdict, reason = ledger.complete("w", 1, attempt(sibling), result(ledger))
-    assert verdict is Verdict.REFUSED and "group_incomplete" in reason
+    assert verdict is TicketVerdict.REFUSED and "group_incomplete" in reason
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
@@ -142,8 +142,8 @@ def test_a_reward_that_is_no_number_is_a_failure_not_a_zero(reward: float) -> No
     ledger = begun()
     [ticket] = lease(ledger, 1)
     verdict, reason = ledger.complete("w", 1, attempt(ticket), result(ledger, reward=reward))
-    assert verdict is Verdict.RETRIED and str(reward) in reason
-    assert ticket.state is State.PENDING
+    assert verdict is TicketVerdict.RETRIED and str(reward) in reason
+    assert ticket.state is TicketState.PENDING
 
 
 def test_late_foreign_and_unknown_results_are_refused_with_their_reason() -> None:
@@ -153,8 +153,8 @@ def test_late_foreign_and_unknown_results_are_refused_with_their_reason() -> Non
     ledger.expire(29.0)  # membership ends first: everything the worker held is tried again
     with pytest.raises(UnknownWorker, match="join"):
         lease(ledger)
-    ledger.join(Member(name="w", incarnation=1), 30.0)
-    ledger.join(Member(name="v", incarnation=1), 30.0)
+    ledger.join(WorkerRecord(name="w", incarnation=1), 30.0)
+    ledger.join(WorkerRecord(name="v", incarnation=1), 30.0)
     [again] = ledger.lease("v", 1, 1, 30.0)
     assert again is ticket and (again.attempt, again.fence > old.fence) == (2, True)
     refused = [
@@ -162,11 +162,14 @@ def test_late_foreign_and_unknown_results_are_refused_with_their_reason() -> Non
         ledger.complete("v", 1, old, result(ledger)),
         ledger.complete("v", 1, Attempt(9999, 1, 1), result(ledger)),
     ]
-    assert [verdict for verdict, _ in refused] == [Verdict.REFUSED] * 3
+    assert [verdict for verdict, _ in refused] == [TicketVerdict.REFUSED] * 3
     assert "not leased to w" in refused[0][1] and "fence" in refused[1][1] and "unknown" in refused[2][1]
-    assert ledger.complete("v", 1, attempt(again), result(ledger)) == (Verdict.ACCEPTED, "")
-    assert ledger.complete("v", 1, attempt(again), result(ledger)) == (Verdict.ACCEPTED, "")  # said twice
-    assert ledger.book.counts()["ready"] == 1
+    assert ledger.complete("v", 1, attempt(again), result(ledger)) == (TicketVerdict.ACCEPTED, "")
+    assert ledger.complete("v", 1, attempt(again), result(ledger)) == (
+        TicketVerdict.ACCEPTED,
+        "",
+    )  # said twice
+    assert ledger.tables.counts()["ready"] == 1
 
 
 def test_leases_are_renewed_up_to_the_episodes_bound() -> None:
@@ -175,10 +178,10 @@ def test_leases_are_renewed_up_to_the_episodes_bound() -> None:
     for now in range(20, 320, 20):
         assert ledger.renew("w", 1, [attempt(ticket)], float(now)) == []
         ledger.expire(float(now))
-        assert ticket.state is State.LEASED
+        assert ticket.state is TicketState.LEASED
     ledger.renew("w", 1, [attempt(ticket)], 329.0)
     ledger.expire(330.0)  # episode_s + lease_s after it began
-    assert ticket.state is State.PENDING
+    assert ticket.state is TicketState.PENDING
     assert ledger.renew("w", 1, [attempt(ticket)], 331.0) != []
 
 
@@ -190,16 +193,16 @@ def test_evaluations_that_fail_are_counted_and_seeds_are_the_same_at_start_and_e
         seeds.append([(one.env_seed, one.sample_seed) for one in tickets])
         finish(ledger, tickets[failing:], metrics={"win": 1.0, "illegal": 0.5})
         for _ in range(3 * failing):
-            bad = next(one for one in [*tickets, *lease(ledger)] if one.state is State.LEASED)
-            ledger.complete("w", 1, attempt(bad), result(ledger, ending=Ending.TIMEOUT))
+            bad = next(one for one in [*tickets, *lease(ledger)] if one.state is TicketState.LEASED)
+            ledger.complete("w", 1, attempt(bad), result(ledger, ending=EpisodeEnding.TIMEOUT))
         if not failing:
             phases.advance(ledger, 0.0)
             train(ledger)
     assert seeds[0] == seeds[1] and len(seeds[0]) == 3
-    final = ledger.book.evaluations["final"]
+    final = ledger.tables.evaluations["final"]
     assert (final.done, final.failed, final.finished, wins(final)[1:]) == (2, 1, True, [1.0, 1.0])
     assert final.metrics == {"win": 1.0, "illegal": 0.5, "failed": pytest.approx(1 / 3)}
-    assert ledger.book.counts()["dropped:evaluation_failed"] == 1
+    assert ledger.tables.counts()["dropped:evaluation_failed"] == 1
     assert phases.phase(ledger) == phases.DONE
 
 
@@ -214,51 +217,51 @@ def test_a_planned_batch_stays_the_same_until_it_is_committed_and_a_commit_may_b
         ledger.commit(batch.id, 5)
     assert ledger.commit(batch.id, 2) is not None
     assert ledger.commit(batch.id, 2) is None
-    assert ledger.book.counts()["trained"] == 4 and ledger.book.run.version == 2
+    assert ledger.tables.counts()["trained"] == 4 and ledger.tables.run.version == 2
 
 
 def test_what_becomes_of_a_batch_is_stored_with_the_batch_and_not_with_each_of_its_tickets() -> None:
     ledger, image = begun(), Image()
     finish(ledger, lease(ledger))
-    image.apply(ledger.book.take_changes())
+    image.apply(ledger.tables.take_changes())
     batch = batch_of(ledger)
 
     def stored() -> set[str]:
-        changes = ledger.book.take_changes()
+        changes = ledger.tables.take_changes()
         image.apply(changes)
-        again = Ledger.restored(ledger.rules, image.peek(), 0.0).book
-        assert again.tickets == ledger.book.tickets and again.counts() == ledger.book.counts()
+        again = Ledger.restored(ledger.rules, image.peek(), 0.0).tables
+        assert again.tickets == ledger.tables.tickets and again.counts() == ledger.tables.counts()
         return {one.field for one in changes.records if one.kind == "ticket"}
 
     assert stored() == set()
-    assert ledger.book.counts()["planned"] == len(batch.tickets) == 4
+    assert ledger.tables.counts()["planned"] == len(batch.tickets) == 4
     ledger.commit(batch.id, 2)
     assert stored() == set()
-    assert ledger.book.counts()["trained"] == 4
+    assert ledger.tables.counts()["trained"] == 4
     consumed = RangeSet.of(batch.tickets[:3])
     assert ledger.record_checkpoint(consumed, 2) and len(stored()) == 2
     assert not ledger.record_checkpoint(consumed, 2) and len(stored()) == 1
     assert not ledger.record_checkpoint(consumed) and stored() == set()
-    assert ledger.book.ids("trained") == RangeSet.of(batch.tickets)
+    assert ledger.tables.ids("trained") == RangeSet.of(batch.tickets)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     assert str(batch.tickets[3]) in stored()
-    assert ledger.book.counts()["dropped:rolled_back"] == 4
+    assert ledger.tables.counts()["dropped:rolled_back"] == 4
 
 
 def test_an_issued_group_is_one_record_until_all_its_tickets_were_leased() -> None:
     ledger, image = begun(group_size=3, transcripts=2), Image()
 
     def stored() -> dict[str, set[str]]:
-        image.apply(ledger.book.take_changes())
+        image.apply(ledger.tables.take_changes())
         again = Ledger.restored(ledger.rules, image.peek(), 0.0)
-        assert again.book.tickets == ledger.book.tickets and again.book.issues == ledger.book.issues
-        assert again.book.counts() == ledger.book.counts() and again.book.groups == ledger.book.groups
-        assert set(again.book.pending) <= set(ledger.book.pending)
+        assert again.tables.tickets == ledger.tables.tickets and again.tables.issues == ledger.tables.issues
+        assert again.tables.counts() == ledger.tables.counts() and again.tables.groups == ledger.tables.groups
+        assert set(again.tables.pending) <= set(ledger.tables.pending)
         return {kind: {name for of, name in image.records if of == kind} for kind in ("ticket", "group")}
 
-    groups = {str(group) for group in ledger.book.groups[Purpose.TRAIN]}
+    groups = {str(group) for group in ledger.tables.groups[Purpose.TRAIN]}
     assert stored() == {"ticket": set(), "group": groups} and len(groups) == 4
-    assert any(ticket.transcript for ticket in ledger.book.tickets.values())
+    assert any(ticket.transcript for ticket in ledger.tables.tickets.values())
     leased = lease(ledger, 4)
     assert stored() == {"ticket": {"1", "2", "3", "4"}, "group": groups - {"1"}}
     ledger.drop_group(Purpose.TRAIN, 2, Reason.TOO_STALE)
@@ -266,7 +269,7 @@ def test_an_issued_group_is_one_record_until_all_its_tickets_were_leased() -> No
     assert stored() == {"ticket": {"1", "2", "3", "4", "5", "6"}, "group": groups - {"1", "2"}}
     ledger.record_checkpoint(RangeSet())  # what was dropped is in no record any more
     assert stored() == {"ticket": {"1", "2", "3"}, "group": groups - {"1", "2"}}
-    assert ledger.book.counts()["dropped:too_stale"] == 3
+    assert ledger.tables.counts()["dropped:too_stale"] == 3
 
 
 def test_a_group_of_which_some_are_closed_keeps_only_those_that_were_never_leased() -> None:
@@ -274,51 +277,51 @@ def test_a_group_of_which_some_are_closed_keeps_only_those_that_were_never_lease
     consumed = RangeSet.of([1])  # of a manifest that knows more than the ledger
     reconcile(ledger, "t", 1, 2, 2, consumed)
     ledger.record_checkpoint(consumed)
-    image.apply(ledger.book.take_changes())
-    again = Ledger.restored(ledger.rules, image.peek(), 0.0).book
-    assert again.tickets == ledger.book.tickets and again.counts() == ledger.book.counts()
+    image.apply(ledger.tables.take_changes())
+    again = Ledger.restored(ledger.rules, image.peek(), 0.0).tables
+    assert again.tickets == ledger.tables.tickets and again.counts() == ledger.tables.counts()
 
 
 def test_tickets_that_were_stored_one_by_one_keep_their_records() -> None:
     ledger, image = begun(), Image()
-    image.apply(ledger.book.take_changes())
-    for number, ticket in ledger.book.tickets.items():
+    image.apply(ledger.tables.take_changes())
+    for number, ticket in ledger.tables.tickets.items():
         image.records["ticket", str(number)] = encode(ticket)
     image.records = {key: data for key, data in image.records.items() if key[0] != "group"}
     again = Ledger.restored(ledger.rules, image.peek(), 0.0)
-    assert not again.book.issues and again.book.tickets == ledger.book.tickets
+    assert not again.tables.issues and again.tables.tickets == ledger.tables.tickets
     finish(again, lease(again))
-    image.apply(again.book.take_changes())
-    assert Ledger.restored(ledger.rules, image.peek(), 0.0).book.tickets == again.book.tickets
+    image.apply(again.tables.take_changes())
+    assert Ledger.restored(ledger.rules, image.peek(), 0.0).tables.tickets == again.tables.tickets
 
 
 def test_a_ledger_that_stored_every_state_with_its_ticket_goes_on() -> None:
     ledger, image = begun(), Image()
     finish(ledger, lease(ledger))
     batch = batch_of(ledger)
-    image.apply(ledger.book.take_changes())
+    image.apply(ledger.tables.take_changes())
     for number in batch.tickets:
         head, _, body = image.records["ticket", str(number)].partition(b"|")
         image.records["ticket", str(number)] = head.replace(b"ready", b"planned") + b"|" + body
     again = Ledger.restored(ledger.rules, image.peek(), 0.0)
     again.commit(batch.id, 2)
-    image.apply(again.book.take_changes())
-    assert Ledger.restored(ledger.rules, image.peek(), 0.0).book.tickets == again.book.tickets
+    image.apply(again.tables.take_changes())
+    assert Ledger.restored(ledger.rules, image.peek(), 0.0).tables.tickets == again.tables.tickets
 
 
 def test_an_arena_that_is_lost_after_planning_is_only_missed_if_the_trainer_asks_again() -> None:
     ledger = begun()
     finish(ledger, lease(ledger))
     batch = batch_of(ledger)
-    ledger.join(Member(name="w", incarnation=2), 0.0)
-    assert ledger.book.counts()["planned"] == 4
-    assert ledger.book.counts()["pending"] == 4  # what was ready went with the arena
+    ledger.join(WorkerRecord(name="w", incarnation=2), 0.0)
+    assert ledger.tables.counts()["planned"] == 4
+    assert ledger.tables.counts()["pending"] == 4  # what was ready went with the arena
     unread = Ledger.restored(
-        ledger.rules, [(c.kind, c.field, c.data) for c in ledger.book.take_changes().records if c.data], 0.0
+        ledger.rules, [(c.kind, c.field, c.data) for c in ledger.tables.take_changes().records if c.data], 0.0
     )
     assert ledger.commit(batch.id, 2) is not None  # it had been read
     assert phases.next_batch(unread, 0.0) is None  # it had not
-    assert unread.book.counts()["pending"] == 8
+    assert unread.tables.counts()["pending"] == 8
     with pytest.raises(LedgerError):
         unread.commit(batch.id, 2)
 
@@ -329,10 +332,10 @@ def test_a_batch_that_is_asked_for_again_and_again_is_given_up() -> None:
     batch = batch_of(ledger)
     for _ in range(HANDOUTS + 1):
         assert phases.next_batch(ledger, 0.0) is batch  # whose worker is gone may not be known yet
-    ledger.book.now = ledger.membership_s + 1.0
+    ledger.tables.now = ledger.membership_s + 1.0
     assert phases.next_batch(ledger, 0.0) is not batch
-    tickets = [ledger.book.tickets[number] for number in batch.tickets]
-    assert {ticket.state for ticket in tickets} == {State.PENDING}
+    tickets = [ledger.tables.tickets[number] for number in batch.tickets]
+    assert {ticket.state for ticket in tickets} == {TicketState.PENDING}
 
 
 def test_a_retry_never_becomes_staler_than_its_first_try() -> None:
@@ -342,17 +345,17 @@ def test_a_retry_never_becomes_staler_than_its_first_try() -> None:
     ledger.seen("w", 1, 0.0, 3)
     ticket = lease(ledger, 1)[0]
     assert (ticket.min_version, ticket.floor) == (2, 3)
-    ledger.complete("w", 1, attempt(ticket), result(ledger, ending=Ending.INFRA_ERROR))
+    ledger.complete("w", 1, attempt(ticket), result(ledger, ending=EpisodeEnding.INFRA_ERROR))
     assert ticket.min_version == 3
 
 
 @pytest.mark.parametrize(("staleness", "oldest"), [(0, [1, 1]), (1, [1, 1, 1, 1]), (2, [1] * 6)])
 def test_minimum_versions_at_start(staleness: int, oldest: list[int]) -> None:
     ledger = begun(staleness=staleness)
-    groups = {ticket.group: ticket.min_version for ticket in ledger.book.tickets.values()}
+    groups = {ticket.group: ticket.min_version for ticket in ledger.tables.tickets.values()}
     assert list(groups.values()) == oldest
     train(ledger)
-    newest = [one.min_version for one in ledger.book.tickets.values() if one.state is State.PENDING]
+    newest = [one.min_version for one in ledger.tables.tickets.values() if one.state is TicketState.PENDING]
     assert set(newest) == {2}  # made for the batch `staleness` versions ahead
 
 
@@ -361,28 +364,28 @@ def test_what_is_dropped_is_freed_with_the_next_commit() -> None:
     tickets = lease(ledger)
     finish(ledger, tickets[1:])
     for _ in range(3):
-        ledger.complete("w", 1, attempt(tickets[0]), result(ledger, ending=Ending.ENV_ERROR))
+        ledger.complete("w", 1, attempt(tickets[0]), result(ledger, ending=EpisodeEnding.ENV_ERROR))
         lease(ledger)
     dropped = f"k{tickets[1].id}/1"
-    assert ledger.book.freed == [dropped]
+    assert ledger.tables.freed == [dropped]
     batch = batch_of(ledger)
     ledger.commit(batch.id, 2)
-    [fact] = [one for one in ledger.book.take_changes().facts if isinstance(one, BatchCommitted)]
-    assert dropped in fact.descriptor_keys and len(fact.descriptor_keys) == 5 and ledger.book.freed == []
+    [fact] = [one for one in ledger.tables.take_changes().facts if isinstance(one, BatchCommitted)]
+    assert dropped in fact.descriptor_keys and len(fact.descriptor_keys) == 5 and ledger.tables.freed == []
 
 
 def test_a_checkpoint_compacts_and_an_older_manifest_takes_it_back() -> None:
     ledger = begun()
     train(ledger)
-    held = ledger.book.ids("trained")
+    held = ledger.tables.ids("trained")
     train(ledger)
-    ledger.record_checkpoint(ledger.book.ids("trained"))
-    assert ledger.book.closed["trained"] == RangeSet([(1, 9)]) and len(ledger.book.tickets) == 8
-    ledger.join(Member(name="t", incarnation=2), 0.0)
+    ledger.record_checkpoint(ledger.tables.ids("trained"))
+    assert ledger.tables.closed["trained"] == RangeSet([(1, 9)]) and len(ledger.tables.tickets) == 8
+    ledger.join(WorkerRecord(name="t", incarnation=2), 0.0)
     assert reconcile(ledger, "t", 2, 2, 2, held) == 4
-    ledger.book.check()
+    ledger.tables.check()
     # Four trained ones, and four that were issued for a version which is not the next any more.
-    assert ledger.book.ids("trained") == held and ledger.book.counts()["dropped:rolled_back"] == 8
+    assert ledger.tables.ids("trained") == held and ledger.tables.counts()["dropped:rolled_back"] == 8
     assert phases.step(ledger) == (1, 4)
     with pytest.raises(LedgerError, match="Reconcile"):
         ledger.trainer("w", 1, 0.0)
@@ -392,25 +395,25 @@ def test_a_manifest_that_was_renamed_before_the_commit_counts() -> None:
     ledger = begun()
     finish(ledger, lease(ledger))
     batch = batch_of(ledger)
-    ledger.join(Member(name="t", incarnation=2), 0.0)
+    ledger.join(WorkerRecord(name="t", incarnation=2), 0.0)
     assert reconcile(ledger, "t", 2, 2, batch.id + 1, RangeSet.of(batch.tickets)) == 0
-    assert ledger.book.counts() == {"trained": 4, "ready": 4}
+    assert ledger.tables.counts() == {"trained": 4, "ready": 4}
     assert ledger.commit(batch.id, 2) is None
-    freed = [one for one in ledger.book.take_changes().facts if isinstance(one, BatchCommitted)]
+    freed = [one for one in ledger.tables.take_changes().facts if isinstance(one, BatchCommitted)]
     assert len(freed[0].descriptor_keys) == 4
 
 
 def test_a_store_that_was_lost_is_rebuilt_from_the_manifest() -> None:
     ledger = Ledger(RULES)
     phases.advance(ledger, 0.0)  # warm-up tickets 1 to 6 are out
-    ledger.join(Member(name="t", incarnation=1), 0.0)
+    ledger.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 5, 7, RangeSet([(1, 7), (10, 20)]))
     phases.advance(ledger, 0.0)
-    ledger.book.check()
-    counts = ledger.book.counts()
+    ledger.tables.check()
+    counts = ledger.tables.counts()
     assert counts["trained"] == 16 and counts["dropped:forgotten"] == 3
     assert phases.phase(ledger) == phases.TRAIN and phases.step(ledger) == (2, 4)
-    assert min(one.id for one in ledger.book.tickets.values() if one.state is State.PENDING) == 20
+    assert min(one.id for one in ledger.tables.tickets.values() if one.state is TicketState.PENDING) == 20
 
 
 def test_the_time_limit_ends_training_at_a_boundary() -> None:
@@ -423,18 +426,18 @@ def test_the_time_limit_ends_training_at_a_boundary() -> None:
     ledger.commit(batch.id, 2)
     phases.advance(ledger, 11.0)
     assert phases.phase(ledger) == phases.DONE
-    counts = ledger.book.counts()
+    counts = ledger.tables.counts()
     assert counts == {"trained": 4, "dropped:phase_over": 4}
 
 
 def test_warm_up_runs_ahead_without_a_trainer_and_trains_all_of_it() -> None:
     ledger = Ledger(dataclasses.replace(RULES, warmup_batches=6))
-    ledger.join(Member(name="w", incarnation=1), 0.0)
+    ledger.join(WorkerRecord(name="w", incarnation=1), 0.0)
     phases.advance(ledger, 0.0)
     tickets = lease(ledger)
     assert len(tickets) == 4 * 3 and {one.min_version for one in tickets} == {0}
     assert phases.next_batch(ledger, 0.0) is None  # nobody has said from which version
-    ledger.join(Member(name="t", incarnation=1), 0.0)
+    ledger.join(WorkerRecord(name="t", incarnation=1), 0.0)
     reconcile(ledger, "t", 1, 1, 1, RangeSet())
     finish(ledger, tickets)
     batches = []
@@ -445,7 +448,7 @@ def test_warm_up_runs_ahead_without_a_trainer_and_trains_all_of_it() -> None:
         phases.advance(ledger, 0.0)
         finish(ledger, [one for one in lease(ledger) if one.purpose is Purpose.WARMUP])
     assert len(batches) == 6 and [one.publish for one in batches] == [False] * 5 + [True]
-    assert ledger.book.counts()["trained"] == 18
+    assert ledger.tables.counts()["trained"] == 18
 
 
 def test_a_worker_that_goes_hands_back_and_its_tickets_lose_no_attempt():
@@ -454,11 +457,11 @@ def test_a_worker_that_goes_hands_back_and_its_tickets_lose_no_attempt():
     finish(ledger, [finished])
     for _ in range(3):
         ledger.leave("w", "drained", drained=True)
-        assert {ledger.book.tickets[one.id].state for one in (finished, *running)} == {State.PENDING}
-        assert ledger.book.tickets[finished.id].result is None, "its columns went with the arena"
-        assert not any(ledger.book.tickets[one.id].failures for one in (finished, *running))
-        ledger.join(Member(name="w", incarnation=1, version=1), 0.0)
+        assert {ledger.tables.tickets[one.id].state for one in (finished, *running)} == {TicketState.PENDING}
+        assert ledger.tables.tickets[finished.id].result is None, "its columns went with the arena"
+        assert not any(ledger.tables.tickets[one.id].failures for one in (finished, *running))
+        ledger.join(WorkerRecord(name="w", incarnation=1, version=1), 0.0)
         finished, *running = lease(ledger)
-    assert set(ledger.book.counts()) == {"leased"}
-    ledger.book.check()
-    assert finish(ledger, [finished])[0][0] is Verdict.ACCEPTED
+    assert set(ledger.tables.counts()) == {"leased"}
+    ledger.tables.check()
+    assert finish(ledger, [finished])[0][0] is TicketVerdict.ACCEPTED

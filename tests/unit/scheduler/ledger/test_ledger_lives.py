@@ -9,12 +9,12 @@ import pytest
 from earl.errors import UnknownWorker, WorkerReplaced
 from services.scheduler.ledger.attempts import LIVES
 from services.scheduler.ledger.ledger import Ledger
-from services.scheduler.state.records import Member
+from services.scheduler.state.records import WorkerRecord
 from tests.support.ledger import RULES, Image
 
 
-def member(incarnation: int, name: str = "w") -> Member:
-    return Member(name=name, incarnation=incarnation)
+def member(incarnation: int, name: str = "w") -> WorkerRecord:
+    return WorkerRecord(name=name, incarnation=incarnation)
 
 
 def test_one_that_was_replaced_cannot_evict_its_successor() -> None:
@@ -24,7 +24,7 @@ def test_one_that_was_replaced_cannot_evict_its_successor() -> None:
     for call in (lambda: ledger.join(member(7), 2.0), lambda: ledger.lease("w", 7, 1, 2.0)):
         with pytest.raises(WorkerReplaced, match=r"w \(7\) was replaced by \(3\)"):
             call()
-    assert ledger.book.members["w"].incarnation == 3
+    assert ledger.tables.members["w"].incarnation == 3
     ledger.join(member(3), 3.0)  # said again: its answer was lost
 
 
@@ -57,14 +57,14 @@ def test_a_large_fleet_is_asked_less_often_and_may_be_silent_for_longer() -> Non
     # What it was told once holds: the next sign of life does not shorten it.
     ledger.seen("first", 1, 2.0)
     ledger.expire(30.5)
-    assert "first" in ledger.book.members
+    assert "first" in ledger.tables.members
     image = Image()
-    image.apply(ledger.book.take_changes())
+    image.apply(ledger.tables.take_changes())
     again = Ledger.restored(rules, image.load(), 30.0)
     again.expire(60.0 - 0.5)  # nor does a scheduler that finds a small fleet
-    assert "first" in again.book.members
+    assert "first" in again.tables.members
     ledger.expire(31.0)
-    assert "first" not in ledger.book.members
+    assert "first" not in ledger.tables.members
 
 
 def test_a_short_membership_is_kept_by_heartbeats_that_come_more_often() -> None:
@@ -76,8 +76,10 @@ def test_who_was_replaced_is_known_to_the_next_scheduler_and_bounded() -> None:
     image, ledger = Image(), Ledger(RULES)
     for incarnation in range(1, 3 * LIVES):
         ledger.join(member(incarnation), 0.0)
-    image.apply(ledger.book.take_changes())
+    image.apply(ledger.tables.take_changes())
     restored = Ledger.restored(RULES, image.load(), 0.0)
-    assert restored.book.lives == ledger.book.lives and len(restored.book.lives["w"].incarnations) == LIVES
+    assert (
+        restored.tables.lives == ledger.tables.lives and len(restored.tables.lives["w"].incarnations) == LIVES
+    )
     with pytest.raises(WorkerReplaced):
         restored.join(member(3 * LIVES - 2), 1.0)

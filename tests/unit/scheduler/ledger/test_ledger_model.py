@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.scheduler.state.records import Ending
+from services.scheduler.state.records import EpisodeEnding
 from tests.support.ledger import RULES, Rollout, World
 
 workers = st.sampled_from([0, 1])
@@ -56,10 +56,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def complete(self, index: int, forget: bool, count: int) -> None:
         rollout = self.rollout(index)
         for number in list(rollout.playing)[:count]:
-            self.world.attempt(self.world.complete, rollout, number, Ending.OK, forget=forget)
+            self.world.attempt(self.world.complete, rollout, number, EpisodeEnding.OK, forget=forget)
 
-    @rule(index=workers, which=st.integers(0, 30), ending=st.sampled_from(list(Ending)))
-    def complete_one(self, index: int, which: int, ending: Ending) -> None:
+    @rule(index=workers, which=st.integers(0, 30), ending=st.sampled_from(list(EpisodeEnding)))
+    def complete_one(self, index: int, which: int, ending: EpisodeEnding) -> None:
         rollout = self.rollout(index)
         if rollout.playing:
             numbers = sorted(rollout.playing)

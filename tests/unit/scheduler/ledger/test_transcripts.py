@@ -12,7 +12,7 @@ from earl.obs.metrics import read_lines
 from earl.transcript import TEXT_BYTES, TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
 from earl.v1 import scheduler_pb2
 from services.scheduler.api.codec_evaluation import decode_transcript
-from services.scheduler.files.samples import Samples, thinned
+from services.scheduler.files.samples import SampleFile, thinned
 from services.scheduler.ledger.transcripts import asked, chosen
 from services.scheduler.state.records import Purpose, Result, Ticket, decode, encode
 
@@ -83,7 +83,7 @@ def ticket(number: int, purpose: Purpose = Purpose.TRAIN, evaluation: str = "") 
     )  # fmt: skip
 
 
-def said(samples: Samples, step: int, one: Ticket, turns: tuple[Turn, ...] = (TURN,)) -> None:
+def said(samples: SampleFile, step: int, one: Ticket, turns: tuple[Turn, ...] = (TURN,)) -> None:
     assert one.result is not None
     samples.heard(step, one, one.result, turns)
 
@@ -96,7 +96,7 @@ def test_the_request_stays_with_a_ticket_through_the_store() -> None:
 def test_training_is_written_with_the_step_that_learned_from_it_and_evaluations_at_once(
     tmp_path: Path,
 ) -> None:
-    samples = Samples(tmp_path / "samples.jsonl")
+    samples = SampleFile(tmp_path / "samples.jsonl")
     said(samples, 0, ticket(1, Purpose.EVALUATE, "start"))
     said(samples, 0, ticket(8))
     said(samples, 0, ticket(9))
@@ -115,7 +115,7 @@ def test_training_is_written_with_the_step_that_learned_from_it_and_evaluations_
 
 
 def test_an_attempt_that_was_taken_back_is_not_written_for_the_one_that_was_trained(tmp_path: Path) -> None:
-    samples = Samples(tmp_path / "samples.jsonl")
+    samples = SampleFile(tmp_path / "samples.jsonl")
     said(samples, 0, ticket(9))
     said(samples, 0, ticket(9), turns=())
     samples.trained(1, [9])
@@ -124,7 +124,7 @@ def test_an_attempt_that_was_taken_back_is_not_written_for_the_one_that_was_trai
 
 
 def test_sampled_tokens_are_kept_in_columns(tmp_path: Path) -> None:
-    samples = Samples(tmp_path / "samples.jsonl")
+    samples = SampleFile(tmp_path / "samples.jsonl")
     turn = Turn("assistant", "ab", 2, (Sampled(7, "a", -0.123456, 3), Sampled(8, "b", 0.0, 4)))
     said(samples, 0, ticket(1, Purpose.EVALUATE, "start"), (turn,))
     samples.close()
@@ -138,11 +138,11 @@ def test_the_file_is_bounded_and_keeps_both_ends_and_an_even_spread(tmp_path: Pa
     path = tmp_path / "samples.jsonl"
     limit = 60_000
     long = Turn("assistant", "x" * 500, 100)
-    said(samples := Samples(path, limit), 0, ticket(1, Purpose.EVALUATE, "start"), (long,))
+    said(samples := SampleFile(path, limit), 0, ticket(1, Purpose.EVALUATE, "start"), (long,))
     for step in range(1, 1001):
         if step == 500:  # a new scheduler goes on with the file
             samples.close()
-            samples = Samples(path, limit)
+            samples = SampleFile(path, limit)
         for number in (2 * step, 2 * step + 1):
             said(samples, step - 1, ticket(number), (long,))
         samples.trained(step, [2 * step, 2 * step + 1])

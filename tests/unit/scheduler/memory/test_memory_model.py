@@ -27,7 +27,7 @@ from services.rollout.engines.torch.kv_allocator import KvAllocator
 from services.rollout.engines.torch.model_runner import Runner
 from services.rollout.engines.torch.slot_table import SlotTable
 from services.rollout.engines.vllm import core
-from services.scheduler.memory import Memory, ModelNumbers, parts, predict, ranks_here, rollout, trainer
+from services.scheduler.memory import MemoryParts, ModelNumbers, parts, predict, ranks_here, rollout, trainer
 from services.scheduler.memory import model as model_module
 from services.scheduler.memory.numbers import elements
 from services.trainer.reshard import weight_slots
@@ -121,7 +121,7 @@ def test_saved_activations_are_what_autograd_keeps(name: str, lengths: list[int]
     lora = None
     if rank:
         adapt(decoder, Adapters(rank, 8.0, (*ATTENTION, *MLP)))
-        lora = trainer.Lora(rank, len((*ATTENTION, *MLP)), ((rank, 1),))
+        lora = trainer.LoraShape(rank, len((*ATTENTION, *MLP)), ((rank, 1),))
     rows = sum(lengths)
     padded = len(lengths) * max(lengths)
     how = trainer.TrainerNumbers(
@@ -224,7 +224,7 @@ def test_a_bound_cache_takes_no_more_than_its_bound() -> None:
 
 
 def test_fraction_and_base() -> None:
-    memory = Memory("update", weights=3, optimizer=5).beside(8)
+    memory = MemoryParts("update", weights=3, optimizer=5).beside(8)
     assert memory.total_bytes == 16 and memory.fraction(32) == 0.5
     assert memory.parts()["base"] == 8
     with pytest.raises(ConfigError, match="0 bytes"):

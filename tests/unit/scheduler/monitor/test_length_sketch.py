@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from services.scheduler.monitor.length_sketch import (
     BINS_PER_OCTAVE,
     RELATIVE_ERROR,
-    Histogram,
+    LengthHistogram,
     LengthSketch,
     Quantiles,
     histogram,
@@ -60,5 +60,5 @@ def test_a_histogram_has_every_length_in_its_bin(values: list[int]) -> None:
 
 def test_powers_of_two_begin_a_bin_and_no_length_is_lost() -> None:
     assert histogram([1, 2, 4, 1024]).counts[:9] == (1, 0, 0, 0, 1, 0, 0, 0, 1)
-    assert histogram([]) == Histogram()
-    assert histogram([0, 1]) == Histogram(0, (2,))
+    assert histogram([]) == LengthHistogram()
+    assert histogram([0, 1]) == LengthHistogram(0, (2,))

@@ -9,16 +9,24 @@ from hypothesis import strategies as st
 from earl.parallelism import Parallelism
 from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.monitor.workers import cuts
-from services.scheduler.monitor.workload import KvUse, LengthMonitor, Level, Levels, Monitor, Step, growth
+from services.scheduler.monitor.workload import (
+    KvUse,
+    LengthMonitor,
+    Level,
+    Levels,
+    Monitor,
+    StepFigures,
+    growth,
+)
 from services.scheduler.selector.decision import Workload
-from services.scheduler.state.records import Member
+from services.scheduler.state.records import WorkerRecord
 
-ROLLOUT = Member(name="r0", incarnation=1, stage=1, parallelism=(2, 1, 1, 1))
-REFERENCE = Member(name="ref", incarnation=1, stage=2, parallelism=(1, 2, 1, 1))
-TRAINER = Member(name="t", incarnation=1, stage=3, parallelism=(4, 1, 1, 1))
+ROLLOUT = WorkerRecord(name="r0", incarnation=1, stage=1, parallelism=(2, 1, 1, 1))
+REFERENCE = WorkerRecord(name="ref", incarnation=1, stage=2, parallelism=(1, 2, 1, 1))
+TRAINER = WorkerRecord(name="t", incarnation=1, stage=3, parallelism=(4, 1, 1, 1))
 
 
-def committed(monitor: Monitor, now_s: float, *members: Member, **given) -> Step:
+def committed(monitor: Monitor, now_s: float, *members: WorkerRecord, **given) -> StepFigures:
     fields = {
         "device_slots": 16,
         "batch_tokens": [10, 20, 30, 40],
@@ -154,7 +162,7 @@ def test_kv_and_memory_are_the_highest_of_the_step() -> None:
     for used, memory in ((10.0, 0.3), (80.0, 0.6), (20.0, 0.4)):
         monitor.heard("rollout", "r0", {**kv(used), "memory_fraction": memory})
         monitor.heard("rollout", "r1", {**kv(1.0), "memory_fraction": 0.2})
-    second = Member(name="r1", incarnation=1, stage=1, parallelism=(2, 1, 1, 1))
+    second = WorkerRecord(name="r1", incarnation=1, stage=1, parallelism=(2, 1, 1, 1))
     seen = committed(monitor, 1.0, ROLLOUT, second).stages["rollout"]
     assert seen.kv == KvUse(81.0, 91.0, 200.0) and KvUse(81.0, 91.0, 200.0).used_fraction == 0.405
     assert seen.memory_fraction == 0.6
@@ -166,12 +174,12 @@ def test_kv_and_memory_are_the_highest_of_the_step() -> None:
 
 
 def test_stages_are_cut_as_all_their_workers_together() -> None:
-    other = Member(name="r1", incarnation=1, stage=1, parallelism=(1, 2, 1, 1))
+    other = WorkerRecord(name="r1", incarnation=1, stage=1, parallelism=(1, 2, 1, 1))
     assert cuts([ROLLOUT, REFERENCE, TRAINER, other]) == {
         "reference": Parallelism(1, 2),
         "trainer": Parallelism(4),
     }
-    assert cuts([ROLLOUT, Member(name="r1", incarnation=1, stage=1)]) == {"rollout": Parallelism(3)}
+    assert cuts([ROLLOUT, WorkerRecord(name="r1", incarnation=1, stage=1)]) == {"rollout": Parallelism(3)}
 
 
 # --- trend ----------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ async def stored() -> None:
 
 def controller(directory: Path, world: World, config: RunConfig) -> ParallelismController:
     report = RunReport(directory)
-    one = ParallelismController(config, directory, Monitor(), world.book, report, stored)
+    one = ParallelismController(config, directory, Monitor(), world.tables, report, stored)
     return one
 
 
@@ -237,7 +237,7 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
     config = tictactoe(tmp_path, rollout={"kv_tokens": 30, "max_context_tokens": 128})
     world = Pair()
     one = controller(model(tmp_path), world, config)
-    member, worker = world.book.members["w0"], world.workers[0]
+    member, worker = world.tables.members["w0"], world.workers[0]
 
     def beat(tokens: float) -> list:
         one.heartbeat(member, whole(worker.replica), worker.epoch, {"blocked_context_tokens": tokens})
@@ -264,6 +264,6 @@ def test_without_a_profile_the_next_larger_layout_is_taken(
 def test_where_nothing_is_carried_out_a_sequence_may_wait(tmp_path: Path, selector: str) -> None:
     world = Pair()
     one = controller(model(tmp_path), world, tictactoe(tmp_path, scheduler={"selector": selector}))
-    one.heartbeat(world.book.members["w0"], Parallelism(4), 0, {"blocked_context_tokens": 50.0})
+    one.heartbeat(world.tables.members["w0"], Parallelism(4), 0, {"blocked_context_tokens": 50.0})
     assert not one.switching.commands(world.now)
     one.close()

@@ -15,10 +15,10 @@ from earl.parallelism import Parallelism
 from services.scheduler.monitor.workload import Monitor
 from services.scheduler.parallelism import decision_log
 from services.scheduler.parallelism.selector_loop import SelectorLoop, kept_profile
-from services.scheduler.profile.plan import Point
+from services.scheduler.profile.plan import ProfilePoint
 from services.scheduler.profile.stages import cache_of
 from services.scheduler.selector.decision import Decision
-from services.scheduler.selector.stages import Observed, Verdict
+from services.scheduler.selector.stages import Observed, SelectorVerdict
 from tests.support.disk import full_at
 from tests.support.runs import tictactoe
 from tests.support.selection import DP2, TP2, LongIsCut, selecting, step_of
@@ -39,8 +39,8 @@ ROWS = "stage,dp,tp,cp,pp,context_tokens,concurrency,tokens_per_device_s,peak_me
     ],
 )
 def test_a_verdict_is_a_sentence(before: Parallelism, after: Parallelism, said: str) -> None:
-    assert Verdict("rollout", DP2, Decision(3, before, after, "decides so: why")).sentence == said
-    alone = Verdict("trainer", Parallelism(), Decision(3, TP2, Parallelism(), "decides so: why"))
+    assert SelectorVerdict("rollout", DP2, Decision(3, before, after, "decides so: why")).sentence == said
+    alone = SelectorVerdict("trainer", Parallelism(), Decision(3, TP2, Parallelism(), "decides so: why"))
     assert alone.sentence == "trainer runs tp1; the selector decides so: why"
 
 
@@ -257,7 +257,7 @@ def test_what_earl_profile_kept_is_decided_by(tmp_path: Path, monkeypatch: pytes
         for cut, rate in ((DP2, 200.0), (TP2, 100.0)):
             for context in (64, 1024):
                 for _ in range(5):
-                    cache.note(cut, Point(context, 16), rate, 0.1, 0.2)
+                    cache.note(cut, ProfilePoint(context, 16), rate, 0.1, 0.2)
     # With other threads it would be as fast as nobody knows.
     assert kept_profile(tictactoe(tmp_path, rollout={"threads": 2}), tmp_path) is None
     one = SelectorLoop.open(config, tmp_path, Monitor())

@@ -311,7 +311,7 @@ def test_a_scheduler_that_restarts_goes_on_where_it_was(stored: int) -> None:
         world.restart()
     world.tell(second, ROLLED_BACK, lost=stored == 2)
     if stored >= 2:
-        world.image.apply(world.book.take_changes())
+        world.image.apply(world.tables.take_changes())
         world.restart()
     world.obey()
     # It was told again, if its answer was lost, and gave the same one.
@@ -351,7 +351,7 @@ def test_a_worker_that_joins_again_is_not_cut_as_it_was_at_first() -> None:
 
 def test_workers_that_say_nothing_count_as_they_joined_or_answered() -> None:
     world = World(TP1)
-    member = world.book.members["w0"]
+    member = world.tables.members["w0"]
     world.switching.reported(member, None, 0)
     assert world.switching.running(STAGE) == Parallelism(4)
     world.ask(TP2)

@@ -105,7 +105,7 @@ class SwitchingMachine(RuleBasedStateMachine):
 
     @rule()
     def restart_scheduler(self) -> None:
-        self.world.image.apply(self.world.book.take_changes())
+        self.world.image.apply(self.world.tables.take_changes())
         self.world.restart()
 
     @rule(seconds=st.sampled_from([1.0, RETRY_S + 1, TOTAL_S + 1]))
@@ -150,7 +150,7 @@ class SwitchingMachine(RuleBasedStateMachine):
             assert set(world.replicas()) == {stage.replica}
             assert str(world.switching.running(STAGE)) == str(world.switching.target(STAGE))
         for worker in world.workers:
-            assert world.book.members[worker.name].parallelism[1:] == worker.replica
+            assert world.tables.members[worker.name].parallelism[1:] == worker.replica
 
 
 TestSwitching = SwitchingMachine.TestCase

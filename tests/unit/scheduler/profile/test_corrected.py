@@ -6,7 +6,7 @@ import pytest
 
 from earl.parallelism import Parallelism
 from services.scheduler.profile.corrected import CorrectedTable
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector.decision import Workload
 from services.scheduler.selector.limits import LimitedTable
@@ -14,7 +14,7 @@ from services.scheduler.selector.stages import Observed, Stages
 from tests.support.selection import DP2, TP2, LongIsCut
 
 ROWS = [
-    Row("rollout", cut, context, 16.0, rate, fraction)
+    ProfileRow("rollout", cut, context, 16.0, rate, fraction)
     for cut, context, rate, fraction in (
         (DP2, 64.0, 400.0, 0.2),
         (DP2, 1024.0, 100.0, 1.3),

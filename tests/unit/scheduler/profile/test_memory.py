@@ -7,13 +7,13 @@ import pytest
 
 from earl.parallelism import Parallelism
 from services.scheduler.parallelism.selector_loop import memory_of
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
 from tests.support.runs import tictactoe
 
 DP2, TP2 = Parallelism(2), Parallelism(1, 2)
-MEASURED = Row("rollout", DP2, 1024, 8, 100.0, 0.5)
-BLANK = Row("rollout", TP2, 1024, 8, 80.0)
+MEASURED = ProfileRow("rollout", DP2, 1024, 8, 100.0, 0.5)
+BLANK = ProfileRow("rollout", TP2, 1024, 8, 80.0)
 
 
 def by_tokens(one: Parallelism, context_tokens: float, concurrency: float) -> float:
@@ -40,7 +40,7 @@ def test_a_model_that_cannot_say_changes_nothing():
 
 
 def test_what_the_profile_measured_as_oom_stays_so():
-    oom = Row("rollout", TP2, 2048, 8, None, oom=True)
+    oom = ProfileRow("rollout", TP2, 2048, 8, None, oom=True)
     table = ProfileTable([BLANK, oom], "rollout", lambda *_: 0.1)
     found = table.predict(TP2, 2048, 8)
     assert not found.fits and "by the profile" in found.why and found.memory_fraction == 0.1

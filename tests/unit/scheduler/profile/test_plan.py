@@ -6,16 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.parallelism import Parallelism
-from services.scheduler.profile.plan import LEAST, MOST, Point, Progress, halves
+from services.scheduler.profile.plan import LEAST, MOST, ProfilePoint, ProfileProgress, halves
 
-GRID = [Point(length, count) for length in (100, 200, 400) for count in (1, 4, 16)]
-
-
-def progress(points=GRID) -> Progress:
-    return Progress(Parallelism(dp=2), points)
+GRID = [ProfilePoint(length, count) for length in (100, 200, 400) for count in (1, 4, 16)]
 
 
-def measured(points, seconds: float, cost, *, over: Progress | None = None) -> tuple[Progress, list[Point]]:
+def progress(points=GRID) -> ProfileProgress:
+    return ProfileProgress(Parallelism(dp=2), points)
+
+
+def measured(
+    points, seconds: float, cost, *, over: ProfileProgress | None = None
+) -> tuple[ProfileProgress, list[ProfilePoint]]:
     """Visits until there is no time or nothing to do. cost: seconds of a visit to a point."""
     found, visits = over or progress(points), []
     while (point := found.next(seconds)) is not None:
@@ -69,14 +71,14 @@ def test_the_time_is_overrun_by_less_than_the_dearest_visit(seconds, slope, fixe
 
 def test_what_does_not_fit_is_not_tried_longer_and_more_concurrent():
     found = progress()
-    found.note_oom(Point(200, 16))
-    assert Point(400, 16) not in found.lacking() and Point(400, 4) in found.lacking()
-    found.note_oom(Point(400, 16))  # known already
+    found.note_oom(ProfilePoint(200, 16))
+    assert ProfilePoint(400, 16) not in found.lacking() and ProfilePoint(400, 4) in found.lacking()
+    found.note_oom(ProfilePoint(400, 16))  # known already
     assert [(row.context_tokens, row.concurrency) for row in found.rows("trainer")] == [(200, 16)]
-    found.note_oom(Point(100, 4))  # covers the earlier one
+    found.note_oom(ProfilePoint(100, 4))  # covers the earlier one
     rows = found.rows("trainer")
     assert [(row.context_tokens, row.concurrency, row.oom) for row in rows] == [(100, 4, True)]
-    assert found.lacking() == [Point(100, 1), Point(200, 1), Point(400, 1)]
+    assert found.lacking() == [ProfilePoint(100, 1), ProfilePoint(200, 1), ProfilePoint(400, 1)]
 
 
 def test_what_was_measured_before_is_not_measured_again():
@@ -88,17 +90,17 @@ def test_what_was_measured_before_is_not_measured_again():
 
 
 def test_a_row_is_the_median_of_its_windows_and_the_highest_memory():
-    found = progress([Point(8, 1)])
+    found = progress([ProfilePoint(8, 1)])
     for rate, fraction in ((10.0, 0.2), (500.0, 0.3), (12.0, None)):
         assert not found.rows("rollout")
-        found.note(Point(8, 1), rate, 1.0, fraction)
+        found.note(ProfilePoint(8, 1), rate, 1.0, fraction)
     (row,) = found.rows("rollout")
     assert (row.tokens_per_device_s, row.peak_memory_fraction, row.parallelism) == (12.0, 0.3, Parallelism(2))
     assert LEAST == 3
 
 
 def test_only_the_points_that_a_probe_serves_are_chosen():
-    assert progress().next(10.0, [Point(400, 4)]) == Point(400, 4)
+    assert progress().next(10.0, [ProfilePoint(400, 4)]) == ProfilePoint(400, 4)
     assert progress().next(10.0, []) is None
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 from services.scheduler.profile import rows
-from services.scheduler.profile.rows import COLUMNS, Row, dump, parse
+from services.scheduler.profile.rows import COLUMNS, ProfileRow, dump, parse
 
 HEAD = ",".join(COLUMNS)
 GOOD = "rollout,2,4,1,1,1024,32,310.5,0.5"
@@ -18,12 +18,14 @@ DEGREES = st.integers(1, 16)
 
 
 @st.composite
-def written(draw) -> Row:
+def written(draw) -> ProfileRow:
     oom = draw(st.booleans())
     rate = None if oom else draw(st.none() | NUMBERS)
     fraction = draw(st.floats(0.001, 3.0) if rate is None and not oom else st.none() | st.floats(0.001, 3.0))
     cut = draw(st.builds(Parallelism, DEGREES, DEGREES, DEGREES, DEGREES))
-    return Row(draw(st.sampled_from(rows.STAGES)), cut, draw(NUMBERS), draw(NUMBERS), rate, fraction, oom)
+    return ProfileRow(
+        draw(st.sampled_from(rows.STAGES)), cut, draw(NUMBERS), draw(NUMBERS), rate, fraction, oom
+    )
 
 
 def near(a: float | None, b: float | None, digits: int) -> bool:
@@ -45,7 +47,7 @@ def test_rows_are_read_as_they_were_written(these):
 
 def test_a_line_is_a_row():
     assert parse(f"{HEAD}\n{GOOD}\n", "p.csv") == [
-        Row("rollout", Parallelism(2, 4), 1024.0, 32.0, 310.5, 0.5, False)
+        ProfileRow("rollout", Parallelism(2, 4), 1024.0, 32.0, 310.5, 0.5, False)
     ]
 
 
@@ -59,7 +61,7 @@ def test_columns_stand_in_any_order(order):
 
 def test_columns_that_may_be_left_out_and_columns_of_others():
     text = "note,stage,tp,context_tokens,concurrency,tokens_per_device_s\nmine,Rollout,4,1024,32,10\n"
-    assert parse(text, "p.csv") == [Row("rollout", Parallelism(tp=4), 1024, 32, 10.0)]
+    assert parse(text, "p.csv") == [ProfileRow("rollout", Parallelism(tp=4), 1024, 32, 10.0)]
 
 
 @pytest.mark.parametrize(

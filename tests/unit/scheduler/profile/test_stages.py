@@ -14,7 +14,7 @@ from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from services.scheduler.profile.cache import Cache
 from services.scheduler.profile.command import app, numbers, stages_of
-from services.scheduler.profile.plan import LEAST, Point
+from services.scheduler.profile.plan import LEAST, ProfilePoint
 from services.scheduler.profile.stages import cache_of, facts_of, parallelisms, plan_of
 
 SPEC = ModelSpec("llama", 96, 2, 12, 6, 8, 192, 50, max_positions=4096)
@@ -53,33 +53,39 @@ def test_without_given_points_the_run_file_says_which():
     batches = plan_of("trainer", config, SPEC).points[Parallelism()]
     assert {point.concurrency for point in batches} == {2, 8, 32}
     small = plan_of("rollout", run(rollout={"max_context_tokens": 20, "max_sequences": 1}), SPEC)
-    assert set(small.points[Parallelism()]) == {Point(10, 1), Point(20, 1)}
+    assert set(small.points[Parallelism()]) == {ProfilePoint(10, 1), ProfilePoint(20, 1)}
 
 
 def test_sequences_beyond_the_kv_bound_wait_and_one_that_is_longer_does_not_fit():
     config = run(rollout={"engines": 2, "tp": 1, "kv_tokens": 3072})
     loads = plan_of("rollout", config, SPEC, [1024, 2048, 4096], [2, 8]).loads
     assert loads[Parallelism(dp=2)] == {
-        Point(1024, 2): Point(1024, 2),
-        Point(1024, 8): Point(1024, 6),
-        Point(2048, 2): Point(2048, 2),
-        Point(2048, 8): Point(2048, 2),
-        Point(4096, 2): None,
-        Point(4096, 8): None,
+        ProfilePoint(1024, 2): ProfilePoint(1024, 2),
+        ProfilePoint(1024, 8): ProfilePoint(1024, 6),
+        ProfilePoint(2048, 2): ProfilePoint(2048, 2),
+        ProfilePoint(2048, 8): ProfilePoint(2048, 2),
+        ProfilePoint(4096, 2): None,
+        ProfilePoint(4096, 8): None,
     }
     # Two devices hold twice the tokens of one engine, and have to hold all sequences.
     both = loads[Parallelism(tp=2)]
-    assert (both[Point(2048, 8)], both[Point(4096, 8)]) == (Point(2048, 3), Point(4096, 1))
+    assert (both[ProfilePoint(2048, 8)], both[ProfilePoint(4096, 8)]) == (
+        ProfilePoint(2048, 3),
+        ProfilePoint(4096, 1),
+    )
     assert plan_of("trainer", config, SPEC, [2048], [8]).loads[Parallelism()] == {
-        Point(2048, 8): Point(2048, 8)
+        ProfilePoint(2048, 8): ProfilePoint(2048, 8)
     }
 
 
 def test_a_trainers_ranks_take_so_much_of_a_sequence_each():
     config = run(trainer={"ranks": 2, "microbatch_tokens": 2048}, scheduler={"selector": "on"})
     loads = plan_of("trainer", config, SPEC, [2048, 4096], [8]).loads
-    assert loads[Parallelism(dp=2)] == {Point(2048, 8): Point(2048, 8), Point(4096, 8): None}
-    assert loads[Parallelism(cp=2)] == {one: one for one in (Point(2048, 8), Point(4096, 8))}
+    assert loads[Parallelism(dp=2)] == {
+        ProfilePoint(2048, 8): ProfilePoint(2048, 8),
+        ProfilePoint(4096, 8): None,
+    }
+    assert loads[Parallelism(cp=2)] == {one: one for one in (ProfilePoint(2048, 8), ProfilePoint(4096, 8))}
 
 
 def test_settings_that_change_the_figures_change_the_fingerprint(tmp_path):
@@ -101,18 +107,18 @@ def test_windows_are_kept_as_they_are_measured(tmp_path):
     cache = Cache(tmp_path, "rollout", {"model": "m"})
     with cache.held(fresh=False):
         for rate in (1.0, 2.0, 3.0):
-            cache.note(CUT, Point(64, 2), rate, 0.5, 0.25)
-        cache.note(CUT, Point(64, 8), 9.0, 0.5, None)
-        cache.note_oom(CUT, Point(128, 16))
+            cache.note(CUT, ProfilePoint(64, 2), rate, 0.5, 0.25)
+        cache.note(CUT, ProfilePoint(64, 8), 9.0, 0.5, None)
+        cache.note_oom(CUT, ProfilePoint(128, 16))
     with cache.path.open("a") as file:
         file.write('{"dp": 4, "context_tok')  # killed
     with cache.held(fresh=False):
-        cache.note(CUT, Point(64, 8), 9.0, 0.5, None)
+        cache.note(CUT, ProfilePoint(64, 8), 9.0, 0.5, None)
     known = Cache(tmp_path, "rollout", {"model": "m"}).known(
-        {CUT: [Point(64, 2), Point(64, 8), Point(32, 1)]}
+        {CUT: [ProfilePoint(64, 2), ProfilePoint(64, 8), ProfilePoint(32, 1)]}
     )
-    assert known[CUT].windows(Point(64, 8)) == 2 < LEAST
-    assert known[CUT].lacking() == [Point(32, 1), Point(64, 8)]
+    assert known[CUT].windows(ProfilePoint(64, 8)) == 2 < LEAST
+    assert known[CUT].lacking() == [ProfilePoint(32, 1), ProfilePoint(64, 8)]
     rows = cache.rows()
     assert [(row.context_tokens, row.tokens_per_device_s, row.oom) for row in rows] == [
         (64, 2.0, False),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
 from services.scheduler.profile.roofline import Roofline
-from services.scheduler.profile.rows import Row, parse
+from services.scheduler.profile.rows import ProfileRow, parse
 from services.scheduler.profile.surface import Surface
 from services.scheduler.profile.table import ProfileTable
 
@@ -26,11 +26,13 @@ def near(a: float, b: float, relative: float = 1e-6) -> bool:
     return math.isclose(a, b, rel_tol=relative)
 
 
-def row(cut: Parallelism, context: float, load: float, rate: float | None = 100.0, fraction=None) -> Row:
-    return Row("rollout", cut, context, load, rate, fraction, rate is None and fraction is None)
+def row(
+    cut: Parallelism, context: float, load: float, rate: float | None = 100.0, fraction=None
+) -> ProfileRow:
+    return ProfileRow("rollout", cut, context, load, rate, fraction, rate is None and fraction is None)
 
 
-def table(*rows: Row) -> ProfileTable:
+def table(*rows: ProfileRow) -> ProfileTable:
     return ProfileTable(rows, "rollout")
 
 
@@ -273,7 +275,7 @@ def test_what_the_profile_lacks_is_said():
 
 
 def test_a_stage_has_its_own_rows():
-    rows = [row(TP4, 1000, 8), Row("trainer", TP4, 9000, 99, 7.0)]
+    rows = [row(TP4, 1000, 8), ProfileRow("trainer", TP4, 9000, 99, 7.0)]
     of = ProfileTable(rows, "trainer")
     assert of.points == [(9000, 99)] and of.extent == (9000, 99)
     assert of.predict(TP4, 9000, 99).tokens_per_device_s == 7.0

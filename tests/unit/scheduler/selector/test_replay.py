@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import replay, trace
 from services.scheduler.selector.decision import Decision, Workload
 from services.scheduler.selector.policies import NAMES, policy_of
-from services.scheduler.selector.trace import COLUMNS, Step
+from services.scheduler.selector.trace import COLUMNS, TraceStep
 
 HEAD = ",".join(COLUMNS)
 GOOD = "3,1000,1500,2000,32,8"
@@ -27,7 +27,7 @@ TP1, TP2 = Parallelism(4), Parallelism(2, 2)
 
 
 def test_a_line_is_a_step():
-    steps = [Step(3, Workload(1000, 1500, 2000, 32), 8)]
+    steps = [TraceStep(3, Workload(1000, 1500, 2000, 32), 8)]
     assert trace.parse(f"\ufeff{HEAD}\r\n\r\n{GOOD}\r\n,,,,,\r\n", "t.csv") == steps
     assert (
         trace.parse(
@@ -41,7 +41,7 @@ def test_a_line_is_a_step():
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e9)] * 4, st.integers(1, 4096)), min_size=1, max_size=5))
 def test_steps_are_read_as_they_were_written(drawn):
     steps = [
-        Step(2 * at, Workload(mean, p95, mean + longest, load), devices)
+        TraceStep(2 * at, Workload(mean, p95, mean + longest, load), devices)
         for at, (mean, p95, longest, load, devices) in enumerate(drawn)
     ]
     text = trace.dump(steps)
@@ -87,8 +87,8 @@ def test_steps_come_in_order_and_there_are_some_but_not_too_many(monkeypatch):
 # --- what a step costs ----------------------------------------------------------------------
 
 
-def row(cut: Parallelism, context: float, load: float, rate: float | None) -> Row:
-    return Row("rollout", cut, context, load, rate, None, rate is None)
+def row(cut: Parallelism, context: float, load: float, rate: float | None) -> ProfileRow:
+    return ProfileRow("rollout", cut, context, load, rate, None, rate is None)
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def small() -> ProfileTable:
     )
 
 
-def step(at: int, mean: float, longest: float, load: float = 32, devices: int = 4) -> Step:
-    return Step(at, Workload(mean, longest, longest, load), devices)
+def step(at: int, mean: float, longest: float, load: float = 32, devices: int = 4) -> TraceStep:
+    return TraceStep(at, Workload(mean, longest, longest, load), devices)
 
 
 class Fixed:
@@ -186,7 +186,7 @@ def drawn_table(draw: random.Random, cuts: int = 3) -> ProfileTable:
     return ProfileTable(rows, "rollout")
 
 
-def drawn_steps(draw: random.Random, count: int, devices: tuple[int, ...] = (4,)) -> list[Step]:
+def drawn_steps(draw: random.Random, count: int, devices: tuple[int, ...] = (4,)) -> list[TraceStep]:
     longest = [draw.uniform(100, 6000) for _ in range(count)]
     return [
         step(at, long / draw.uniform(1, 3), long, draw.randint(1, 24), draw.choice(devices))

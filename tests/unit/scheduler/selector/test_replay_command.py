@@ -16,7 +16,7 @@ from services.scheduler.profile.rows import COLUMNS, parse
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import replay_command, trace
 from services.scheduler.selector.decision import Workload
-from services.scheduler.selector.trace import Step
+from services.scheduler.selector.trace import TraceStep
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples" / "selector"
@@ -48,7 +48,8 @@ def published(tmp_path: Path) -> Path:
 def written(path: Path, loads: list[tuple[float, float]], spread: float = 1.3) -> Path:
     """A trace of (mean length, concurrency) on 8 devices."""
     steps = [
-        Step(at, Workload(mean, mean * 1.2, mean * spread, load), 8) for at, (mean, load) in enumerate(loads)
+        TraceStep(at, Workload(mean, mean * 1.2, mean * spread, load), 8)
+        for at, (mean, load) in enumerate(loads)
     ]
     path.write_text(trace.dump(steps), encoding="utf-8")
     return path
@@ -250,6 +251,6 @@ def test_a_cell_that_is_none_is_named_with_its_line(published, growing):
 
 def test_devices_that_nothing_divides_are_named(published, tmp_path):
     path = tmp_path / "t.csv"
-    path.write_text(trace.dump([Step(0, Workload(9, 9, 9, 9), 6)]), encoding="utf-8")
+    path.write_text(trace.dump([TraceStep(0, Workload(9, 9, 9, 9), 6)]), encoding="utf-8")
     code, out, err = earl_replay(published, path, "--json")
     assert (code, out) == (2, "") and "divides 6 devices; profile one that does" in err

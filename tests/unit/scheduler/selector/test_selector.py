@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from benchmarks.selector import generate
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import expect, replay
 from services.scheduler.selector.decision import Decision, Workload
 from services.scheduler.selector.earl import EarlPolicy
 from services.scheduler.selector.policies import NAMES, policy_of
 from services.scheduler.selector.rungs import CHEAPEST_S, DEAREST_S, RETURN, rungs
-from services.scheduler.selector.trace import Step
+from services.scheduler.selector.trace import TraceStep
 
 SEEDS = st.integers(0, 10**6)
 COSTS = (0.0, 0.003, 0.1, 1.0, 3.0, 20.0, 300.0, 1e7)
@@ -35,23 +35,23 @@ def drawn_table(draw: random.Random) -> ProfileTable:
             rate = draw.uniform(10, 100) if draw.random() < 0.8 else None
             fraction = draw.uniform(0.1, 1.1) if draw.random() < 0.4 else None
             point = draw.choice([256, 1024, 4096, 16384]), draw.choice([1, 8, 64])
-            rows.append(Row("rollout", Parallelism(8 // tp, tp), *point, rate, fraction, rate is None))
-        rows.append(Row("rollout", Parallelism(8 // tp, tp), 128, 1, draw.uniform(10, 100)))
+            rows.append(ProfileRow("rollout", Parallelism(8 // tp, tp), *point, rate, fraction, rate is None))
+        rows.append(ProfileRow("rollout", Parallelism(8 // tp, tp), 128, 1, draw.uniform(10, 100)))
     return ProfileTable(rows, "rollout")
 
 
-def drawn_steps(draw: random.Random, devices: tuple[int, ...] = (8,)) -> list[Step]:
+def drawn_steps(draw: random.Random, devices: tuple[int, ...] = (8,)) -> list[TraceStep]:
     """Lengths and loads that wander, at times by far."""
     longest, load, steps = draw.uniform(100, 20_000), draw.uniform(1, 64), []
     for at in range(SHORT):
         longest = min(max(longest * draw.lognormvariate(0, draw.choice([0.05, 0.5])), 10), 1e5)
         load = min(max(load * draw.lognormvariate(0, draw.choice([0.0, 0.3])), 1), 500)
         mean = longest / draw.uniform(1.0, 3.0)
-        steps.append(Step(at, Workload(mean, mean, longest, load), draw.choice(devices)))
+        steps.append(TraceStep(at, Workload(mean, mean, longest, load), draw.choice(devices)))
     return steps
 
 
-def generated(seed: int) -> tuple[ProfileTable, list[Step], float]:
+def generated(seed: int) -> tuple[ProfileTable, list[TraceStep], float]:
     """A table and a trace of the benchmark's, and a switch's cost that matters."""
     draw = random.Random(seed)
     table = generate.table(draw)
@@ -59,12 +59,14 @@ def generated(seed: int) -> tuple[ProfileTable, list[Step], float]:
     return table, steps, replay.cost(table, 8, steps[0].workload).best_s * 10 ** draw.uniform(-2, 1)
 
 
-def arbitrary(seed: int, devices: tuple[int, ...] = (8,)) -> tuple[ProfileTable, list[Step], float]:
+def arbitrary(seed: int, devices: tuple[int, ...] = (8,)) -> tuple[ProfileTable, list[TraceStep], float]:
     draw = random.Random(seed)
     return drawn_table(draw), drawn_steps(draw, devices), 10 ** draw.uniform(-2, 3)
 
 
-def decisions(table: ProfileTable, steps: list[Step], cost_s: float, name: str = "earl") -> list[Decision]:
+def decisions(
+    table: ProfileTable, steps: list[TraceStep], cost_s: float, name: str = "earl"
+) -> list[Decision]:
     policy, made = policy_of(name, table, cost_s), []
     for step in steps:
         made.append(policy.decide(step.step, step.devices))
@@ -112,7 +114,7 @@ def test_the_same_again_decides_the_same(drawn, seed):
 @given(seed=SEEDS, at=st.integers(0, SHORT - 1))
 def test_what_comes_later_changes_nothing(drawn, name, seed, at):
     table, steps, cost_s = drawn(seed)
-    other = [*steps[:at], *(Step(one.step, Workload(9, 9, 9, 9), 8) for one in steps[at:])]
+    other = [*steps[:at], *(TraceStep(one.step, Workload(9, 9, 9, 9), 8) for one in steps[at:])]
     assert decisions(table, steps, cost_s, name)[: at + 1] == decisions(table, other, cost_s, name)[: at + 1]
 
 
@@ -122,8 +124,8 @@ def test_what_comes_later_changes_nothing(drawn, name, seed, at):
 def test_a_dearer_switch_never_makes_more_of_them(drawn, seed, more):
     table, steps, _ = drawn(seed)
     draw = random.Random(seed)
-    table = ProfileTable([*table.rows, Row("rollout", Parallelism(8), 128, 1, 50.0)], "rollout")
-    steps = [Step(one.step, one.workload, draw.choice(more)) for one in steps]
+    table = ProfileTable([*table.rows, ProfileRow("rollout", Parallelism(8), 128, 1, 50.0)], "rollout")
+    steps = [TraceStep(one.step, one.workload, draw.choice(more)) for one in steps]
     made = [sum(one.switched for one in decisions(table, steps, cost_s)) for cost_s in COSTS]
     assert made == sorted(made, reverse=True)
 
@@ -143,7 +145,7 @@ def test_no_step_runs_out_of_memory_while_growth_is_bounded(seed):
                 rate = physics.rate(tp, context, load) if fraction <= 1 or tp == 8 else None
                 shown = min(fraction, 0.99) if tp == 8 else fraction
                 rows.append(
-                    Row(
+                    ProfileRow(
                         "rollout",
                         Parallelism(8 // tp, tp),
                         context,
@@ -156,7 +158,7 @@ def test_no_step_runs_out_of_memory_while_growth_is_bounded(seed):
     table = ProfileTable(rows, "rollout")
     longest, load, steps = draw.uniform(500, 2000), draw.uniform(10, 30), []
     for at in range(SHORT):
-        steps.append(Step(at, Workload(longest * draw.uniform(0.3, 1), longest, longest, load), 8))
+        steps.append(TraceStep(at, Workload(longest * draw.uniform(0.3, 1), longest, longest, load), 8))
         longest = min(longest * draw.choice([0.5, 0.9, 1.0, 1.1, 1.25]), 16384 / 1.25**2)
         load = min(load * draw.choice([0.8, 1.05, 1.25]), 128 / 1.25**2)
     assert all(
@@ -184,9 +186,12 @@ def test_around_a_boundary_it_switches_half_as_often_as_the_paper_at_most():
 
 def flat(tp1: float, tp2: float, ends: float | None = None) -> ProfileTable:
     """Two layouts of 2 devices, each as quick everywhere; tp 1 does not fit from `ends` tokens on."""
-    rows = [Row("rollout", Parallelism(2), 100, 10, tp1), Row("rollout", Parallelism(1, 2), 100, 10, tp2)]
+    rows = [
+        ProfileRow("rollout", Parallelism(2), 100, 10, tp1),
+        ProfileRow("rollout", Parallelism(1, 2), 100, 10, tp2),
+    ]
     if ends is not None:
-        rows.append(Row("rollout", Parallelism(2), ends, 10, None, oom=True))
+        rows.append(ProfileRow("rollout", Parallelism(2), ends, 10, None, oom=True))
     return ProfileTable(rows, "rollout")
 
 
@@ -236,8 +241,8 @@ def test_what_is_about_to_run_out_of_memory_is_left_at_once():
 
 def test_where_nothing_fits_it_goes_where_most_room_is():
     rows = [
-        Row("rollout", Parallelism(2), 100, 10, 100.0, 1.5),
-        Row("rollout", Parallelism(1, 2), 100, 10, 50.0, 1.1),
+        ProfileRow("rollout", Parallelism(2), 100, 10, 100.0, 1.5),
+        ProfileRow("rollout", Parallelism(1, 2), 100, 10, 50.0, 1.1),
     ]
     made = settled(ProfileTable(rows, "rollout"), 1e6, Parallelism(2), longest=200)
     assert [one.step for one in made if one.switched] == [1] and made[1].urgent
@@ -247,15 +252,15 @@ def test_where_nothing_fits_it_goes_where_most_room_is():
 
 def test_what_has_no_throughput_is_no_refuge():
     rows = [
-        Row("rollout", Parallelism(2), 100, 10, 100.0, 1.5),
-        Row("rollout", Parallelism(1, 2), 100, 10, None, 0.2),
+        ProfileRow("rollout", Parallelism(2), 100, 10, 100.0, 1.5),
+        ProfileRow("rollout", Parallelism(1, 2), 100, 10, None, 0.2),
     ]
     assert {str(one.after) for one in settled(ProfileTable(rows, "rollout"), 0.0, Parallelism(2))} == {"dp2"}
 
 
 def test_a_return_within_the_memory_must_save_more():
     table = ProfileTable(
-        [Row("rollout", cut, context, 10, rate)
+        [ProfileRow("rollout", cut, context, 10, rate)
          for cut, rates in ((Parallelism(2), (150, 100)), (Parallelism(1, 2), (100, 125)))
          for context, rate in zip((100, 1000), rates, strict=True)], "rollout",
     )  # fmt: skip
@@ -346,7 +351,7 @@ def test_a_load_that_never_changed_grows_alone():
 
 def test_the_beginning_is_safe_for_all_of_the_profile_or_fits_most_of_it():
     rows = [
-        Row("rollout", cut, context, 10, rate, context * used)
+        ProfileRow("rollout", cut, context, 10, rate, context * used)
         for cut, rate, used in ((Parallelism(2), 100.0, 0.009), (Parallelism(1, 2), 50.0, 0.005))
         for context in (50, 100)
     ]
@@ -362,10 +367,14 @@ def test_of_a_long_profile_all_loads_are_looked_at_to_begin_with():
     for at in range(40):
         for load in (1, 8, 64):
             rows.append(
-                Row("rollout", Parallelism(2), 100 + at, load, None if load > 1 else 100.0, None, load > 1)
+                ProfileRow(
+                    "rollout", Parallelism(2), 100 + at, load, None if load > 1 else 100.0, None, load > 1
+                )
             )
             rows.append(
-                Row("rollout", Parallelism(1, 2), 100 + at, load, None if at > 24 else 50.0, None, at > 24)
+                ProfileRow(
+                    "rollout", Parallelism(1, 2), 100 + at, load, None if at > 24 else 50.0, None, at > 24
+                )
             )
     assert EarlPolicy(ProfileTable(rows, "rollout"), 1.0).decide(0, 2).after == Parallelism(1, 2)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.selector import generate
 from earl.errors import ConfigError
 from earl.parallelism import Parallelism
-from services.scheduler.profile.rows import Row
+from services.scheduler.profile.rows import ProfileRow
 from services.scheduler.profile.table import ProfileTable
 from services.scheduler.selector import replay
 from services.scheduler.selector.policies import policy_of
@@ -23,13 +23,13 @@ TP1, TP2 = Parallelism(2), Parallelism(1, 2)
 def table(stage: str, *rows: tuple[Parallelism, float | None, float | None]) -> ProfileTable:
     """All at 100 tokens and 10 sequences: a rate, None for out of memory, and a fraction."""
     return ProfileTable(
-        (Row(stage, cut, 100, 10, rate, used, rate is None) for cut, rate, used in rows), stage
+        (ProfileRow(stage, cut, 100, 10, rate, used, rate is None) for cut, rate, used in rows), stage
     )
 
 
 def renamed(table: ProfileTable, stage: str) -> ProfileTable:
     rows = (
-        Row(stage, row.parallelism, row.context_tokens, row.concurrency, row.tokens_per_device_s,
+        ProfileRow(stage, row.parallelism, row.context_tokens, row.concurrency, row.tokens_per_device_s,
             row.peak_memory_fraction, row.oom)
         for row in table.rows
     )  # fmt: skip

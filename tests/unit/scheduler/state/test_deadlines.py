@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.state.deadlines import Deadlines
+from services.scheduler.state.deadlines import DeadlineQueue
 
 keys = st.integers(0, 5)
 moves = st.one_of(
@@ -18,7 +18,7 @@ moves = st.one_of(
 
 @given(st.lists(moves, max_size=40))
 def test_what_is_due_is_taken_once(done: list[tuple[str, int, int]]) -> None:
-    deadlines: Deadlines[int] = Deadlines()
+    deadlines: DeadlineQueue[int] = DeadlineQueue()
     plain: dict[int, int] = {}
     for what, key, time in done:
         if what == "set":

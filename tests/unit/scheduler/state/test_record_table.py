@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from services.scheduler.state.record_table import RecordTable
-from services.scheduler.state.records import Evaluation, Issue, Lives, Member
+from services.scheduler.state.records import EvaluationRecord, Issue, Lives, WorkerRecord
 
 
 def changed(table: RecordTable[str, int]) -> dict[str, int | None]:
@@ -42,6 +42,6 @@ def test_every_way_of_changing_it_is_noticed(
     assert changed(table) == {}
 
 
-@pytest.mark.parametrize("kind", [Evaluation, Issue, Lives, Member])
+@pytest.mark.parametrize("kind", [EvaluationRecord, Issue, Lives, WorkerRecord])
 def test_records_of_tables_cannot_be_changed_in_place(kind: type[msgspec.Struct]) -> None:
     assert kind.__struct_config__.frozen

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from services.scheduler.batches.advantages import group_advantages
 from services.scheduler.batches.batch_plan import cut, summary
-from services.scheduler.ledger.admission import Candidate, choose, target_version
-from services.scheduler.state.records import Batch, Ending, Purpose, Result, Ticket
+from services.scheduler.ledger.admission import GroupCandidate, choose, target_version
+from services.scheduler.state.records import Batch, EpisodeEnding, Purpose, Result, Ticket
 from services.scheduler.state.seeds import env_seed, sample_seeds, splitmix64
 
 
@@ -58,8 +58,8 @@ def test_equal_rewards_teach_nothing() -> None:
     assert math.isclose(high, 1 / (math.sqrt(2) + 1e-4)) and low == -high
 
 
-def candidates(*specs: tuple[int, bool]) -> list[Candidate]:
-    return [Candidate(group, deadline, complete) for group, (deadline, complete) in enumerate(specs)]
+def candidates(*specs: tuple[int, bool]) -> list[GroupCandidate]:
+    return [GroupCandidate(group, deadline, complete) for group, (deadline, complete) in enumerate(specs)]
 
 
 def test_completed_groups_go_first() -> None:
@@ -76,7 +76,7 @@ def test_completed_groups_do_not_crowd_out_later_deadlines() -> None:
     # Two batches' worth of deadline 6 at version 5: one of them must go now, though others are ready.
     found = candidates((6, False), (6, False), (6, False), (6, True), (7, True), (7, True))
     assert choose(found, 5, 2, 2) is None
-    found[2] = Candidate(2, 6, True)
+    found[2] = GroupCandidate(2, 6, True)
     assert choose(found, 5, 2, 2) == [2, 3]
 
 
@@ -96,14 +96,14 @@ def test_no_deadline_is_ever_missed(data: st.DataObject, staleness: int, batch: 
             live[next_group] = [oldest + staleness, False]
             next_group += 1
         for group in data.draw(st.permutations(sorted(live))):
-            found = [Candidate(g, deadline, done) for g, (deadline, done) in live.items()]
+            found = [GroupCandidate(g, deadline, done) for g, (deadline, done) in live.items()]
             chosen = choose(found, version, batch, staleness)
             if chosen is not None:
                 break
             live[group][1] = True
         else:
             chosen = choose(
-                [Candidate(g, deadline, done) for g, (deadline, done) in live.items()],
+                [GroupCandidate(g, deadline, done) for g, (deadline, done) in live.items()],
                 version,
                 batch,
                 staleness,
@@ -154,5 +154,5 @@ def test_a_summary_says_what_was_trained() -> None:
     assert numbers["reward_mean"] == 0.5 and numbers["win_rate"] == 0.75 and numbers["illegal_rate"] == 0
     assert numbers["staleness_mean"] == 1 and numbers["staleness_max"] == 1
     assert numbers["truncated_episodes"] == 0
-    results[0].ending = Ending.TRUNCATED
+    results[0].ending = EpisodeEnding.TRUNCATED
     assert summary(batch, results)["truncated_episodes"] == 1

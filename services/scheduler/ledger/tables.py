@@ -1,7 +1,7 @@
 """What is: every record of the ledger, the indices over them, and what has changed since last stored.
 
 Promise: after any sequence of operations, `restore` of what `take_changes` handed out (applied in
-order) gives an equal book; only clocks (lease and membership deadlines) start anew.
+order) gives an equal tables; only clocks (lease and membership deadlines) start anew.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from earl.errors import LedgerError
-from services.scheduler.state.deadlines import Deadlines
+from services.scheduler.state.deadlines import DeadlineQueue
 from services.scheduler.state.record_table import RecordTable
 from services.scheduler.state.records import (
     BATCHED,
     LIVE,
     Batch,
-    Change,
-    Changes,
-    Evaluation,
+    EvaluationRecord,
     Fact,
     Issue,
+    LedgerChanges,
     Lives,
-    Member,
     Purpose,
     Record,
-    Run,
-    State,
+    RecordChange,
+    RunRecord,
     Ticket,
+    TicketState,
+    WorkerRecord,
     decode,
     encode,
     ranges_of,
@@ -36,10 +36,10 @@ from services.scheduler.state.records import (
 from services.scheduler.state.switch_records import StageRecord
 from services.scheduler.state.ticket_ranges import RangeSet
 
-HELD = frozenset({State.LEASED, State.READY, State.PLANNED})
+HELD = frozenset({TicketState.LEASED, TicketState.READY, TicketState.PLANNED})
 
 
-class Book:
+class LedgerTables:
     """Records and indices over them. Whatever a transition changes is found when changes are taken.
 
     Tickets change through `touch`, `move` and `compact`; workers, their lives and issued groups are frozen
@@ -47,16 +47,16 @@ class Book:
     """
 
     def __init__(self) -> None:
-        self.run = Run()
+        self.run = RunRecord()
         self.batch: Batch | None = None
         self.tickets: dict[int, Ticket] = {}
         # By group, those of whose tickets some were never touched since, and have no record of their own.
         self.issues: RecordTable[int, Issue] = RecordTable()
         self._untouched: dict[int, set[int]] = {}
-        self.members: RecordTable[str, Member] = RecordTable()
+        self.members: RecordTable[str, WorkerRecord] = RecordTable()
         # By worker name; only the last incarnation of each is not replaced.
         self.lives: RecordTable[str, Lives] = RecordTable()
-        self.evaluations: RecordTable[str, Evaluation] = RecordTable()
+        self.evaluations: RecordTable[str, EvaluationRecord] = RecordTable()
         # By stage; none for a stage that nobody ever asked anything of.
         self.stages: dict[str, StageRecord] = {}
         # Compacted tickets by bucket: "trained", "evaluated", "dropped:<reason>".
@@ -78,10 +78,10 @@ class Book:
         self.buckets: Counter[str] = Counter()
         self.pending: list[int] = []
         # Monotonic seconds; not stored.
-        self.lease_until: Deadlines[int] = Deadlines()
+        self.lease_until: DeadlineQueue[int] = DeadlineQueue()
         self.lease_since: dict[int, float] = {}
-        self.member_until: Deadlines[str] = Deadlines()
-        # The time as the book's owner told it last, and when each ticket came into its state.
+        self.member_until: DeadlineQueue[str] = DeadlineQueue()
+        # The time as the tables's owner told it last, and when each ticket came into its state.
         self.now = 0.0
         self.state_since: dict[int, float] = {}
         # Changed tickets with the heads of their stored records, "" for none.
@@ -115,7 +115,7 @@ class Book:
         if ticket.id not in self._touched:
             self._touched[ticket.id] = "" if self._first_touch(ticket) else ticket.head
 
-    def move(self, ticket: Ticket, state: State, reason: str = "") -> None:
+    def move(self, ticket: Ticket, state: TicketState, reason: str = "") -> None:
         """Changes a ticket's state and every index over it."""
         if ticket.state not in BATCHED or state not in BATCHED:
             self.touch(ticket)
@@ -141,23 +141,23 @@ class Book:
         """States a fact; it travels with the changes that made it true."""
         self._facts.append(fact)
 
-    def take_changes(self) -> Changes:
+    def take_changes(self) -> LedgerChanges:
         """What is to be stored now; asked again, only what changed in between."""
         records = []
         for number, head in self._touched.items():
             ticket = self.tickets.get(number)
             if ticket is not None:
-                records.append(Change("ticket", str(number), head, encode(ticket)))
+                records.append(RecordChange("ticket", str(number), head, encode(ticket)))
             elif head:  # otherwise it came and went between two stores
-                records.append(Change("ticket", str(number), head, None))
+                records.append(RecordChange("ticket", str(number), head, None))
         records += self._changed_tables()
         records += self._changed_in_place()
-        changes = Changes(tuple(records), tuple(self._facts))
+        changes = LedgerChanges(tuple(records), tuple(self._facts))
         self._touched.clear()
         self._facts.clear()
         return changes
 
-    def _changed_tables(self) -> Iterator[Change]:
+    def _changed_tables(self) -> Iterator[RecordChange]:
         """Frozen records that were set or deleted, and the sets of tickets."""
         tables = (
             ("group", self.issues),
@@ -167,23 +167,23 @@ class Book:
         )
         for kind, table in tables:
             for key, record in table.take_changed():
-                yield Change(kind, str(key), None, None if record is None else encode(record))
+                yield RecordChange(kind, str(key), None, None if record is None else encode(record))
         if self._closed_changed:
-            yield Change("state", "closed", None, encode(ranges_of(self.closed)))
+            yield RecordChange("state", "closed", None, encode(ranges_of(self.closed)))
         if self._trained_changed:
-            yield Change("state", "trained", None, encode(list(self._trained_ranges().ranges)))
+            yield RecordChange("state", "trained", None, encode(list(self._trained_ranges().ranges)))
         self._closed_changed = self._trained_changed = False
 
-    def _changed_in_place(self) -> Iterator[Change]:
+    def _changed_in_place(self) -> Iterator[RecordChange]:
         """Records that transitions change in place: whatever differs from its stored form. They are few."""
         stored, self._stored = self._stored, {}
         for kind, field, record in self._mutable():
             key, before = (kind, field), stored.pop((kind, field), None)
             self._stored[key] = now = encode(record)
             if now != before:
-                yield Change(kind, field, None, now)
+                yield RecordChange(kind, field, None, now)
         for kind, field in stored:
-            yield Change(kind, field, None, None)
+            yield RecordChange(kind, field, None, None)
 
     def _mutable(self) -> Iterator[tuple[str, str, Record]]:
         """(kind, field, record) of every record that is changed in place."""
@@ -237,7 +237,7 @@ class Book:
     # --- restoring --------------------------------------------------------------------------
 
     def restore(self, records: Iterable[tuple[str, str, bytes]], now: float, lease_s: float) -> None:
-        """Fills an empty book from stored (kind, field, data); leases count anew from `now`."""
+        """Fills an empty tables from stored (kind, field, data); leases count anew from `now`."""
         self.now = now
         trained = RangeSet()
         for kind, field, data in records:
@@ -249,15 +249,15 @@ class Book:
                 head = data.partition(b"|")[0].decode()
                 if head != record.head:  # of a scheduler that stored every state with its ticket
                     self._touched[record.id] = head
-            elif isinstance(record, Member):
+            elif isinstance(record, WorkerRecord):
                 self.members.set_unstored(record.name, record)
             elif isinstance(record, Lives):
                 self.lives.set_unstored(field, record)
-            elif isinstance(record, Evaluation):
+            elif isinstance(record, EvaluationRecord):
                 self.evaluations.set_unstored(record.name, record)
             elif isinstance(record, StageRecord):
                 self.stages[field] = record
-            elif isinstance(record, Run):
+            elif isinstance(record, RunRecord):
                 self.run = record
             elif isinstance(record, Batch):
                 self.batch = record
@@ -274,7 +274,7 @@ class Book:
             if ticket.state in BATCHED:
                 _derive(ticket, number in planned, number in trained)
             self._enter(ticket)
-            if ticket.state is State.LEASED:
+            if ticket.state is TicketState.LEASED:
                 self.lease_since[number] = now
                 self.lease_until.set(number, now + lease_s)
         self._trained_ranges()
@@ -319,17 +319,17 @@ class Book:
         self._moved.add(number)
         self.state_since[number] = self.now
         self.buckets[ticket.bucket] += 1
-        if state is State.PENDING:
+        if state is TicketState.PENDING:
             heapq.heappush(self.pending, number)
         elif state in HELD:
             if comes:
                 self.held[ticket.worker, ticket.incarnation].add(number)
-            if state is State.READY:
+            if state is TicketState.READY:
                 self.ready[ticket.group] += 1
                 self._judge(ticket)
         else:
             self.kept.add(number)
-            if state is State.TRAINED:
+            if state is TicketState.TRAINED:
                 self._count_trained(number, True)
                 self.taken[ticket.purpose][ticket.index] += 1
             self._leave_group(ticket)
@@ -338,11 +338,11 @@ class Book:
         """goes: it is its worker's no longer."""
         number, state = ticket.id, ticket.state
         self.buckets[ticket.bucket] -= 1
-        if state is State.PENDING:
+        if state is TicketState.PENDING:
             return  # it is left in the heap, whose entries are looked at when they come up
         if state not in HELD:
             self.kept.discard(number)
-            if state is State.TRAINED:
+            if state is TicketState.TRAINED:
                 self._count_trained(number, False)
                 self._give_up_place(ticket)
             return
@@ -352,10 +352,10 @@ class Book:
             held.discard(number)
             if not held:
                 del self.held[holder]
-        if state is State.READY:
+        if state is TicketState.READY:
             self.ready[ticket.group] -= 1
             self.whole[ticket.purpose].discard(ticket.group)
-        elif state is State.LEASED:
+        elif state is TicketState.LEASED:
             self.lease_until.drop(number)
             self.lease_since.pop(number, None)
 
@@ -397,7 +397,7 @@ class Book:
 
 def _derive(ticket: Ticket, planned: bool, trained: bool) -> None:
     """The state of one that was ready when its record was stored, or that was stored again since."""
-    if trained or ticket.state is State.TRAINED:
-        ticket.state, ticket.result = State.TRAINED, None
+    if trained or ticket.state is TicketState.TRAINED:
+        ticket.state, ticket.result = TicketState.TRAINED, None
     else:
-        ticket.state = State.PLANNED if planned else State.READY
+        ticket.state = TicketState.PLANNED if planned else TicketState.READY
