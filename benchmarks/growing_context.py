@@ -108,19 +108,19 @@ def static_ways(config: RunConfig, *, all_layouts: bool) -> Iterator[tuple[str, 
         of_trainer = layouts.legal("trainer", [trainer.ranks])
         holds = {stage: layouts.holds(stage) for stage in ("rollout", "trainer")}
         longest = layouts.longest
-        for cut, trained in itertools.product(of_rollout, of_trainer):
-            begun = cut == Parallelism(rollout.engines, rollout.tp) and trained == trainer.parallelism
-            bounds = holds["rollout"](cut), holds["trainer"](trained)
+        for layout, trained in itertools.product(of_rollout, of_trainer):
+            begun = layout == Parallelism(rollout.engines, rollout.tp) and trained == trainer.parallelism
+            bounds = holds["rollout"](layout), holds["trainer"](trained)
             held = all(bound is None or bound >= longest for bound in bounds)
             if begun or not (held or all_layouts):
                 continue
             yield (
-                f"{cut} / {trained}",
+                f"{layout} / {trained}",
                 [
                     ("scheduler.selector", "static"),
-                    ("rollout.engines", str(cut.dp)),
-                    ("rollout.tp", str(cut.tp)),
-                    ("rollout.max_sequences", str(rollout.max_sequences * cut.tp // rollout.tp)),
+                    ("rollout.engines", str(layout.dp)),
+                    ("rollout.tp", str(layout.tp)),
+                    ("rollout.max_sequences", str(rollout.max_sequences * layout.tp // rollout.tp)),
                     ("rollout.kv_tokens", str(int(bounds[0] or 0))),
                     ("trainer.tp", str(trained.tp)),
                     ("trainer.cp", str(trained.cp)),
@@ -148,11 +148,11 @@ def one_run(run_file: Path, overrides: Sequence[Override], way: str) -> RunRecor
 
 def kept(run: RunRecord) -> dict[str, Any]:
     """The figures of `earl compare` that tell how a run went, and its directory."""
-    found: dict[str, Any] = {"directory": run.directory.name}
+    kept_figures: dict[str, Any] = {"directory": run.directory.name}
     for figure in figures():
         if figure.key in KEPT:
-            found |= plain(figure.key, figure.of(run))
-    return found
+            kept_figures |= plain(figure.key, figure.of(run))
+    return kept_figures
 
 
 def survives(run: dict[str, Any]) -> bool:
@@ -168,7 +168,7 @@ def rate_up_to(run: RunRecord, tokens: float) -> float | None:
     if step is None:
         return None
     ends_s = dict(run.points("time_s", phase=TRAIN))
-    done = sum(value for at, value in run.points("tokens", phase=TRAIN) if at <= step)
+    done = sum(tokens for number, tokens in run.points("tokens", phase=TRAIN) if number <= step)
     return done / ends_s[step]
 
 
@@ -181,23 +181,23 @@ def summary(
     ways: Sequence[str], runs: Sequence[dict[str, Any]], records: Sequence[RunRecord]
 ) -> dict[str, Any]:
     """tokens_per_s and survivors by way (medians), and the selector's over the best static survivor's."""
-    of = {way: [at for at, run in enumerate(runs) if run["way"] == way] for way in ways}
-    survivors = [way for way in ways if of[way] and all(survives(runs[at]) for at in of[way])]
+    of = {way: [index for index, run in enumerate(runs) if run["way"] == way] for way in ways}
+    survivors = [way for way in ways if of[way] and all(survives(runs[index]) for index in of[way])]
     rates = {
-        way: statistics.median(runs[at]["tokens_per_s"] for at in of[way])
+        way: statistics.median(runs[index]["tokens_per_s"] for index in of[way])
         for way in ways
-        if of[way] and all(runs[at]["tokens_per_s"] for at in of[way])
+        if of[way] and all(runs[index]["tokens_per_s"] for index in of[way])
     }
     static = [way for way in survivors if way != OURS]
     best = max(static, key=lambda way: rates[way], default=None)
     # Of a run that does not survive there is nothing to compare.
     both = [OURS, best] if best and OURS in survivors else []
-    reached = min((longest_mean(records[at]) for way in both for at in of[way]), default=0.0)
+    reached = min((longest_mean(records[index]) for way in both for index in of[way]), default=0.0)
     alike = {
-        way: statistics.median(rate for at in of[way] if (rate := rate_up_to(records[at], reached)))
+        way: statistics.median(rate for index in of[way] if (rate := rate_up_to(records[index], reached)))
         for way in both
     }
-    ours = [runs[at] for at in of[OURS]]
+    selector_runs = [runs[index] for index in of[OURS]]
     return {
         "vs_best_static": rates[OURS] / rates[best] if best and both else None,
         "vs_best_static_alike": alike[OURS] / alike[best] if best and both else None,
@@ -206,7 +206,7 @@ def summary(
         "survivors": survivors,
         "tokens_per_s": rates,
         "tokens_per_s_alike": alike,
-        "oom": sum(int(run["episodes_out_of_memory"] or 0) for run in ours),
-        "truncated": sum(int(run["episodes_truncated"] or 0) for run in ours),
-        "switches": sum(int(run["switches"]) for run in ours),
+        "oom": sum(int(run["episodes_out_of_memory"] or 0) for run in selector_runs),
+        "truncated": sum(int(run["episodes_truncated"] or 0) for run in selector_runs),
+        "switches": sum(int(run["switches"]) for run in selector_runs),
     }

@@ -70,8 +70,8 @@ def learning(
         return config.model_copy(update={"name": free_name(config, f"{config.name}-seed{seed}{suffix}")})
 
     configs = [config_of(seed) for seed in whole_numbers(seeds)]
-    asked = configs[0].evaluation
-    if not (asked.at_start and asked.at_end and asked.episodes):
+    evaluation = configs[0].evaluation
+    if not (evaluation.at_start and evaluation.at_end and evaluation.episodes):
         raise typer.BadParameter(f"{run_file} does not evaluate at start and at end: there would be no gain")
     settings = configs[0].model_dump(mode="json", exclude={"seed", "name", "runs_dir"}, exclude_defaults=True)
     dtypes = {"rollout": configs[0].rollout_dtype, "trainer": configs[0].trainer_dtype}

@@ -134,7 +134,7 @@ def figure(spec: str, known: Record, page: Page) -> str:
         if not selected:
             raise FigureError(f"no result of {source} has {expression}")
         values = [evaluate(result, expression) for result in selected]
-        value: Any = [one for each in values for one in (each if isinstance(each, list) else [each])]
+        value: Any = [element for each in values for element in (each if isinstance(each, list) else [each])]
     else:
         selected = [known.newest(source, expression)]
         value = evaluate(selected[0], expression)
@@ -158,7 +158,7 @@ def formatted(value: Any, form: str) -> str:
             return scalar(value, rest)
         if collection == "range":
             return ranged(value, rest)
-        texts = [scalar(one, rest) for one in value]
+        texts = [scalar(element, rest) for element in value]
     except (TypeError, ValueError) as error:
         raise FigureError(f"{value!r} has no format {form!r}: {error}") from error
     return " and ".join([*([", ".join(texts[:-1])] if texts[1:] else []), texts[-1]])
@@ -238,8 +238,10 @@ def reached(value: Any, goal: re.Match[str]) -> bool:
     relation = goal["relation"]
     values = value if isinstance(value, list) else [value]
     return all(
-        one == bound or (relation in ("<=", "<") and one < bound) or (relation in (">=", ">") and one > bound)
-        for one in values
+        number == bound
+        or (relation in ("<=", "<") and number < bound)
+        or (relation in (">=", ">") and number > bound)
+        for number in values
     )
 
 
@@ -262,7 +264,7 @@ def table(spec: str, known: Record, page: Page) -> str:
             conditions.append(line.removeprefix("where "))
         else:
             columns.append(Column.of(line))
-    selected = [result for result in known.select(source) if all(holds(result, one) for one in conditions)]
+    selected = [result for result in known.select(source) if all(holds(result, each) for each in conditions)]
     if empty:
         selected = [result for result in selected if walk(result.figures, rows.removesuffix(".*"))[0][0]]
         if not selected:
@@ -282,8 +284,8 @@ def table(spec: str, known: Record, page: Page) -> str:
 def holds(result: Result, condition: str) -> bool:
     """Whether a result has a key, or the value of it that `key=value` names."""
     key, equals, value = condition.partition("=")
-    (found, *_), _ = walk(result.figures, key.strip())
-    return str(found) == value.strip() if equals else found is not None
+    (present, *_), _ = walk(result.figures, key.strip())
+    return str(present) == value.strip() if equals else present is not None
 
 
 def elements(result: Result, rows: str) -> Iterable[tuple[str, Any]]:

@@ -192,9 +192,10 @@ def _step(value: Any, step: str) -> Any:
         return value.get(step)
     if not isinstance(value, list):
         return None
-    key, equals, wanted = step.partition("=")
+    key, equals, expected = step.partition("=")
     if equals:
-        return next((one for one in value if isinstance(one, Mapping) and str(one.get(key)) == wanted), None)
+        named = (element for element in value if isinstance(element, Mapping))
+        return next((element for element in named if str(element.get(key)) == expected), None)
     return value[int(step)] if step.isdigit() and int(step) < len(value) else None
 
 

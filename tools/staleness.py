@@ -53,13 +53,13 @@ class History:
         listed = git(
             root, "log", "--topo-order", "-M", "--raw", "--no-abbrev", "--format=>%H", f"{oldest}..HEAD",
         )  # fmt: skip
-        found: list[tuple[str, list[Change]]] = []
+        listed_commits: list[tuple[str, list[Change]]] = []
         for line in listed.splitlines():
             if line.startswith(">"):
-                found.append((line[1:], []))
+                listed_commits.append((line[1:], []))
             elif line.startswith(":"):
-                found[-1][1].append(_change(line))
-        return cls(root, found)
+                listed_commits[-1][1].append(_change(line))
+        return cls(root, listed_commits)
 
     def between(self, commit: str) -> Iterator[list[Change]]:
         """The changes of each commit that came after `commit`, newest first."""

@@ -71,8 +71,8 @@ def control(
     results: Results = RESULTS,
 ) -> None:
     """What the scheduler and its ledger carry, and whether every ticket is somewhere, once."""
-    wanted = parts.split(",")
-    unknown = [name for name in wanted if name not in PARTS]
+    chosen = parts.split(",")
+    unknown = [name for name in chosen if name not in PARTS]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: use {', '.join(PARTS)}", param_hint="parts")
     if workers % processes:
@@ -80,24 +80,24 @@ def control(
     load = Load(workers, processes, credit, hold)
 
     async def work(directory: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if "steady" in wanted:
-            found |= await measure.steady(directory / "steady", load, rate, tickets, profile)
-        if "most" in wanted:
-            found |= await measure.most(directory / "most", load, seconds, rounds)
-        if "drill" in wanted:
-            found |= await measure.drill(directory / "drill", load, rate, drill_seconds, kill, repeat)
-        if "script" in wanted:
-            found |= await measure.script(directory / "script", seconds)
-        return found
+        figures: dict[str, Any] = {}
+        if "steady" in chosen:
+            figures |= await measure.steady(directory / "steady", load, rate, tickets, profile)
+        if "most" in chosen:
+            figures |= await measure.most(directory / "most", load, seconds, rounds)
+        if "drill" in chosen:
+            figures |= await measure.drill(directory / "drill", load, rate, drill_seconds, kill, repeat)
+        if "script" in chosen:
+            figures |= await measure.script(directory / "script", seconds)
+        return figures
 
     with tempfile.TemporaryDirectory(prefix="earl-bench-control-") as temporary:
-        found = asyncio.run(work(Path(temporary)))
+        figures = asyncio.run(work(Path(temporary)))
     setting = {"workers": workers, "processes": processes, "credit": credit, "hold_s": hold, "rate": rate}
     cores = len(os.sched_getaffinity(0))
     publish(
         "control",
-        {"measures": MEASURES, "cores": cores, **setting, **found},
+        {"measures": MEASURES, "cores": cores, **setting, **figures},
         results,
         as_json=as_json,
     )

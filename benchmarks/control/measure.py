@@ -87,22 +87,22 @@ async def steady(directory: Path, load: Load, rate: float, tickets: int, profile
         rpcs = await _latencies(made)
         ended = await finish(made)
         seconds = time.monotonic() - began
-    found = {
-        "tickets_per_s": round(statistics.median(one.tickets_per_s for one in each), 1),
-        "tickets_per_s_least": round(min(one.tickets_per_s for one in each), 1),
+    figures = {
+        "tickets_per_s": round(statistics.median(window.tickets_per_s for window in each), 1),
+        "tickets_per_s_least": round(min(window.tickets_per_s for window in each), 1),
         "lease_p50_ms": rpcs["LeaseTickets"]["p50_ms"],
         "lease_p99_ms": rpcs["LeaseTickets"]["p99_ms"],
         "rpcs": rpcs,
         "cpu_us_per_ticket": _cpu_us(each),
         "rss_mib": each[-1].rss_mib,
         "rss_growth_mib": growth(each),
-        "rss_over_tickets": [[one.closed, one.rss_mib] for one in each[:: max(1, len(each) // 16)]],
+        "rss_over_tickets": [[window.closed, window.rss_mib] for window in each[:: max(1, len(each) // 16)]],
         "seconds": round(seconds, 1),
         **ended,
     }
     if path is not None:
-        found["profile"] = json.loads(path.read_text())
-    return found
+        figures["profile"] = json.loads(path.read_text())
+    return figures
 
 
 async def most(directory: Path, load: Load, seconds: float, rounds: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ async def most(directory: Path, load: Load, seconds: float, rounds: int) -> dict
     return {
         "most_tickets_per_s": round(statistics.median(rates["always"]), 1),
         "most_tickets_per_s_everysec": round(statistics.median(rates["everysec"]), 1),
-        "most_rounds": {name: [round(one, 1) for one in found] for name, found in rates.items()},
+        "most_rounds": {name: [round(rate, 1) for rate in measured] for name, measured in rates.items()},
         "most_ledger": ended["ledger"],
     }
 
@@ -144,12 +144,12 @@ async def finish(made: Stand) -> dict[str, Any]:
     otherwise without a reason.
     """
     players = [await role.ask(do="stop") for role in made.players]
-    otherwise = [item for told in players for item in told["otherwise"]]
+    otherwise = [item for player in players for item in player["otherwise"]]
     trained = await made.trainer.ask(do="stop", tickets=[item["ticket"] for item in otherwise])
     ledger = (await made.status()).ledger
     counts: dict[str, int] = {}
-    for told in players:
-        for name, count in told["counts"].items():
+    for player in players:
+        for name, count in player["counts"].items():
             counts[name] = counts.get(name, 0) + count
     checkpointed_s = {int(ticket): at_s for ticket, at_s in trained["checkpointed_s"].items()}
     wrong = _wrong(ledger, trained)
@@ -218,9 +218,9 @@ async def script(directory: Path, seconds: float) -> dict[str, Any]:
         store = LedgerStore(bus)
         await store.open()
         tickets = [
-            Ticket(id=at, group=at // 16, purpose=Purpose.TRAIN, env_seed=at, sample_seed=at, min_version=1,
-                   temperature=1.0)
-            for at in range(SCRIPT_TICKETS)
+            Ticket(id=number, group=number // 16, purpose=Purpose.TRAIN, env_seed=number, sample_seed=number,
+                   min_version=1, temperature=1.0)
+            for number in range(SCRIPT_TICKETS)
         ]  # fmt: skip
         calls = 0
         began = time.monotonic()
@@ -240,36 +240,38 @@ async def script(directory: Path, seconds: float) -> dict[str, Any]:
 
 
 async def _latencies(made: Stand) -> dict[str, Any]:
-    """Of each call since they were asked for last, the worst of all processes' quantiles."""
-    said = [
+    """By method: calls since they were asked for last, and the worst of all processes' quantiles in ms."""
+    answers = [
         await role.ask(do=do)
-        for role, do in [*((one, "latencies") for one in made.players), (made.trainer, "say")]
+        for role, do in [*((player, "latencies") for player in made.players), (made.trainer, "say")]
     ]
-    found: dict[str, dict[str, float]] = {}
-    for one in said:
-        for name, figures in one["rpcs"].items():
-            before = found.setdefault(name, dict.fromkeys(figures, 0))
+    worst: dict[str, dict[str, float]] = {}
+    for answer in answers:
+        for name, figures in answer["rpcs"].items():
+            before = worst.setdefault(name, dict.fromkeys(figures, 0))
             for figure, value in figures.items():
                 worse = before[figure] + value if figure == "calls" else max(before[figure], value)
                 before[figure] = round(worse, 3)
-    return found
+    return worst
 
 
 def _cpu_us(each: list[Window]) -> dict[str, float]:
-    tickets = sum(one.tickets for one in each)
-    return {name: round(sum(one.cpu_s[name] for one in each) / tickets * 1e6, 1) for name in each[0].cpu_s}
+    tickets = sum(window.tickets for window in each)
+    return {
+        name: round(sum(window.cpu_s[name] for window in each) / tickets * 1e6, 1) for name in each[0].cpu_s
+    }
 
 
 def growth(each: list[Window]) -> dict[str, float] | None:
     """Between the medians of the first and the last windows after FULL tickets; None if those are too few."""
-    full = [one for one in each if one.closed >= FULL]
+    full = [window for window in each if window.closed >= FULL]
     if len(full) < 2:
         return None
     some = max(1, len(full) // 5)
     return {
         name: round(
-            statistics.median(one.rss_mib[name] for one in full[-some:])
-            - statistics.median(one.rss_mib[name] for one in full[:some]),
+            statistics.median(window.rss_mib[name] for window in full[-some:])
+            - statistics.median(window.rss_mib[name] for window in full[:some]),
             1,
         )
         for name in full[0].rss_mib

@@ -44,12 +44,12 @@ class Wires:
         ]
         self.latencies: dict[str, list[float]] = {name: [] for name in METHODS}
 
-    async def call(self, at: int, method: str, request: bytes) -> bytes:
-        """at: which worker's connection."""
+    async def call(self, index: int, method: str, request: bytes) -> bytes:
+        """Sends a request over the connection of the worker with this index; returns the answer's bytes."""
         began = time.perf_counter()
-        said: bytes = await self._calls[at % len(self._calls)][method](request, timeout=RPC_S)
+        answered: bytes = await self._calls[index % len(self._calls)][method](request, timeout=RPC_S)
         self.latencies[method].append(time.perf_counter() - began)
-        return said
+        return answered
 
     async def close(self) -> None:
         for channel in self._channels:
@@ -59,12 +59,12 @@ class Wires:
 class Players:
     """Workers `first` to first + count - 1 of one scheduler."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        self._wires = Wires(said["address"], CHANNELS)
-        self._first, self._count, self._credit = said["first"], said["count"], said["credit"]
-        self._heartbeat_s, self._renew_s = said["heartbeat_s"], said["renew_s"]
-        self._choices = random.Random(said["first"])
-        self._results = wire.Results(said["first"])
+    def __init__(self, role: dict[str, Any]) -> None:
+        self._wires = Wires(role["address"], CHANNELS)
+        self._first, self._count, self._credit = role["first"], role["count"], role["credit"]
+        self._heartbeat_s, self._renew_s = role["heartbeat_s"], role["renew_s"]
+        self._choices = random.Random(role["first"])
+        self._results = wire.Results(role["first"])
         # The newest version that any ticket asked for: what the workers' engines hold.
         self._version = 0
         self._held: dict[int, list[wire.Ref]] = {}
@@ -79,9 +79,9 @@ class Players:
 
     async def start(self) -> dict[str, Any]:
         """All join, and heartbeat from now on."""
-        for at in range(self._count):
-            await self._join(at, f"rollout-{self._first + at}", 1)
-            self._tasks.append(asyncio.create_task(self._heartbeats(at)))
+        for index in range(self._count):
+            await self._join(index, f"rollout-{self._first + index}", 1)
+            self._tasks.append(asyncio.create_task(self._heartbeats(index)))
         return {}
 
     async def play(self, period_s: float, hold_s: float, kill: float, repeat: float) -> dict[str, Any]:
@@ -91,24 +91,24 @@ class Players:
         """
         self._period_s, self._hold_s, self._kill, self._repeat = period_s, hold_s, kill, repeat
         if not self._held:
-            self._held = {at: [] for at in range(self._count)}
-            self._tasks += [asyncio.create_task(self._cycles(at)) for at in range(self._count)]
+            self._held = {index: [] for index in range(self._count)}
+            self._tasks += [asyncio.create_task(self._cycles(index)) for index in range(self._count)]
             self._tasks.append(asyncio.create_task(self._renewals()))
         return {}
 
     async def latencies(self) -> dict[str, Any]:
         """Since the last call, in milliseconds by method; and what was counted since the beginning."""
         figures = {}
-        for name, found in self._wires.latencies.items():
-            found.sort()
-            if found:
+        for name, seconds in self._wires.latencies.items():
+            seconds.sort()
+            if seconds:
                 figures[name] = {
-                    "calls": len(found),
-                    "p50_ms": quantile(found, 0.5) * 1e3,
-                    "p99_ms": quantile(found, 0.99) * 1e3,
-                    "max_ms": found[-1] * 1e3,
+                    "calls": len(seconds),
+                    "p50_ms": quantile(seconds, 0.5) * 1e3,
+                    "p99_ms": quantile(seconds, 0.99) * 1e3,
+                    "max_ms": seconds[-1] * 1e3,
                 }
-            found.clear()
+            seconds.clear()
         return {"rpcs": figures, "counts": dict(self._counts)}
 
     async def stop(self) -> dict[str, Any]:
@@ -129,40 +129,40 @@ class Players:
         await self._wires.close()
         return {"counts": dict(self._counts), "otherwise": self._otherwise}
 
-    async def _join(self, at: int, name: str, incarnation: int) -> None:
-        self._alive[at] = name, incarnation
+    async def _join(self, index: int, name: str, incarnation: int) -> None:
+        self._alive[index] = name, incarnation
         request = scheduler_pb2.JoinRequest(
             capacity=self._credit, parallelism=common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1)
         )
-        await self._wires.call(at, "Join", self._worker(at) + request.SerializeToString())
+        await self._wires.call(index, "Join", self._worker(index) + request.SerializeToString())
 
-    async def _call(self, at: int, method: str, request: bytes) -> bytes:
+    async def _call(self, index: int, method: str, request: bytes) -> bytes:
         """As a rollout worker does it, which joins again once given up; b"" for a life that is over."""
-        lives = self._alive[at]
+        lives = self._alive[index]
         try:
-            return await self._wires.call(at, method, request)
+            return await self._wires.call(index, method, request)
         except grpc.aio.AioRpcError as error:
-            if self._alive[at] != lives:
+            if self._alive[index] != lives:
                 return b""
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 raise
         self._counts["rejoined"] += 1
-        await self._join(at, *lives)
-        return await self._wires.call(at, method, request)
+        await self._join(index, *lives)
+        return await self._wires.call(index, method, request)
 
-    def _worker(self, at: int) -> bytes:
-        return wire.worker(*self._alive[at], common_pb2.STAGE_ROLLOUT)
+    def _worker(self, index: int) -> bytes:
+        return wire.worker(*self._alive[index], common_pb2.STAGE_ROLLOUT)
 
-    async def _heartbeats(self, at: int) -> None:
-        await asyncio.sleep(self._heartbeat_s * at / self._count)
+    async def _heartbeats(self, index: int) -> None:
+        await asyncio.sleep(self._heartbeat_s * index / self._count)
         due_s, next_s = time.monotonic(), self._heartbeat_s
-        lives, said = self._alive[at], wire.heartbeat(self._worker(at))
+        lives, beat = self._alive[index], wire.heartbeat(self._worker(index))
         while True:
-            if self._alive[at] != lives:
-                lives, said = self._alive[at], wire.heartbeat(self._worker(at))
-            request = said + wire.state(len(self._held.get(at, ())), self._version)
-            if self._alive[at] == lives:
-                answered = await self._call(at, "Heartbeat", request)
+            if self._alive[index] != lives:
+                lives, beat = self._alive[index], wire.heartbeat(self._worker(index))
+            request = beat + wire.state(len(self._held.get(index, ())), self._version)
+            if self._alive[index] == lives:
+                answered = await self._call(index, "Heartbeat", request)
                 next_s = scheduler_pb2.HeartbeatResponse.FromString(answered).next_s or self._heartbeat_s
             due_s = max(due_s + next_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
@@ -170,21 +170,25 @@ class Players:
     async def _renewals(self) -> None:
         """Every worker renews what it holds, in turn, each every renew_s."""
         while True:
-            for at in range(self._count):
-                if held := self._held[at]:
-                    said = await self._call(at, "RenewLeases", wire.renewals(self._worker(at), held))
-                    self._counts["renewals_lost"] += bool(said)
+            for index in range(self._count):
+                if held := self._held[index]:
+                    answered = await self._call(
+                        index, "RenewLeases", wire.renewals(self._worker(index), held)
+                    )
+                    self._counts["renewals_lost"] += bool(answered)
                 await asyncio.sleep(self._renew_s / self._count)
 
-    async def _cycles(self, at: int) -> None:
-        await asyncio.sleep(self._period_s * at / self._count)
+    async def _cycles(self, index: int) -> None:
+        await asyncio.sleep(self._period_s * index / self._count)
         due_s = time.monotonic()
         while not self._over.is_set():
-            said = await self._call(
-                at, "LeaseTickets", wire.lease(self._worker(at), self._credit, LEASE_WAIT_S)
+            answered = await self._call(
+                index, "LeaseTickets", wire.lease(self._worker(index), self._credit, LEASE_WAIT_S)
             )
-            tickets = scheduler_pb2.LeaseTicketsResponse.FromString(said).tickets
-            self._held[at] = held = [(one.ticket_id, one.attempt, one.fence) for one in tickets]
+            tickets = scheduler_pb2.LeaseTicketsResponse.FromString(answered).tickets
+            self._held[index] = held = [
+                (ticket.ticket_id, ticket.attempt, ticket.fence) for ticket in tickets
+            ]
             self._counts["leased"] += len(held)
             self._counts["leases_empty"] += not held
             for ticket in tickets:
@@ -193,33 +197,33 @@ class Players:
                     self._evaluations.add(ticket.ticket_id)
             await asyncio.sleep(self._hold_s)
             if held and self._choices.random() < self._kill:
-                await self._die(at)
+                await self._die(index)
             elif held:
-                await self._report(at, held)
+                await self._report(index, held)
             due_s = max(due_s + self._period_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
-    async def _die(self, at: int) -> None:
+    async def _die(self, index: int) -> None:
         """In the middle of its leases: half of those that die come back, the others are gone for good."""
-        name, incarnation = self._alive[at]
-        self._counts["died_holding"] += len(self._held[at])
-        self._held[at] = []
+        name, incarnation = self._alive[index]
+        self._counts["died_holding"] += len(self._held[index])
+        self._held[index] = []
         self._counts["deaths"] += 1
         if self._counts["deaths"] % 2:
-            await self._join(at, name, incarnation + 1)
+            await self._join(index, name, incarnation + 1)
         else:
-            await self._join(at, f"{name}+", 1)
+            await self._join(index, f"{name}+", 1)
 
-    async def _report(self, at: int, held: list[wire.Ref]) -> None:
-        request = self._results.encode(self._worker(at), held, self._version)
-        answered = await self._call(at, "CompleteTickets", request)
-        self._held[at] = []
+    async def _report(self, index: int, held: list[wire.Ref]) -> None:
+        request = self._results.encode(self._worker(index), held, self._version)
+        answered = await self._call(index, "CompleteTickets", request)
+        self._held[index] = []
         items = scheduler_pb2.CompleteTicketsResponse.FromString(answered).items
         verdicts = Counter(item.verdict for item in items)
         self._counts["accepted"] += verdicts[scheduler_pb2.VERDICT_ACCEPTED]
         self._counts["not_accepted"] += len(held) - verdicts[scheduler_pb2.VERDICT_ACCEPTED]
         if self._choices.random() < self._repeat:
-            repeated = await self._call(at, "CompleteTickets", request)
+            repeated = await self._call(index, "CompleteTickets", request)
             self._counts["repeated"] += len(held)
             otherwise = repeated not in (b"", answered)  # nothing comes back to a worker that was replaced
             self._counts["repeated_otherwise"] += otherwise
@@ -246,9 +250,9 @@ class Players:
                 )
 
 
-async def serve(said: dict[str, Any]) -> None:
+async def serve(role: dict[str, Any]) -> None:
     """Do what each line says."""
-    players = Players(said)
+    players = Players(role)
     answer(ready=True)
     async for work in commands():
         do = work.pop("do")

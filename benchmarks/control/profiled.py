@@ -23,7 +23,7 @@ class Samples:
 
     def __init__(self) -> None:
         self.count = 0
-        self._own: Counter[str] = Counter()
+        self._by_itself: Counter[str] = Counter()
         self._whole: Counter[str] = Counter()
 
     def take(self, number: int, frame: FrameType | None) -> None:
@@ -34,14 +34,14 @@ class Samples:
             code = frame.f_code
             names.append(f"{'/'.join(code.co_filename.rsplit('/', 2)[-2:])}:{code.co_qualname}")
             frame = frame.f_back
-        self._own[names[0]] += 1
+        self._by_itself[names[0]] += 1
         self._whole.update(set(names))
 
     def shares(self) -> dict[str, dict[str, float]]:
         """Fractions of all samples, the largest first."""
         return {
-            kind: {name: round(count / max(1, self.count), 4) for name, count in found.most_common(MOST)}
-            for kind, found in (("own", self._own), ("with_callees", self._whole))
+            kind: {name: round(count / max(1, self.count), 4) for name, count in counts.most_common(MOST)}
+            for kind, counts in (("own", self._by_itself), ("with_callees", self._whole))
         }
 
 

@@ -115,9 +115,9 @@ async def stand(directory: Path, load: Load, profile: Path | None = None) -> Asy
         heartbeat_s = max(config.scheduler.heartbeat_s, load.workers / config.scheduler.heartbeats_per_s)
         lease_s = config.scheduler.lease_s
         each = load.workers // load.processes
-        for at in range(load.processes):
+        for number in range(load.processes):
             role, _ = await Role.start(
-                "benchmarks.control.players", role="players", address=scheduler.address, first=at * each,
+                "benchmarks.control.players", role="players", address=scheduler.address, first=number * each,
                 count=each, credit=load.credit, heartbeat_s=heartbeat_s, renew_s=lease_s / 3,
             )  # fmt: skip
             stack.push_async_callback(role.stop)

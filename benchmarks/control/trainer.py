@@ -43,7 +43,7 @@ class Trainer:
         self._worker = common_pb2.Worker(
             name="trainer", incarnation=1, stage=common_pb2.STAGE_TRAINER, address="127.0.0.1:1"
         )
-        self._seen = bytearray()
+        self._trained_once = bytearray()
         # When the call that recorded the ticket in a checkpoint was sent, on this machine's monotonic clock.
         self._checkpointed_s: dict[int, float] = {}
         self._fresh: list[int] = []
@@ -77,7 +77,7 @@ class Trainer:
 
     def take_latencies(self) -> dict[str, Any]:
         """Since the last call, in milliseconds by method."""
-        found = {name: sorted(values) for name, values in self._latencies.items() if values}
+        latencies = {name: sorted(values) for name, values in self._latencies.items() if values}
         self._latencies.clear()
         return {
             name: {
@@ -86,16 +86,16 @@ class Trainer:
                 "p99_ms": quantile(values, 0.99) * 1e3,
                 "max_ms": values[-1] * 1e3,
             }
-            for name, values in found.items()
+            for name, values in latencies.items()
         }
 
     async def _step(self, plan: scheduler_pb2.BatchPlan) -> None:
         numbers = [item.ticket_id for rank in plan.ranks for item in rank.items]
-        if max(numbers) >= len(self._seen):
-            self._seen.extend(bytes(max(numbers) + 1 - len(self._seen) + (1 << 16)))
+        if max(numbers) >= len(self._trained_once):
+            self._trained_once.extend(bytes(max(numbers) + 1 - len(self._trained_once) + (1 << 16)))
         for number in numbers:
-            self.twice += self._seen[number]
-            self._seen[number] = 1
+            self.twice += self._trained_once[number]
+            self._trained_once[number] = 1
         self._fresh += numbers
         self.trained += len(numbers)
         self.batches += 1
@@ -129,16 +129,16 @@ class Trainer:
 
     async def _call(self, method: str, request: Any) -> Any:
         began = time.perf_counter()
-        said = await self._client.call(method, request, deadline_s=RPC_S)
+        answered = await self._client.call(method, request, deadline_s=RPC_S)
         self._latencies.setdefault(method, []).append(time.perf_counter() - began)
-        return said
+        return answered
 
 
-async def serve(said: dict[str, Any]) -> None:
+async def serve(role: dict[str, Any]) -> None:
     """Trains from the beginning; says what it has done when it is asked; "stop" ends it after a batch."""
-    client = Client(said["address"], SchedulerServiceStub)
-    bus = await Bus.connect(said["redis_url"], said["run"], source="trainer")
-    trainer = Trainer(client, bus, said["ranks"], said["heartbeat_s"])
+    client = Client(role["address"], SchedulerServiceStub)
+    bus = await Bus.connect(role["redis_url"], role["run"], source="trainer")
+    trainer = Trainer(client, bus, role["ranks"], role["heartbeat_s"])
     await trainer.start()
     beating = asyncio.create_task(trainer.heartbeat())
     training = asyncio.create_task(trainer.train())

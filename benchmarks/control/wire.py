@@ -36,9 +36,9 @@ def varint(number: int) -> bytes:
     return bytes(out)
 
 
-def ref(one: Ref) -> bytes:
+def ref(attempt_ref: Ref) -> bytes:
     """An AttemptRef."""
-    ticket, attempt, fence = one
+    ticket, attempt, fence = attempt_ref
     return b"\x08" + varint(ticket) + b"\x10" + varint(attempt) + b"\x18" + varint(fence)
 
 
@@ -58,10 +58,10 @@ class Results:
         """A CompleteTicketsRequest. worker: see `worker`. version: that sampled every token."""
         sampled = b"\x40" + varint(version) + b"\x48" + varint(version)
         parts = [worker]
-        for one in refs:
-            tail = self._tails[one[0] % PREPARED]
-            key = b"trajectory/%d/%d" % one[:2]
-            parts.append(part(b"\x12", part(b"\x0a", ref(one)) + tail + sampled + part(b"\x52", key)))
+        for attempt_ref in refs:
+            tail = self._tails[attempt_ref[0] % PREPARED]
+            key = b"trajectory/%d/%d" % attempt_ref[:2]
+            parts.append(part(b"\x12", part(b"\x0a", ref(attempt_ref)) + tail + sampled + part(b"\x52", key)))
         return b"".join(parts)
 
 
@@ -82,13 +82,13 @@ def _tail(choices: random.Random) -> bytes:
 
 def worker(name: str, incarnation: int, stage: int) -> bytes:
     """Field 1 of every request."""
-    one = common_pb2.Worker(name=name, incarnation=incarnation, stage=stage, address="127.0.0.1:1")  # type: ignore[arg-type]
-    return part(b"\x0a", one.SerializeToString())
+    member = common_pb2.Worker(name=name, incarnation=incarnation, stage=stage, address="127.0.0.1:1")  # type: ignore[arg-type]
+    return part(b"\x0a", member.SerializeToString())
 
 
 def renewals(worker: bytes, refs: Iterable[Ref]) -> bytes:
     """A RenewLeasesRequest."""
-    return worker + b"".join(part(b"\x12", ref(one)) for one in refs)
+    return worker + b"".join(part(b"\x12", ref(attempt_ref)) for attempt_ref in refs)
 
 
 def lease(worker: bytes, credit: int, wait_s: float) -> bytes:

@@ -15,9 +15,9 @@ async def commands() -> AsyncIterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def answer(**said: Any) -> None:
+def answer(**fields: Any) -> None:
     """One line to whoever asked."""
-    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 

@@ -32,7 +32,7 @@ class Case:
     shared_tokens: int = 0
 
     @property
-    def cut(self) -> Parallelism:
+    def degrees(self) -> Parallelism:
         return Parallelism.parse(self.parallelism)
 
     @property
@@ -54,7 +54,7 @@ class Case:
     @property
     def tiny(self) -> Case:
         """The same of a model of a few kilobytes: what it takes is the process itself."""
-        return replace(self, context_tokens=64, concurrency=self.cut.dp, model=TINY, shared_tokens=0)
+        return replace(self, context_tokens=64, concurrency=self.degrees.dp, model=TINY, shared_tokens=0)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

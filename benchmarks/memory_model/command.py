@@ -112,7 +112,7 @@ def predict(case: Case) -> memory.MemoryParts:
         case.stage,
         case.config,
         case.spec,
-        case.cut,
+        case.degrees,
         case.context_tokens,
         case.concurrency,
         shared_tokens=case.shared_tokens,

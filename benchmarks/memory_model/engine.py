@@ -34,7 +34,7 @@ VERSIONS = (1, 2)
 
 async def measure(case: Case) -> int:
     """Private bytes of the rank that took most, since its start."""
-    config, spec, cut = case.config, case.spec, case.cut
+    config, spec, degrees = case.config, case.spec, case.degrees
     rollout = config.rollout
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -62,7 +62,7 @@ async def measure(case: Case) -> int:
             EngineSpec(
                 name="measured",
                 model_dir=str(directory),
-                tp=cut.tp,
+                tp=degrees.tp,
                 device="cpu",
                 threads=rollout.threads,
                 dtype=config.rollout_dtype,
@@ -96,7 +96,7 @@ def requests(case: Case) -> list[GenerateRequest]:
             ids=np.random.default_rng(number).integers(0, vocabulary, prompt).tolist(),
             max_new_tokens=NEW_TOKENS,
         )
-        for number in range(-(-case.concurrency // case.cut.dp))
+        for number in range(-(-case.concurrency // case.degrees.dp))
     ]
 
 

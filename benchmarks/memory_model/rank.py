@@ -38,11 +38,11 @@ class Rank:
     @classmethod
     def of(cls, case: Case) -> Rank:
         """Joins the others, as a rank of the case's stage does."""
-        config, cut = case.config, case.cut
+        config, degrees = case.config, case.degrees
         if case.stage == "reference":
             torch.set_num_threads(config.reference.threads)
             group = Group("cpu")
-            return cls(group, make_reference_mesh(group, cut.dp, cut.tp))
+            return cls(group, make_reference_mesh(group, degrees.dp, degrees.tp))
         settle(config)
         group = Group("cpu")
         return cls(group, None)
@@ -75,22 +75,24 @@ def fill(tensors: list[torch.Tensor]) -> None:
 
 def train(case: Case, group: Group) -> None:
     """Two steps: the second one finds what the first one left behind."""
-    config, spec, cut = case.config, case.spec, case.cut
-    place = RankMesh(group, cut, spec)
+    config, spec, degrees = case.config, case.spec, case.degrees
+    place = RankMesh(group, degrees, spec)
     policy = ShardedPolicy.of(spec, place, config)
-    fill(
-        [shard.local for shard in {one.name: one for one in (*policy.model_shards, *policy.shards)}.values()]
-    )
+    shards = {shard.name: shard for shard in (*policy.model_shards, *policy.shards)}
+    fill([shard.local for shard in shards.values()])
     stepper = Stepper(policy, config)
-    found = [trajectory(case, number) for number in range(case.concurrency)]
-    items = [PlannedSequence(n, 1, one.key, 1.0, len(one.tokens), position=n) for n, one in enumerate(found)]
-    ranks = tuple(tuple(items[rank :: cut.dp]) for rank in range(cut.dp))
+    trajectories = [trajectory(case, number) for number in range(case.concurrency)]
+    items = [
+        PlannedSequence(n, 1, sequence.key, 1.0, len(sequence.tokens), position=n)
+        for n, sequence in enumerate(trajectories)
+    ]
+    ranks = tuple(tuple(items[rank :: degrees.dp]) for rank in range(degrees.dp))
     columns = Columns()
     columns.take(ranks[place.replica])
     for index, item in enumerate(ranks[place.replica]):
-        one, into = found[item.ticket_id], columns.of(index)
-        into["tokens"][:], into["loss_mask"][:] = one.tokens, one.loss_mask
-        into["logprobs"][:] = -np.log(spec.vocab) * one.loss_mask
+        sequence, into = trajectories[item.ticket_id], columns.of(index)
+        into["tokens"][:], into["loss_mask"][:] = sequence.tokens, sequence.loss_mask
+        into["logprobs"][:] = -np.log(spec.vocab) * sequence.loss_mask
     for version in (1, 2):
         stepper.train(
             TrainingPlan(version, version, "policy_gradient", ranks, False, False, 0.0, False), columns
@@ -111,9 +113,10 @@ def refer(case: Case, place: ReferenceMesh) -> None:
         share_prefixes=config.trainer.share_prefixes,
     )
     fill(list(policy.decoder.parameters()))
-    found = [trajectory(case, number) for number in range(place.replica, case.concurrency, place.dp)]
-    box = slices(np.concatenate([one.loss_mask for one in found]), place.tensor.size)[place.tensor.rank]
-    policy.logprobs(found, box, np.empty(box.size, np.float32))
+    trajectories = [trajectory(case, number) for number in range(place.replica, case.concurrency, place.dp)]
+    masks = np.concatenate([sequence.loss_mask for sequence in trajectories])
+    box = slices(masks, place.tensor.size)[place.tensor.rank]
+    policy.logprobs(trajectories, box, np.empty(box.size, np.float32))
 
 
 def trajectory(case: Case, number: int) -> MaskedTrajectory:

@@ -18,7 +18,7 @@ CASE_S = 600.0
 
 async def measure(case: Case) -> int:
     """Bytes of the rank that took most. Raises ProcessFailed if one fails, DeadlineExceeded after CASE_S."""
-    config, ranks = case.config, case.cut.devices
+    config, ranks = case.config, case.degrees.devices
     threads = getattr(config, case.stage).threads
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if ranks > 1:
@@ -46,4 +46,4 @@ async def measure(case: Case) -> int:
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
             raise ended("a rank", process.returncode, errors.decode(errors="replace"))
-    return max(json.loads(said.splitlines()[-1])["bytes"] for said, _ in outputs)
+    return max(json.loads(output.splitlines()[-1])["bytes"] for output, _ in outputs)

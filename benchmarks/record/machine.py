@@ -50,12 +50,12 @@ def load() -> dict[str, float | None]:
     others than this process used in a sample of SAMPLE_S, the time that a hypervisor took included; null
     where there is no /proc.
     """
-    before, own = processor_seconds(), time.process_time()
+    before, used = processor_seconds(), time.process_time()
     time.sleep(SAMPLE_S)
-    after, own = processor_seconds(), time.process_time() - own
+    after, used = processor_seconds(), time.process_time() - used
     share = None
     if before and after and after[1] > before[1]:
-        share = (after[0] - before[0] - own) / (after[1] - before[1])
+        share = (after[0] - before[0] - used) / (after[1] - before[1])
         share = round(min(1.0, max(0.0, share)), 3)
     return {"load_1m": round(os.getloadavg()[0], 2), "busy_share": share}
 
