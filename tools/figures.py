@@ -27,7 +27,7 @@ expressions tools/results.py tells.
 
 Without --write nothing is changed: a figure that differs from the record is printed as `file:line: what`, and
 the exit code is 1. Results whose measured code has changed much are listed, which fails nothing
-(tools/staleness.py).
+(tools/staleness.py), and so are starts of benchmarks in runs.jsonl that have no end.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.record.run_log import FILE as RUNS
+from benchmarks.record.run_log import unfinished
 from tools.results import (
     RESULTS,
     ROOT,
@@ -308,6 +310,13 @@ def filled(known: Record, root: Path = ROOT) -> Iterator[Page]:
         yield fill(path, known)
 
 
+def no_end(runs: Path) -> Iterator[str]:
+    """A line for each start in runs.jsonl that has no end: the benchmark was killed, or is still running."""
+    lines = runs.read_text(encoding="utf-8").splitlines() if runs.exists() else []
+    for start in unfinished(lines):
+        yield f"no end: earl bench {start['name']}, started {start['time']} at {start['commit']}"
+
+
 def main(arguments: list[str]) -> int:
     from tools import staleness
 
@@ -323,7 +332,7 @@ def main(arguments: list[str]) -> int:
             print(f"{page.path.relative_to(ROOT)}:{line}: {fault}")
         failed += len(page.faults)
     shown = {name: [page.path for page in done if name in page.shown] for page in done for name in page.shown}
-    for line in staleness.report(record(), shown):
+    for line in [*staleness.report(record(), shown), *no_end(RUNS)]:
         print(line)
     print(f"figures: {len(shown)} results, {failed} faults")
     return 1 if failed else 0

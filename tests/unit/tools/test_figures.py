@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools.figures import Page, fill, filled, formatted
+from tools.figures import Page, fill, filled, formatted, no_end
 from tools.results import FigureError, Record, evaluate, record
 
 NOTES = '[machines]\nfirst = "A"\nsecond = "B"\nsecond_commits = ["bbbbbbbbbbbb"]\n'
@@ -182,6 +182,15 @@ def test_a_table_of_a_list_has_a_row_for_each_element(tmp_path: Path, known: Rec
 def test_a_table_that_cannot_be_made_is_an_error(tmp_path: Path, known: Record, spec: str, said: str) -> None:
     (fault,) = page(tmp_path, f"<!--table {spec}\n-->\n<!--/table-->", known).faults
     assert said in fault[1]
+
+
+def test_a_benchmark_that_started_and_has_no_end_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    assert list(no_end(path)) == []
+    about = {"name": "demo", "time": "then", "commit": "c0ffee"}
+    events = [{"event": "start", "id": "a"}, {"event": "start", "id": "b"}, {"event": "end", "id": "a"}]
+    path.write_text("".join(f"{json.dumps({**event, **about})}\n" for event in events))
+    assert list(no_end(path)) == ["no end: earl bench demo, started then at c0ffee"]
 
 
 # --- this checkout --------------------------------------------------------------------------
