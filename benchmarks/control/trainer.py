@@ -16,9 +16,9 @@ from benchmarks.dispatch.lines import answer, commands, main
 from benchmarks.gateway.player import quantile
 from earl.bus import Bus
 from earl.rpc.client import Client
+from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from services.scheduler.state.ticket_ranges import RangeSet
 
 RPC_S = 60.0
 WAIT_S = 2.0

@@ -15,6 +15,7 @@ from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN, Access
+from earl.ticket_ranges import RangeSet
 from earl.transcript import Turn
 from services.scheduler.batches import batch_plan, consumers
 from services.scheduler.batches.columns import ColumnLease, Location
@@ -31,7 +32,6 @@ from services.scheduler.state.records import (
     TicketVerdict,
     WorkerRecord,
 )
-from services.scheduler.state.ticket_ranges import RangeSet
 
 # Closed tickets that are compacted in one go: calls that came meanwhile are answered before the next ones.
 COMPACTED_AT_ONCE = 512

@@ -38,7 +38,7 @@ class TrainerRank0:
 
     def reconcile(self, progress: TrainingProgress) -> None:
         """Bring the ledger to what the parameters were trained on."""
-        ranges = progress.consumed.ranges()
+        ranges = progress.consumed.ranges
         rolled_back = self._io.run(
             self._batches.reconcile(progress.version, progress.next_batch_id, ranges), 2 * RETRY_S + SLACK_S
         )
@@ -89,7 +89,7 @@ class TrainerRank0:
 
     def record_checkpoint(self, progress: TrainingProgress, path: str) -> None:
         """Tell the scheduler of a checkpoint; one that is gone is no failure, as with `commit`."""
-        ranges = progress.consumed.ranges()
+        ranges = progress.consumed.ranges
         self._tell(
             lambda deadline_s: self._batches.record_checkpoint(progress.version, path, ranges, deadline_s)
         )

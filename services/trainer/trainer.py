@@ -18,7 +18,6 @@ import hashlib
 import logging
 import shutil
 import time
-from dataclasses import replace
 
 import torch
 
@@ -26,11 +25,11 @@ from earl.config.run import RunConfig
 from earl.errors import DataPlaneError, EarlError, TrainerError
 from earl.models.weights import save_checkpoint
 from earl.obs import tracing
+from earl.ticket_ranges import RangeSet
 from services.trainer.api.codec import decode_plan
 from services.trainer.checkpoint import checkpoint
 from services.trainer.checkpoint.manifest import TrainingProgress
 from services.trainer.checkpoint.retention import mark_best
-from services.trainer.checkpoint.ticket_ranges import TicketSet
 from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.activity import (
     PUBLISHING,
@@ -79,7 +78,7 @@ class TrainerRank:
         self._budget = RetryBudget()
         self._saved_version = 0
         # Version 1 is the model that the run starts from.
-        self.progress = TrainingProgress(1, 1, TicketSet(), 0)
+        self.progress = TrainingProgress(1, 1, RangeSet(), 0)
 
     def start(self) -> None:
         """Fill the parameters, from the newest checkpoint if there is one; reconcile; publish them.
@@ -157,12 +156,10 @@ class TrainerRank:
         if self._config.deterministic:
             metrics |= batch_digests(self._columns, self._mesh)
             metrics["weights_digest"] = weights_digest(self._stepper.policy.shards, self._group)
-        consumed = self.progress.consumed.copy()
-        consumed.add(plan.ticket_ids)
         self.progress = TrainingProgress(
             plan.version + 1,
             plan.batch_id + 1,
-            consumed,
+            self.progress.consumed | RangeSet.of(plan.ticket_ids),
             self._stepper.optimizer.updates,
         )
         self._activity.version, self._activity.batch_id = self.progress.version, plan.batch_id
@@ -266,7 +263,7 @@ class TrainerRank:
                     self._directory,
                     self._stepper,
                     self._group,
-                    replace(self.progress, consumed=self.progress.consumed.copy()),
+                    self.progress,
                     config_hash(self._config),
                     self._config.trainer.keep_checkpoints,
                     self._rank0.held if self._rank0 is not None else (),

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from earl.bus import Bus, EmbeddedValkey
+from earl.ticket_ranges import RangeSet
 from services.scheduler.batches import consumers
 from services.scheduler.batches.columns import Location
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.state.records import Attempt, Result, TicketVerdict, WorkerRecord
-from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.runs import tictactoe
 
 

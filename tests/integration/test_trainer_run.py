@@ -175,7 +175,7 @@ async def test_killed_and_resumed_from_the_manifest(tmp_path: Path) -> None:
             (stack.directory / "checkpoints" / f"step-{status.version}" / FILE).read_bytes()
         )
         assert len(last.progress.consumed) == status.ledger.trained
-        assert manifest.progress.consumed.ranges()[0][0] in last.progress.consumed
+        assert manifest.progress.consumed.ranges[0][0] in last.progress.consumed
         # What was trained or evaluated after the manifest is played again, by other tickets.
         assert status.ledger.dropped.get("rolled_back", 0) % 8 in (0, EPISODES % 8)
 

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass, field
 
 from earl.errors import EarlError, LedgerError
+from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
@@ -28,7 +29,6 @@ from services.scheduler.state.records import (
     WorkerRecord,
 )
 from services.scheduler.state.rules import Rules
-from services.scheduler.state.ticket_ranges import RangeSet
 
 RULES = Rules(
     seed=7, warmup_batches=2, warmup_episodes=3, steps=4, group_size=2, batch_groups=2,

@@ -16,8 +16,8 @@ from earl.config.run import RunConfig
 from earl.models.create import write_scratch
 from earl.models.spec import load_spec
 from earl.parallelism import Parallelism
+from earl.ticket_ranges import RangeSet
 from services.trainer.checkpoint.manifest import TrainingProgress
-from services.trainer.checkpoint.ticket_ranges import TicketSet
 from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.rank_mesh import RankMesh
@@ -125,7 +125,7 @@ def gathered(stepper: Stepper) -> dict[str, torch.Tensor]:
 
 
 def progress_at(stepper: Stepper, version: int) -> TrainingProgress:
-    return TrainingProgress(version, version, TicketSet([(1, 10 * version)]), stepper.optimizer.updates)
+    return TrainingProgress(version, version, RangeSet([(1, 10 * version)]), stepper.optimizer.updates)
 
 
 RANKS_CONFIG = {"minibatches": 2, "passes": 2, "loss_mean": "sequence"}

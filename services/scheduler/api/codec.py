@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from earl.config.run import RunConfig
 from earl.errors import LedgerError
+from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2, events_pb2, scheduler_pb2
 from services.scheduler.api import codec_evaluation, codec_stages
 from services.scheduler.batches.batch_plan import BatchPlan
@@ -33,7 +34,6 @@ from services.scheduler.state.records import (
 )
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.switch_records import SwitchEnded
-from services.scheduler.state.ticket_ranges import RangeSet
 
 MESSAGE_CHARACTERS = 500
 METRICS = 64

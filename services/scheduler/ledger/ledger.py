@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from earl.errors import LedgerError
+from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import GroupCandidate, choose, places
 from services.scheduler.ledger.attempts import TicketLedger
 from services.scheduler.state.records import (
@@ -27,7 +28,6 @@ from services.scheduler.state.records import (
     TicketState,
 )
 from services.scheduler.state.rules import Rules
-from services.scheduler.state.ticket_ranges import RangeSet
 
 # A batch handed out more often than this to a trainer that does not commit cannot be read.
 HANDOUTS = 5

@@ -13,10 +13,10 @@ yes               │ never heard of   │ trained (the store was lost); gaps ar
 from __future__ import annotations
 
 from earl.errors import LedgerError
+from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger.admission import places
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.state.records import LIVE, BatchCommitted, Purpose, Reason, TicketState
-from services.scheduler.state.ticket_ranges import RangeSet
 
 ROLLED_BACK = f"dropped:{Reason.ROLLED_BACK}"
 FORGOTTEN = f"dropped:{Reason.FORGOTTEN}"

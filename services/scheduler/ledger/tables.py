@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from earl.errors import LedgerError
+from earl.ticket_ranges import RangeSet
 from services.scheduler.state.deadlines import DeadlineQueue
 from services.scheduler.state.record_table import RecordTable
 from services.scheduler.state.records import (
@@ -34,7 +35,6 @@ from services.scheduler.state.records import (
     ranges_of,
 )
 from services.scheduler.state.switch_records import StageRecord
-from services.scheduler.state.ticket_ranges import RangeSet
 
 HELD = frozenset({TicketState.LEASED, TicketState.READY, TicketState.PLANNED})
 

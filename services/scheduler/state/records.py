@@ -15,8 +15,8 @@ from enum import StrEnum
 
 import msgspec
 
+from earl.ticket_ranges import RangeSet
 from services.scheduler.state.switch_records import StageRecord, SwitchEnded
-from services.scheduler.state.ticket_ranges import RangeSet
 
 
 class TicketState(StrEnum):

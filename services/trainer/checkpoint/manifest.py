@@ -14,7 +14,7 @@ from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.errors import CheckpointError, LayoutError
 from earl.models.lora import Lora
 from earl.models.spec import ModelSpec
-from services.trainer.checkpoint.ticket_ranges import TicketSet
+from earl.ticket_ranges import RangeSet
 from services.trainer.model.adapters import AdapterEntry
 
 FORMAT = 1
@@ -50,7 +50,7 @@ class TrainingProgress:
 
     version: int
     next_batch_id: int
-    consumed: TicketSet
+    consumed: RangeSet
     updates: int
 
 
@@ -80,7 +80,7 @@ class Manifest:
             "format": FORMAT,
             "version": progress.version,
             "next_batch_id": progress.next_batch_id,
-            "consumed": progress.consumed.ranges(),
+            "consumed": progress.consumed.ranges,
             "updates": progress.updates,
             "model": self.model,
             "config": self.config,
@@ -106,7 +106,7 @@ class Manifest:
                 TrainingProgress(
                     value["version"],
                     value["next_batch_id"],
-                    TicketSet((start, stop) for start, stop in value["consumed"]),
+                    _consumed(value["consumed"]),
                     value["updates"],
                 ),
                 value["model"],
@@ -126,6 +126,14 @@ class Manifest:
         except (ValueError, KeyError, TypeError, IndexError, LayoutError) as error:
             raise CheckpointError(f"no manifest: {error!r}", ANOTHER) from error
         return manifest
+
+
+def _consumed(ranges: list[list[int]]) -> RangeSet:
+    """Raises ValueError for what is no range of ticket ids."""
+    for start, stop in ranges:
+        if not 0 <= start <= stop:
+            raise ValueError(f"[{start}, {stop}) is no range of ticket ids")
+    return RangeSet((start, stop) for start, stop in ranges)
 
 
 def _adapter(value: dict | None) -> AdapterEntry | None:

@@ -7,13 +7,13 @@ import dataclasses
 from earl.dashboard.codec_services import host, ticket
 from earl.stack.codec import decode_leases
 from earl.stack.status import Lease
+from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2
 from services.scheduler.api.codec_tickets import encode_tickets
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.ledger.reconcile import reconcile
 from services.scheduler.state.records import Attempt, Result, TicketState, WorkerRecord
-from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.gateway_world import World
 from tests.support.ledger import RULES
 

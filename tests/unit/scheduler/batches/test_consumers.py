@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from earl.ticket_ranges import RangeSet
 from services.scheduler.batches import consumers
 from services.scheduler.batches.batch_plan import cut
 from services.scheduler.batches.columns import (
@@ -31,7 +32,6 @@ from services.scheduler.state.records import (
     TicketState,
     WorkerRecord,
 )
-from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.ledger import RULES, Image
 
 STAGE = ("reference", 1)

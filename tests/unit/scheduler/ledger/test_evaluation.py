@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from earl.ticket_ranges import RangeSet
 from services.scheduler.api.codec_evaluation import encode_done, encode_evaluations
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.evaluation import (
@@ -36,7 +37,6 @@ from services.scheduler.state.records import (
     decode,
     encode,
 )
-from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.ledger import RULES
 
 numbers = st.lists(st.floats(-10, 10), min_size=2, max_size=50)

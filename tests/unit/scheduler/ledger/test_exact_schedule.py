@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.admission import places
 from services.scheduler.ledger.ledger import Ledger
@@ -23,7 +24,6 @@ from services.scheduler.state.records import (
     WorkerRecord,
 )
 from services.scheduler.state.seeds import env_seed, sample_seeds
-from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.ledger import RULES, Rollout, World
 
 EXACT = dataclasses.replace(RULES, staleness=0, steps=6, deterministic=True)

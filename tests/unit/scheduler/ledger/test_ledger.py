@@ -8,6 +8,7 @@ import math
 import pytest
 
 from earl.errors import LedgerError, UnknownWorker
+from earl.ticket_ranges import RangeSet
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.evaluation import wins
 from services.scheduler.ledger.ledger import HANDOUTS, Ledger
@@ -27,7 +28,6 @@ from services.scheduler.state.records import (
     encode,
 )
 from services.scheduler.state.rules import Rules
-from services.scheduler.state.ticket_ranges import RangeSet
 from tests.support.ledger import RULES, Image
 
 TRAIN_ONLY = dataclasses.replace(RULES, warmup_batches=0, evaluation_episodes=0)

@@ -61,8 +61,13 @@ def test_the_manifest_says_what_was_consumed(group: Group, stepper: Stepper, tmp
     path = checkpoint.save(tmp_path / "c", stepper, group, progress, "hash", keep=1)
     manifest = Manifest.decode((path / FILE).read_bytes())
     assert manifest.progress == progress
-    assert manifest.progress.consumed.ranges() == [(1, 50)]
+    assert manifest.progress.consumed.ranges == ((1, 50),)
     assert Manifest.decode(manifest.encode()) == manifest
+    value = json.loads(manifest.encode())
+    assert value["consumed"] == [[1, 50]]
+    for ranges in ([[5, 3]], [[-1, 3]], [[1]], 7):
+        with pytest.raises(CheckpointError, match="no manifest"):
+            Manifest.decode(json.dumps(value | {"consumed": ranges}).encode())
 
 
 def test_only_the_newest_are_kept_and_a_rolled_back_future_goes(stepper: Stepper, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.errors import TrainerError
-from services.trainer.checkpoint.ticket_ranges import TicketSet
 from services.trainer.step.batch import Columns, build, cut_minibatches
 from services.trainer.step.plan import PlannedSequence, TrainingPlan
 from services.trainer.step.prefix_packing import Bin
@@ -103,24 +102,6 @@ def test_columns_that_cannot_be_trained_on_are_named(
     with pytest.raises(TrainerError, match="trajectory/1/1") as raised:
         columns.validate(vocabulary=9)
     assert said in str(raised.value)
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12))))
-def test_ticket_set_is_a_set_of_ids_in_joined_ranges(ranges: list[tuple[int, int]]) -> None:
-    tickets, model = TicketSet(), set()
-    for start, length in ranges:
-        tickets.add_range(start, start + length)
-        model |= set(range(start, start + length))
-    assert {i for start, stop in tickets.ranges() for i in range(start, stop)} == model
-    assert len(tickets) == len(model)
-    assert all(a[1] < b[0] for a, b in zip(tickets.ranges(), tickets.ranges()[1:], strict=False))
-    assert all((i in tickets) == (i in model) for i in range(75))
-    assert TicketSet(tickets.ranges()) == tickets
-
-
-def test_ticket_set_refuses_what_is_no_range() -> None:
-    with pytest.raises(ValueError, match=r"\[5, 3\)"):
-        TicketSet([(5, 3)])
 
 
 def test_reference_log_probs_follow_their_tokens() -> None:

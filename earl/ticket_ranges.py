@@ -1,4 +1,7 @@
-"""Sets of ticket ids as half-open ranges: what a manifest holds and what the ledger has compacted."""
+"""Sets of ticket ids as half-open ranges: what a checkpoint was trained on, what the ledger has compacted.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ class RangeSet:
         return cls((number, number + 1) for number in ids)
 
     def __contains__(self, number: int) -> bool:
-        at = bisect_right(self._starts, number) - 1
-        return at >= 0 and number < self.ranges[at][1]
+        index = bisect_right(self._starts, number) - 1
+        return index >= 0 and number < self.ranges[index][1]
 
     def __len__(self) -> int:
         return sum(stop - start for start, stop in self.ranges)
@@ -54,17 +57,17 @@ class RangeSet:
 
     def __sub__(self, other: RangeSet) -> RangeSet:
         left: list[tuple[int, int]] = []
-        cuts = iter(other.ranges)
-        cut = next(cuts, None)
+        others = iter(other.ranges)
+        removed = next(others, None)
         for start, stop in self.ranges:
-            while cut is not None and cut[1] <= start:
-                cut = next(cuts, None)
-            while cut is not None and cut[0] < stop:
-                left.append((start, cut[0]))
-                start = cut[1]
+            while removed is not None and removed[1] <= start:
+                removed = next(others, None)
+            while removed is not None and removed[0] < stop:
+                left.append((start, removed[0]))
+                start = removed[1]
                 if start >= stop:
                     break
-                cut = next(cuts, None)
+                removed = next(others, None)
             left.append((start, stop))
         return RangeSet(left)
 

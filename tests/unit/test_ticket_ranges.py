@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.state.ticket_ranges import RangeSet
+from earl.ticket_ranges import RangeSet
 
 ids = st.frozensets(st.integers(0, 40))
 
