@@ -75,7 +75,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
     ranks: of all nodes together. Raises ConfigError.
     """
     nodes = Nodes.from_environment()
-    ending = SignalRelay()
+    relay = SignalRelay()
     with bulk_import():
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -103,28 +103,28 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "services.trainer
         codes = [failure.exitcode for failure in error.failures.values()]
         # A rank killed by a signal has a negative code; the first to fail is the cause.
         first = min(error.failures.values(), key=lambda failure: failure.timestamp).exitcode
-        if ending.told and -first in SIGNALS:
+        if relay.signalled and -first in SIGNALS:
             return 0  # told before it listened, when it had nothing to save
         return first if first > 0 else next((code for code in codes if code > 0), 1)
     finally:
-        ending.over = True
+        relay.ended = True
     return 0
 
 
 class SignalRelay(threading.Thread):
     """Passes SIGTERM and SIGINT on to the ranks, each of which torchrun starts in a session of its own.
 
-    It hears them in a thread: the main one may be waiting inside of torch, for another node. told: there was
-    one. over: set when the group has ended, after which there is nothing to pass on.
+    It receives them in a thread: the main one may be waiting inside of torch, for another node. signalled:
+    one came. ended: set when the group has ended, after which there is nothing to pass on.
     """
 
     def __init__(self) -> None:
-        super().__init__(name="ending", daemon=True)
-        self.told = False
-        self.over = False
-        self._heard, hears = os.pipe()
-        os.set_blocking(hears, False)
-        signal.set_wakeup_fd(hears)
+        super().__init__(name="signal-relay", daemon=True)
+        self.signalled = False
+        self.ended = False
+        self._wakeup, written = os.pipe()
+        os.set_blocking(written, False)
+        signal.set_wakeup_fd(written)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)  # the interpreter writes its number into the pipe
         self.start()
@@ -132,17 +132,18 @@ class SignalRelay(threading.Thread):
     def run(self) -> None:
         latest, sent = 0, set[int]()
         while True:
-            readable, _, _ = select.select([self._heard], [], [], LATE_S if self.told else None)
-            heard = [number for number in os.read(self._heard, 64) if number in SIGNALS] if readable else []
-            if self.over:
+            readable, _, _ = select.select([self._wakeup], [], [], LATE_S if self.signalled else None)
+            written = os.read(self._wakeup, 64) if readable else b""
+            received = [number for number in written if number in SIGNALS]
+            if self.ended:
                 return
-            if heard:
-                latest, sent = heard[-1], set[int]()
-                if not self.told and not _children():
+            if received:
+                latest, sent = received[-1], set[int]()
+                if not self.signalled and not _children():
                     # A rank that is being started now ends by itself: see follow_agent.
                     os._exit(0)
-                self.told = True
-            if self.told:
+                self.signalled = True
+            if self.signalled:
                 sent |= _send(latest, set(_children()) - sent)
 
 
@@ -170,10 +171,10 @@ def follow_agent() -> None:
 
 def _children() -> list[int]:
     """Processes whose parent this process is."""
-    found = []
+    pids = []
     for task in Path("/proc/self/task").iterdir():
         try:
-            found += [int(pid) for pid in (task / "children").read_text().split()]
+            pids += [int(pid) for pid in (task / "children").read_text().split()]
         except FileNotFoundError:
             pass  # a thread that ended
-    return found
+    return pids

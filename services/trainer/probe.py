@@ -1,7 +1,7 @@
 """`python -m services.trainer.probe --job FILE`: how fast trainer or reference stage compute.
 
     torchrun's agent, if there are more ranks than one ─► each rank: a model with random weights
-    point (L, C): a batch of C sequences of L random tokens each, every second one trained, cut over replicas
+    point (L, C): a batch of C sequences of L random tokens each, half of them trained, split over replicas
         trainer    one step as in a run: mini-batches, passes, forward, loss, backward, AdamW
         reference  the log-probs of one lease: each replica its sequences, tp ranks together
 
@@ -205,7 +205,10 @@ class StepProbe:
         forget_peaks([os.getpid()])
 
     def _peak_fraction(self) -> float:
-        """Of the fullest CUDA device; on CPUs of the host, which all ranks share. A collective."""
+        """Peak memory as a fraction of the fullest CUDA device, or of the host that ranks on CPUs share.
+
+        A collective.
+        """
         if self._group.device.type == "cuda":
             total = torch.cuda.get_device_properties(self._group.device).total_memory
             mine = torch.cuda.max_memory_reserved() / total

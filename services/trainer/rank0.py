@@ -56,7 +56,7 @@ class TrainerRank0:
             return RankCommand.TRAIN.encode(plan) if plan else RankCommand.IDLE.encode()
         if self._requests.stop.is_set():
             return RankCommand.LEAVE.encode()
-        if self._requests.over.is_set():
+        if self._requests.run_ended.is_set():
             return RankCommand.FINISH.encode()
         if self._requests.wants_save:
             return RankCommand.SAVE.encode()
@@ -72,8 +72,8 @@ class TrainerRank0:
             if answer is None:
                 continue
             self.best, self.held = answer.best, answer.held
-            if answer.over and not answer.plan:
-                self._requests.over.set()
+            if answer.run_ended and not answer.plan:
+                self._requests.run_ended.set()
                 return None
             return answer.plan
         return None
@@ -95,12 +95,12 @@ class TrainerRank0:
         )
 
     def _tell(self, call: Callable[[float], Coroutine[Any, Any, None]]) -> None:
-        stop, over = self._requests.stop, self._requests.over.is_set()
-        deadline_s = LEAVING_S if over or stop.is_set() else RETRY_S
+        stop, run_ended = self._requests.stop, self._requests.run_ended.is_set()
+        deadline_s = LEAVING_S if run_ended or stop.is_set() else RETRY_S
         try:
             self._io.run(call(deadline_s), 2 * deadline_s + SLACK_S, stop)
         except EarlError as error:
-            if not over:
+            if not run_ended:
                 self._requests.excuse(error)
             else:
                 log.warning("the scheduler was not told: %s", error)

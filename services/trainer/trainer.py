@@ -3,7 +3,7 @@
     command ─► plan: read own slices ─► all ranks have theirs? ─► train ─► commit ─► publish ─► checkpoint?
        ▲         └── no: abandon the plan, ask again                                             │
        └─────────────────────────────────────────────────────────────────────────────────────────┘
-    switch: the same ranks in another cut (reshard), then on as before
+    switch: the same ranks in another parallelism (reshard/), then on as before
     stop (SIGTERM): checkpoint, leave · over (the run is done): checkpoint, model-final, leave
 
 Promise: a manifest holds exactly the tickets of the batches that its parameters were trained on.
@@ -89,11 +89,11 @@ class TrainerRank:
         if policy.lora is not None:
             # A checkpoint holds the adapters alone.
             policy.fill(self._run_dir / "model", self._config.seed)
-        found = checkpoint.latest(self._directory, self._stepper, self._group)
-        if found is None:
+        latest = checkpoint.latest(self._directory, self._stepper, self._group)
+        if latest is None:
             policy.fill(self._run_dir / "model", self._config.seed)
         else:
-            path, manifest = found
+            path, manifest = latest
             checkpoint.load(path, manifest, self._stepper)
             self.progress = manifest.progress
             self._saved_version = manifest.progress.version
@@ -184,9 +184,9 @@ class TrainerRank:
         began_ns, read_ns, trained_ns = times_ns
         for ticket_id in plan.ticket_ids:
             if parent := self._tickets.parent(ticket_id):
-                told = {"batch": plan.batch_id, "version": plan.version}
-                tracing.record("trainer read", parent, began_ns, read_ns, told)
-                tracing.record("trainer train", parent, read_ns, trained_ns, told)
+                attributes = {"batch": plan.batch_id, "version": plan.version}
+                tracing.record("trainer read", parent, began_ns, read_ns, attributes)
+                tracing.record("trainer train", parent, read_ns, trained_ns, attributes)
 
     def _read(self, plan: TrainingPlan) -> bool:
         """Whether every rank has its replica's sequences, all fit to be trained on.

@@ -48,7 +48,7 @@ def _item(item: scheduler_pb2.BatchItem) -> PlannedSequence:
     if item.start_token or item.stop_token not in (0, item.total_tokens):
         raise TrainerError(
             f"{item.descriptor_key}: slice {item.start_token}:{item.stop_token} of {item.total_tokens}",
-            "ranks of one replica cut sequences among themselves: plan whole ones",
+            "ranks of one replica split sequences among themselves: plan whole ones",
         )
     return PlannedSequence(
         item.ticket_id,

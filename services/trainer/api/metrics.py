@@ -36,7 +36,8 @@ def figures(activity: Activity, service: str) -> Iterator[Sample]:
         if name in gauges:
             yield Sample(f"earl_{service}_{metric}", gauges[name])
     moved = (
-        (one.path, one.size_bytes, one.seconds, one.transfers, one.retries) for one in activity.transfers
+        (total.path, total.size_bytes, total.seconds, total.transfers, total.retries)
+        for total in activity.transfers
     )
     yield from transferred(service, moved)
 

@@ -20,7 +20,7 @@ class NextBatch:
     """
 
     plan: bytes
-    over: bool
+    run_ended: bool
     best: int
     held: frozenset[int]
 

@@ -59,22 +59,22 @@ def save(
     target = directory / f"step-{progress.version}"
     partial = directory / f".{target.name}.partial"
     name = f"rank-{group.rank:05d}.safetensors"
-    said: dict = {"error": "", "tensors": {}}
+    mine: dict = {"error": "", "tensors": {}}
     try:
         if group.leads:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     except OSError as error:
-        said["error"] = f"{partial}: {error}"
+        mine["error"] = f"{partial}: {error}"
     group.barrier()
     try:
         tensors, boxes = _local(stepper)
         save_file(tensors, partial / name)
         _fsync(partial / name)
-        said |= {"file": _entry(partial / name), "tensors": boxes}
+        mine |= {"file": _entry(partial / name), "tensors": boxes}
     except (OSError, SafetensorError) as error:
-        said["error"] = said["error"] or f"{partial / name}: {error}"
-    parts = [json.loads(part) for part in group.gather(json.dumps(said).encode())]
+        mine["error"] = mine["error"] or f"{partial / name}: {error}"
+    parts = [json.loads(part) for part in group.gather(json.dumps(mine).encode())]
     errors = [part["error"] for part in parts if part["error"]]
     if not errors and group.leads:
         try:
@@ -102,7 +102,7 @@ def latest(directory: Path, stepper: Stepper, group: Group) -> tuple[Path, Manif
             _verify(Path(path), manifest, group)
         except (OSError, CheckpointError) as error:
             problem = str(error)
-        problems = [said.decode() for said in group.gather(problem.encode()) if said]
+        problems = [text.decode() for text in group.gather(problem.encode()) if text]
         if problems or manifest is None:
             skipped.append(path)
             log.warning("checkpoint %s is skipped: %s", path, problems[0] if problems else "unreadable")
@@ -216,9 +216,9 @@ def _finish(partial: Path, target: Path, manifest: Manifest) -> None:
 def _verify(path: Path, manifest: Manifest, group: Group) -> None:
     """Every file has its size; this rank checks the content of its share of them. Raises CheckpointError."""
     for index, file in enumerate(manifest.files):
-        found = (path / file.name).stat().st_size
-        if found != file.size_bytes:
-            raise CheckpointError(f"{file.name} has {found} bytes of {file.size_bytes}", ANOTHER)
+        size_bytes = (path / file.name).stat().st_size
+        if size_bytes != file.size_bytes:
+            raise CheckpointError(f"{file.name} has {size_bytes} bytes of {file.size_bytes}", ANOTHER)
         if index % group.size == group.rank and hash_of(path / file.name) != file.xxh3:
             raise CheckpointError(f"{file.name} is damaged: its checksum differs", ANOTHER)
 

@@ -88,18 +88,18 @@ def find(directory: Path, which: int | Literal["best", "latest"]) -> Path:
     """The checkpoint that is meant. Raises CheckpointError, naming those that there are."""
     from services.trainer.checkpoint.retention import BEST, checkpoints
 
-    found = checkpoints(directory)
-    names = ", ".join(path.name for path in found) or "none"
+    existing = checkpoints(directory)
+    names = ", ".join(path.name for path in existing) or "none"
     if which == "latest":
-        path = found[0] if found else directory / "step-1"
+        path = existing[0] if existing else directory / "step-1"
     elif which == "best":
         path = (directory / BEST).resolve()
     else:
         path = directory / f"step-{which}"
     model = (directory.parent / "model").resolve()
-    if path == model or (which == 1 and path not in found and model.is_dir()):
+    if path == model or (which == 1 and path not in existing and model.is_dir()):
         return model
-    if path not in found and path not in [one.resolve() for one in found]:
+    if path not in existing and path not in [each.resolve() for each in existing]:
         raise CheckpointError(f"{directory} has no checkpoint {which}", f"there are: {names}")
     return path
 

@@ -66,7 +66,7 @@ class Manifest:
     tensors: dict[str, TensorEntry]
 
     def layout(self, name: str) -> Layout:
-        """How a parameter is cut over the files; owners are file names. Raises CheckpointError."""
+        """How a parameter is spread over the files; owners are file names. Raises CheckpointError."""
         entry = self.tensors.get(name)
         if entry is None:
             raise CheckpointError(f"the checkpoint lacks {name!r}", "it belongs to another model")

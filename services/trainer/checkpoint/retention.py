@@ -27,8 +27,8 @@ def version_of(path: Path) -> int:
 
 def checkpoints(directory: Path) -> list[Path]:
     """The checkpoints below `directory`, newest first."""
-    found = [path for path in directory.glob("step-*") if version_of(path)]
-    return sorted(found, key=version_of, reverse=True)
+    existing = [path for path in directory.glob("step-*") if version_of(path)]
+    return sorted(existing, key=version_of, reverse=True)
 
 
 def prune(directory: Path, newest: Path, count: int, held: Collection[int]) -> None:
@@ -36,10 +36,10 @@ def prune(directory: Path, newest: Path, count: int, held: Collection[int]) -> N
 
     What is newer than `newest` belongs to a history that was rolled back, held or not.
     """
-    found = checkpoints(directory)
-    at = found.index(newest)
-    old = [path for path in found[at + count :] if version_of(path) not in held]
-    for path in (*found[:at], *old):
+    existing = checkpoints(directory)
+    index = existing.index(newest)
+    old = [path for path in existing[index + count :] if version_of(path) not in held]
+    for path in (*existing[:index], *old):
         shutil.rmtree(path, ignore_errors=True)
     if not (directory / BEST).exists():
         (directory / BEST).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The policy in one cut of the ranks, and where each shard's box lies in the tensor that is published.
+"""The policy sharded over a mesh of ranks, and where each shard's box lies in the published tensor.
 
     meta device ─ tp slices ─ fully_shard(block) over dp x cp … fully_shard(root) over all ranks
         ─ allocate, all at once or one by one ─ fill shard by shard
@@ -61,7 +61,7 @@ class Shard:
 
     @property
     def local(self) -> torch.Tensor:
-        """The module's own memory; empty where the cut leaves nothing, on meta before it is allocated."""
+        """The module's own memory; empty where this rank has no part, on meta before it is allocated."""
         return _held(self.parameter)
 
     @property
@@ -73,8 +73,8 @@ class Shard:
     @property
     def counts(self) -> bool:
         """Whether this is the first of the ranks that hold the box: it is counted and written here."""
-        at = self.layout.coordinates(self.place)
-        held = zip(at, self.layout.placements, strict=True)
+        coordinates = self.layout.coordinates(self.place)
+        held = zip(coordinates, self.layout.placements, strict=True)
         return self.box.size > 0 and all(placement[0] != "replicate" or i == 0 for i, placement in held)
 
 
@@ -123,9 +123,9 @@ class ShardedPolicy:
         self.spec, self.mesh, self.lora = spec, mesh, lora
         # What a checkpoint says of it; known once the model was read.
         self.adapter: AdapterEntry | None = None
-        found = tuple(shards_of(self.decoder, mesh))
-        by_name = {shard.name: shard for shard in found}
-        self.shards = tuple(shard for shard in found if shard.parameter.requires_grad)
+        shards = tuple(shards_of(self.decoder, mesh))
+        by_name = {shard.name: shard for shard in shards}
+        self.shards = tuple(shard for shard in shards if shard.parameter.requires_grad)
         self.model_shards = tuple(by_name[name] for name in spec.shapes())
         # Each weight that has an adapter: its A and its B.
         self._adapters = {weight: (by_name[a], by_name[b]) for weight, a, b in adapters(list(by_name))}
@@ -150,10 +150,10 @@ class ShardedPolicy:
 
     def allocate(self, *only: Shard) -> None:
         """Memory, not filled, for these shards that have none yet, or for all of them."""
-        device, wanted = self.mesh.group.device, {id(shard.parameter) for shard in only}
+        device, parameters = self.mesh.group.device, {id(shard.parameter) for shard in only}
 
         def real(data: torch.Tensor) -> torch.Tensor:
-            chosen = data.is_meta and (not only or id(data) in wanted)
+            chosen = data.is_meta and (not only or id(data) in parameters)
             return torch.empty_like(data, device=device) if chosen else data
 
         # FSDP2 takes notice of new memory where its own modules are told.
@@ -209,7 +209,7 @@ class ShardedPolicy:
             if pair is not None:
                 whole_a = _whole(pair[0].parameter)
                 if shard.box.size:
-                    # B is cut by rows as the weight is, A by columns.
+                    # B is sharded by rows as the weight is, A by columns.
                     assert self.lora is not None
                     b = pair[1].local.view(pair[1].box.shape)
                     local = merged(local, whole_a, b, self.lora)
@@ -228,12 +228,12 @@ class ShardedPolicy:
 
     def _gathered(self, shard: Shard) -> torch.Tensor:
         """A tensor from all ranks' shards."""
-        own, tensor = _whole(shard.parameter), self.mesh.tensor
+        tp_slice, tensor = _whole(shard.parameter), self.mesh.tensor
         if tp_cut(shard.name, self.spec, tensor.size) is None:
-            return own
-        parts = [torch.empty_like(own) for _ in range(tensor.size)]
-        dist.all_gather(parts, own.contiguous(), group=tensor.group)
-        whole = own.new_empty(shard.shape)
+            return tp_slice
+        parts = [torch.empty_like(tp_slice) for _ in range(tensor.size)]
+        dist.all_gather(parts, tp_slice.contiguous(), group=tensor.group)
+        whole = tp_slice.new_empty(shard.shape)
         for rank, part in enumerate(parts):
             whole[tp_box(shard.name, shard.shape, self.spec, rank, tensor.size).slices()] = part
         return whole
@@ -249,8 +249,8 @@ class ShardedPolicy:
 
     def _wrapped(self) -> list[tuple[str, FSDPModule]]:
         """Blocks first, the root last, with their names."""
-        found = [(n, m) for n, m in self.decoder.named_modules() if isinstance(m, FSDPModule)]
-        return found[1:] + found[:1]
+        wrapped = [(n, m) for n, m in self.decoder.named_modules() if isinstance(m, FSDPModule)]
+        return wrapped[1:] + wrapped[:1]
 
     @staticmethod
     def _owner(name: str) -> str:
@@ -276,26 +276,26 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def shards_of(decoder: Decoder, mesh: RankMesh) -> Iterator[Shard]:
-    """This rank's shard of each parameter of a decoder whose slices FSDP2 has cut.
+    """This rank's shard of each parameter of a decoder whose tp slices FSDP2 has sharded.
 
-    On the layout's mesh tp cuts before FSDP2. Where several ranks hold the same key-value head, or all tp
+    On the layout's mesh tp shards before FSDP2. Where several ranks hold the same key-value head, or all tp
     ranks the same norm, a dimension of replicas is between the two.
     """
     ranks = mesh.group.size // mesh.tensor.size
     for name, parameter in decoder.named_parameters():
         local = cast(DTensor, parameter.detach())
-        own, inner = tuple(local.shape), local_box(local)
+        local_shape, inner = tuple(local.shape), local_box(local)
         if not name.startswith(BLOCKS):
-            layout = MeshLayout(own, (mesh.group.size,), (("shard", 0),), _numbers(mesh.group.size))
-            yield Shard(name, own, inner, parameter, layout, mesh.group.rank)
+            layout = MeshLayout(local_shape, (mesh.group.size,), (("shard", 0),), _numbers(mesh.group.size))
+            yield Shard(name, local_shape, inner, parameter, layout, mesh.group.rank)
             continue
         size = mesh.tensor.size
-        shape = whole_shape(name, own, decoder.spec, size)
-        found = tp_cut(name, decoder.spec, size)
+        shape = whole_shape(name, local_shape, decoder.spec, size)
+        sharding = tp_cut(name, decoder.spec, size)
         steps: list[tuple[int, Placement]] = [(size, ("replicate",))]
-        if found is not None:
-            steps = [(found.parts, ("shard", found.dim)), (found.replicas, ("replicate",))]
-        steps = [one for one in steps if one[0] > 1] + [(ranks, ("shard", 0))]
+        if sharding is not None:
+            steps = [(sharding.parts, ("shard", sharding.dim)), (sharding.replicas, ("replicate",))]
+        steps = [step for step in steps if step[0] > 1] + [(ranks, ("shard", 0))]
         layout = MeshLayout(
             shape, tuple(n for n, _ in steps), tuple(p for _, p in steps), _numbers(mesh.group.size)
         )

@@ -39,7 +39,7 @@ def memory_fraction(group: Group) -> float:
     """What is taken of the fullest device of all ranks; ranks on CPUs add up to their host. A collective."""
     mine = on_cuda() if group.device.type == "cuda" else on_host([os.getpid()])
     ranks = [json.loads(data) for data in group.gather(json.dumps(mine and asdict(mine)).encode())]
-    return fullest(DeviceMemory(**one) for one in ranks if one) or 0.0
+    return fullest(DeviceMemory(**memory) for memory in ranks if memory) or 0.0
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Activity:
                 self.doing = WAITING
 
     def take_spans(self) -> list[BusySpan]:
-        """Spans since the last call; what is going on is cut at now and continues after."""
+        """Spans since the last call; what runs now is split here, and its rest comes with a later call."""
         with self._lock:
             if self.doing != WAITING:
                 self._close(time.time_ns())

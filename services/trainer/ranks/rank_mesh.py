@@ -7,7 +7,7 @@
         blocks    FSDP2's mesh of what tp leaves of a block                          0 2 4 6   | 1 3 5 7
         all       FSDP2's mesh of what no block has: embedding, last norm, lm_head   0 1 2 3 4 5 6 7
 
-A cut makes its process groups and ends them: a group of processes may have one cut after the other.
+A mesh makes its process groups and ends them: a group of ranks may have one mesh after the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _number = count()
 
 
 class RankMesh:
-    """One cut of a group. Making and closing it are collectives: every rank of the group, in the same order.
+    """A group's ranks in one parallelism. Making and closing it are collectives, in one order.
 
     replica: which of the dp this rank belongs to. tensor, context: its places within. blocks, everyone: the
     meshes that FSDP2 shards a block's parameters over, and all others.
@@ -60,9 +60,9 @@ class RankMesh:
         self.everyone: DeviceMesh = group.mesh
         self.blocks: DeviceMesh = group.mesh
         if tp > 1:
-            # This rank alone, if there is nothing else to cut over.
+            # This rank alone, if there is nothing else to shard over.
             of_blocks = self._join(ranks.reshape(-1, tp).T)
-            # torch finds what it keeps for a mesh by ranks and names: a later cut's mesh, with groups of its
+            # torch finds what it keeps for a mesh by ranks and names: a later mesh, with groups of its
             # own, is another.
             name = f"fsdp{next(_number)}"
             self.blocks = DeviceMesh.from_group(of_blocks, group.device.type, mesh_dim_names=(name,))
@@ -106,8 +106,8 @@ def check_rank_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> No
     """Raises IllegalParallelism, naming what is possible."""
     if parallelism.pp > 1 or parallelism.devices != ranks:
         raise IllegalParallelism(
-            f"{parallelism} of {parallelism.devices} ranks (pp {parallelism.pp}) is no cut of a trainer of "
-            f"{ranks} ranks",
+            f"{parallelism} of {parallelism.devices} ranks (pp {parallelism.pp}) is no parallelism of a "
+            f"trainer of {ranks} ranks",
             f"use one of {', '.join(map(str, legal_cuts(spec, ranks)))}",
         )
     check_cut(spec, parallelism.tp, parallelism.cp)

@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class OneMachine(RendezvousHandler):
-    """Of the one agent that has all ranks; they take part in its store."""
+    """The rendezvous of an agent that starts all ranks itself; they take part in its store."""
 
     def __init__(self, run_id: str) -> None:
         with socket.create_server((LOOPBACK, 0)) as listener:
@@ -44,8 +44,8 @@ class OneMachine(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        own = PrefixStore(self._run_id, self._store)
-        return RendezvousInfo(own, 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
+        store = PrefixStore(self._run_id, self._store)
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self._port))
 
     def is_closed(self) -> bool:
         return False

@@ -23,7 +23,7 @@ class StageRequests:
     def __init__(self, follows_s: float = FOLLOWS_S) -> None:
         self._follows_s = follows_s
         self.stop = threading.Event()
-        self.over = threading.Event()
+        self.run_ended = threading.Event()
         self._saves: deque[concurrent.futures.Future[tuple[str, int]]] = deque()
 
     def excuse(self, error: EarlError) -> None:
@@ -31,11 +31,11 @@ class StageRequests:
 
         Raises the error otherwise, and WorkerReplaced always: the successor saves.
         """
-        if isinstance(error, WorkerReplaced) or not self._told():
+        if isinstance(error, WorkerReplaced) or not self._stops_soon():
             raise error
         log.warning("told to stop, and goes on without: %s", error)
 
-    def _told(self) -> bool:
+    def _stops_soon(self) -> bool:
         # Not stop.wait: the signal's handler, which sets it, runs on the thread that would wait.
         until_s = time.monotonic() + self._follows_s
         while not self.stop.is_set() and time.monotonic() < until_s:

@@ -16,17 +16,20 @@ from services.trainer.reshard.switch import canary_tokens
 
 
 def check_reference_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> None:
-    """Raises IllegalParallelism for what is no cut of a reference stage of so many ranks."""
+    """Raises IllegalParallelism for what a reference stage of so many ranks cannot be."""
     if parallelism.devices != ranks or parallelism.cp * parallelism.pp > 1:
         raise IllegalParallelism(
-            f"{parallelism} of {parallelism.devices} ranks is no cut of a reference stage of {ranks} ranks",
+            f"{parallelism} of {parallelism.devices} ranks is no parallelism of a reference stage of {ranks}",
             f"use dp and tp whose product is {ranks}",
         )
     check_tp(spec, parallelism.tp)
 
 
 class ReferenceChange:
-    """mesh, policy: to go on with. loaded: whether there are weights to be moved."""
+    """The change of one rank's policy.
+
+    mesh, policy: those to compute with, the old or the new. loaded: whether there are weights to be moved.
+    """
 
     def __init__(self, mesh: ReferenceMesh, policy: ReferencePolicy, *, loaded: bool) -> None:
         self.mesh, self.policy = mesh, policy
@@ -35,8 +38,8 @@ class ReferenceChange:
         self.group = mesh.group
         self.parallelism = mesh.parallelism
 
-    def prepare(self, wanted: Parallelism) -> list[MovingTensor]:
-        mesh = make_reference_mesh(self.group, wanted.dp, wanted.tp)
+    def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
+        mesh = make_reference_mesh(self.group, parallelism.dp, parallelism.tp)
         old, new = self.policy, self.policy.recut(mesh.tensor)
         self._new = mesh, new
         shapes, before, after = old.spec.shapes(), old.boxes(), new.boxes()
@@ -56,7 +59,7 @@ class ReferenceChange:
         return 0
 
     def reserve(self) -> None:
-        """A stage's room for log-probs does not depend on its cut."""
+        """Nothing: the room for log-probs is the same in any parallelism."""
 
     def canaries(self, *, new: bool) -> np.ndarray:
         tokens = canary_tokens(self.policy.spec.vocab)
@@ -69,7 +72,7 @@ class ReferenceChange:
         return values
 
     def reshard(self) -> None:
-        """Nothing is gathered here."""
+        """Nothing: the policy gathers no weights."""
 
     def keep(self) -> None:
         self.mesh.close()

@@ -5,7 +5,7 @@
 Promise: a trained token's log-prob is that of softmax(logits / temperature) at the position before it,
 computed as the trainer computes its own. Each tp rank puts only its slice of the positions through the
 lm_head. deterministic: one sequence a forward pass, all its trained positions through the lm_head at once,
-so that a sequence's bits do not depend on what else is computed or where the slices are cut.
+so that a sequence's bits do not depend on what else is computed or where the slices end.
 """
 
 from __future__ import annotations
@@ -38,17 +38,19 @@ class MaskedTrajectory:
 
 
 def slices(loss_mask: np.ndarray, count: int) -> list[Box]:
-    """Positions [0, T) cut for `count` ranks with equally many trained tokens each; some may be empty."""
+    """Positions [0, T) split among `count` ranks with equally many trained tokens each; some may be empty."""
     trained = np.flatnonzero(loss_mask)
     stops = [chunk_range(len(trained), index, count)[1] for index in range(count)]
     ends = [int(trained[stop]) if stop < len(trained) else len(loss_mask) for stop in stops]
     return [Box((start,), (stop,)) for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def trainable(one: MaskedTrajectory, vocabulary: int) -> bool:
+def trainable(trajectory: MaskedTrajectory, vocabulary: int) -> bool:
     """Whether the columns can be what a rollout worker wrote."""
-    known = bool(((one.tokens >= 0) & (one.tokens < vocabulary)).all())
-    return known and int(one.loss_mask.max(initial=0)) <= 1 and int(one.loss_mask[:1].sum()) == 0
+    known = bool(((trajectory.tokens >= 0) & (trajectory.tokens < vocabulary)).all())
+    return (
+        known and int(trajectory.loss_mask.max(initial=0)) <= 1 and int(trajectory.loss_mask[:1].sum()) == 0
+    )
 
 
 class ReferencePolicy:
@@ -93,7 +95,7 @@ class ReferencePolicy:
         self._microbatch_tokens = 0 if deterministic else microbatch_tokens
 
     def recut(self, tensor: TensorParallel) -> ReferencePolicy:
-        """The same in another place, not allocated."""
+        """The same policy at another place of a mesh, not allocated."""
         (spec, device, dtype), settings = self._settings
         return ReferencePolicy(spec, tensor, device, dtype, **settings, allocated=False)
 
@@ -123,7 +125,7 @@ class ReferencePolicy:
 
         0 where the mask is 0. A collective of tp ranks. Raises TrainerError for what is not finite.
         """
-        lengths = [len(one.tokens) for one in sequences]
+        lengths = [len(sequence.tokens) for sequence in sequences]
         starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64)
         into[:] = 0.0
         packed = bins(
@@ -133,10 +135,10 @@ class ReferencePolicy:
             self._microbatch_tokens,
             share=self._share,
         )
-        for one in packed:
-            chosen = [sequences[i] for i in one.chosen]
-            at, values = self._forward(chosen, one.shared, starts[one.chosen], box)
-            into[at - box.start[0]] = values
+        for packed_bin in packed:
+            chosen = [sequences[i] for i in packed_bin.chosen]
+            places, values = self._forward(chosen, packed_bin.shared, starts[packed_bin.chosen], box)
+            into[places - box.start[0]] = values
         if not np.isfinite(into).all():
             raise TrainerError(
                 f"the reference policy gives {sequences[0].key} and others log-probs that are not finite",
@@ -150,24 +152,24 @@ class ReferencePolicy:
 
         shared: as in Bin; starts int64[B]: where each sequence lies among all.
         """
-        lengths = [len(one.tokens) for one in sequences]
-        tokens = np.concatenate([one.tokens for one in sequences]).astype(np.int64)
-        mask = np.concatenate([one.loss_mask for one in sequences])
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        tokens = np.concatenate([sequence.tokens for sequence in sequences]).astype(np.int64)
+        mask = np.concatenate([sequence.loss_mask for sequence in sequences])
         laid = np.cumsum(lengths) - lengths
         where = np.arange(len(tokens)) + np.repeat(starts - laid, lengths)
         rows = rows_of(lengths, shared)
         inside = (where >= box.start[0]) & (where < box.stop[0])
         chosen = np.flatnonzero((mask == 1) & (inside | self._deterministic))
         hidden = self.decoder.forward_packed(
-            self._on_device(tokens[rows.own]), self._on_device(rows.positions), lengths, shared
+            self._on_device(tokens[rows.places]), self._on_device(rows.positions), lengths, shared
         )
-        wanted = inside[chosen]
-        if not wanted.any():
+        returned = inside[chosen]
+        if not returned.any():
             return chosen[:0], np.zeros(0, np.float32)
         source = chosen - 1 - np.repeat(laid - rows.first, lengths)[chosen]
         targets = self._on_device(tokens[chosen])
         values = self.decoder.token_logprobs(hidden[self._on_device(source)], targets, self._temperature)[0]
-        return where[chosen][wanted], values.float().cpu().numpy()[wanted]
+        return where[chosen][returned], values.float().cpu().numpy()[returned]
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)

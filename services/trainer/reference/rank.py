@@ -1,7 +1,7 @@
 """One rank's loop, the same on every rank of the stage; rank 0 decides, its commands are broadcast.
 
     lease ─► each replica reads its trajectories' tokens and masks from the rollout arenas
-          ─► log-probs, each rank of its slice, in place in its own arena ─► descriptors ─► the dock
+          ─► log-probs, each rank of its slice, in place in its own arena ─► descriptors ─► the scheduler
     and the trainer's ranks read the slices straight from these arenas.
 
 Promise: what cannot be read is reported lost, what finds no room waits; nothing of a rank that died
@@ -142,14 +142,11 @@ class ReferenceRank:
         self._leases += 1
         items = lease.ranks[self._mesh.replica]
         with self._activity.phase(READING):
-            found = self._read(items)
+            trajectories = self._read(items)
             # Ranks of one replica must leave out the same.
-            lost = self._gathered([index for index, one in enumerate(found) if one is None])
-        kept = [
-            one
-            for index, one in enumerate(found)
-            if one is not None and index not in lost[self._mesh.replica]
-        ]
+            lost = self._gathered([i for i, trajectory in enumerate(trajectories) if trajectory is None])
+        left_out = lost[self._mesh.replica]
+        kept = [t for i, t in enumerate(trajectories) if t is not None and i not in left_out]
         started = time.perf_counter()
         with self._activity.phase(COMPUTING):
             placed = not kept or self._put_logprobs(kept)
@@ -166,10 +163,10 @@ class ReferenceRank:
                 usable = [item for index, item in enumerate(leased) if index not in lost[replica]]
                 results |= self._columns(replica, usable)
         gone = [leased[index] for leased, which in zip(lease.ranks, lost, strict=True) for index in which]
-        told = {"version": self._origin.version, "sequences": len(results)}
+        attributes = {"version": self._origin.version, "sequences": len(results)}
         for item in results if tracing.active() else ():
             parent = self._tickets.parent(item.ticket_id)
-            tracing.record("reference logprobs", parent, began_ns, time.time_ns(), told)
+            tracing.record("reference logprobs", parent, began_ns, time.time_ns(), attributes)
         tokens = sum(item.total_tokens for item in results)
         self._activity.gauges |= {
             "tokens_per_s": tokens / max(seconds, 1e-9),
@@ -199,53 +196,55 @@ class ReferenceRank:
         deadline_s = self._config.data_plane.read_s
         bounds = np.cumsum([0, *(item.total_tokens for item in items)])
         tokens, loss_mask = np.empty(bounds[-1], np.int32), np.empty(bounds[-1], np.uint8)
-        found = [
+        trajectories = [
             MaskedTrajectory(item.key, tokens[start:stop], loss_mask[start:stop])
             for item, start, stop in zip(items, bounds[:-1], bounds[1:], strict=True)
         ]
-        whole = _read_of([item.key for item in items], tokens, loss_mask, np.diff(bounds))
-        readable = self._io.run(self._read_all(whole, found, deadline_s), 2 * deadline_s + READ_SLACK_S)
+        together = _read_of([item.key for item in items], tokens, loss_mask, np.diff(bounds))
+        reading = self._read_all(together, trajectories, deadline_s)
+        readable = self._io.run(reading, 2 * deadline_s + READ_SLACK_S)
         vocabulary = self._policy.spec.vocab
-        usable = [
-            ok and trainable(one, vocabulary) for one, ok in zip(found, readable, strict=True)
-        ]  # fmt: skip
-        return [one if ok else None for one, ok in zip(found, usable, strict=True)]
+        return [
+            trajectory if ok and trainable(trajectory, vocabulary) else None
+            for trajectory, ok in zip(trajectories, readable, strict=True)
+        ]
 
     async def _read_all(
-        self, whole: SequenceRead, found: Sequence[MaskedTrajectory], deadline_s: float
+        self, together: SequenceRead, trajectories: Sequence[MaskedTrajectory], deadline_s: float
     ) -> list[bool]:
-        """All in one read; if that fails, one by one, to learn which cannot be read."""
-        if not found:
+        """Which of them could be read: all in one read, and if that fails each by itself."""
+        if not trajectories:
             return []
         try:
-            await self._dispatcher.read([whole], deadline_s)
-            return [True] * len(found)
+            await self._dispatcher.read([together], deadline_s)
+            return [True] * len(trajectories)
         except DataPlaneError:
-            pass
+            pass  # not all can be read: which, is found out one by one
         each = (
             self._dispatcher.read(
-                [_read_of([one.key], one.tokens, one.loss_mask, np.array([len(one.tokens)]))], deadline_s
+                [_read_of([t.key], t.tokens, t.loss_mask, np.array([len(t.tokens)]))], deadline_s
             )
-            for one in found
+            for t in trajectories
         )
         outcomes = await asyncio.gather(*each, return_exceptions=True)
-        for one, outcome in zip(found, outcomes, strict=True):
+        for trajectory, outcome in zip(trajectories, outcomes, strict=True):
             if isinstance(outcome, DataPlaneError):
-                log.warning("%s cannot be read: %s", one.key, outcome)
+                log.warning("%s cannot be read: %s", trajectory.key, outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
         return [not isinstance(outcome, BaseException) for outcome in outcomes]
 
-    def _put_logprobs(self, found: Sequence[MaskedTrajectory]) -> bool:
-        """Log-probs into the arena; whether they found room there."""
+    def _put_logprobs(self, trajectories: Sequence[MaskedTrajectory]) -> bool:
+        """Computes this rank's log-probs into its arena; whether there was room for them. A collective."""
         tensor = self._mesh.tensor
-        box = slices(np.concatenate([one.loss_mask for one in found]), tensor.size)[tensor.rank]
+        loss_mask = np.concatenate([trajectory.loss_mask for trajectory in trajectories])
+        box = slices(loss_mask, tensor.size)[tensor.rank]
         name = key(self._life, self._leases, self._group.rank)
-        total = sum(len(one.tokens) for one in found)
-        work = self._shelf.reserve(name, [one.key for one in found], total, box)
-        array = self._io.run(work, CALL_S)
-        # Ranks of a replica compute together: one without room goes along.
-        self._policy.logprobs(found, box, np.empty(box.size, np.float32) if array is None else array)
+        keys = [trajectory.key for trajectory in trajectories]
+        array = self._io.run(self._shelf.reserve(name, keys, len(loss_mask), box), CALL_S)
+        # Ranks of a replica compute together, those without room too.
+        into = np.empty(box.size, np.float32) if array is None else array
+        self._policy.logprobs(trajectories, box, into)
         return array is not None
 
 

@@ -63,7 +63,7 @@ class ReferenceRank0:
         waited_s = 0.0
         while True:
             self._io.check()
-            if self._requests.stop.is_set() or self._requests.over.is_set():
+            if self._requests.stop.is_set() or self._requests.run_ended.is_set():
                 return RankCommand.LEAVE.encode()
             if self._voided:
                 self._voided = False
@@ -90,8 +90,8 @@ class ReferenceRank0:
         offer = self.stage.poll(lambda: self._leases.lease(min(credit_tokens, most_tokens), WAIT_S))
         if offer is None:
             return None
-        if offer.over:
-            self._requests.over.set()
+        if offer.run_ended:
+            self._requests.run_ended.set()
         self._activity.gauges["waiting_tokens"] = float(offer.waiting_tokens)
         # There is work, and none of it fits: trajectories must be trained or dropped first.
         self._activity.gauges["arena_full"] = float(bool(offer.waiting_tokens) and not offer.lease)

@@ -44,7 +44,7 @@ class LeaseOffer:
 
     lease: bytes
     waiting_tokens: int
-    over: bool
+    run_ended: bool
 
 
 class ReferenceClient:

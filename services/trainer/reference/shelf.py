@@ -80,7 +80,7 @@ class Shelf:
             await self._drop(trajectories)
             self._held |= dict.fromkeys(trajectories, key)
             self._counts[key] = len(trajectories)
-            await self._drop([one for one in trajectories if one in self._gone])
+            await self._drop([trajectory for trajectory in trajectories if trajectory in self._gone])
 
     async def free(self, trajectories: Iterable[str]) -> None:
         """These trajectories are trained or dropped: nobody reads what lies here for them, or ever will."""

@@ -1,12 +1,12 @@
 """Ranks take another (dp, tp, cp) at a boundary of their work: the same tensors, in other boxes.
 
     prepare   new groups · what the ranks become, on the meta device · room for it? · canaries' log-probs
-    move      tensor by tensor, old memory freed as new is taken (move.py)
-    verify    canaries' log-probs again ─► within tolerance: the old groups end, and on in the new cut
+    move      tensor by tensor, old memory freed as new is taken (reshard.py)
+    verify    canaries' log-probs again ─► within tolerance: the old groups end, and on in the new parallelism
                                         └► beyond it, or too late: everything moves back
 
-Promise: whatever a stage finds wrong, the ranks go on in the cut that they had, with the same bits. A rank
-that dies ends the group, which starts again from what it keeps.
+Promise: whatever a stage finds wrong, the ranks keep the parallelism that they had, with the same bits. A
+rank that dies ends the group, which starts again from what it keeps.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class ParallelismChange(Protocol):
 
     @property
     def parallelism(self) -> Parallelism:
-        """As the ranks are cut before."""
+        """Of the ranks before the change."""
         ...
 
-    def prepare(self, wanted: Parallelism) -> list[MovingTensor]:
+    def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
         """Make what they become, without memory for it; what moves."""
         ...
 
@@ -66,7 +66,7 @@ class ParallelismChange(Protocol):
         ...
 
     def reshard(self) -> None:
-        """Free what computing in the new cut left."""
+        """Free what computing in the new parallelism left."""
         ...
 
     def keep(self) -> None:
@@ -114,29 +114,29 @@ class _Switch:
         if not self._group.agree(time.monotonic() < until):
             return self._outcome(began_s, f"no step boundary came {self._within('prepare_s')}")
         tensors = self._change.prepare(self._command.parallelism)
-        why, before = self._prepare(tensors, until)
-        if not why:
-            why = self._carry_out(tensors, before)
-        if why:
+        reason, before = self._prepare(tensors, until)
+        if not reason:
+            reason = self._carry_out(tensors, before)
+        if reason:
             self._change.drop()
         else:
             self._change.keep()
         return_pages()
-        return self._outcome(began_s, why)
+        return self._outcome(began_s, reason)
 
     # --- stages -----------------------------------------------------------------------------
 
     def _prepare(self, tensors: Sequence[MovingTensor], until: float) -> tuple[str, np.ndarray]:
         """(why it cannot be, canaries' log-probs)"""
-        why = self._lacking(tensors)
-        if not why:
+        reason = self._lacking(tensors)
+        if not reason:
             try:
                 self._change.reserve()
             except EarlError as error:
-                why = str(error)
-        why = next((said.decode() for said in self._group.gather(why.encode()) if said), "")
-        if why:
-            return why, np.zeros(0, np.float32)
+                reason = str(error)
+        reason = next((text.decode() for text in self._group.gather(reason.encode()) if text), "")
+        if reason:
+            return reason, np.zeros(0, np.float32)
         before = self._change.canaries(new=False)
         in_time = self._group.agree(time.monotonic() < until)
         return "" if in_time else f"it was not prepared {self._within('prepare_s')}", before
@@ -158,21 +158,21 @@ class _Switch:
         return ""
 
     def _carry_out(self, tensors: Sequence[MovingTensor], before: np.ndarray) -> str:
-        """Move, verify, and back if need be; why, or "" if the ranks are cut anew."""
+        """Move, verify, and back if need be; why, or "" if the ranks have the new parallelism."""
         switch_s = self._command.deadlines.switch_s
         wire: Any = dist.new_group(timeout=timedelta(seconds=max(1.0, 2 * switch_s)))
         try:
             moved = move(tensors, self._group, wire, until=time.monotonic() + switch_s)
             self._moves.append(moved)
             if moved.tensors < len(tensors):
-                why = f"{moved.tensors} of {len(tensors)} tensors moved {self._within('switch_s')}"
+                reason = f"{moved.tensors} of {len(tensors)} tensors moved {self._within('switch_s')}"
             else:
-                why = self._verify(before)
-            if why:
+                reason = self._verify(before)
+            if reason:
                 self._change.reshard()
                 back = [tensor.reversed() for tensor in tensors[: moved.tensors]]
                 self._moves.append(move(back, self._group, wire))
-            return why
+            return reason
         finally:
             dist.destroy_process_group(wire)
 
@@ -196,16 +196,16 @@ class _Switch:
     def _within(self, stage: str) -> str:
         return f"within {getattr(self._command.deadlines, stage):g} s"
 
-    def _outcome(self, began_s: float, why: str) -> SwitchOutcome:
+    def _outcome(self, began_s: float, reason: str) -> SwitchOutcome:
         """A collective."""
         now, command = time.monotonic(), self._command
         sent = self._group.sum(torch.tensor([sum(moved.sent_bytes for moved in self._moves)]))
         most = max((moved.peak_extra_bytes for moved in self._moves), default=0)
         return SwitchOutcome(
             epoch=command.epoch,
-            parallelism=self._change.parallelism if why else command.parallelism,
-            rolled_back=bool(why),
-            message=why,
+            parallelism=self._change.parallelism if reason else command.parallelism,
+            rolled_back=bool(reason),
+            message=reason,
             stall_s=now - began_s,
             seconds=now - command.asked_s,
             moved_bytes=int(sent[0]),

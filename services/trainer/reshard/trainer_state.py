@@ -1,4 +1,4 @@
-"""The trainer's part of a switch: parameters and moments in another cut, versions published in it.
+"""The trainer's part of a switch: parameters and moments in another parallelism, and what it publishes.
 
 What was published stays readable as it was; progress and the count of updates are carried over.
 """
@@ -20,7 +20,7 @@ from services.trainer.step.step import Stepper
 
 
 class TrainerChange:
-    """stepper: to go on with."""
+    """The change of one rank's stepper. stepper: the one to train with, the old or the new."""
 
     def __init__(self, stepper: Stepper, slots: WeightSlots) -> None:
         self.stepper = stepper
@@ -30,10 +30,10 @@ class TrainerChange:
         self.group = stepper.group
         self.parallelism = stepper.mesh.parallelism
 
-    def prepare(self, wanted: Parallelism) -> list[MovingTensor]:
+    def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
         old = self.stepper
         policy = ShardedPolicy.of(
-            old.policy.spec, RankMesh(self.group, wanted, old.policy.spec), old.config, allocated=False
+            old.policy.spec, RankMesh(self.group, parallelism, old.policy.spec), old.config, allocated=False
         )
         policy.adapter = old.policy.adapter
         self._new = Stepper(policy, old.config)
@@ -101,7 +101,7 @@ def _moment(stepper: Stepper, shard: Shard, which: int) -> TensorMemory:
 
 
 def _all(policy: ShardedPolicy) -> list[Shard]:
-    """Of the model and of its adapters, each once, in one order whatever the cut."""
+    """The shards of the model and of its adapters, each once, in the same order in any parallelism."""
     return list({shard.name: shard for shard in (*policy.model_shards, *policy.shards)}.values())
 
 

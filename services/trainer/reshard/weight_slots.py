@@ -82,7 +82,11 @@ OpenStore = Callable[[int], Coroutine[Any, Any, TensorStore]]
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """What is published in one cut, and where. room: bytes of a version that a slot there holds."""
+    """What is published in one parallelism, and where.
+
+    classes: of the tensors, each with this rank's place on their mesh. room: bytes of a version that a slot
+    of the store holds.
+    """
 
     policy: Weights
     classes: list[tuple[TensorClass, int]]
@@ -93,8 +97,8 @@ class SlotLayout:
 class WeightSlots:
     """One rank's slots. Calls come from the computing thread, in the same order on every rank.
 
-    When the cut of the ranks changes, versions stay readable as they were published; the slots of the new
-    cut lie in the same arena if they fit there, else in one of their own.
+    When the ranks' parallelism changes, versions stay readable as they were published; the slots of the new
+    one lie in the same arena if they fit there, else in another.
     name: of the trainer; its ranks' keys are weights/<version>/<name>-<rank>. lease_s: the longest
     that a reader may hold a slot, whatever its lease says. hurry: once set, readers are not waited for
     (the trainer is leaving, and its memory with it), and the bus shortly.
@@ -137,12 +141,12 @@ class WeightSlots:
         return SlotLayout(policy, published_classes(policy.model_shards, self.dtype), store, room)
 
     def more_bytes(self, policy: Weights) -> int:
-        """Of a further arena, if `reserve` needs one for this policy."""
+        """Bytes of a further arena, if `reserve` needs one for this policy; else 0."""
         fits = slot_bytes(policy.model_shards, self.dtype) <= self._now.room
         return 0 if fits else arena_bytes(policy.model_shards, self.dtype)
 
     def reserve(self, policy: Weights) -> SlotLayout:
-        """Room for the versions of the same model in another cut: to `adopt`, or to `discard`.
+        """Room for the versions of the same model in another parallelism: to `adopt`, or to `discard`.
 
         Raises ConfigError where there is none.
         """
@@ -154,17 +158,17 @@ class WeightSlots:
         return self._slots_of(policy, store, slot_bytes(policy.model_shards, self.dtype))
 
     def adopt(self, slots: SlotLayout) -> None:
-        """From now on versions are published in this cut."""
+        """Publish versions in this layout from now on."""
         before, self._now = self._now, slots
         self._close_unused(before.store)
 
     def discard(self, slots: SlotLayout) -> None:
-        """Nothing is published in this cut."""
+        """Give back what was reserved for a layout that is not used."""
         self._close_unused(slots.store)
 
     def close(self) -> None:
         """Forget all versions, and give their arenas back."""
-        for store in {id(one): one for one in (*self._held.values(), self._now.store)}.values():
+        for store in {id(store): store for store in (*self._held.values(), self._now.store)}.values():
             self._io.run(store.close(), CALL_S)
         self._held.clear()
 
@@ -191,7 +195,7 @@ class WeightSlots:
     def publish(self, version: int) -> None:
         """Copy the parameters as they are now into a slot and make them known. A collective.
 
-        Raises BusUnavailable, DeadlineExceeded, and does so on every rank, so that they go on alike.
+        Raises BusUnavailable, DeadlineExceeded, and does so on every rank, so that they proceed alike.
         """
         if version in self._held:
             return

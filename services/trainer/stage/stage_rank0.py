@@ -121,7 +121,7 @@ class StageRank0:
         """For ever; raises when the scheduler stays away or refuses this stage."""
         while True:
             if (await self._heartbeat()).stop:
-                self._resources.requests.over.set()
+                self._resources.requests.run_ended.set()
             await asyncio.sleep(self._period_s)
 
     async def _heartbeat(self) -> HeartbeatReply:
@@ -160,7 +160,7 @@ class StageRank0:
 
     @property
     def parallelism(self) -> Parallelism:
-        """Of the ranks now."""
+        """The parallelism of the ranks now."""
         return self._switches.parallelism
 
     @property

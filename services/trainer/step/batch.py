@@ -1,7 +1,7 @@
 """From a plan's sequences to packed micro-batches, in arrays that are reused step after step.
 
     columns of this rank's sequences, end to end     tokens | loss_mask | logprobs | reference  [total tokens]
-      └─ mini-batches: one optimizer step each, cut over all ranks' sequences alike
+      └─ mini-batches: one optimizer step each, of all ranks' sequences alike
            └─ micro-batches: one forward pass each, at most `microbatch_tokens` long, sequences packed
 
 Which mini-batch a sequence belongs to depends on the plan alone, never on the number of ranks.
@@ -59,8 +59,8 @@ class Columns:
     def of(self, index: int) -> dict[str, np.ndarray]:
         """The columns of one sequence, each [length], to be filled; `reference` only where it is wanted."""
         span = slice(self.offsets[index], self.offsets[index + 1])
-        wanted = bool(self.items[index].reference_keys)
-        return {name: self._arrays[name][span] for name, _ in COLUMNS if name != "reference" or wanted}
+        has_reference = bool(self.items[index].reference_keys)
+        return {name: self._arrays[name][span] for name, _ in COLUMNS if name != "reference" or has_reference}
 
     @property
     def tokens(self) -> np.ndarray:
@@ -111,11 +111,12 @@ class Columns:
         bad[self.offsets[:-1]] |= self.loss_mask[self.offsets[:-1]] != 0
         if not bad.any():
             return
-        at = int(np.argmax(bad))
-        i = int(np.searchsorted(self.offsets, at, side="right")) - 1
+        index = int(np.argmax(bad))
+        i = int(np.searchsorted(self.offsets, index, side="right")) - 1
         raise TrainerError(
-            f"{self.items[i].key}: position {at - int(self.offsets[i])} has token {int(self.tokens[at])} "
-            f"(vocabulary {vocabulary}), mask {int(self.loss_mask[at])}, log-prob {float(self.logprobs[at])}",
+            f"{self.items[i].key}: position {index - int(self.offsets[i])} has token "
+            f"{int(self.tokens[index])} (vocabulary {vocabulary}), mask {int(self.loss_mask[index])}, "
+            f"log-prob {float(self.logprobs[index])}",
             "columns must hold known tokens, finite log-probs and a mask of 0 or 1 that starts with 0",
         )
 
@@ -127,8 +128,8 @@ class MicroBatch:
     tokens, positions: int64[T]. lengths: of each sequence; shared: of each, how many of its first tokens
     lie in the sequence before it; T is the sum of the differences. For each of the N trained tokens:
     source int64[N] (row that predicts it, none twice, ascending), targets int64[N], behaviour, advantages,
-    weights float32[N], and reference float32[N] where a reference stage computed it. at int64[N]: where it
-    lies in the columns; empty if the one token that is there counts nothing.
+    weights float32[N], and reference float32[N] where a reference stage computed it. column_places int64[N]:
+    where it lies in the columns; empty if the one token that is there counts nothing.
     """
 
     tokens: np.ndarray
@@ -141,7 +142,7 @@ class MicroBatch:
     advantages: np.ndarray
     weights: np.ndarray
     reference: np.ndarray | None = None
-    at: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    column_places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def of(self, tensor: TensorParallel, context: ContextParallel) -> MicroBatch:
         """What one rank of a replica computes: its rows, and its part of the tokens that they predict.
@@ -165,7 +166,7 @@ class MicroBatch:
         count, ranks = last - first, tensor.size
         mine = slice(first + count * tensor.rank // ranks, first + count * (tensor.rank + 1) // ranks)
         rows = {"tokens": whole.tokens[start:stop], "positions": whole.positions[start:stop]}
-        if not len(whole.at) or mine.start == mine.stop:
+        if not len(whole.column_places) or mine.start == mine.stop:
             nothing = replace(EMPTY, reference=None if whole.reference is None else EMPTY.weights)
             return replace(nothing, **rows, lengths=whole.lengths, shared=whole.shared)
         return replace(
@@ -177,7 +178,7 @@ class MicroBatch:
             advantages=whole.advantages[mine],
             weights=whole.weights[mine],
             reference=None if whole.reference is None else whole.reference[mine],
-            at=whole.at[mine],
+            column_places=whole.column_places[mine],
         )
 
 
@@ -194,7 +195,7 @@ EMPTY = MicroBatch(
 
 
 def cut_minibatches(plan: TrainingPlan, rank: int, count: int, pass_index: int, seed: int) -> list[list[int]]:
-    """Indices into the rank's items for each of `count` mini-batches, the same cut for any rank count.
+    """Indices into the rank's items for each of `count` mini-batches, the same for any rank count.
 
     With one mini-batch the plan's order stays; with more, sequences are dealt out after a shuffle that
     depends on (seed, version, pass) alone, so that a resumed run deals them out alike.
@@ -232,7 +233,7 @@ def build(
     counts = np.add.reduceat(mask.astype(np.int64), starts)
     rows = rows_of(lengths, packed.shared)
     return MicroBatch(
-        tokens=tokens[rows.own],
+        tokens=tokens[rows.places],
         positions=rows.positions,
         lengths=lengths,
         shared=packed.shared,
@@ -244,5 +245,5 @@ def build(
             counts.tolist(), loss_mean, total_tokens, total_sequences, sequence_tokens
         ),
         reference=None if reference is None else np.concatenate([reference[s] for s in slices])[trained],
-        at=trained + np.repeat(offsets[packed.chosen] - starts, counts),
+        column_places=trained + np.repeat(offsets[packed.chosen] - starts, counts),
     )

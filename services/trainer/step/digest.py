@@ -21,20 +21,20 @@ BITS = 53
 
 
 def batch_digests(columns: Columns, mesh: RankMesh) -> dict[str, float]:
-    """Of the whole batch, whatever rank has which sequence. A collective.
+    """Digests of the whole batch, the same whatever rank has which sequence. A collective.
 
     tokens_digest: tokens and mask. batch_digest: log-probs, reference log-probs and advantages too.
     """
     reference = columns.reference
     mine = []
     for i, item in enumerate(columns.items if mesh.speaks else ()):
-        own = slice(int(columns.offsets[i]), int(columns.offsets[i + 1]))
-        tokens = _of(columns.tokens[own], columns.loss_mask[own])
-        rest = _of(columns.logprobs[own], *([] if reference is None else [reference[own]]))
+        span = slice(int(columns.offsets[i]), int(columns.offsets[i + 1]))
+        tokens = _of(columns.tokens[span], columns.loss_mask[span])
+        rest = _of(columns.logprobs[span], *([] if reference is None else [reference[span]]))
         mine.append(struct.pack("<QQQd", item.position, tokens, rest, item.advantage))
     size = struct.calcsize("<QQQd")
     joined = b"".join(mesh.group.gather(b"".join(mine)))
-    rows = sorted(struct.unpack_from("<QQQd", joined, at) for at in range(0, len(joined), size))
+    rows = sorted(struct.unpack_from("<QQQd", joined, offset) for offset in range(0, len(joined), size))
     return {
         "tokens_digest": _number(b"".join(struct.pack("<Q", row[1]) for row in rows)),
         "batch_digest": _number(b"".join(struct.pack("<QQd", *row[1:]) for row in rows)),
@@ -42,7 +42,7 @@ def batch_digests(columns: Columns, mesh: RankMesh) -> dict[str, float]:
 
 
 def weights_digest(shards: Sequence[Shard], group: Group) -> float:
-    """Of all parameters, in float32; two groups agree only if they are cut alike. A collective."""
+    """A digest of all parameters in float32; groups of another parallelism have another. A collective."""
     mine = _of(*(shard.local.detach().cpu().numpy() for shard in shards))
     return _number(b"".join(group.gather(struct.pack("<Q", mine))))
 

@@ -119,10 +119,10 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Where a bin's tokens lie in its packed rows. own: for each packed row, its place in the sequences laid
-    end to end; positions int64[T]; first int64[B]: place that a sequence's row 0 would have."""
+    """Where a bin's tokens lie in its packed rows. places: for each packed row, its place in the sequences
+    laid end to end; positions int64[T]; first int64[B]: place that a sequence's row 0 would have."""
 
-    own: np.ndarray
+    places: np.ndarray
     positions: np.ndarray
     first: np.ndarray
 

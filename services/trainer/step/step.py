@@ -4,8 +4,8 @@
     for pass · for mini-batch:  count over ranks ─► micro-batches: forward, loss, backward (gradients add
                                 up, FSDP2 sums them over ranks) ─► norm, clip ─► AdamW
 
-Promise: the gradient of a mini-batch is that of all its sequences in one piece, whatever the cut of the
-ranks and the number of micro-batches; what is not finite raises TrainerError before any parameter changes.
+Promise: the gradient of a mini-batch is that of all its sequences in one piece, whatever the parallelism
+and the number of micro-batches; what is not finite raises TrainerError before any parameter changes.
 Ranks of one replica go through the same micro-batches; each counts its own part of the trained tokens.
 """
 
@@ -109,7 +109,7 @@ class Stepper:
                 whole = build(columns, packed[index], "token", 1, 1) if index < len(packed) else EMPTY
                 micro = whole.of(self.mesh.tensor, self.mesh.context)
                 logprobs, _ = self._forward(micro, temperature)
-                start[micro.at] = logprobs[: len(micro.at)].cpu().numpy()
+                start[micro.column_places] = logprobs[: len(micro.column_places)].cpu().numpy()
         self.policy.reshard()
         self.mesh.sum_in_replica(torch.from_numpy(start))
         return start
@@ -127,9 +127,10 @@ class Stepper:
                     sums[len(packed)] = trained[useful].sum(), len(useful)
                 packed.append(self._bins(columns, useful))
         self.group.sum(torch.from_numpy(sums))
-        most = self.group.max(torch.tensor([len(one) for one in packed])).tolist()
+        most = self.group.max(torch.tensor([len(step_bins) for step_bins in packed])).tolist()
         return [
-            MiniBatch(one, int(most[k]), int(sums[k, 0]), int(sums[k, 1])) for k, one in enumerate(packed)
+            MiniBatch(step_bins, int(most[k]), int(sums[k, 0]), int(sums[k, 1]))
+            for k, step_bins in enumerate(packed)
         ]
 
     def _bins(self, columns: Columns, chosen: Sequence[int]) -> list[Bin]:
@@ -159,8 +160,8 @@ class Stepper:
                 whole = build(columns, mini.bins[index], mean, *sums, length)
             micro = whole.of(self.mesh.tensor, self.mesh.context)
             before, share = None, 0.0
-            if len(micro.at):
-                before = None if start is None else start[micro.at]
+            if len(micro.column_places):
+                before = None if start is None else start[micro.column_places]
                 share = 1.0 / mini.trained_tokens
             objective = self._objective(plan, micro, before, share)
             objective.loss.backward()

@@ -64,7 +64,7 @@ def test_ranks_of_a_replica_share_rows_and_trained_tokens(tp: int, cp: int) -> N
     chosen = bins(range(9), columns.tokens_of, columns.trained_from, 1000)[0]
     whole = build(columns, chosen, "token", 10, 9)
     assert any(whole.shared)
-    assert np.array_equal(columns.tokens[whole.at], whole.targets)
+    assert np.array_equal(columns.tokens[whole.column_places], whole.targets)
     assert (np.diff(whole.source) > 0).all()
     rows, at = [], []
     for context in (ContextParallel(rank, cp) for rank in range(cp)):
@@ -72,16 +72,16 @@ def test_ranks_of_a_replica_share_rows_and_trained_tokens(tp: int, cp: int) -> N
         assert all(np.array_equal(part.tokens, parts[0].tokens) for part in parts)
         for part in parts:
             assert (part.lengths, part.shared) == (whole.lengths, whole.shared)
-            assert np.array_equal(columns.tokens[part.at], part.targets)
+            assert np.array_equal(columns.tokens[part.column_places], part.targets)
             assert np.array_equal(part.source + context.rows(len(whole.tokens))[0], _sources(whole, part))
-            at.append(part.at)
+            at.append(part.column_places)
         rows.append(parts[0].tokens)
     assert np.array_equal(np.concatenate(rows), whole.tokens)
-    assert sorted(np.concatenate(at)) == sorted(whole.at)
+    assert sorted(np.concatenate(at)) == sorted(whole.column_places)
 
 
 def _sources(whole: MicroBatch, part: MicroBatch) -> np.ndarray:
-    return whole.source[np.isin(whole.at, part.at)]
+    return whole.source[np.isin(whole.column_places, part.column_places)]
 
 
 def test_a_rank_without_trained_tokens_counts_nothing_and_has_a_row() -> None:
@@ -89,12 +89,14 @@ def test_a_rank_without_trained_tokens_counts_nothing_and_has_a_row() -> None:
     assert all(len(part.tokens) for part in parts)
     # As many rows as the sequences have, one of them made up.
     assert sum(len(part.tokens) for part in parts) == sum(parts[0].lengths) == 5
-    assert all(len(part.at) == 0 and part.weights.tolist() == [0.0] for part in parts)
+    assert all(len(part.column_places) == 0 and part.weights.tolist() == [0.0] for part in parts)
     assert all(int(part.source[0]) < len(part.tokens) for part in parts)
 
 
 def test_a_cut_of_other_ranks_is_refused(group: Group, tmp_path: Path) -> None:
     spec = load_spec(model_directory(tmp_path))
     for cut in (Parallelism(2), Parallelism(1, tp=2), Parallelism(1, pp=2)):
-        with pytest.raises(IllegalParallelism, match=r"no cut of a trainer of 1 ranks.*use one of tp1"):
+        with pytest.raises(
+            IllegalParallelism, match=r"no parallelism of a trainer of 1 ranks.*use one of tp1"
+        ):
             RankMesh(group, cut, spec)

@@ -83,10 +83,10 @@ def test_rows_are_what_no_earlier_sequence_has(drawn) -> None:
     for start, length, shared in zip(starts, lengths, found.shared, strict=True):
         places += range(start + shared, start + length)
         positions += range(shared, length)
-    np.testing.assert_array_equal(rows.own, places)
+    np.testing.assert_array_equal(rows.places, places)
     np.testing.assert_array_equal(rows.positions, positions)
     for start, length, first in zip(starts, lengths, rows.first, strict=True):
-        np.testing.assert_array_equal(rows.own[first + length - 1], start + length - 1)
+        np.testing.assert_array_equal(rows.places[first + length - 1], start + length - 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -97,7 +97,7 @@ def test_attention_over_shared_rows_is_attention_over_copies(dtype: torch.dtype)
     plain = Packing.of(lengths, torch.device("cpu"))
     tree = Packing.of(lengths, torch.device("cpu"), shared)
     generator = torch.Generator().manual_seed(0)
-    total = len(rows.own)
+    total = len(rows.places)
     inputs = [torch.randn(total, heads, 8, generator=generator).to(dtype) for heads in (4, 2, 2)]
     # Where each token of each sequence lies among the packed rows, found the slow way.
     at: list[int] = []
@@ -114,7 +114,7 @@ def test_attention_over_shared_rows_is_attention_over_copies(dtype: torch.dtype)
         leaves = [one.clone().requires_grad_() for one in inputs]
         used = leaves if index is None else [one[index] for one in leaves]
         out = causal_attention(used[0], used[1], used[2], packing)
-        out = out if index is None else out[torch.from_numpy(rows.own)]
+        out = out if index is None else out[torch.from_numpy(rows.places)]
         return [out, *torch.autograd.grad((out * weights).sum(), leaves)]
 
     bound = 1e-5 if dtype is torch.float32 else 0.05
@@ -131,7 +131,7 @@ def test_hidden_states_are_those_of_each_sequence_alone(tmp_path: Path) -> None:
     whole = [torch.cat((prompt, torch.randint(VOCABULARY, (n,), generator=generator))) for n in (3, 9, 1)]
     lengths, shared = [len(one) for one in whole], [0, 12, 12]
     rows = rows_of(lengths, shared)
-    tokens = torch.cat(whole)[torch.from_numpy(rows.own)]
+    tokens = torch.cat(whole)[torch.from_numpy(rows.places)]
     packed = decoder.forward_packed(tokens, torch.from_numpy(rows.positions), lengths, shared)
     alone = torch.cat([decoder.forward_packed(one, torch.arange(len(one)), [len(one)]) for one in whole])
-    torch.testing.assert_close(packed, alone[torch.from_numpy(rows.own)], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(packed, alone[torch.from_numpy(rows.places)], atol=1e-5, rtol=1e-4)
