@@ -1,6 +1,6 @@
 """`python -m services.rollout.probe --job FILE`: how fast engines generate, measured for `earl profile`.
 
-    engines, alive for all points ─► one session of each keeps the longest context: the others' beginnings
+    engines, alive for all points ─► one session of each keeps the longest context: other contexts begin it
     point (L, C): C sequences grow to L at once (memory) ─► C sessions generate around L / 2, timed
 
 What is timed is a turn of C sequences whose contexts go from a little below L / 2 to a little above it, from
@@ -39,22 +39,22 @@ from earl.profiling import (
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
 
-# Tokens of a turn: fewer say little, and so many are as good as more.
+# Bounds of a turn's tokens: fewer measure little, more measure no better.
 FEWEST, MOST = 4, 256
-# Of the engines; what follows is bounded by who asks.
+# Bound of the engines' start; later calls are bounded by the caller.
 START_S = 300.0
 KEEPER = "keeper"
 
 
 class RolloutProbe:
-    """Engines of a pool: dp of them, of tp ranks each."""
+    """Measures the engines of one pool: dp of them, of tp ranks each."""
 
     def __init__(self, job: Job) -> None:
         config = RunConfig.model_validate_json(job.run)
         self._job, self._rollout = job, config.rollout
         self._longest = max(length for length, _ in job.points)
         most = max(-(-sequences // job.dp) for _, sequences in job.points)
-        # One point alone has no use for what others begin with.
+        # A single point has no use for a context that others begin with.
         self._keeps = len(job.points) > 1
         vocabulary = load_spec(job.model).vocab
         self._ids: list[int] = np.random.default_rng(0).integers(0, vocabulary, self._longest).tolist()
@@ -62,7 +62,7 @@ class RolloutProbe:
             EngineProcess(spec) for spec in _specs(job, config, most + self._keeps, self._longest)
         ]
         self._requests = itertools.count()
-        # Seconds that one token of every sequence took last, by point; those that were visited.
+        # By point that was visited: seconds that one token of every sequence took the last time.
         self._pace: dict[tuple[int, int], float] = {}
 
     async def start(self, stack: AsyncExitStack) -> None:
@@ -81,14 +81,14 @@ class RolloutProbe:
         return [pid for engine in self._engines for pid in engine.pids]
 
     async def visit(self, visit: Visit) -> Sample:
-        """Raises EngineLost."""
+        """Measures one point. Raises EngineLost."""
         point = (visit.context_tokens, visit.concurrency)
         sequences = [
             engine
             for _, engine in zip(range(visit.concurrency), itertools.cycle(self._engines), strict=False)
         ]
         if point not in self._pace:
-            # Memory is taken as it is at the end of such a step.
+            # Takes the memory that the point's sequences need at their longest.
             await self._turn(sequences, visit.context_tokens - 1, 1)
             self._pace[point] = 0.0
         middle, room = visit.context_tokens // 2, max(1, visit.context_tokens // 4)
@@ -107,7 +107,8 @@ class RolloutProbe:
     async def _turn(
         self, engines: Sequence[EngineProcess], context_tokens: int, tokens: int, session: str = ""
     ) -> float:
-        """Seconds for a turn of so many tokens, one sequence for each of `engines`."""
+        """Generates `tokens` tokens for one sequence on each of `engines` at once; returns the seconds it
+        took."""
         started = time.perf_counter()
         await asyncio.gather(
             *(
@@ -124,25 +125,26 @@ class RolloutProbe:
         await engine.generate_all(request)
 
     async def _memory(self, visit: Visit) -> float | None:
-        """A fraction of the host's memory, or of the fullest CUDA device's; with this point's KV instead of
-        what the cache holds, which the engines count. None for engines that do not count it."""
+        """The fraction of the host's memory, or of the fullest CUDA device's, that the engines take, with
+        this point's KV in place of what their caches hold now. None for engines that do not count that."""
         if self._rollout.engine != "torch":
             return None
         stats = [await engine.stats() for engine in self._engines]
-        # Of each engine's sequences.
-        own = [
-            len(range(first, visit.concurrency, self._job.dp)) * visit.context_tokens * one.kv_token_bytes
-            for first, one in enumerate(stats)
+        # KV of each engine's sequences at this point.
+        kv_bytes = [
+            len(range(first, visit.concurrency, self._job.dp)) * visit.context_tokens * engine.kv_token_bytes
+            for first, engine in enumerate(stats)
         ]
         if self._engines[0].caps.device == "cpu":
-            kept = sum(one.kv_committed_tokens * one.kv_token_bytes for one in stats)
-            return (peak_bytes(self._pids) + (sum(own) - kept) * self._job.tp) / host_bytes()
-        # Allocated whole.
+            kept = sum(engine.kv_committed_tokens * engine.kv_token_bytes for engine in stats)
+            return (peak_bytes(self._pids) + (sum(kv_bytes) - kept) * self._job.tp) / host_bytes()
+        # The cache is allocated whole there.
         return max(
             (
-                (one.memory.used_bytes + bytes_ - one.kv_tokens * one.kv_token_bytes) / one.memory.size_bytes
-                for one, bytes_ in zip(stats, own, strict=True)
-                if one.memory is not None
+                (engine.memory.used_bytes + point_bytes - engine.kv_tokens * engine.kv_token_bytes)
+                / engine.memory.size_bytes
+                for engine, point_bytes in zip(stats, kv_bytes, strict=True)
+                if engine.memory is not None
             ),
             default=None,
         )
@@ -180,7 +182,7 @@ async def serve(job: Job) -> None:
             while line := await asyncio.to_thread(sys.stdin.readline):
                 out.write(encode(await probe.visit(decode(Visit, line))))
         except EngineLost as lost:
-            # Nobody but the kernel kills an engine here, and for want of memory.
+            # Only the kernel kills an engine here, for want of memory.
             if isinstance(lost, EngineOutOfMemory) or signal.SIGKILL.name in lost.message:
                 raise OutOfMemory(lost.message, "measure shorter contexts, or fewer at once") from lost
             raise

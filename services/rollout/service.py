@@ -1,9 +1,9 @@
-"""A rollout service from its configuration: starts the parts in order, stops them in reverse.
+"""Builds a rollout service from its configuration: starts its parts in order, stops them in reverse.
 
     bus ─► arena ─► engines ─► gateway ─► own server ─► worker (until stopped)
 
-Promise: whatever fails while starting, what was started before it is stopped again; no engine
-process and no arena file outlives the service.
+Promise: when a part fails to start, the parts before it are stopped again; no engine process and no arena
+file outlives the service.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from services.rollout.api.servicer import RolloutServicer
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.episode import columns
-from services.rollout.episode.agent import Agent
+from services.rollout.episode.agent import EpisodeAgent
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.layouts import Cuts
 from services.rollout.pool.pool import EnginePool
@@ -55,8 +55,8 @@ MEMBERSHIPS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where the other services are, and what lets this one in; from the environment."""
+class PeerAddresses:
+    """Addresses of the other services, and the credentials for them; from the environment."""
 
     redis_url: str
     scheduler: str
@@ -64,7 +64,7 @@ class Addresses:
     access: Access
 
     @classmethod
-    def from_environment(cls) -> Addresses:
+    def from_environment(cls) -> PeerAddresses:
         """Raises ConfigError naming the variable that is missing."""
         values = [peer(name) for name in ("EARL_REDIS_URL", "EARL_SCHEDULER", "EARL_GATEWAY")]
         return cls(*values, access=Access.of(Role.WORKER))
@@ -102,7 +102,7 @@ def engine_cuts(
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
     """Runs one rollout worker until `stop` is set or the run ends. Raises EarlError for what failed."""
-    addresses = Addresses.from_environment()
+    addresses = PeerAddresses.from_environment()
     access = addresses.access
     rollout, environment = config.rollout, config.environment
     tokenizer = Tokenizer.load(run_dir / "model", config.model)
@@ -123,7 +123,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             reading=reader_leases.hold,
             restarts=rollout.engine_restarts,
             load_s=config.data_plane.read_s,
-            # Nobody else would order the switch that a long context waits for.
+            # Only the selector orders the switch that a long context waits for.
             waits=config.scheduler.selector == "on",
         )
         stack.push_async_callback(pool.stop)
@@ -131,9 +131,16 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         gateway = GatewayClient(addresses.gateway, token=access.token, tls=access.tls)
         stack.push_async_callback(gateway.close)
         limits = Limits(environment.queue_s, environment.reset_s, environment.step_s)
-        bounds = {"max_context_tokens": config.longest_sequence, "max_new_tokens": rollout.max_new_tokens}
         spans = BusySpans()
-        agent = Agent(tokenizer, pool, gateway, spans, limits=limits, **bounds)
+        agent = EpisodeAgent(
+            tokenizer,
+            pool,
+            gateway,
+            spans,
+            limits=limits,
+            max_context_tokens=config.longest_sequence,
+            max_new_tokens=rollout.max_new_tokens,
+        )
         rejoined = asyncio.Event()
         scheduler = SchedulerLink(
             addresses.scheduler,
@@ -142,7 +149,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             incarnation=incarnation,
             capacity=capacity,
             parallelism=cuts.first,
-            # Away for longer, it has given this worker up, and so has every lease.
+            # A scheduler that was away for longer has given this worker and its leases up.
             patience_s=MEMBERSHIPS * config.scheduler.membership_s,
             on_rejoin=rejoined.set,
         )
@@ -178,7 +185,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
 async def _open_store(
     stack: AsyncExitStack, bus: Bus, config: RunConfig, run_dir: Path, name: str, incarnation: int
 ) -> SequenceStore:
-    """The worker's trajectories, in an arena that is closed with the stack."""
+    """Opens the store of the worker's trajectories; its arena is closed with the stack."""
     store = await TensorStore.open(
         Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s),
         config.data_plane,
@@ -188,4 +195,4 @@ async def _open_store(
         size_bytes=config.rollout.arena_bytes or columns.arena_bytes(config),
     )
     stack.push_async_callback(store.close)
-    return store.sequences(columns.shelf(name, incarnation), list(columns.DTYPES.items()))
+    return store.sequences(columns.registry_key(name, incarnation), list(columns.DTYPES.items()))

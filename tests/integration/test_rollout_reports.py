@@ -25,12 +25,12 @@ from earl.rpc.server import Server
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from services.rollout.episode import columns
-from services.rollout.episode.agent import Outcome, Ticket
+from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.reporter import Reporter
 from services.rollout.worker.scheduler_client import SchedulerLink
 
 KEY = "trajectories/rollout-0/1#{}/1"
-TICKET = Ticket(
+TICKET = EpisodeTicket(
     ticket_id=1,
     attempt=1,
     fence=10,
@@ -88,7 +88,7 @@ class Bench:
         self.store = store
         self.reporter = Reporter(store, link, lambda ticket: self.answered.put_nowait(ticket))
         self.reader = reader
-        self.answered: asyncio.Queue[Ticket] = asyncio.Queue()
+        self.answered: asyncio.Queue[EpisodeTicket] = asyncio.Queue()
 
     async def reported(self, count: int) -> set[int]:
         """Ids of the next `count` tickets that the scheduler has answered for."""
@@ -111,7 +111,7 @@ async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Be
     link = SchedulerLink(
         address, OPEN, name="rollout-0", incarnation=1, capacity=8, parallelism=Parallelism(), patience_s=10.0
     )
-    sequences = store.sequences(columns.shelf("rollout-0", 1), list(columns.DTYPES.items()))
+    sequences = store.sequences(columns.registry_key("rollout-0", 1), list(columns.DTYPES.items()))
     made = Bench(judge, sequences, link, reader)
     task = asyncio.create_task(made.reporter.run())
     try:
@@ -128,8 +128,8 @@ async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Be
         await valkey.stop()
 
 
-def played(tokens: int = 3, ending: Ending = Ending.OK) -> Outcome:
-    outcome = Outcome(ending, reward=1.0, metrics={"win": 1.0})
+def played(tokens: int = 3, ending: Ending = Ending.OK) -> EpisodeOutcome:
+    outcome = EpisodeOutcome(ending, reward=1.0, metrics={"win": 1.0})
     outcome.columns.observe(list(range(tokens)), version=2)
     outcome.columns.act([7, 8], [-0.5, -0.25], [2, 3])
     return outcome
@@ -147,7 +147,9 @@ async def test_what_finishes_together_is_reported_together_and_can_be_read(tmp_p
         for number in range(1, 21):
             it.reporter.add(replace(TICKET, ticket_id=number), played())
         it.reporter.add(replace(TICKET, ticket_id=21, publish=False), played())
-        it.reporter.add(replace(TICKET, ticket_id=22), Outcome(Ending.INFRA_ERROR, message="lost\nhost"))
+        it.reporter.add(
+            replace(TICKET, ticket_id=22), EpisodeOutcome(Ending.INFRA_ERROR, message="lost\nhost")
+        )
         await it.reporter.flushed()
         assert len(it.judge.calls) == 1
         results = {result.attempt.ticket_id: result for result in it.judge.calls[0].results}

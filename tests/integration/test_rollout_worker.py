@@ -21,7 +21,7 @@ from earl.models.tokenizer import Tokenizer
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, rollout_pb2, scheduler_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceStub
-from services.rollout.service import Addresses
+from services.rollout.service import PeerAddresses
 from tests.support.runs import tictactoe
 from tests.support.stack import Stack, audited, until
 from tests.support.trainer import PlayedTrainer, Sequence
@@ -287,4 +287,4 @@ def test_a_missing_address_is_a_typed_error(monkeypatch, variable):
     for name in ("EARL_SCHEDULER", "EARL_GATEWAY", "EARL_REDIS_URL"):
         monkeypatch.setenv(name, "" if name == variable else "127.0.0.1:1")
     with pytest.raises(ConfigError, match=f"{variable} is not set"):
-        Addresses.from_environment()
+        PeerAddresses.from_environment()

@@ -19,9 +19,9 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.models.parallel import TensorParallel
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec, LoadReport
-from services.rollout.engines.contract.weight_staging import Stager
-from services.rollout.engines.torch.model_runner import Runner
-from services.rollout.engines.torch.ranks import Rank
+from services.rollout.engines.contract.weight_staging import WeightStager
+from services.rollout.engines.torch.model_runner import ModelRunner
+from services.rollout.engines.torch.ranks import EngineRank
 from services.trainer.ranks.io_thread import IoThread
 from tests.support.mesh_trainer import PUBLISHED, RANKS, SPEC, decoder
 
@@ -78,10 +78,10 @@ def test_every_rank_gets_its_slices_bit_for_bit(
     )
     keys = [f"weights/1/{trainer}-{rank}" for rank in range(RANKS)]
     for place in range(tp):
-        rank = Rank.__new__(Rank)  # without its process group: nothing is computed here
-        rank.runner = Runner(SPEC, TensorParallel(place, tp), slots=1, context=8, dtype=dtype)
+        rank = EngineRank.__new__(EngineRank)  # without its process group: nothing is computed here
+        rank.runner = ModelRunner(SPEC, TensorParallel(place, tp), slots=1, context=8, dtype=dtype)
         rank.data = DataThread(spec)
-        rank.stager = Stager(spec, rank.data, rank.runner.own, SPEC.shapes())
+        rank.stager = WeightStager(spec, rank.data, rank.runner.parameters, SPEC.shapes())
         try:
             rank.stager.begin(0, 1, keys, CALL_S)
             assert select.select([rank.data.wake], [], [], CALL_S)[0]
@@ -90,7 +90,7 @@ def test_every_rank_gets_its_slices_bit_for_bit(
             rank.apply(1)
         finally:
             rank.data.close()
-        own = rank.runner.own
+        own = rank.runner.parameters
         wanted = sum(part.box.size for one in own.values() for part in one.parts if not one.same_as)
         assert report.size_bytes == wanted * through.itemsize
         for name, one in own.items():

@@ -146,7 +146,7 @@ class InMemory(Engine):
         }
         self.offers[name] = {session: part for session, part in new.items() if part[1]}
         sessions = [
-            KvSession(session=session, first=first, at=0, ids=ids)
+            KvSession(session=session, first=first, offset=0, ids=ids)
             for session, (first, ids) in self.offers[name].items()
         ]
         return KvOffer(name=name, keys=[], version=self.version, sessions=sessions, size_bytes=0)

@@ -18,7 +18,7 @@ from earl.dispatch.registry.registry import Registry
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from services.rollout.episode.columns import DTYPES, shelf
+from services.rollout.episode.columns import DTYPES, registry_key
 from tests.support.stack import Stack
 
 NAME = "rollout-0"
@@ -49,7 +49,9 @@ class PlayedRollout:
         self.store = await TensorStore.open(
             registry, config, stack.arenas, NAME, incarnation=self.worker.incarnation, size_bytes=8 << 20
         )
-        self.sequences = self.store.sequences(shelf(NAME, self.worker.incarnation), list(DTYPES.items()))
+        self.sequences = self.store.sequences(
+            registry_key(NAME, self.worker.incarnation), list(DTYPES.items())
+        )
         self.reader = await Dispatcher.create(registry, config)
         one = common_pb2.Parallelism(dp=1, tp=1, cp=1, pp=1)
         request = scheduler_pb2.JoinRequest(worker=self.worker, capacity=CAPACITY, parallelism=one)

@@ -38,7 +38,7 @@ from services.rollout import service as rollout_service
 from services.rollout.api.servicer import RolloutServicer
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.episode import columns
-from services.rollout.episode.agent import Agent
+from services.rollout.episode.agent import EpisodeAgent
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges
@@ -150,7 +150,7 @@ async def _rollout(
     gateway = GatewayClient(addresses["gateway"])
     spans = BusySpans()
     bounds = {"max_context_tokens": config.longest_sequence, "max_new_tokens": config.rollout.max_new_tokens}
-    agent = Agent(tokenizer, pool, gateway, spans, limits=Limits(), **bounds)
+    agent = EpisodeAgent(tokenizer, pool, gateway, spans, limits=Limits(), **bounds)
     gauges = Gauges(pool, agent, spans)
     store = await TensorStore.open(
         Registry(bus.redis, bus.prefix, config.data_plane.descriptor_lease_s),
@@ -162,7 +162,7 @@ async def _rollout(
     )
     for close in (store.close, gauges.close, gateway.close, link.close, pool.stop):
         stack.push_async_callback(close)
-    sequences = store.sequences(columns.shelf(name, 1), list(columns.DTYPES.items()))
+    sequences = store.sequences(columns.registry_key(name, 1), list(columns.DTYPES.items()))
     weights = WeightFollower(pool, ReaderLeases(bus, name), spans, lease_s=1.0)
     resources = WorkerResources(link, bus, sequences, pool, agent, gauges, weights, asyncio.Event())
     worker = RolloutWorker(config, resources, 1)

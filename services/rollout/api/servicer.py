@@ -1,4 +1,4 @@
-"""earl.v1.RolloutService: decode, ask the worker, encode."""
+"""earl.v1.RolloutService: decodes requests, asks the worker or its pool, encodes the answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from earl.v1 import rollout_pb2
 from earl.v1.rollout_pb2_grpc import RolloutServiceServicer
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 
-# Longest that one DrainRollout call waits, whatever it asks for.
+# Upper bound of the wait of one DrainRollout call.
 MAX_DRAIN_S = 600.0
 
 

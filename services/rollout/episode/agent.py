@@ -1,4 +1,4 @@
-"""The agent loop: one ticket in, one finished episode out.
+"""The agent loop: plays one ticket to one finished episode.
 
     open session ─► observation ─► ids (mask 0) ─► action ids (mask 1) ─► text ─► session.step ─┐
                         ▲                                                                       │
@@ -28,19 +28,19 @@ from earl.transcript import Turn
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.columns import TokenColumns
-from services.rollout.episode.tokenizer_cache import Codec, Remembering
+from services.rollout.episode.tokenizer_cache import EpisodeTokenizer, TokenizerCache
 from services.rollout.episode.transcript import conversation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ticket:
+class EpisodeTicket:
     """One episode to run, as leased. Durations in seconds; seeds are unsigned 64 bits."""
 
     ticket_id: int
     attempt: int
     fence: int
-    publish: bool  # its columns are for the trainer
-    scripted: bool  # actions are drawn from the legal ones, no engine is asked
+    publish: bool  # the trainer gets its columns
+    scripted: bool  # actions are drawn from the legal ones, without an engine
     environment: str
     task_json: str
     env_seed: int
@@ -50,8 +50,8 @@ class Ticket:
     episode_s: float
     lease_s: float
     max_turns: int
-    transcript: bool = False  # the conversation is sent back as text
-    traceparent: str = ""  # of its trace, "" if it is not traced
+    transcript: bool = False  # the conversation is reported as text
+    traceparent: str = ""  # "" if it is not traced
 
     @property
     def key(self) -> tuple[int, int]:
@@ -59,7 +59,7 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class Outcome:
+class EpisodeOutcome:
     """How an attempt ended. reward: sum of the steps' rewards. message: one line, for failures and
     truncations. metrics: numbers of the environment's last result."""
 
@@ -75,8 +75,8 @@ class Outcome:
         return self.ending in (Ending.OK, Ending.TRUNCATED)
 
 
-class Policy(Protocol):
-    """What samples tokens: the pool of engines."""
+class SamplingPolicy(Protocol):
+    """Samples tokens: the pool of engines, as the agent uses it."""
 
     @property
     def version(self) -> int: ...
@@ -88,8 +88,8 @@ class Policy(Protocol):
     async def release(self, session: str) -> None: ...
 
 
-class Session(Protocol):
-    """earl.env.session.Session: one episode at the gateway."""
+class EnvSession(Protocol):
+    """One episode at the gateway: earl.env.session.Session."""
 
     observation: Observation
 
@@ -98,19 +98,19 @@ class Session(Protocol):
     async def close(self) -> None: ...
 
 
-class Sessions(Protocol):
-    """What opens sessions: earl.env.session.GatewayClient."""
+class EnvSessions(Protocol):
+    """Opens sessions: earl.env.session.GatewayClient."""
 
     async def open(
         self, environment: str, task: dict, seed: int, limits: Limits, *, traceparent: str = ""
-    ) -> Session: ...
+    ) -> EnvSession: ...
 
 
 class _Truncated(Exception):
-    """The episode ends here, and trains: carries why."""
+    """The episode ends here and is trained on; its text is the outcome's message."""
 
 
-class Agent:
+class EpisodeAgent:
     """Plays any number of tickets at once; holds what all episodes share.
 
     limits: of every session; episode_s is replaced by the ticket's.
@@ -119,16 +119,16 @@ class Agent:
 
     def __init__(
         self,
-        codec: Codec,
-        policy: Policy,
-        sessions: Sessions,
+        tokenizer: EpisodeTokenizer,
+        policy: SamplingPolicy,
+        sessions: EnvSessions,
         spans: BusySpans,
         *,
         limits: Limits,
         max_context_tokens: int,
         max_new_tokens: int,
     ) -> None:
-        self._codec = Remembering(codec)
+        self._tokenizer = TokenizerCache(tokenizer)
         self._policy = policy
         self._sessions = sessions
         self._spans = spans
@@ -139,14 +139,14 @@ class Agent:
         self.steps = 0
         self.step_wait_s = 0.0
 
-    async def play(self, ticket: Ticket) -> Outcome:
+    async def play(self, ticket: EpisodeTicket) -> EpisodeOutcome:
         """Runs the episode within ticket.episode_s. Cancelling closes the session and aborts the engine."""
-        told = {"ticket": ticket.ticket_id, "attempt": ticket.attempt}
-        with tracing.span("rollout episode", ticket.traceparent, told) as own:
-            return await self._play(ticket, own)
+        attributes = {"ticket": ticket.ticket_id, "attempt": ticket.attempt}
+        with tracing.span("rollout episode", ticket.traceparent, attributes) as traceparent:
+            return await self._play(ticket, traceparent)
 
-    async def _play(self, ticket: Ticket, traceparent: str) -> Outcome:
-        outcome = Outcome(Ending.INFRA_ERROR)
+    async def _play(self, ticket: EpisodeTicket, traceparent: str) -> EpisodeOutcome:
+        outcome = EpisodeOutcome(Ending.INFRA_ERROR)
         observed: list[tuple[str, str]] | None = [] if ticket.transcript else None
         # The policy samples nothing before its first version is loaded.
         version = max(ticket.min_version, 0 if ticket.scripted else 1)
@@ -157,8 +157,8 @@ class Agent:
                     await self._policy.wait_version(version)
                 outcome.message = ""
                 await self._episode(ticket, outcome, observed, traceparent)
-        except _Truncated as cut:
-            outcome.ending, outcome.message = Ending.TRUNCATED, str(cut)
+        except _Truncated as truncated:
+            outcome.ending, outcome.message = Ending.TRUNCATED, str(truncated)
         except TimeoutError:
             if not outcome.message:  # the episode had begun
                 outcome.ending = Ending.TIMEOUT
@@ -166,23 +166,23 @@ class Agent:
         except EarlError as error:
             outcome.ending, outcome.message = ending_of(error), f"{type(error).__name__}: {error}"
         if outcome.ending is Ending.TRUNCATED and not outcome.columns.trained_tokens:
-            # Nothing to train on: the task itself does not fit, and trying again would not help.
+            # Nothing to train on: the task itself does not fit, and another attempt would not help.
             outcome.ending = Ending.ENV_ERROR
         if observed is not None:
-            codec = self._codec
+            tokenizer = self._tokenizer
             outcome.transcript = conversation(
-                codec.system, observed, outcome.columns, codec.decode, codec.opening
+                tokenizer.system, observed, outcome.columns, tokenizer.decode, tokenizer.opening
             )
         return outcome
 
     async def _episode(
         self,
-        ticket: Ticket,
-        outcome: Outcome,
+        ticket: EpisodeTicket,
+        outcome: EpisodeOutcome,
         observed: list[tuple[str, str]] | None,
         traceparent: str,
     ) -> None:
-        """observed: takes (role, text) of each observation, if they are wanted."""
+        """Fills the outcome. observed: gets (role, text) of each observation; None if nobody reads them."""
         if self._limits.episode_s != ticket.episode_s:
             self._limits = replace(self._limits, episode_s=ticket.episode_s)
         with tracing.span("rollout open", traceparent):
@@ -224,7 +224,7 @@ class Agent:
                 await self._policy.release(name)
             await session.close()
 
-    async def _step(self, session: Session, text: str) -> Any:
+    async def _step(self, session: EnvSession, text: str) -> Any:
         before_ns = time.time_ns()
         self._spans.enter("env", before_ns)
         try:
@@ -239,46 +239,47 @@ class Agent:
         """Appends the observation; returns the tokens left for the action, at least 1."""
         tokens = columns.tokens
         after = tokens[-1] if tokens else None
-        ids = self._codec.encode_observation(observation.text, not tokens, observation.role, after)
-        room = self._max_context_tokens - len(columns.tokens) - len(ids)
-        if room < 1:
+        ids = self._tokenizer.encode_observation(observation.text, not tokens, observation.role, after)
+        left = self._max_context_tokens - len(columns.tokens) - len(ids)
+        if left < 1:
             raise _Truncated(
                 f"context full: {len(columns)} tokens and an observation of {len(ids)}"
                 f" exceed {self._max_context_tokens}"
             )
         columns.observe(ids, self._policy.version)
-        return room
+        return left
 
-    def _sampled(self, ticket: Ticket, name: str):
-        """Actions that an engine samples at ticket.temperature."""
+    def _sampled(self, ticket: EpisodeTicket, name: str):
+        """Returns the function that chooses actions: an engine samples them at ticket.temperature."""
         most = self._max_new_tokens
 
         async def choose(observation, columns: TokenColumns) -> str:
-            room = self._observe(observation, columns)
+            left = self._observe(observation, columns)
             request = GenerateRequest(
                 request_id=f"{name}/{len(columns.turn_tokens)}",
                 ids=columns.tokens,
-                max_new_tokens=min(most, room),
+                max_new_tokens=min(most, left),
                 temperature=ticket.temperature,
                 seed=ticket.sample_seed,
                 session=name,
             )
             try:
-                made = await self._policy.generate(request)
+                answer = await self._policy.generate(request)
             except ContextTooLong as error:
                 raise _Truncated(str(error)) from error
-            if made.finish == "abort":
+            if answer.finish == "abort":
                 raise EngineError(f"generation {request.request_id} was aborted by its engine")
-            columns.act(made.ids, made.logprobs, made.versions)
-            if made.finish == "length" and room < most:
+            columns.act(answer.ids, answer.logprobs, answer.versions)
+            if answer.finish == "length" and left < most:
                 raise _Truncated(f"context full: {len(columns)} of {self._max_context_tokens} tokens")
-            # Special tokens are no part of the text; a stop token that is a word of the action is.
-            return self._codec.opening + self._codec.decode(made.ids)
+            # Special tokens are not part of the text; a stop token that is a word of the action is.
+            return self._tokenizer.opening + self._tokenizer.decode(answer.ids)
 
         return choose
 
-    def _scripted(self, ticket: Ticket):
-        """Actions drawn uniformly from the legal ones, reproducible from ticket.sample_seed."""
+    def _scripted(self, ticket: EpisodeTicket):
+        """Returns the function that chooses actions: drawn uniformly from the legal ones, reproducible from
+        ticket.sample_seed."""
         draw = random.Random(ticket.sample_seed).random
 
         async def choose(observation, columns: TokenColumns) -> str:
@@ -288,22 +289,24 @@ class Agent:
                     f"environment {ticket.environment} lists no legal actions",
                     "scripted play needs Observation.legal_actions",
                 )
-            room = self._observe(observation, columns)
+            left = self._observe(observation, columns)
             text = legal[int(draw() * len(legal))]
-            ids = self._codec.encode_action(text)
-            if len(ids) > room:
-                raise _Truncated(f"context full: an action of {len(ids)} tokens exceeds the {room} left")
+            ids = self._tokenizer.encode_action(text)
+            if len(ids) > left:
+                raise _Truncated(f"context full: an action of {len(ids)} tokens exceeds the {left} left")
             columns.act_scripted(ids, self._policy.version)
             return text
 
         return choose
 
 
-def _task(ticket: Ticket) -> dict:
+def _task(ticket: EpisodeTicket) -> dict:
     try:
         task = json.loads(ticket.task_json or "{}")
     except ValueError as error:
-        raise EnvironmentFailure(f"task of ticket {ticket.ticket_id} is no JSON: {error}") from error
+        raise EnvironmentFailure(f"task of ticket {ticket.ticket_id} is not JSON: {error}") from error
     if not isinstance(task, dict):
-        raise EnvironmentFailure(f"task of ticket {ticket.ticket_id} is no JSON object: {ticket.task_json!r}")
+        raise EnvironmentFailure(
+            f"task of ticket {ticket.ticket_id} is not a JSON object: {ticket.task_json!r}"
+        )
     return task

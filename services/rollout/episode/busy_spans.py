@@ -1,4 +1,5 @@
-"""What a heartbeat carries: busy spans, gathered into a few that are as long, rates between two heartbeats.
+"""What a heartbeat carries: when the worker was busy, in few spans of the same total length, and rates
+between two heartbeats.
 
 Pure: time is an argument (Unix nanoseconds for spans, monotonic seconds for rates).
 """
@@ -10,14 +11,16 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BusySpan:
+    """An interval of work of the kind `what`, in Unix nanoseconds."""
+
     what: str
     start_ns: int
     end_ns: int
 
 
 class BusySpans:
-    """Intervals during which at least one piece of work of a kind was going on.
+    """Records intervals in which at least one piece of work of a kind was running.
 
     Gaps shorter than join_ns are closed; at most `most` spans a kind leave with one heartbeat, so that the
     timeline stays small whatever the load. Heartbeats of a large fleet are far apart: what `few` gathers
@@ -50,14 +53,15 @@ class BusySpans:
     def add(self, what: str, start_ns: int, end_ns: int) -> None:
         self._closed.setdefault(what, []).append((start_ns, end_ns))
 
-    def take(self, now_ns: int) -> list[Span]:
-        """Everything since the last call; work still going on is cut at now_ns and goes on after."""
+    def take(self, now_ns: int) -> list[BusySpan]:
+        """Spans since the last call; the span of work that still runs ends at now_ns, and another begins
+        there."""
         for what, since_ns in self._since_ns.items():
             if now_ns > since_ns:
                 self._closed.setdefault(what, []).append((since_ns, now_ns))
                 self._since_ns[what] = now_ns
         spans = [
-            Span(what, start_ns, end_ns)
+            BusySpan(what, start_ns, end_ns)
             for what, closed in self._closed.items()
             for start_ns, end_ns in few(closed, self._most)
         ]
@@ -66,7 +70,7 @@ class BusySpans:
 
 
 def few(intervals: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
-    """Sorted, disjoint intervals, at most `most`, together as long as the union of the given ones.
+    """Sorted, disjoint intervals, at most `most` of them, together as long as the union of the given ones.
 
     Where there are more, the smallest gaps are taken out: what follows one is moved to what was before it, so
     that they are not longer together than what was busy.
@@ -86,15 +90,15 @@ def few(intervals: list[tuple[int, int]], most: int) -> list[tuple[int, int]]:
 
 
 class Rate:
-    """Increase a second of a growing total, between two calls."""
+    """Increase per second of a growing total, between two calls."""
 
     def __init__(self) -> None:
         self._total = 0.0
-        self._at_s: float | None = None
+        self._last_s: float | None = None
 
     def __call__(self, total: float, now_s: float) -> float:
-        before, since_s = self._total, self._at_s
-        self._total, self._at_s = total, now_s
+        before, since_s = self._total, self._last_s
+        self._total, self._last_s = total, now_s
         if since_s is None or now_s <= since_s or total < before:
             return 0.0
         return (total - before) / (now_s - since_s)

@@ -41,13 +41,13 @@ def arena_bytes(config: RunConfig) -> int:
     return max(LEAST_ARENA_BYTES, sequences * max(GRAIN_BYTES, longest))
 
 
-def shelf(name: str, incarnation: int) -> str:
-    """Registry key of what a worker's life publishes."""
+def registry_key(name: str, incarnation: int) -> str:
+    """The registry key of what one incarnation of a worker publishes."""
     return f"trajectories/{name}/{incarnation:x}"
 
 
-def name(ticket_id: int, attempt: int) -> str:
-    """Of an attempt's columns among those of its worker."""
+def attempt_name(ticket_id: int, attempt: int) -> str:
+    """The name of an attempt's columns among those of its worker."""
     return f"{ticket_id}/{attempt}"
 
 
@@ -68,7 +68,7 @@ class TokenColumns:
         self.logprobs = array("f")
         self.versions = array("i")
         self.turns = array("i")
-        # Of the loss-masked tokens; 0 while there are none.
+        # Versions of the loss-masked tokens; 0 while there are none.
         self.oldest_version = 0
         self.newest_version = 0
         self.trained_tokens = 0
@@ -80,7 +80,7 @@ class TokenColumns:
         return len(self.tokens)
 
     def observe(self, ids: Sequence[int], version: int) -> None:
-        """Opens the next turn with what the environment said: never trained on."""
+        """Opens the next turn with the observation's ids, which are never trained on."""
         count = len(ids)
         if not self.turn_tokens:
             self.prompt_tokens = count
@@ -124,9 +124,9 @@ class TokenColumns:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The five columns, each [T], in arrays of their own."""
-        made = {name: np.empty(len(self.tokens), dtype) for name, dtype in DTYPES.items()}
-        self.write(made)
-        return made
+        arrays = {name: np.empty(len(self.tokens), dtype) for name, dtype in DTYPES.items()}
+        self.write(arrays)
+        return arrays
 
     def _stamp(self, count: int, version: int) -> None:
         self.versions.extend((version,) * count)

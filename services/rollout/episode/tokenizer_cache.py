@@ -1,6 +1,6 @@
-"""Tokenised texts, remembered while they are short: games show the same boards again and again.
+"""A cache of tokenised texts, of short ones only: games show the same boards again and again.
 
-Promise: same answers as the tokenizer; at most ENTRIES texts and as many actions are kept.
+Promise: the same results as the tokenizer's; at most ENTRIES texts and as many actions are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TEXT_CHARACTERS = 256
 ACTION_TOKENS = 16
 
 
-class Codec(Protocol):
+class EpisodeTokenizer(Protocol):
     """The part of earl.models.tokenizer.Tokenizer that the agent loop uses."""
 
     # The chat's system message, and how every answer in it begins; empty if there is none.
@@ -29,30 +29,30 @@ class Codec(Protocol):
     def decode(self, ids: list[int]) -> str: ...
 
 
-class Remembering:
-    """A codec in front of a codec. The lists that it returns are shared: do not change them."""
+class TokenizerCache:
+    """A tokenizer in front of another one. The lists that it returns are shared: do not change them."""
 
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-        self.system = codec.system
-        self.opening = codec.opening
-        self._observation = lru_cache(ENTRIES)(codec.encode_observation)
-        self._action = lru_cache(ENTRIES)(codec.encode_action)
-        self._text = lru_cache(ENTRIES)(lambda ids: codec.decode(list(ids)))
+    def __init__(self, tokenizer: EpisodeTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.system = tokenizer.system
+        self.opening = tokenizer.opening
+        self._observation = lru_cache(ENTRIES)(tokenizer.encode_observation)
+        self._action = lru_cache(ENTRIES)(tokenizer.encode_action)
+        self._text = lru_cache(ENTRIES)(lambda ids: tokenizer.decode(list(ids)))
 
     def encode_observation(
         self, text: str, first: bool, role: str = "user", after: int | None = None
     ) -> list[int]:
         if len(text) > TEXT_CHARACTERS:
-            return self._codec.encode_observation(text, first, role, after)
+            return self._tokenizer.encode_observation(text, first, role, after)
         return self._observation(text, first, role, after)
 
     def encode_action(self, text: str) -> list[int]:
         if len(text) > TEXT_CHARACTERS:
-            return self._codec.encode_action(text)
+            return self._tokenizer.encode_action(text)
         return self._action(text)
 
     def decode(self, ids: list[int]) -> str:
         if len(ids) > ACTION_TOKENS:
-            return self._codec.decode(ids)
+            return self._tokenizer.decode(ids)
         return self._text(tuple(ids))

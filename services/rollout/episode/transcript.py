@@ -8,7 +8,7 @@ from dataclasses import replace
 from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
 from services.rollout.episode.columns import TokenColumns
 
-# Tokens that are decoded with one before it, so that its part of the text is what it adds.
+# How many earlier tokens are decoded together with a token, to tell what it adds to the text.
 CONTEXT_TOKENS = 6
 
 
@@ -19,22 +19,23 @@ def conversation(
     decode: Callable[[list[int]], str],
     opening: str = "",
 ) -> list[Turn]:
-    """observed: (role, text) of each observation, the last of which may have found no room. opening: how
-    every answer begins.
+    """The turns of an episode, texts shortened, at most TURNS of them.
 
-    What the agent said is decoded from the columns, so that it is what was sampled.
+    observed: (role, text) of each observation; the last may be missing in the columns, where the context was
+    full. opening: how every answer begins. Answers are decoded from the columns, so that they are what was
+    sampled.
     """
     turns = [Turn("system", system, 0)] if system else []
     start, left = 0, TOKENS
     for (role, text), count in zip(observed, columns.turn_tokens, strict=False):
         end = start + count
-        spoken = columns.loss_mask.find(1, start, end)
-        spoken = end if spoken < 0 else spoken
-        turns.append(Turn(role, text, spoken - start))
-        if spoken < end:
-            text = opening + decode(columns.tokens[spoken:end])
-            kept = min(left, end - spoken)
-            turns.append(Turn("assistant", text, end - spoken, sampled(columns, spoken, kept, decode)))
+        answer = columns.loss_mask.find(1, start, end)
+        answer = end if answer < 0 else answer
+        turns.append(Turn(role, text, answer - start))
+        if answer < end:
+            text = opening + decode(columns.tokens[answer:end])
+            kept = min(left, end - answer)
+            turns.append(Turn("assistant", text, end - answer, sampled(columns, answer, kept, decode)))
             left -= kept
         start = end
     if len(turns) > TURNS:
@@ -45,14 +46,21 @@ def conversation(
 def sampled(
     columns: TokenColumns, start: int, count: int, decode: Callable[[list[int]], str]
 ) -> tuple[Sampled, ...]:
-    """The `count` tokens of the columns from `start` on, which the agent said."""
-    found = []
-    for at in range(start, start + count):
-        near = max(start, at - CONTEXT_TOKENS)
-        before, after = decode(columns.tokens[near:at]), decode(columns.tokens[near : at + 1])
-        # A character that is not complete yet is its last token's.
+    """Tokens [start, start + count) of the columns, all of them sampled, each with the text that it adds."""
+    tokens = []
+    for position in range(start, start + count):
+        first = max(start, position - CONTEXT_TOKENS)
+        before = decode(columns.tokens[first:position])
+        after = decode(columns.tokens[first : position + 1])
+        # A character of several tokens belongs to its last one.
         whole = after.rstrip("\ufffd")
         text = whole[len(before.rstrip("\ufffd")) :]
-        token = columns.tokens[at]
-        found.append(Sampled(token, shortened(text, TOKEN_BYTES), columns.logprobs[at], columns.versions[at]))
-    return tuple(found)
+        tokens.append(
+            Sampled(
+                columns.tokens[position],
+                shortened(text, TOKEN_BYTES),
+                columns.logprobs[position],
+                columns.versions[position],
+            )
+        )
+    return tuple(tokens)

@@ -1,4 +1,4 @@
-"""Bytes of the arena that one rollout worker makes, for `earl doctor`.
+"""Prints how many bytes a rollout worker's arena takes, for `earl doctor`.
 
 `python -m services.rollout.worker.arena_size`.
 

@@ -1,4 +1,4 @@
-"""The worker's own numbers, from its engines' counters and its episodes, ready for a heartbeat."""
+"""The figures of a heartbeat, from the engines' counters and the worker's episodes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from earl.obs.memory import fullest
-from services.rollout.engines.contract.engine import EngineStats, Transfer
+from services.rollout.engines.contract.engine import EngineStats, TransferTotals
 from services.rollout.engines.contract.stats import totals
-from services.rollout.episode.agent import Agent, Outcome
-from services.rollout.episode.busy_spans import BusySpans, Rate, Span, few
+from services.rollout.episode.agent import EpisodeAgent, EpisodeOutcome
+from services.rollout.episode.busy_spans import BusySpan, BusySpans, Rate, few
 from services.rollout.pool.pool import EnginePool
 
 # Spans of one engine that one heartbeat carries.
@@ -28,11 +28,11 @@ class Load:
 
 
 class Gauges:
-    """Polls the engines without ever making a heartbeat wait for one that is stuck."""
+    """Polls the engines; a heartbeat never waits for one that is stuck."""
 
-    def __init__(self, pool: EnginePool, agent: Agent, spans: BusySpans) -> None:
+    def __init__(self, pool: EnginePool, agent: EpisodeAgent, spans: BusySpans) -> None:
         self.spans = spans
-        # As told last.
+        # The gauges of the last heartbeat.
         self.latest: dict[str, float] = {}
         self.engines: list[EngineStats] = []
         self._pool = pool
@@ -46,20 +46,21 @@ class Gauges:
         self._waited = Rate()
         self._finished = Rate()
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: EpisodeOutcome) -> None:
+        """Counts an episode's ending."""
         self.endings[outcome.ending.name.lower()] += 1
 
     async def refresh(self, timeout_s: float) -> None:
-        """Takes the engines' counters if they answer in time; else the next call does."""
+        """Takes the engines' counters if they answer within timeout_s; otherwise the next call does."""
         if self._poll is None:
             self._poll = asyncio.create_task(self._pool.stats())
         done, _ = await asyncio.wait([self._poll], timeout=timeout_s)
         if not done:
             return
         stats, self._poll = self._poll.result(), None
-        self.engines = [one for one in stats if one is not None]
-        for one in self.engines:
-            for period in one.busy:
+        self.engines = [engine for engine in stats if engine is not None]
+        for engine in self.engines:
+            for period in engine.busy:
                 self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
 
     def values(self, load: Load, now_s: float) -> dict[str, float]:
@@ -76,20 +77,24 @@ class Gauges:
             "episodes_per_s": self._finished(self.endings.total(), now_s),
             "env_steps_per_s": steps_per_s,
             "env_step_mean_s": waited_s_per_s / steps_per_s if steps_per_s else 0.0,
-            "generated_tokens_per_s": self._generated(sum(one.generated_tokens for one in engines), now_s),
-            "prefilled_tokens_per_s": self._prefilled(sum(one.prefilled_tokens for one in engines), now_s),
-            "kv_used_fraction": max((one.kv_used_fraction for one in engines), default=0.0),
-            "kv_tokens": float(sum(one.kv_tokens for one in engines)),
-            "kv_used_tokens": float(sum(one.kv_used_tokens for one in engines)),
-            "kv_committed_tokens": float(sum(one.kv_committed_tokens for one in engines)),
-            "engine_running": float(sum(one.running for one in engines)),
-            # What the engines, as they are, cannot hold; and what they never could.
+            "generated_tokens_per_s": self._generated(
+                sum(engine.generated_tokens for engine in engines), now_s
+            ),
+            "prefilled_tokens_per_s": self._prefilled(
+                sum(engine.prefilled_tokens for engine in engines), now_s
+            ),
+            "kv_used_fraction": max((engine.kv_used_fraction for engine in engines), default=0.0),
+            "kv_tokens": float(sum(engine.kv_tokens for engine in engines)),
+            "kv_used_tokens": float(sum(engine.kv_used_tokens for engine in engines)),
+            "kv_committed_tokens": float(sum(engine.kv_committed_tokens for engine in engines)),
+            "engine_running": float(sum(engine.running for engine in engines)),
+            # Contexts that the engines in use cannot hold, and those that no parallelism could.
             "blocked_sequences": float(len(self._pool.traffic.blocked)),
             "blocked_context_tokens": float(max(self._pool.traffic.blocked.values(), default=0)),
             "contexts_refused": float(self._pool.traffic.refused),
-            "engine_waiting": float(sum(one.waiting for one in engines)),
+            "engine_waiting": float(sum(engine.waiting for engine in engines)),
         }
-        memory = fullest(one.memory for one in engines if one.memory is not None)
+        memory = fullest(engine.memory for engine in engines if engine.memory is not None)
         if memory is not None:
             values["memory_fraction"] = memory
         for ending, count in self.endings.items():
@@ -97,17 +102,17 @@ class Gauges:
         self.latest = values
         return values
 
-    def take_spans(self, now_ns: int) -> list[Span]:
-        """What was done since the last call: a few spans of each kind."""
+    def take_spans(self, now_ns: int) -> list[BusySpan]:
+        """What was done since the last call, as a few spans of each kind."""
         spans = self.spans.take(now_ns)
         for what, busy in self._engine_busy.items():
-            spans += [Span(what, start, end) for start, end in few(busy, ENGINE_SPANS)]
+            spans += [BusySpan(what, start, end) for start, end in few(busy, ENGINE_SPANS)]
         self._engine_busy.clear()
         return spans
 
-    def transfers(self) -> list[Transfer]:
+    def transfers(self) -> list[TransferTotals]:
         """Totals of the engines' reads, by path."""
-        return totals(part for one in self.engines for part in one.transfers)
+        return totals(part for engine in self.engines for part in engine.transfers)
 
     async def close(self) -> None:
         if self._poll is not None:

@@ -1,43 +1,46 @@
-"""Which attempts this worker holds, and when their leases are due. Pure: monotonic time is an argument."""
+"""Which attempts a worker holds, and when their leases are to be renewed. Pure: monotonic time is an
+argument."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.rollout.episode.agent import Ticket
+from services.rollout.episode.agent import EpisodeTicket
 
 # A lease is renewed when this fraction of it has passed, so that two renewals may fail.
 RENEW_FRACTION = 1 / 3
 
 
 class Leases:
-    """capacity: attempts held at once, from their lease until the scheduler has their report."""
+    """The attempts that a worker holds: from their lease until the scheduler has their report. capacity: how
+    many at once."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._held: dict[tuple[int, int], tuple[Ticket, float]] = {}
+        self._held: dict[tuple[int, int], tuple[EpisodeTicket, float]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def __contains__(self, ticket: Ticket) -> bool:
+    def __contains__(self, ticket: EpisodeTicket) -> bool:
         held = self._held.get(ticket.key)
         return held is not None and held[0].fence == ticket.fence
 
     @property
     def free(self) -> int:
-        """Credit: tickets that may be asked for now."""
+        """How many more tickets the worker can take: its credit."""
         return max(0, self.capacity - len(self._held))
 
-    def take(self, ticket: Ticket, now_s: float) -> None:
+    def take(self, ticket: EpisodeTicket, now_s: float) -> None:
+        """Holds the ticket, whose lease began or was renewed at now_s."""
         self._held[ticket.key] = ticket, now_s + ticket.lease_s * RENEW_FRACTION
 
-    def give_up(self, ticket: Ticket) -> None:
-        """Reported or lost; nothing if it was given up before."""
+    def give_up(self, ticket: EpisodeTicket) -> None:
+        """Drops a ticket that was reported or lost; nothing if it is not held."""
         if ticket in self:
             del self._held[ticket.key]
 
-    def due(self, now_s: float) -> list[Ticket]:
+    def due(self, now_s: float) -> list[EpisodeTicket]:
         """Attempts to renew now. They count as due again after the next fraction of their lease."""
         due = [ticket for ticket, due_s in self._held.values() if due_s <= now_s]
         for ticket in due:
@@ -48,11 +51,11 @@ class Leases:
         """Monotonic time of the earliest renewal; None if nothing is held."""
         return min((due_s for _, due_s in self._held.values()), default=None)
 
-    def lost(self, refs: Iterable[tuple[int, int, int]]) -> list[Ticket]:
+    def lost(self, refs: Iterable[tuple[int, int, int]]) -> list[EpisodeTicket]:
         """The held tickets among (ticket_id, attempt, fence) that the scheduler took away."""
-        found = []
+        lost = []
         for ticket_id, attempt, fence in refs:
             held = self._held.get((ticket_id, attempt))
             if held is not None and held[0].fence == fence:
-                found.append(held[0])
-        return found
+                lost.append(held[0])
+        return lost

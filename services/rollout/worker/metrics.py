@@ -1,28 +1,33 @@
-"""What GET /metrics of a rollout worker shows: engines, episodes, arena, transfers."""
+"""The samples of a rollout worker's GET /metrics: engines, episodes, arena, transfers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from earl.obs.catalogue import Sample, transferred
-from services.rollout.episode.agent import Agent
+from services.rollout.episode.agent import EpisodeAgent
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.worker import RolloutWorker
 
 
-def figures(worker: RolloutWorker, gauges: Gauges, agent: Agent) -> Iterator[Sample]:
-    """On the worker's own loop. Of engines: as they said with the last heartbeat."""
-    for number, one in enumerate(gauges.engines):
+def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Iterator[Sample]:
+    """Yields the samples; called on the worker's event loop. Engines' figures are those of the last
+    heartbeat."""
+    for number, engine in enumerate(gauges.engines):
         labels = {"engine": str(number)}
-        yield Sample("earl_rollout_generated_tokens_total", float(one.generated_tokens), labels)
-        yield Sample("earl_rollout_prefilled_tokens_total", float(one.prefilled_tokens), labels)
-        yield Sample("earl_rollout_engine_step_seconds_total", one.step_s, labels)
-        yield Sample("earl_rollout_preemptions_total", float(one.preemptions), labels)
-        yield Sample("earl_rollout_engine_version", float(one.version), labels)
+        yield Sample("earl_rollout_generated_tokens_total", float(engine.generated_tokens), labels)
+        yield Sample("earl_rollout_prefilled_tokens_total", float(engine.prefilled_tokens), labels)
+        yield Sample("earl_rollout_engine_step_seconds_total", engine.step_s, labels)
+        yield Sample("earl_rollout_preemptions_total", float(engine.preemptions), labels)
+        yield Sample("earl_rollout_engine_version", float(engine.version), labels)
         for state in ("running", "waiting", "retained"):
-            count = float(getattr(one, state))
+            count = float(getattr(engine, state))
             yield Sample("earl_rollout_engine_sequences", count, {**labels, "state": state})
-        uses = {"capacity": one.kv_tokens, "used": one.kv_used_tokens, "committed": one.kv_committed_tokens}
+        uses = {
+            "capacity": engine.kv_tokens,
+            "used": engine.kv_used_tokens,
+            "committed": engine.kv_committed_tokens,
+        }
         for use, tokens in uses.items():
             yield Sample("earl_rollout_kv_tokens", float(tokens), {**labels, "use": use})
     for ending, count in gauges.endings.items():
@@ -44,7 +49,10 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: Agent) -> Iterator[Sam
     }.items():
         if name in gauges.latest:
             yield Sample(metric, gauges.latest[name])
-    moved = (
-        (one.path, one.size_bytes, one.seconds, one.transfers, one.retries) for one in gauges.transfers()
+    yield from transferred(
+        "rollout",
+        (
+            (total.path, total.size_bytes, total.seconds, total.transfers, total.retries)
+            for total in gauges.transfers()
+        ),
     )
-    yield from transferred("rollout", moved)

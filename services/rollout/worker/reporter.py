@@ -1,4 +1,4 @@
-"""Finished attempts on their way out, in batches.
+"""Reports finished attempts to the scheduler, in batches.
 
     add ──► queue ──(WINDOW_S)──► columns into the arena ─► one descriptor round trip ─► one
                        ▲                   │                  CompleteTickets ─► not accepted: regions freed
@@ -22,33 +22,34 @@ from earl.dispatch.publish.sequence_store import SequenceStore
 from earl.env.base import Ending
 from earl.errors import ArenaFull
 from services.rollout.episode import columns
-from services.rollout.episode.agent import Outcome, Ticket
+from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.scheduler_client import Report, SchedulerLink
 
 log = logging.getLogger(__name__)
 
-# Everything that finishes within this time leaves together.
+# Everything that finishes within this time is reported together.
 WINDOW_S = 0.015
 MOST = 512
-# An arena that is full for this long is worth a line in the log.
+# An arena that is full for this long is logged.
 FULL_S = 5.0
 
 
 class Reporter:
-    """reported: called with each ticket once the scheduler has answered for it."""
+    """Publishes and reports attempts. reported: called with each ticket once the scheduler has answered for
+    it."""
 
     def __init__(
-        self, store: SequenceStore, scheduler: SchedulerLink, reported: Callable[[Ticket], None]
+        self, store: SequenceStore, scheduler: SchedulerLink, reported: Callable[[EpisodeTicket], None]
     ) -> None:
         self._store = store
         self._scheduler = scheduler
         self._reported = reported
         # (ticket, outcome, loop time after which it no longer waits for the arena)
-        self._queue: deque[tuple[Ticket, Outcome, float]] = deque()
+        self._queue: deque[tuple[EpisodeTicket, EpisodeOutcome, float]] = deque()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        # Names of what readers may know: from just before their report until it is freed.
+        # Names of columns that readers may know: from just before their report until they are freed.
         self.published: set[str] = set()
         # The arena had no room for what is queued.
         self.blocked = False
@@ -56,19 +57,19 @@ class Reporter:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, ticket: Ticket, outcome: Outcome) -> None:
+    def add(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> None:
         gives_up_s = asyncio.get_running_loop().time() + ticket.episode_s
         self._queue.append((ticket, outcome, gives_up_s))
         self._idle.clear()
-        if not self.blocked or not _wants_room(ticket, outcome):
+        if not self.blocked or not _needs_arena(ticket, outcome):
             self._wake.set()
 
     async def free(self, keys: Iterable[str]) -> None:
-        """These trajectories were consumed: their regions are free. Keys of other workers are ignored."""
+        """Frees the regions of trajectories that were consumed. Keys of other workers are ignored."""
         await self._free([name for key in keys if (name := self._store.name_of(key)) in self.published])
 
     async def free_all(self) -> None:
-        """Nobody reads what this worker published any more."""
+        """Frees everything that this worker published: nobody reads it any more."""
         await self._free(list(self.published))
 
     async def _free(self, names: list[str]) -> None:
@@ -82,13 +83,13 @@ class Reporter:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Reports, for ever. Raises what the registry and the scheduler raise."""
+        """Reports until it is cancelled. Raises what the registry and the scheduler raise."""
         loop = asyncio.get_running_loop()
         while True:
             wait_s = self._queue[0][2] - loop.time() if self.blocked and self._queue else None
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._woken()
+                    await self._wait_for_work()
             except TimeoutError:
                 pass  # the oldest one has waited for the arena long enough
             await asyncio.sleep(WINDOW_S)
@@ -99,8 +100,8 @@ class Reporter:
             elif not self._queue:
                 self._idle.set()
 
-    async def _woken(self) -> None:
-        """Returns at the next wake; says so if the arena stays full meanwhile."""
+    async def _wait_for_work(self) -> None:
+        """Returns at the next wake-up; logs a warning if the arena stays full meanwhile."""
         if self.blocked:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FULL_S):
@@ -125,27 +126,27 @@ class Reporter:
         # Before the call: a batch may be committed, or the worker forgotten, before its answer is here.
         # If the call fails, the scheduler may have accepted them all the same, so they stay.
         self.published.update(names)
-        gone = []
+        rejected = []
         for ticket, reason in await self._scheduler.complete(reports):
             log.info("attempt %d of ticket %d was not accepted: %s", ticket.attempt, ticket.ticket_id, reason)
-            gone.append(columns.name(ticket.ticket_id, ticket.attempt))
-        await self._free([name for name in gone if name in self.published])
+            rejected.append(columns.attempt_name(ticket.ticket_id, ticket.attempt))
+        await self._free([name for name in rejected if name in self.published])
         for report in reports:
             self._reported(report.ticket)
 
     def _stage(self, now_s: float) -> tuple[list[Report], list[str]]:
-        """Takes up to MOST attempts off the queue, their columns written; those without room stay.
+        """Takes up to MOST attempts off the queue and writes their columns; those without room stay.
 
-        Returns the reports, and the names of what is to be published.
+        Returns the reports, and the names of the columns that are to be published.
         """
         reports: list[Report] = []
         names: list[str] = []
-        waiting: list[tuple[Ticket, Outcome, float]] = []
+        waiting: list[tuple[EpisodeTicket, EpisodeOutcome, float]] = []
         self.blocked = False
         while self._queue and len(reports) < MOST:
             ticket, outcome, gives_up_s = self._queue.popleft()
             name = ""
-            if _wants_room(ticket, outcome):
+            if _needs_arena(ticket, outcome):
                 if not self.blocked:
                     name = self._write(ticket, outcome)
                     self.blocked = not name
@@ -161,9 +162,9 @@ class Reporter:
         self._queue.extendleft(reversed(waiting))
         return reports, names
 
-    def _write(self, ticket: Ticket, outcome: Outcome) -> str:
-        """Columns into the arena; their name, or "" if there is no room."""
-        name = columns.name(ticket.ticket_id, ticket.attempt)
+    def _write(self, ticket: EpisodeTicket, outcome: EpisodeOutcome) -> str:
+        """Writes the columns into the arena; returns their name, or "" if there is no room."""
+        name = columns.attempt_name(ticket.ticket_id, ticket.attempt)
         try:
             outcome.columns.write(self._store.reserve(name, len(outcome.columns)))
         except ArenaFull:
@@ -171,5 +172,5 @@ class Reporter:
         return name
 
 
-def _wants_room(ticket: Ticket, outcome: Outcome) -> bool:
+def _needs_arena(ticket: EpisodeTicket, outcome: EpisodeOutcome) -> bool:
     return ticket.publish and outcome.trainable

@@ -17,9 +17,9 @@ from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from services.rollout.engines.contract.engine import Transfer
-from services.rollout.episode.agent import Outcome, Ticket
-from services.rollout.episode.busy_spans import Span
+from services.rollout.engines.contract.engine import TransferTotals
+from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
+from services.rollout.episode.busy_spans import BusySpan
 from services.rollout.worker.ticket_codec import decode_ticket, encode_ref, encode_result
 
 
@@ -36,8 +36,8 @@ class Membership:
 class Report:
     """A finished attempt. descriptor_key: "" if its columns are not published."""
 
-    ticket: Ticket
-    outcome: Outcome
+    ticket: EpisodeTicket
+    outcome: EpisodeOutcome
     descriptor_key: str = ""
 
 
@@ -76,13 +76,13 @@ class SchedulerLink:
         self._joins += 1
         return Membership(answer.lease_s, answer.version, tuple(answer.weight_keys))
 
-    async def lease(self, credit: int, wait_s: float) -> tuple[list[Ticket], bool]:
+    async def lease(self, credit: int, wait_s: float) -> tuple[list[EpisodeTicket], bool]:
         """Up to `credit` tickets, and whether the run is ending."""
         request = scheduler_pb2.LeaseTicketsRequest(worker=self.worker, credit=credit, wait_s=wait_s)
         answer = await self._call("LeaseTickets", request, wait_s + self._patience_s)
         return [decode_ticket(ticket) for ticket in answer.tickets], answer.stop
 
-    async def renew(self, tickets: Sequence[Ticket]) -> list[tuple[int, int, int]]:
+    async def renew(self, tickets: Sequence[EpisodeTicket]) -> list[tuple[int, int, int]]:
         """(ticket_id, attempt, fence) of those that are no longer this worker's."""
         request = scheduler_pb2.RenewLeasesRequest(
             worker=self.worker, attempts=[encode_ref(ticket) for ticket in tickets]
@@ -90,7 +90,7 @@ class SchedulerLink:
         answer = await self._call("RenewLeases", request, self._patience_s)
         return [(ref.ticket_id, ref.attempt, ref.fence) for ref in answer.lost]
 
-    async def complete(self, reports: Sequence[Report]) -> list[tuple[Ticket, str]]:
+    async def complete(self, reports: Sequence[Report]) -> list[tuple[EpisodeTicket, str]]:
         """Reports finished attempts in one call.
 
         Those not accepted (refused, or to be tried again) come back with the reason: nobody will read
@@ -116,8 +116,8 @@ class SchedulerLink:
         parallelism: Parallelism,
         epoch: int,
         gauges: Mapping[str, float],
-        spans: Sequence[Span],
-        transfers: Sequence[Transfer],
+        spans: Sequence[BusySpan],
+        transfers: Sequence[TransferTotals],
     ) -> tuple[bool, float]:
         """Whether to stop, and in how many seconds the next one is wanted.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from earl.obs.tracing import checked
 from earl.v1 import common_pb2, scheduler_pb2
-from services.rollout.episode.agent import Outcome, Ticket
+from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
 
-# A message is one line that a person reads: more of it only costs the ledger memory.
+# A message is one line for a person to read: a longer one only costs the ledger memory.
 MESSAGE_CHARACTERS = 500
 
 
-def decode_ticket(ticket: scheduler_pb2.Ticket) -> Ticket:
-    return Ticket(
+def decode_ticket(ticket: scheduler_pb2.Ticket) -> EpisodeTicket:
+    return EpisodeTicket(
         ticket_id=ticket.ticket_id,
         attempt=ticket.attempt,
         fence=ticket.fence,
@@ -31,11 +31,13 @@ def decode_ticket(ticket: scheduler_pb2.Ticket) -> Ticket:
     )
 
 
-def encode_ref(ticket: Ticket) -> scheduler_pb2.AttemptRef:
+def encode_ref(ticket: EpisodeTicket) -> scheduler_pb2.AttemptRef:
     return scheduler_pb2.AttemptRef(ticket_id=ticket.ticket_id, attempt=ticket.attempt, fence=ticket.fence)
 
 
-def encode_result(ticket: Ticket, outcome: Outcome, descriptor_key: str) -> scheduler_pb2.AttemptResult:
+def encode_result(
+    ticket: EpisodeTicket, outcome: EpisodeOutcome, descriptor_key: str
+) -> scheduler_pb2.AttemptResult:
     """descriptor_key: where the columns can be read; empty if they are not published."""
     columns = outcome.columns
     return scheduler_pb2.AttemptResult(
@@ -59,9 +61,9 @@ def encode_result(ticket: Ticket, outcome: Outcome, descriptor_key: str) -> sche
                 tokens=turn.tokens,
                 sampled=[
                     scheduler_pb2.SampledToken(
-                        id=one.id, text=one.text, logprob=one.logprob, version=one.version
+                        id=token.id, text=token.text, logprob=token.logprob, version=token.version
                     )
-                    for one in turn.sampled
+                    for token in turn.sampled
                 ],
             )
             for turn in outcome.transcript

@@ -1,13 +1,13 @@
-"""Policy versions on their way into the engines.
+"""Follows the published policy versions and loads the newest into the engines.
 
     WeightsPublished ──► offer ──► last one only ──► take reader's lease ─► pool.load ─► give it back
                                         ▲                                      │
                                         └─────────── VersionGone ◄─────────────┘
 
-Promise: what was published last is what counts, whatever its number (a trainer restored from a
-checkpoint publishes older versions anew); one load runs at a time, of the last publication known;
-the trainer's slot is held by a lease that ends by itself if this worker dies. A trainer that is gone
-is waited for: the run, not this worker, decides how long.
+Promises: the last publication is the one that is loaded, whatever its version (a trainer restored from a
+checkpoint publishes older versions anew); one load runs at a time; the trainer's slot is held by a lease
+that ends by itself if this worker dies. A trainer that cannot be reached is waited for: the run, not this
+worker, decides how long.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class WeightFollower:
-    """Brings what was published last into the pool. lease_s: how long the trainer's slot is held for one
-    load at most."""
+    """Loads what was published last into the pool. lease_s: how long the trainer's slot is held for one load
+    at most."""
 
     def __init__(self, pool: EnginePool, leases: ReaderLeases, spans: BusySpans, *, lease_s: float) -> None:
         self._pool = pool
@@ -39,12 +39,13 @@ class WeightFollower:
         self._offered = asyncio.Event()
 
     def offer(self, version: int, keys: Sequence[str]) -> None:
-        """A version was published after all that were offered before."""
+        """Notes a publication; it is newer than all that were offered before."""
         self._last = Publication(self._last.number + 1, version, tuple(keys))
         self._offered.set()
 
     async def run(self) -> None:
-        """Loads what is offered, for ever. Raises why loading failed ATTEMPTS times in a row."""
+        """Loads what is offered until it is cancelled. Raises the error of the last of ATTEMPTS failures in a
+        row."""
         failures = 0
         while True:
             await self._offered.wait()
@@ -55,9 +56,11 @@ class WeightFollower:
                 failures = 0
             except VersionGone as gone:
                 # Its slot was reused, so another version was published: that event is on its way.
-                log.info("version %d is gone before it was read: %s", last.version, gone.message)
+                log.info("version %d was withdrawn before it was read: %s", last.version, gone.message)
             except PeerLost as error:
-                log.warning("version %d cannot be read, its trainer is gone: %s", last.version, error)
+                log.warning(
+                    "version %d cannot be read, its trainer cannot be reached: %s", last.version, error
+                )
                 await asyncio.sleep(RETRY_S)
                 self._offered.set()
             except (DataPlaneError, EngineError, DeadlineExceeded) as error:

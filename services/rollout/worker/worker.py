@@ -4,12 +4,12 @@
         ▲ credit = free capacity                       │
         └──────────── reported ◄──────────────────────┘
     bus: WeightsPublished ──► weights ──► pool of engines      BatchCommitted ──► reporter.free
-    every third of a lease: renew; what was lost is cancelled
+    every third of a lease: renew; lost episodes are cancelled
     every heartbeat: load, gauges, busy spans, transfer totals; the answer may say stop
 
 Promises: never more attempts held than capacity; nothing is leased while the arena is full; the
-first task that fails ends the worker with its error; leaving is bounded by
-drain_s, linger_s and a few seconds, and what was not finished is pending again when it has left.
+first task that fails ends the worker with its error; leaving takes at most
+drain_s, linger_s and a few seconds, and tickets that were not finished are pending again afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from earl.config.run import RunConfig
 from earl.dispatch.publish.sequence_store import SequenceStore
 from earl.env.base import Ending
 from earl.errors import EarlError
-from services.rollout.episode.agent import Agent, Outcome, Ticket
+from services.rollout.episode.agent import EpisodeAgent, EpisodeOutcome, EpisodeTicket
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges, Load
 from services.rollout.worker.leases import Leases
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 LEASE_WAIT_S = 2.0
 # Capacity that frees within this time is asked for in one call.
 LEASE_WINDOW_S = 0.01
-GOODBYE_S = 2.0
+LEAVE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class WorkerResources:
     bus: Bus
     store: SequenceStore
     pool: EnginePool
-    agent: Agent
+    agent: EpisodeAgent
     gauges: Gauges
     weights: WeightFollower
     rejoined: asyncio.Event
 
 
 class RolloutWorker:
-    """Runs until told to stop. capacity: episodes at once."""
+    """Leases tickets and plays them until it is stopped. capacity: episodes at once."""
 
     def __init__(self, config: RunConfig, resources: WorkerResources, capacity: int) -> None:
         self._config = config
@@ -75,17 +75,17 @@ class RolloutWorker:
         self.reporter = Reporter(resources.store, resources.scheduler, self._reported)
         self._weights = resources.weights
         self._rejoined = resources.rejoined
-        self._episodes: dict[Ticket, asyncio.Task[Outcome]] = {}
+        self._episodes: dict[EpisodeTicket, asyncio.Task[EpisodeOutcome]] = {}
         # Set whenever an attempt was given up or the arena got room: credit may have grown.
         self._credit = asyncio.Event()
         self._empty = asyncio.Event()
         self._lease_call = asyncio.Lock()
         self._draining = self._leaving = False
-        self._run_over = asyncio.Event()
+        self._run_ended = asyncio.Event()
 
     @property
     def episodes(self) -> int:
-        """Episodes that run."""
+        """How many episodes run."""
         return len(self._episodes)
 
     # --- life ---------------------------------------------------------------------------------
@@ -101,21 +101,21 @@ class RolloutWorker:
         version, keys = published or (membership.version, membership.weight_keys)
         if version:
             self._weights.offer(version, keys)
-        works = [
+        tasks = [
             asyncio.create_task(work, name=name) for name, work in self._background(after, membership.lease_s)
         ]
-        stops = [asyncio.create_task(event.wait()) for event in (stop, self._run_over)]
+        stops = [asyncio.create_task(event.wait()) for event in (stop, self._run_ended)]
         try:
-            await _first([*works, *stops])
-            if not self._run_over.is_set():
-                await self._finish(works)
+            await _first([*tasks, *stops])
+            if not self._run_ended.is_set():
+                await self._finish(tasks)
         finally:
-            tasks = [*works, *stops, *self._episodes.values()]
+            tasks += [*stops, *self._episodes.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._run_over.is_set():
-            await self._goodbye()
+        if not self._run_ended.is_set():
+            await self._leave()
 
     def _background(self, after: str, membership_s: float) -> list[tuple[str, Coroutine]]:
         return [
@@ -130,43 +130,43 @@ class RolloutWorker:
         ]
 
     async def drain(self, wait_s: float) -> int:
-        """Leases no more and waits for what runs; returns the episodes that remain."""
+        """Leases no more and waits up to wait_s for the episodes that run; returns how many remain."""
         self._draining = True
         try:
             async with asyncio.timeout(wait_s):
                 await self._drained()
         except TimeoutError:
-            pass  # the caller sees how many remain
+            pass  # the caller is told how many remain
         return len(self.leases)
 
-    async def _finish(self, works: list[asyncio.Task]) -> None:
-        """Play what ends in drain_s and report it, then serve it to the trainer for linger_s."""
+    async def _finish(self, tasks: list[asyncio.Task]) -> None:
+        """Plays and reports for drain_s, then serves what was published to the trainer for linger_s."""
         self._draining = self._leaving = True
         rollout = self._config.rollout
         for wait, wait_s in ((self._drained, rollout.drain_s), (self._read, rollout.linger_s)):
             waiting = asyncio.create_task(wait(), name=wait.__name__)
-            works.append(waiting)
-            await _first(works, wait_s)
+            tasks.append(waiting)
+            await _first(tasks, wait_s)
             if not waiting.done():
                 waiting.cancel()
-            works.remove(waiting)
+            tasks.remove(waiting)
 
-    async def _goodbye(self) -> None:
-        """What is still held goes back: the scheduler gives it to others at once."""
+    async def _leave(self) -> None:
+        """Leaves: the scheduler gives the tickets that are still held to other workers at once."""
         try:
-            await self._scheduler.leave("drained", GOODBYE_S)
+            await self._scheduler.leave("drained", LEAVE_S)
         except EarlError as error:
             log.warning("the scheduler was not told that this worker leaves: %s", error)
 
     async def _drained(self) -> None:
         async with self._lease_call:
-            pass  # what a call in flight brings is handed back
+            pass  # tickets of a call in flight are returned
         while self.leases:
             self._empty.clear()
             await self._empty.wait()
 
     async def _read(self) -> None:
-        """Returns when nothing lies in the arena that the trainer may still want."""
+        """Returns when the arena holds nothing that the trainer may still read."""
         while self.reporter.published:
             self._credit.clear()
             await self._credit.wait()
@@ -181,41 +181,41 @@ class RolloutWorker:
                 await asyncio.sleep(LEASE_WINDOW_S)
                 continue
             async with self._lease_call:
-                tickets, over = await self._scheduler.lease(self.leases.free, LEASE_WAIT_S)
+                tickets, run_ends = await self._scheduler.lease(self.leases.free, LEASE_WAIT_S)
                 now_s = time.monotonic()
                 for ticket in tickets:
                     self.leases.take(ticket, now_s)
                     self._begin(ticket)
-            if over:
-                # What is held is still read: the scheduler says by heartbeat when this worker may go.
+            if run_ends:
+                # The trainer still reads this worker's arena: a heartbeat's answer says when it may leave.
                 self._draining = True
 
-    def _begin(self, ticket: Ticket) -> None:
+    def _begin(self, ticket: EpisodeTicket) -> None:
         if self._leaving:
-            self.leases.give_up(ticket)  # goes back with the goodbye
+            self.leases.give_up(ticket)  # leaving gives it back
             return
         if self._draining:
-            self.reporter.add(ticket, _handed_back())
+            self.reporter.add(ticket, _returned())
             return
         task = asyncio.create_task(self._agent.play(ticket))
         self._episodes[ticket] = task
         task.add_done_callback(lambda task: self._ended(ticket, task))
 
-    def _ended(self, ticket: Ticket, task: asyncio.Task[Outcome]) -> None:
+    def _ended(self, ticket: EpisodeTicket, task: asyncio.Task[EpisodeOutcome]) -> None:
         del self._episodes[ticket]
         if ticket not in self.leases:
-            return  # lost: there is nobody to report to
+            return  # the lease was lost: there is nobody to report to
         if task.cancelled():
-            outcome = _handed_back()
+            outcome = _returned()
         elif (error := task.exception()) is not None:
-            log.error("episode of ticket %d broke", ticket.ticket_id, exc_info=error)
-            outcome = Outcome(Ending.INFRA_ERROR, message=f"{type(error).__name__}: {error}")
+            log.error("the episode of ticket %d failed", ticket.ticket_id, exc_info=error)
+            outcome = EpisodeOutcome(Ending.INFRA_ERROR, message=f"{type(error).__name__}: {error}")
         else:
             outcome = task.result()
         self._gauges.ended(outcome)
         self.reporter.add(ticket, outcome)
 
-    def _reported(self, ticket: Ticket) -> None:
+    def _reported(self, ticket: EpisodeTicket) -> None:
         self.leases.give_up(ticket)
         self._credit.set()
         if not self.leases:
@@ -227,7 +227,9 @@ class RolloutWorker:
             due = self.leases.due(now_s)
             if due:
                 for ticket in self.leases.lost(await self._scheduler.renew(due)):
-                    log.warning("ticket %d attempt %d was lost", ticket.ticket_id, ticket.attempt)
+                    log.warning(
+                        "the lease of ticket %d attempt %d was lost", ticket.ticket_id, ticket.attempt
+                    )
                     self._reported(ticket)
                     task = self._episodes.get(ticket)
                     if task is not None:
@@ -236,7 +238,7 @@ class RolloutWorker:
             pause_s = 0.5 if next_s is None else next_s - time.monotonic()
             await asyncio.sleep(min(max(pause_s, 0.05), 0.5))
 
-    # --- what comes from outside --------------------------------------------------------------
+    # --- bus and heartbeats -------------------------------------------------------------------
 
     async def _follow(self, after: str) -> None:
         async for _, event in self._bus.follow(after):
@@ -248,7 +250,8 @@ class RolloutWorker:
                 self._credit.set()
 
     async def _forget(self) -> None:
-        """Frees what the scheduler no longer counts on: nobody else will ever say that it may go."""
+        """After a rejoin, frees everything that was published before: the scheduler does not count on it, so
+        nobody will ever consume it."""
         while True:
             await self._rejoined.wait()
             self._rejoined.clear()
@@ -271,19 +274,19 @@ class RolloutWorker:
                 transfers=self._gauges.transfers(),
             )
             if stop:
-                self._run_over.set()
+                self._run_ended.set()
                 return
-            # 0: a scheduler that does not say.
+            # 0: the scheduler leaves it to the worker.
             due_s = time.monotonic() + (next_s or least_s)
-            # A new version is told at once: what is leased next counts on it. So is a sequence that no engine
-            # can hold; and who may be about to end asks as often as it would alone.
+            # A new version is reported at once: what is leased next depends on it. So is a sequence that no
+            # engine can hold; and a draining worker asks as often as if it were alone.
             while (left_s := due_s - time.monotonic()) > 0:
                 await self._pool.wait_other(version, min(least_s, left_s))
                 if self._draining or self._pool.traffic.blocked or self._pool.version != version:
                     break
 
     def load(self) -> Load:
-        """What this worker holds now."""
+        """What the worker holds now."""
         arena = self._store.arena
         return Load(
             running=len(self._episodes),
@@ -293,17 +296,19 @@ class RolloutWorker:
         )
 
 
-def _handed_back() -> Outcome:
-    return Outcome(Ending.INFRA_ERROR, message="worker is leaving; the episode is played elsewhere")
+def _returned() -> EpisodeOutcome:
+    return EpisodeOutcome(
+        Ending.INFRA_ERROR, message="the worker is leaving; the episode is played elsewhere"
+    )
 
 
 async def _first(tasks: Sequence[asyncio.Task], timeout_s: float | None = None) -> None:
-    """Returns when one of the tasks ends, or after timeout_s; raises what it ended with."""
+    """Returns when a task has ended, or after timeout_s; raises the error that it ended with."""
     done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         error = task.exception()
         if error is None:
             continue
         if not isinstance(error, EarlError):
-            log.error("%s broke", task.get_name(), exc_info=error)
+            log.error("%s failed", task.get_name(), exc_info=error)
         raise error

@@ -1,4 +1,4 @@
-"""What an engine refuses before it starts, the same for every engine. Pure."""
+"""Which requests every engine refuses before they start, and with which error. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 
 
 def check_request(request: GenerateRequest, spec: EngineSpec, vocabulary: int) -> None:
-    """Raises ContextTooLong or EngineError, saying which value cannot be generated from."""
+    """Raises ContextTooLong or EngineError, which name the value that nothing can be generated from."""
     context = spec.max_context_tokens
     if len(request.ids) + request.max_new_tokens > context:
         raise ContextTooLong(
@@ -24,13 +24,13 @@ def check_request(request: GenerateRequest, spec: EngineSpec, vocabulary: int) -
         )
     if min(request.ids) < 0 or max(request.ids) >= vocabulary:
         wrong = next(token for token in request.ids if not 0 <= token < vocabulary)
-        raise EngineError(f"token id {wrong} is outside the vocabulary of {vocabulary}", "mend the tokens")
+        raise EngineError(f"token id {wrong} is outside the vocabulary of {vocabulary}", "correct the tokens")
     if not (math.isfinite(request.temperature) and request.temperature >= 0):
         raise EngineError(f"temperature {request.temperature} is not >= 0", "give 0 for greedy")
 
 
-def check_room(spec: EngineSpec, waiting: int) -> None:
-    """Raises EngineBusy if as many requests wait as may."""
+def check_queue(spec: EngineSpec, waiting: int) -> None:
+    """Raises EngineBusy if max_waiting requests wait already."""
     if waiting >= spec.max_waiting:
         raise EngineBusy(
             f"engine {spec.name} has {waiting} requests waiting",
@@ -39,7 +39,7 @@ def check_room(spec: EngineSpec, waiting: int) -> None:
 
 
 def check_complete(spec: EngineSpec, complete: bool) -> None:
-    """Raises WeightsIncomplete if no version is wholly loaded."""
+    """Raises WeightsIncomplete unless a version is completely loaded."""
     if not complete:
         raise WeightsIncomplete(
             f"engine {spec.name} has no complete weights", "load a version before generating"
@@ -47,6 +47,6 @@ def check_complete(spec: EngineSpec, complete: bool) -> None:
 
 
 def check_unused(request: GenerateRequest, used: bool) -> None:
-    """Raises EngineError if the request's id is in flight."""
+    """Raises EngineError if a request of the same id is in flight."""
     if used:
         raise EngineError(f"request id {request.request_id!r} is in flight", "give every request its own")

@@ -20,15 +20,16 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.read.reader import Dispatcher
 from earl.dispatch.registry.registry import Registry
 from earl.errors import EarlError, EngineError
-from services.rollout.engines.contract.engine import EngineSpec, Transfer
+from services.rollout.engines.contract.engine import EngineSpec, TransferTotals
 
 JOIN_S = 5.0
 
 
 class DataThread:
-    """Of one rank. `wake` becomes readable when a call ended; then `take` says how.
+    """Runs one rank's reads and writes of the data plane. `wake` becomes readable when a call has ended; then
+    `take` returns its outcome.
 
-    Used from the step loop's thread, but for what says otherwise.
+    Used from the step loop's thread, except the methods under "in the thread".
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -46,8 +47,11 @@ class DataThread:
         self.wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def start(self, call: int, work: Coroutine[Any, Any, Any], what: str, dropped: EarlError) -> asyncio.Task:
-        """Run it in the thread; returns its task, for `cancel`. what: the call in words, for errors;
-        dropped: the outcome if it is cancelled."""
+        """Runs `work` in the thread; returns its task, for `cancel`.
+
+        what: the call in words, for errors. dropped: the outcome if it is cancelled. Raises EngineError if
+        the thread does not start it within JOIN_S.
+        """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="data plane", daemon=True)
@@ -68,7 +72,8 @@ class DataThread:
         return tasks[0]
 
     def cancel(self, task: asyncio.Task) -> None:
-        """Stop it; its call ends with what `start` was given. What is started next begins after this."""
+        """Cancels a task: its call ends with the error that `start` was given for that. Work that is started
+        later begins after the cancellation was requested."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(task.cancel)
 
@@ -81,23 +86,23 @@ class DataThread:
         return finished
 
     @property
-    def transfers(self) -> list[Transfer]:
-        """Totals of what was read, by path."""
+    def transfers(self) -> list[TransferTotals]:
+        """Totals of what was read, by path of the data plane."""
         if self._dispatcher is None:
             return []
         return [
-            Transfer(
+            TransferTotals(
                 path=path,
-                size_bytes=t.size_bytes,
-                seconds=t.seconds,
-                transfers=t.transfers,
-                retries=t.retries,
+                size_bytes=total.size_bytes,
+                seconds=total.seconds,
+                transfers=total.transfers,
+                retries=total.retries,
             )
-            for path, t in list(self._dispatcher.totals.items())
+            for path, total in list(self._dispatcher.totals.items())
         ]
 
     def close(self) -> None:
-        """Stop the thread and what runs in it."""
+        """Stops the thread and what runs in it."""
         if self._loop is None or self._thread is None:
             return
         closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
@@ -124,11 +129,11 @@ class DataThread:
         return self._dispatcher
 
     def on_close(self, closer: Callable[[], Awaitable[None]]) -> None:
-        """`close` awaits it before the connections end."""
+        """Registers what `close` awaits before it closes the connections."""
         self._closers.append(closer)
 
     def _note(self, call: int, task: asyncio.Task, what: str, dropped: EarlError) -> None:
-        """However a task ends, even before it began, its call gets an outcome."""
+        """Records the outcome of a task's call, however the task ended, even if it never began."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if task.cancelled():

@@ -25,7 +25,7 @@ Finish = Literal["", "stop", "length", "abort"]
 
 
 class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
-    """All that an engine's processes need to know; the first message that they get."""
+    """What an engine's processes need to know; part of the first message that they get."""
 
     name: str
     # A transformers checkpoint directory (see earl.models.weights).
@@ -43,14 +43,14 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     # Sequences in the KV cache at once, and their longest length (prompt + generated tokens).
     max_sequences: int = 64
     max_context_tokens: int = 256
-    # Tokens that the KV cache holds in all; when they are used up the youngest sequences are put back
-    # and computed again later. 0: max_sequences x max_context_tokens.
+    # Tokens that the KV cache holds in all; when they are used up the youngest sequences are preempted and
+    # computed again later. 0: max_sequences x max_context_tokens.
     kv_tokens: int = 0
     # The same tokens and log-probs, bit for bit, whatever a request is batched or cached with.
     deterministic: bool = False
     # Requests that may wait for a place in the KV cache; more are refused with EngineBusy.
     max_waiting: int = 4096
-    # Tokens of one step, about: longer prefills are cut over several steps. 0: what suits the device.
+    # Tokens of one step, about: longer prefills are split over several steps. 0: what suits the device.
     prefill_tokens: int = 0
     # What a sequence's KV becomes when new weights arrive.
     kv_on_update: Literal["keep", "recompute"] = "keep"
@@ -123,12 +123,12 @@ class Generation(msgspec.Struct, kw_only=True):
     # When its first and its last token were sampled, by the host's monotonic clock; 0: not known.
     began_ns: int = 0
     ended_ns: int = 0
-    # Of a turn that went on in another engine: from the last token before to the first one after, each time.
+    # Seconds between the last token before and the first token after each move to another engine.
     stalls_s: list[float] = []
 
 
 class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
-    """What an engine can do, known once it has started."""
+    """How engines differ for those who use them; known once the engine has started."""
 
     # Its sequences' KV can go to engines of another tp (offer_kv, take_kv).
     live_reshape: bool
@@ -136,7 +136,7 @@ class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
     device: str
 
 
-class Transfer(msgspec.Struct, kw_only=True):
+class TransferTotals(msgspec.Struct, kw_only=True):
     """Totals of one path of the data plane since the engine started. retries: requests sent again."""
 
     path: str
@@ -147,7 +147,8 @@ class Transfer(msgspec.Struct, kw_only=True):
 
 
 class BusyPeriod(msgspec.Struct, array_like=True):
-    """What the engine was doing, Unix nanoseconds; neighbouring steps are joined."""
+    """An interval in which the engine worked, in Unix nanoseconds; neighbouring steps are joined. what: the
+    kind of work."""
 
     what: str
     start_ns: int
@@ -155,7 +156,7 @@ class BusyPeriod(msgspec.Struct, array_like=True):
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """Counters since start; `busy` holds what was not yet reported by an earlier call."""
+    """Gauges, and counters since the start; `busy` holds what no earlier call reported."""
 
     version: int
     tp: int
@@ -175,9 +176,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     cpu_s: float
     # Seconds that steps took.
     step_s: float
-    transfers: list[Transfer] = []
+    transfers: list[TransferTotals] = []
     busy: list[BusyPeriod] = []
-    # Sequences that were put back because the KV of all exceeded kv_tokens.
+    # Sequences that were preempted because the KV of all exceeded kv_tokens.
     preemptions: int = 0
     # Tokens that the KV cache holds at most, those of sequences and sessions in it, and those that take
     # memory (with prefixes that may be used again, in whole pages); bytes of one token on each rank.
@@ -190,7 +191,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
 
 class LoadReport(msgspec.Struct, kw_only=True):
-    """What loading a version took. `stall_s`: for how long no step could run."""
+    """What loading a version took. read_s: for reading it; stall_s: for how long no step could run."""
 
     version: int
     size_bytes: int
@@ -200,12 +201,12 @@ class LoadReport(msgspec.Struct, kw_only=True):
 
 class KvSession(msgspec.Struct, kw_only=True, frozen=True):
     """Where a session's KV lies in an offer: tokens [first, first + len(ids)) of the session are tokens
-    [at, at + len(ids)) of the offer's tensor."""
+    [offset, offset + len(ids)) of the offer's tensor."""
 
     session: str
     first: int
-    at: int
-    # Of those tokens.
+    offset: int
+    # The tokens themselves.
     ids: list[int]
     # All of the session's KV is of the offer's version: it may serve others with the same beginning.
     fresh: bool = True
@@ -215,7 +216,7 @@ class KvOffer(msgspec.Struct, kw_only=True, frozen=True):
     """KV of sessions as an engine's ranks have published it.
 
     keys: of the registry, one a rank, which together describe tensor "kv" [layers, 2, kv_heads, tokens,
-    head_dim], cut over ranks by heads as the model is. version: of the weights in use.
+    head_dim], sharded over ranks by heads as the model is. version: of the weights in use.
     """
 
     name: str
@@ -226,10 +227,10 @@ class KvOffer(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class KvReport(msgspec.Struct, kw_only=True, frozen=True):
-    """What taking an offer took: bytes that were read, by all ranks together.
+    """What taking an offer took; size_bytes: read by all ranks together.
 
-    left_out: sessions of the offer that are not here: they run here, are longer than the context, or continue
-    what is not here.
+    left_out: sessions of the offer that were not taken: they run in this engine, are longer than its context,
+    or continue KV that it does not have.
     """
 
     sessions: int
@@ -240,7 +241,7 @@ class KvReport(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Engine(ABC):
-    """One engine. Methods raise EngineLost once its processes are gone."""
+    """One engine, wherever its processes are. Methods raise EngineLost once those have ended."""
 
     spec: EngineSpec
     # Set by start().
@@ -290,7 +291,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
-        """Read every tensor's slice of this layout into staging memory while generation goes on.
+        """Read every tensor's slice of this layout into staging memory while generation continues.
 
         keys: registry keys that together describe the version's weights. Raises VersionGone or another
         DataPlaneError, or WeightsIncomplete if the update was dropped; the old version stays in use.
@@ -299,10 +300,10 @@ class Engine(ABC):
     @abstractmethod
     async def commit(self, version: int) -> LoadReport:
         """Put the staged version to use between two steps. If that fails part way, generation is
-        refused with WeightsIncomplete until a version is wholly loaded."""
+        refused with WeightsIncomplete until a version is completely loaded."""
 
     async def load_weights(self, version: int, keys: Sequence[str], deadline_s: float = 30.0) -> LoadReport:
-        """begin_update, load and commit in one."""
+        """begin_update, load and commit in one call. Raises what they raise."""
         await self.begin_update(version)
         staged = await self.load(version, keys, deadline_s)
         applied = await self.commit(version)
@@ -314,8 +315,8 @@ class Engine(ABC):
     async def offer_kv(self, name: str, known: Mapping[str, int], deadline_s: float) -> KvOffer:
         """Publish the KV of sessions, those that run among them, for engines of any tp.
 
-        known: tokens of each session that takers have already; only what came since is offered, and nothing
-        of a session of which more than max_context_tokens are known. Steps go on.
+        known: tokens of each session that takers have already; only later tokens are offered, and none of a
+        session of which more than max_context_tokens are known. Steps continue.
         An offer stays until `withdraw_kv`, whatever becomes of its sessions here. Raises ReshapeRefused if
         caps.live_reshape is False, ArenaFull.
         """
@@ -335,7 +336,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def release(self, session: str) -> None:
-        """The session's episode is over: its KV may go."""
+        """The session has ended: its KV may be dropped."""
 
     @abstractmethod
     async def stats(self) -> EngineStats:
@@ -343,4 +344,4 @@ class Engine(ABC):
 
     @abstractmethod
     async def wait_lost(self) -> None:
-        """Return when the engine's processes are gone, stopped or dead."""
+        """Return when the engine's processes have ended, stopped or dead."""

@@ -11,7 +11,7 @@ import msgspec
 
 from earl.errors import EarlError
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.engine import LoadReport, Transfer
+from services.rollout.engines.contract.engine import LoadReport, TransferTotals
 
 
 class KvShardReport(msgspec.Struct, array_like=True):
@@ -28,12 +28,12 @@ class ShardReport(msgspec.Struct, tag=True, array_like=True):
     call: int
     error: wire.WireError | None
     load: LoadReport | None
-    transfers: list[Transfer]
+    transfers: list[TransferTotals]
     kv: KvShardReport | None = None
 
     @classmethod
     def of(
-        cls, call: int, outcome: LoadReport | KvShardReport | EarlError, transfers: list[Transfer]
+        cls, call: int, outcome: LoadReport | KvShardReport | EarlError, transfers: list[TransferTotals]
     ) -> ShardReport:
         """The report of a call whose part on this rank ended with `outcome`."""
         if isinstance(outcome, EarlError):

@@ -1,4 +1,4 @@
-"""What an engine counts for its stats, beside its own counters."""
+"""Measurements that engines of every kind report in EngineStats."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from earl.obs.memory import DeviceMemory, on_cuda, on_host
-from services.rollout.engines.contract.engine import BusyPeriod, Transfer
+from services.rollout.engines.contract.engine import BusyPeriod, TransferTotals
 
 # Steps closer than this are one busy period; so many periods are kept until they are asked for.
 JOIN_NS = 5_000_000
 BUSY_PERIODS = 4096
 
 
-class Busy:
-    """When the engine was stepping: `start` before a step, `end` after it."""
+class BusyClock:
+    """Measures when the engine steps: `start` before a step, `end` after it."""
 
     def __init__(self) -> None:
         self._periods: deque[BusyPeriod] = deque(maxlen=BUSY_PERIODS)
@@ -28,7 +28,7 @@ class Busy:
         self._started_ns, self._clock_ns = time.time_ns(), time.perf_counter_ns()
 
     def end(self) -> int:
-        """The nanoseconds that the step took."""
+        """Ends the step; returns the nanoseconds that it took."""
         took_ns = time.perf_counter_ns() - self._clock_ns
         self.total_ns += took_ns
         ended_ns = self._started_ns + took_ns
@@ -45,7 +45,7 @@ class Busy:
 
 
 class PrefillRate:
-    """How long tokens take whose KV is computed many at a time: of the steps of late that mostly did that."""
+    """How long computing KV takes, many tokens at a time: a decaying mean over the steps that mostly did."""
 
     _KEPT = 0.9
 
@@ -59,15 +59,15 @@ class PrefillRate:
             self._took_ns = self._KEPT * self._took_ns + took_ns
 
     def nanoseconds(self, tokens: int) -> int:
-        """Of so many tokens; 0 before the first such step."""
+        """What computing so many tokens takes; 0 before the first such step."""
         return int(tokens * self._took_ns / self._tokens) if self._tokens else 0
 
 
-def totals(transfers: Iterable[Transfer]) -> list[Transfer]:
+def totals(transfers: Iterable[TransferTotals]) -> list[TransferTotals]:
     """One Transfer for each path: the sum over ranks, or engines."""
-    by_path: dict[str, Transfer] = {}
+    by_path: dict[str, TransferTotals] = {}
     for transfer in transfers:
-        total = by_path.setdefault(transfer.path, Transfer(path=transfer.path))
+        total = by_path.setdefault(transfer.path, TransferTotals(path=transfer.path))
         total.size_bytes += transfer.size_bytes
         total.seconds += transfer.seconds
         total.transfers += transfer.transfers
@@ -76,8 +76,11 @@ def totals(transfers: Iterable[Transfer]) -> list[Transfer]:
 
 
 def device_memory(device: str, others: Sequence[int] = (), *, alike: int = 1) -> DeviceMemory | None:
-    """Of this process's CUDA device; on a CPU what this process and the others (process ids) hold of the
-    host, and as many more sets of them as `alike` says. None where this process does not know."""
+    """How full the engine's device is; None where this process cannot know.
+
+    On CUDA that of this process's device; on a CPU what this process and `others` (process ids) hold of the
+    host's memory, times `alike`: how many such sets of processes there are.
+    """
     if device.startswith("cuda"):
         return on_cuda()
     return on_host([os.getpid(), *others], alike)

@@ -1,4 +1,4 @@
-"""Weights on their way in: read over the data plane into host buffers, off the compute path.
+"""New weights: read over the data plane into host buffers, off the compute path.
 
     load ──► the data plane's thread ──► Dispatcher.read (this rank's boxes only) ──► staged
     step loop ◄── wake ──┘                              commit: staged ──► weights, between steps
@@ -23,33 +23,35 @@ from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec, LoadReport
 
 
-class Stager:
-    """Reads versions for one rank. own: what its parameters are made of; shapes: of published tensors.
+class WeightStager:
+    """Reads versions for one rank.
 
-    The outcome of a load's call is a LoadReport or an EarlError. Used from the step loop's thread.
+    parameters: which slices of published tensors each of the rank's parameters is made of; shapes: of the
+    published tensors. The outcome of a load's call is a LoadReport or an EarlError. Used from the step loop's
+    thread.
     """
 
     def __init__(
         self,
         spec: EngineSpec,
         data: DataThread,
-        own: Mapping[str, Own],
+        parameters: Mapping[str, Own],
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
         self._spec, self._data = spec, data
-        self._own = {name: one for name, one in own.items() if not one.same_as}
+        self._parameters = {name: sliced for name, sliced in parameters.items() if not sliced.same_as}
         self._shapes = dict(shapes)
         self._buffers: dict[str, np.ndarray] = {}
         # What to read of every version into the buffers; None until they are made.
         self._slices: Repeated | None = None
         self._task: asyncio.Task | None = None
         self._reading = asyncio.Lock()
-        # The version that lies in the buffers whole; None if none does.
+        # The version that is in the buffers completely; None if none is.
         self.staged: int | None = None
         self.dtypes: dict[str, str] = {}
 
     def begin(self, call: int, version: int, keys: Sequence[str], deadline_s: float) -> None:
-        """Start reading; a read that is under way is dropped first."""
+        """Start reading; a read in progress is dropped first."""
         self.drop()
         self._task = self._data.start(
             call,
@@ -59,15 +61,15 @@ class Stager:
         )
 
     def drop(self) -> None:
-        """Forget what is staged and stop a read that is under way; its call ends with an error."""
+        """Forget what is staged and stop a read in progress; its call ends with an error."""
         self.staged = None
         if self._task is not None:
             self._data.cancel(self._task)
 
     def tensors(self, version: int) -> dict[str, tuple[np.ndarray, str]]:
-        """(array, published dtype's name) by own parameter.
+        """(array, published dtype's name) by parameter of this rank.
 
-        Raises WeightsIncomplete if `version` is not staged whole.
+        Raises WeightsIncomplete if `version` is not staged completely.
         """
         if self.staged != version:
             raise WeightsIncomplete(
@@ -79,7 +81,7 @@ class Stager:
     # --- in the thread ------------------------------------------------------------------------
 
     async def _load(self, version: int, keys: tuple[str, ...], deadline_s: float) -> LoadReport:
-        # One at a time: the read before, which was cancelled, may still be letting go of the buffers.
+        # One at a time: the read before, which was cancelled, may still write into the buffers.
         async with self._reading:
             self.staged = None
             report = await self._read(version, keys, deadline_s)
@@ -92,46 +94,46 @@ class Stager:
         try:
             receipt = await dispatcher.read([VersionRead(keys, slices)], deadline_s)
         except LayoutError:
-            # Published otherwise than before: in another dtype, say, after the trainer was restored.
+            # Published in another dtype than before, perhaps since the trainer was restored.
             slices = self._prepare(await dispatcher.describe(keys), keys)
             receipt = await dispatcher.read([VersionRead(keys, slices)], deadline_s)
         return LoadReport(version=version, size_bytes=receipt.size_bytes, read_s=receipt.seconds)
 
     def _prepare(self, forms: Mapping[str, Form], keys: tuple[str, ...]) -> Repeated:
-        """Buffers of the published dtypes, and what goes into them.
+        """Makes buffers of the published dtypes; returns what is to be read into them.
 
         Raises LayoutError if the tensors are another model's.
         """
-        said: dict[str, str] = {}
-        for name, one in self._own.items():
-            dtypes = {self._dtype(forms, part.source, keys) for part in one.parts}
+        published: dict[str, str] = {}
+        for name, sliced in self._parameters.items():
+            dtypes = {self._dtype(forms, part.source, keys) for part in sliced.parts}
             if len(dtypes) > 1:
                 raise LayoutError(
                     f"{', '.join(keys)}: parts of {name} are published as {' and '.join(sorted(dtypes))}",
                     "publish all of a version in one dtype",
                 )
-            said[name] = dtypes.pop()
-        self.dtypes = said
-        for name, one in self._own.items():
-            dtype = numpy_dtype(said[name])
+            published[name] = dtypes.pop()
+        self.dtypes = published
+        for name, sliced in self._parameters.items():
+            dtype = numpy_dtype(published[name])
             buffer = self._buffers.get(name)
             if buffer is None or buffer.dtype != dtype:
                 # Written once now: the first read would pay for the page faults.
-                self._buffers[name] = np.full(one.shape, 0, dtype=dtype)
+                self._buffers[name] = np.full(sliced.shape, 0, dtype=dtype)
         self._slices = Repeated(
             (part.source, part.box, self._buffers[name][part.at.slices()])
-            for name, one in self._own.items()
-            for part in one.parts
+            for name, sliced in self._parameters.items()
+            for part in sliced.parts
         )
         return self._slices
 
     def _dtype(self, forms: Mapping[str, Form], name: str, keys: tuple[str, ...]) -> str:
         """The dtype in which a tensor is published. Raises LayoutError if it is another model's."""
         form = forms.get(name)
-        found = None if form is None else form.shape
-        if form is None or found != self._shapes[name]:
+        shape = None if form is None else form.shape
+        if form is None or shape != self._shapes[name]:
             raise LayoutError(
-                f"{', '.join(keys)}: {name} has shape {found}, the engine's model {self._shapes[name]}",
+                f"{', '.join(keys)}: {name} has shape {shape}, the engine's model {self._shapes[name]}",
                 "trainer and engines must be given the same model",
             )
         return form.dtype

@@ -26,12 +26,12 @@ from services.rollout.engines.contract.engine import (
 LENGTH = struct.Struct("<I")
 # A frame longer than this is a broken stream, not a message.
 MAX_FRAME_BYTES = 1 << 30
-# A reader that takes nothing for so long is stuck.
+# A reader that reads nothing for so long is stuck.
 SEND_S = 60.0
 
 
 class WireError(msgspec.Struct, array_like=True):
-    """An error of the catalogue in earl.errors, by its class's name."""
+    """An error of the catalogue in earl.errors on its way between processes. kind: its class's name."""
 
     kind: str
     message: str
@@ -57,7 +57,8 @@ class Start(msgspec.Struct, tag=True, array_like=True):
     """First message to every rank, from the service or from rank 0.
 
     store: file of the process group's store, "" if tp is 1. sums: descriptor of the memory in which ranks on
-    CPUs add up, inherited by each of them; -1 if they use a process group."""
+    CPUs add up, inherited by each of them; -1 if they use a process group.
+    """
 
     spec: EngineSpec
     rank: int
@@ -94,7 +95,7 @@ class BeginUpdate(msgspec.Struct, tag=True, array_like=True):
     version: int
 
 
-class Load(msgspec.Struct, tag=True, array_like=True):
+class LoadWeights(msgspec.Struct, tag=True, array_like=True):
     call: int
     version: int
     keys: list[str]
@@ -142,7 +143,7 @@ Command = (
     | Pause
     | Resume
     | BeginUpdate
-    | Load
+    | LoadWeights
     | Commit
     | GetStats
     | HandoverCommand
@@ -159,7 +160,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
     workers: list[int] = []
 
 
-class Tokens(msgspec.Struct, tag=True, array_like=True):
+class SampledTokens(msgspec.Struct, tag=True, array_like=True):
     """A TokenChunk, or a whole Generation if the request does not stream."""
 
     request_id: str
@@ -172,15 +173,15 @@ class Tokens(msgspec.Struct, tag=True, array_like=True):
     ended_ns: int = 0
 
 
-class Refused(msgspec.Struct, tag=True, array_like=True):
+class RequestRefused(msgspec.Struct, tag=True, array_like=True):
     """A request ended with an error."""
 
     request_id: str
     error: WireError
 
 
-class Answer(msgspec.Struct, tag=True, array_like=True):
-    """The end of a call, or (call 0) of the start that failed."""
+class CallAnswer(msgspec.Struct, tag=True, array_like=True):
+    """The end of a call; of call 0: why the start failed."""
 
     call: int
     error: WireError | None = None
@@ -190,7 +191,7 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     taken: KvReport | None = None
 
 
-Reply = Ready | Tokens | Refused | Answer
+Reply = Ready | SampledTokens | RequestRefused | CallAnswer
 
 encoder = msgspec.msgpack.Encoder()
 command_decoder = msgspec.msgpack.Decoder(list[Command])
@@ -204,13 +205,13 @@ def frame(messages: list) -> bytes:
 
 
 class ChannelClosed(ConnectionError):
-    """The other end is gone."""
+    """The other end of a channel has closed it."""
 
 
-class Channel:
-    """The engine's end of a stream socket: whole frames in and out, blocking only where said.
+class EngineChannel:
+    """The engine's end of a stream socket: whole frames in and out. Only receive_one and send block.
 
-    Raises ChannelClosed when the other end is gone.
+    Raises ChannelClosed when the other end has closed it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -239,11 +240,11 @@ class Channel:
         return bodies
 
     def receive_one(self, deadline_s: float | None = None) -> bytes:
-        """The body of the next frame; blocks until it is there, the other end is gone, or it was
-        silent for deadline_s, which counts as gone."""
+        """The body of the next frame. Blocks until it has come; ChannelClosed if the other end has closed or
+        has sent nothing for deadline_s."""
         while (body := self._take()) is None:
             if not select.select([self.sock], [], [], deadline_s)[0]:
-                raise ChannelClosed(f"silent for {deadline_s} s")
+                raise ChannelClosed(f"nothing was received for {deadline_s} s")
             try:
                 data = self.sock.recv(1 << 18)
             except BlockingIOError:
@@ -276,6 +277,6 @@ class Channel:
                 data = data[self.sock.send(data) :]
             except BlockingIOError:
                 if not select.select([], [self.sock], [], SEND_S)[1]:
-                    raise ChannelClosed(f"took nothing for {SEND_S} s") from None
+                    raise ChannelClosed(f"the other end read nothing for {SEND_S} s") from None
             except OSError as error:
                 raise ChannelClosed(str(error)) from error

@@ -1,4 +1,4 @@
-"""Which requests may share KV in an engine whose prefix cache goes by content: a salt for each request.
+"""Which requests may share KV in an engine whose prefix cache compares contents: a salt for each request.
 
 A salt is the number of the commit after which the request's session began; a request without a session
 has the newest. KV of older weights is so reused by the later turns of the sessions that began with
@@ -14,7 +14,7 @@ SESSIONS = 1 << 16
 
 
 class CacheSalts:
-    """Sessions and the commits that they began after."""
+    """Remembers after which commit each session began."""
 
     def __init__(self) -> None:
         self._commits = 0
@@ -34,22 +34,22 @@ class CacheSalts:
         return str(commit)
 
     def end(self, session: str) -> None:
-        """A request that `take` was called for is over."""
+        """A request that `take` was called for has ended."""
         if session:
             self._in_flight[session] -= 1
             if not self._in_flight[session]:
                 del self._in_flight[session]
 
     def release(self, session: str) -> None:
-        """The session is over."""
+        """The session has ended."""
         self._sessions.pop(session, None)
 
     def commit(self) -> None:
-        """Weights changed."""
+        """New weights are in use."""
         self._commits += 1
 
     def forget(self) -> None:
-        """No KV is used again: idle sessions begin anew, those in flight go on from here."""
+        """No KV is used again: idle sessions begin anew, those in flight continue from here."""
         self._sessions = OrderedDict.fromkeys(self._in_flight, self._commits)
 
     @property

@@ -22,8 +22,8 @@ from earl.models.spec import ModelSpec
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.admission import (
     check_complete,
+    check_queue,
     check_request,
-    check_room,
     check_unused,
 )
 from services.rollout.engines.contract.engine import (
@@ -97,7 +97,7 @@ class ForeignEngine(ABC):
         check_complete(self.spec, self._complete)
         check_request(request, self.spec, self._model.vocab)
         check_unused(request, request.request_id in self._in_flight)
-        check_room(self.spec, self._waiting)
+        check_queue(self.spec, self._waiting)
         self._in_flight[request.request_id] = InFlight(request, stream)
         self._start(request.request_id)
 
@@ -136,7 +136,7 @@ class ForeignEngine(ABC):
         """Reply with the tokens that were not sent yet."""
         first, entry.sent = entry.sent, len(entry.ids)
         self.outbox.append(
-            wire.Tokens(
+            wire.SampledTokens(
                 entry.request.request_id,
                 entry.ids[first:],
                 entry.logprobs[first:],
@@ -153,7 +153,7 @@ class ForeignEngine(ABC):
 
     def _refuse(self, request_id: str, error: EarlError) -> None:
         self._forget(request_id)
-        self.outbox.append(wire.Refused(request_id, wire.WireError.of(error)))
+        self.outbox.append(wire.RequestRefused(request_id, wire.WireError.of(error)))
 
     def _refuse_all(self, error: EarlError) -> None:
         """Every request in flight ends with the error."""

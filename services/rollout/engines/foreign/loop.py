@@ -21,7 +21,7 @@ from services.rollout.engines.foreign.engine import ForeignEngine
 class EngineLoop:
     """Rank 0's loop. make: builds the engine; an EarlError that it raises is why the start failed."""
 
-    def __init__(self, service: wire.Channel, make: Callable[[EngineSpec], ForeignEngine]) -> None:
+    def __init__(self, service: wire.EngineChannel, make: Callable[[EngineSpec], ForeignEngine]) -> None:
         self._service, self._make = service, make
         self._stopped = False
 
@@ -30,7 +30,7 @@ class EngineLoop:
         try:
             self._engine = self._make(start.spec)
         except EarlError as error:
-            self._service.send(wire.encoder.encode([wire.Answer(0, wire.WireError.of(error))]))
+            self._service.send(wire.encoder.encode([wire.CallAnswer(0, wire.WireError.of(error))]))
             return
         self._service.send(wire.encoder.encode([wire.Ready(self._engine.caps, self._engine.workers)]))
         try:
@@ -64,7 +64,7 @@ class EngineLoop:
                     self._engine.abort(request_id)
                 case wire.Release(session):
                     self._engine.release(session)
-                case wire.Load(call, version, keys, deadline_s):
+                case wire.LoadWeights(call, version, keys, deadline_s):
                     self._engine.load(call, version, keys, deadline_s)
                 case wire.Stop():
                     self._stopped = True
@@ -77,11 +77,11 @@ class EngineLoop:
         try:
             self._engine.submit(request, stream)
         except EarlError as error:
-            self._engine.outbox.append(wire.Refused(request.request_id, wire.WireError.of(error)))
+            self._engine.outbox.append(wire.RequestRefused(request.request_id, wire.WireError.of(error)))
 
     def _answer(
         self, command: wire.Pause | wire.Resume | wire.BeginUpdate | wire.Commit | wire.GetStats
-    ) -> wire.Answer:
+    ) -> wire.CallAnswer:
         engine, call = self._engine, command.call
         try:
             match command:
@@ -92,9 +92,9 @@ class EngineLoop:
                 case wire.BeginUpdate():
                     engine.drop()
                 case wire.Commit(_, version):
-                    return wire.Answer(call, load=engine.commit(version))
+                    return wire.CallAnswer(call, load=engine.commit(version))
                 case wire.GetStats():
-                    return wire.Answer(call, stats=engine.stats())
+                    return wire.CallAnswer(call, stats=engine.stats())
         except EarlError as error:
-            return wire.Answer(call, wire.WireError.of(error))
-        return wire.Answer(call)
+            return wire.CallAnswer(call, wire.WireError.of(error))
+        return wire.CallAnswer(call)

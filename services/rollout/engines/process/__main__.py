@@ -22,7 +22,7 @@ from services.rollout.engines.contract import wire
 def main(arguments: list[str]) -> None:
     # Ctrl-C goes to the whole group; the service decides when its engines end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel, *followers = (wire.Channel(socket.socket(fileno=int(fd))) for fd in arguments)
+    channel, *followers = (wire.EngineChannel(socket.socket(fileno=int(fd))) for fd in arguments)
     start, *commands = wire.command_decoder.decode(channel.receive_one())
     if not isinstance(start, wire.Start):
         raise wire.ChannelClosed("the first message is not Start")

@@ -1,10 +1,10 @@
-"""An engine in processes of its own, seen from the service's event loop.
+"""An engine in processes of its own, as the service's event loop uses it.
 
     service loop ── frames of commands ──► rank 0 ── one frame a step ──► rank 1 … tp-1
                  ◄── frames of replies ───        ◄──── staging done ────
 
-The loop never computes: it encodes what was asked in this turn of the loop into one frame and
-decodes one frame per engine step. The ranks are spawned (never forked into), and all of them end
+The service never computes: it encodes all requests of one turn of its loop into one frame, and decodes
+one frame per engine step. The ranks are spawned (never forked into), and all of them end
 when this process or any one of them does.
 """
 
@@ -43,20 +43,22 @@ from services.rollout.engines.contract.engine import (
     TokenChunk,
 )
 from services.rollout.engines.process.interpreter import interpreter_of
-from services.rollout.engines.process.rendezvous import Meeting
+from services.rollout.engines.process.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
 STOP_S = 5.0
-# Between a process's last words and its exit status, whichever comes first.
-LAST_WORDS_S = 0.5
+# Between a process's last reply and its exit status, whichever comes first.
+EXIT_S = 0.5
 # Bound of the calls that only wait for the step that runs.
 CALL_S = 60.0
 
 
 def refuse_impossible(spec: EngineSpec) -> None:
-    """What can be known before a process is started. Raises ModelNotFound, UnsupportedModel,
-    IllegalParallelism, ConfigError."""
+    """Checks what can be known before a process is started.
+
+    Raises ModelNotFound, UnsupportedModel, IllegalParallelism, ConfigError.
+    """
     model = load_spec(spec.model_dir)
     check_tp(model, spec.tp)
     if spec.max_context_tokens > model.max_positions:
@@ -76,7 +78,7 @@ class EngineProcess(Engine):
         self._processes: list[asyncio.subprocess.Process] = []
         self._workers: list[int] = []
         self._watchers: list[asyncio.Task] = []
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._receiver: asyncio.Task | None = None
         self._outbox: list[Any] = []
@@ -98,8 +100,8 @@ class EngineProcess(Engine):
             async with asyncio.timeout(self.spec.start_s):
                 await self._spawn()
                 self.caps = await self._ready
-            # Nothing of them is left on disk from here on, however they end.
-            self._end_meeting()
+            # From here on the processes leave nothing on disk, however they end.
+            self._end_rendezvous()
         except TimeoutError:
             await self._end("its start took too long")
             raise DeadlineExceeded(
@@ -112,7 +114,7 @@ class EngineProcess(Engine):
     async def _spawn(self) -> None:
         python = interpreter_of(self.spec)
         tp = self.spec.tp if self.spec.engine == "torch" else 1
-        meeting = self._meeting = Meeting(self.spec.name, tp)
+        rendezvous = self._rendezvous = Rendezvous(self.spec.name, tp)
         ours, theirs = socket.socketpair()
         pairs = [socket.socketpair() for _ in range(1, tp)]
         environment = dict(os.environ, OMP_NUM_THREADS=str(self.spec.threads), TOKENIZERS_PARALLELISM="false")
@@ -121,14 +123,14 @@ class EngineProcess(Engine):
                 environment.setdefault(name, "lo")
         try:
             for rank in range(tp):
-                own = theirs if rank == 0 else pairs[rank - 1][1]
-                followers = [a.fileno() for a, _ in pairs] if rank == 0 else []
-                fds = [own.fileno(), *followers]
+                channel = theirs if rank == 0 else pairs[rank - 1][1]
+                followers = [leaders.fileno() for leaders, _ in pairs] if rank == 0 else []
+                fds = [channel.fileno(), *followers]
                 command = [python, "-m", "services.rollout.engines.process", *map(str, fds)]
                 # What libraries print goes to stderr: stdout is the service's ready line.
                 process = await asyncio.create_subprocess_exec(
                     *command,
-                    pass_fds=[*fds, *meeting.inherited],
+                    pass_fds=[*fds, *rendezvous.inherited],
                     env=environment,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=2,
@@ -143,7 +145,7 @@ class EngineProcess(Engine):
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._receiver = asyncio.create_task(self._receive(reader))
         self._watchers.append(self._receiver)
-        self._post(wire.Start(self.spec, 0, 0, meeting.store, meeting.sums))
+        self._post(wire.Start(self.spec, 0, 0, rendezvous.store, rendezvous.sums))
 
     async def stop(self) -> None:
         if not self._lost.is_set():
@@ -157,7 +159,7 @@ class EngineProcess(Engine):
         await self._end("it was stopped")
 
     async def _end(self, because: str) -> None:
-        """Kill what still runs, wait for it, and fail every call."""
+        """Kills the processes that still run, waits for them, and fails every call."""
         self._lose(because)
         await asyncio.gather(*(process.wait() for process in self._processes))
         for task in self._watchers:
@@ -165,11 +167,11 @@ class EngineProcess(Engine):
         await asyncio.gather(*self._watchers, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
-        self._end_meeting()
+        self._end_rendezvous()
 
-    def _end_meeting(self) -> None:
-        if self._meeting is not None:
-            self._meeting.end()
+    def _end_rendezvous(self) -> None:
+        if self._rendezvous is not None:
+            self._rendezvous.end()
 
     def _lose(self, because: str) -> None:
         for process in self._processes:
@@ -185,13 +187,15 @@ class EngineProcess(Engine):
         for future in waiting:
             if not future.done():
                 future.set_exception(self._lost_error())
-                future.exception()  # whoever still waits sees it; nobody else needs to
+                future.exception()  # marks it as retrieved: nobody may be left to await it
         for queue in self._streams.values():
             queue.put_nowait(self._lost_error())
 
     def _lost_error(self) -> EngineLost:
         message = f"engine {self.spec.name} is gone: {self._lost_because}"
-        if not self._stopping and EngineOutOfMemory.exit_code in [one.returncode for one in self._processes]:
+        if not self._stopping and EngineOutOfMemory.exit_code in [
+            process.returncode for process in self._processes
+        ]:
             return EngineOutOfMemory(message, "lower rollout.max_sequences or rollout.kv_tokens")
         return EngineLost(message, "its requests can run on another engine")
 
@@ -206,20 +210,20 @@ class EngineProcess(Engine):
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         await process.wait()
         if self._receiver is not None and process is self._processes[0]:
-            # What it said last, for example why it could not start, is still to be read.
-            await asyncio.wait([self._receiver], timeout=LAST_WORDS_S)
+            # Its last replies, for example why it could not start, are still to be read.
+            await asyncio.wait([self._receiver], timeout=EXIT_S)
         self._note_end()
 
     def _note_end(self) -> None:
-        """One that ends by itself takes the others along; those that `stop` asked end in their own time."""
+        """A process that ends by itself ends the others too; after `stop` each ends in its own time."""
         if not self._stopping:
-            self._lose(self._why())
+            self._lose(self._exit_reason())
 
-    def _why(self) -> str:
+    def _exit_reason(self) -> str:
         codes = [(rank, process.returncode) for rank, process in enumerate(self._processes)]
         ended = [(rank, code) for rank, code in codes if code is not None]
-        # Ranks that lost another one end with 0: the others tell more.
-        for rank, code in sorted(ended, key=lambda each: each[1] == 0):
+        # Ranks that lost another rank end with 0: the other exit codes tell more.
+        for rank, code in sorted(ended, key=lambda pair: pair[1] == 0):
             if code == EngineOutOfMemory.exit_code:
                 return f"rank {rank} ran out of memory"
             return f"rank {rank} ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
@@ -249,7 +253,7 @@ class EngineProcess(Engine):
                     self._handle(reply)
         except (asyncio.IncompleteReadError, ConnectionError):
             # Its exit status is about to be known; a process that only closed the socket is ended.
-            await asyncio.wait([asyncio.create_task(self._processes[0].wait())], timeout=LAST_WORDS_S)
+            await asyncio.wait([asyncio.create_task(self._processes[0].wait())], timeout=EXIT_S)
             self._note_end()
         except Exception as error:
             log.exception("engine %s: its reply cannot be read", self.spec.name)
@@ -257,11 +261,11 @@ class EngineProcess(Engine):
 
     def _handle(self, reply: wire.Reply) -> None:
         match reply:
-            case wire.Tokens():
+            case wire.SampledTokens():
                 self._handle_tokens(reply)
-            case wire.Refused():
+            case wire.RequestRefused():
                 self._handle_refused(reply.request_id, reply.error.rebuild())
-            case wire.Answer():
+            case wire.CallAnswer():
                 future = self._calls.pop(reply.call, None) if reply.call else self._ready
                 if future is None or future.done():
                     return
@@ -274,7 +278,7 @@ class EngineProcess(Engine):
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(reply.caps)
 
-    def _handle_tokens(self, reply: wire.Tokens) -> None:
+    def _handle_tokens(self, reply: wire.SampledTokens) -> None:
         columns: dict[str, Any] = {
             "request_id": reply.request_id,
             "ids": reply.ids,
@@ -372,7 +376,9 @@ class EngineProcess(Engine):
 
     async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
         # The engine ends the read itself at the deadline; the margin lets it say so.
-        return await self._call(wire.Load, version, list(keys), deadline_s, deadline_s=deadline_s + 5.0)
+        return await self._call(
+            wire.LoadWeights, version, list(keys), deadline_s, deadline_s=deadline_s + 5.0
+        )
 
     async def commit(self, version: int) -> LoadReport:
         return await self._call(wire.Commit, version)
@@ -392,7 +398,7 @@ class EngineProcess(Engine):
     def _refuse_handover(self) -> None:
         if not self.caps.live_reshape:
             raise ReshapeRefused(
-                f"engine {self.spec.name} ({self.spec.engine}) hands no KV over",
+                f"engine {self.spec.name} ({self.spec.engine}) does not hand over KV",
                 "let the other engine compute it again from the token ids",
             )
 

@@ -1,4 +1,4 @@
-"""Which Python runs an engine: the service's own for torch, that of the engine's environment for others."""
+"""Which Python runs an engine: the service's own for torch, else that of the engine's environment."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REMEDIES = {
 
 
 def interpreter_of(spec: EngineSpec) -> str:
-    """The interpreter's path. Raises EngineNotInstalled if there is none."""
+    """The path of the interpreter that runs the spec's engine. Raises EngineNotInstalled if there is none."""
     if spec.python:
-        found = shutil.which(os.path.expanduser(spec.python))
-        if found is None:
+        python = shutil.which(os.path.expanduser(spec.python))
+        if python is None:
             raise EngineNotInstalled(
                 f"rollout.engine_python = {spec.python!r} is no executable", _remedy(spec.engine)
             )
-        return found
+        return python
     if spec.engine not in ENVIRONMENTS:
         return sys.executable
     python = Path(sys.prefix).parent / ENVIRONMENTS[spec.engine] / "bin" / "python"

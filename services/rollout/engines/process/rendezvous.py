@@ -1,4 +1,4 @@
-"""What an engine's ranks find each other by while it starts; nothing of it outlasts the start."""
+"""Where an engine's ranks find each other while it starts; it is removed when the start has ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import tempfile
 from pathlib import Path
 
 
-class Meeting:
-    """Of an engine's ranks. store: file of the process group's store, "" for one rank. sums: descriptor of
-    the memory in which ranks on CPUs add up (shared_sum.py), inherited by each; -1 for one rank, or where
-    there is no such memory. It is gone with the last process that has it."""
+class Rendezvous:
+    """The rendezvous of an engine's ranks.
+
+    store: file of the process group's store, "" for one rank. sums: descriptor of the memory in which ranks
+    on CPUs add up (shm_allreduce.py), inherited by each; -1 for one rank, or where there is no such memory.
+    The memory is freed with the last process that has the descriptor.
+    """
 
     def __init__(self, engine: str, ranks: int) -> None:
         several = ranks > 1
@@ -30,7 +33,7 @@ class Meeting:
         return [self.sums] if self.sums >= 0 else []
 
     def end(self) -> None:
-        """The ranks have met, or never will. May be called again."""
+        """Removes it: the ranks have connected, or never will. Idempotent."""
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = ""

@@ -30,7 +30,7 @@ from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.contract.stats import totals
-from services.rollout.engines.contract.weight_staging import Stager
+from services.rollout.engines.contract.weight_staging import WeightStager
 from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
 from services.rollout.engines.sglang.link import Output, SglangLink, kv_tokens_of
 
@@ -57,7 +57,7 @@ class SglangEngine(ForeignEngine):
                 "set rollout.engine_python to an environment that has it (docs/engines.md)",
             ) from error
         self._data = DataThread(spec)
-        self._stager = Stager(spec, self._data, own_parameters(model, 0, 1), model.shapes())
+        self._stager = WeightStager(spec, self._data, own_parameters(model, 0, 1), model.shapes())
         self.workers = self._link.pids
         self._deaths = [os.pidfd_open(pid) for pid in self.workers]
         self._outputs: deque[tuple[str, Output]] = deque()
@@ -154,9 +154,9 @@ class SglangEngine(ForeignEngine):
                 self._note(request_id, entry, output)
         for call, outcome in self._data.take():
             if isinstance(outcome, EarlError):
-                self.outbox.append(wire.Answer(call, wire.WireError.of(outcome)))
+                self.outbox.append(wire.CallAnswer(call, wire.WireError.of(outcome)))
             else:
-                self.outbox.append(wire.Answer(call, load=outcome))
+                self.outbox.append(wire.CallAnswer(call, load=outcome))
 
     def _note(self, request_id: str, entry: InFlight, output: dict[str, Any]) -> None:
         """An output has all of the request's tokens so far."""

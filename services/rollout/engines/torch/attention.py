@@ -1,4 +1,4 @@
-"""Attention of one step over the slots of the KV cache, cut into parts that attend together.
+"""Attention of one step over the slots of the KV cache, split into parts that attend together.
 
     sequences, by falling count ─► long prefills, one by one, causal      (`_Alone`)
                                  ─► short ones, padded in buckets         (`_Padded`)
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 # A part reads the cache in place if it fills at least this fraction of its range of slots.
 VIEW_FRACTION = 0.5
-# Elements of one part's mask; what is larger is cut over several parts.
+# Elements of one part's mask; a larger one is split over several parts.
 MASK_ELEMENTS = 1 << 26
 # A prefill of at least so many tokens attends by itself, without padding.
 ALONE_TOKENS = 64
@@ -28,8 +28,8 @@ FUSED_SEQUENCES = 2
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Heads and key heads of this rank, and their size."""
+class AttentionShape:
+    """Heads, key heads and head size of one rank."""
 
     heads: int
     kv_heads: int
@@ -40,11 +40,11 @@ class Shape:
     def group(self) -> int:
         return self.heads // self.kv_heads
 
-    def index(self, values: np.ndarray) -> torch.Tensor:
+    def on_device(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
 
-class Part:
+class AttentionPart:
     """Sequences that attend together; `rows` are their packed tokens."""
 
     rows: slice
@@ -54,10 +54,15 @@ class Part:
         raise NotImplementedError
 
 
-def parts_of(shape: Shape, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> list[Part]:
-    """Cut sequences, sorted by falling count, into parts whose rows follow each other. Padded ones are
-    cut where a count falls below half of the first's."""
-    parts: list[Part] = []
+def parts_of(
+    shape: AttentionShape, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
+) -> list[AttentionPart]:
+    """Splits sequences, sorted by falling count, into parts whose rows follow each other. Padded ones are
+    split where a count falls below half of the first's.
+
+    slots, starts, counts [N]: of each sequence, as in StepBatch.
+    """
+    parts: list[AttentionPart] = []
     first = row = 0
     while first < len(counts):
         longest = int(counts[first])
@@ -77,10 +82,10 @@ def parts_of(shape: Shape, slots: np.ndarray, starts: np.ndarray, counts: np.nda
     return parts
 
 
-class _Alone(Part):
+class _Alone(AttentionPart):
     """One sequence's prefill."""
 
-    def __init__(self, shape: Shape, row: int, slot: int, start: int, count: int) -> None:
+    def __init__(self, shape: AttentionShape, row: int, slot: int, start: int, count: int) -> None:
         self._shape, self._slot, self._length = shape, slot, start + count
         self.rows = slice(row, row + count)
         self._visible = None
@@ -101,29 +106,30 @@ class _Alone(Part):
         return out.permute(2, 0, 1, 3).reshape(count, -1)
 
 
-class _Padded(Part):
-    """Sequences of like counts, padded to the longest. queries: of the longest; places: of each sequence
-    among those that the keys have; there, back: from packed rows to padded ones and back, None if they
-    are the same."""
+class _Padded(AttentionPart):
+    """Sequences of similar counts, padded to the longest."""
 
     def __init__(
-        self, shape: Shape, rows: slice, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
+        self, shape: AttentionShape, rows: slice, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
     ) -> None:
         self._shape, self.rows = shape, rows
+        # Of the longest sequence.
         self._queries, self._length = int(counts.max()), int((starts + counts).max())
         low, high = int(slots.min()), int(slots.max()) + 1
         self._keys: slice | torch.Tensor
         if len(slots) >= VIEW_FRACTION * (high - low):
+            # Places: of each sequence in the range of the cache that is read.
             places, self._keys = slots - low, slice(low, high)
             self._padded = high - low
         else:
-            places, self._keys = np.arange(len(slots)), shape.index(slots)
+            places, self._keys = np.arange(len(slots)), shape.on_device(slots)
             self._padded = len(slots)
         self._lay_out(places, starts, counts)
 
     def _lay_out(self, places: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> None:
         shape, queries = self._shape, self._queries
-        self._there = self._back = None
+        # Indices from packed rows to padded ones, and back; None where they are the same.
+        self._to_padded = self._to_packed = None
         if self._padded == len(counts) and (counts == queries).all() and (np.diff(places) == 1).all():
             # Every sequence has as many queries, in the cache's order: nothing to pad or move.
             limits = starts[:, None] + np.arange(queries)
@@ -133,10 +139,10 @@ class _Padded(Part):
             limits[places] = starts[:, None] + inside
             source = np.zeros((self._padded, queries), dtype=np.int64)
             source[places] = (np.cumsum(counts) - counts)[:, None] + inside
-            self._there = shape.index(source.reshape(-1))
+            self._to_padded = shape.on_device(source.reshape(-1))
             target = places[:, None] * queries + np.arange(queries)
-            self._back = shape.index(target[np.arange(queries) < counts[:, None]])
-        self._mask(torch.arange(self._length, device=shape.device) <= shape.index(limits)[:, :, None])
+            self._to_packed = shape.on_device(target[np.arange(queries) < counts[:, None]])
+        self._mask(torch.arange(self._length, device=shape.device) <= shape.on_device(limits)[:, :, None])
 
     def _mask(self, visible: torch.Tensor) -> None:
         """visible [R, Q, L] bool → [R, 1, group * Q, L], or one that broadcasts to it."""
@@ -146,18 +152,19 @@ class _Padded(Part):
 
     def attend(self, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         shape = self._shape
-        if self._there is not None:
-            query = query.index_select(0, self._there)
+        if self._to_padded is not None:
+            query = query.index_select(0, self._to_padded)
         # [R, Q, kv, G, D] → [R, kv, G * Q, D]
         query = query.reshape(-1, self._queries, shape.kv_heads, shape.group, shape.head_dim)
         query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
-        out = self._attend(query, self._of(keys), self._of(values))
+        out = self._attend(query, self._rows(keys), self._rows(values))
         out = out.unflatten(2, (shape.group, self._queries)).permute(0, 3, 1, 2, 4)
         out = out.reshape(-1, shape.heads * shape.head_dim)
-        return out if self._back is None else out.index_select(0, self._back)
+        return out if self._to_packed is None else out.index_select(0, self._to_packed)
 
-    def _of(self, cache: torch.Tensor) -> torch.Tensor:
-        """[R, kv, C or L, D]: in place where it is a range."""
+    def _rows(self, cache: torch.Tensor) -> torch.Tensor:
+        """Keys or values [R, kv, C or L, D] of the part's sequences: a view where those are a range of
+        slots."""
         if isinstance(self._keys, slice):
             return cache[self._keys]
         return cache[:, :, : self._length].index_select(0, self._keys)
@@ -170,8 +177,8 @@ class _Padded(Part):
 
 
 class _Decoding(_Padded):
-    """One query each. On a CPU two batched products over the heads of all sequences read the cache once,
-    at more than twice the speed of the fused kernel, which is made for many queries."""
+    """Sequences with one query each. On a CPU two batched products over the heads of all sequences read the
+    cache once, at more than twice the speed of the fused kernel, which is made for many queries."""
 
     def _mask(self, visible: torch.Tensor) -> None:
         self._fused = self._shape.device.type != "cpu" or self._padded <= FUSED_SEQUENCES
@@ -202,15 +209,15 @@ class _Decoding(_Padded):
 
 # --- deterministic ----------------------------------------------------------------------------------
 
-# Queries of one sequence that attend together: aligned, so that a position is always at one place in
-# shapes that its position alone decides.
+# Queries of one sequence that attend together: aligned, so that a position has the same place in a block, and
+# the block the same shape, whatever is computed beside it.
 ALIGNED = 16
 
 
-class _Aligned(Part):
+class _Aligned(AttentionPart):
     """The queries of one aligned block of positions of one sequence."""
 
-    def __init__(self, shape: Shape, row: int, slot: int, start: int, count: int) -> None:
+    def __init__(self, shape: AttentionShape, row: int, slot: int, start: int, count: int) -> None:
         self._shape, self._slot = shape, slot
         self.rows = slice(row, row + count)
         first = start // ALIGNED * ALIGNED
@@ -234,15 +241,17 @@ class _Aligned(Part):
         return out.permute(2, 0, 1, 3).reshape(count, -1)
 
 
-def aligned_parts(shape: Shape, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> list[Part]:
+def aligned_parts(
+    shape: AttentionShape, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray
+) -> list[AttentionPart]:
     """As `parts_of`, but what a query attends to, and in which shapes, depends on its own sequence and
     position alone. The cache must hold ALIGNED rows past a sequence's end that are finite."""
-    parts: list[Part] = []
+    parts: list[AttentionPart] = []
     row = 0
     for slot, start, count in zip(slots.tolist(), starts.tolist(), counts.tolist(), strict=True):
-        at, stop = start, start + count
-        while at < stop:
-            end = min(stop, (at // ALIGNED + 1) * ALIGNED)
-            parts.append(_Aligned(shape, row, slot, at, end - at))
-            row, at = row + end - at, end
+        position, stop = start, start + count
+        while position < stop:
+            end = min(stop, (position // ALIGNED + 1) * ALIGNED)
+            parts.append(_Aligned(shape, row, slot, position, end - position))
+            row, position = row + end - position, end
     return parts

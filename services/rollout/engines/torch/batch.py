@@ -1,4 +1,4 @@
-"""One step's input, as every rank gets it. No torch."""
+"""The input of one step of the torch engine, as every rank gets it. No torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 GIVE_BACK = -1
 
 
-class Batch(msgspec.Struct, array_like=True):
-    """One step's input. Columns of B sequences, int64: slots; starts, the tokens whose KV is in the
-    slot already; counts, the tokens to add; and tokens [sum of counts], packed in that order.
+class StepBatch(msgspec.Struct, array_like=True):
+    """Columns of B sequences, int64: slots; starts, the tokens whose KV is in the slot already; counts, the
+    tokens to add; and tokens [sum of counts], packed in that order.
 
-    moves [M, 4] int64 come first, in their order: (source, target, count, 0) copies rows of KV from slot
-    to slot; (GIVE_BACK, slot, first, stop) frees rows."""
+    moves [M, 4] int64 are done first, in their order: (source, target, count, 0) copies rows of KV from slot
+    to slot; (GIVE_BACK, slot, first, stop) frees rows.
+    """
 
     slots: np.ndarray
     starts: np.ndarray
@@ -34,7 +35,7 @@ class Batch(msgspec.Struct, array_like=True):
         ).tobytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Batch:
+    def from_bytes(cls, data: bytes) -> StepBatch:
         values = np.frombuffer(data, dtype=np.int64)
         size, first = int(values[0]), 2 + 4 * int(values[1])
         moves = values[2:first].reshape(-1, 4)

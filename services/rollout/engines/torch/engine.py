@@ -24,14 +24,14 @@ from services.rollout.engines.contract.engine import (
     GenerateRequest,
     KvOffer,
     LoadReport,
-    Transfer,
+    TransferTotals,
 )
 from services.rollout.engines.contract.sampling import sample
 from services.rollout.engines.contract.shard_report import ShardReport
-from services.rollout.engines.contract.stats import Busy, PrefillRate, device_memory, totals
-from services.rollout.engines.torch.batch import Batch
-from services.rollout.engines.torch.kv_handover import Handover, Moving
-from services.rollout.engines.torch.ranks import ApplyShard, Followers, Rank, Step
+from services.rollout.engines.contract.stats import BusyClock, PrefillRate, device_memory, totals
+from services.rollout.engines.torch.batch import StepBatch
+from services.rollout.engines.torch.kv_handover import KvInTransit, SlotHandover
+from services.rollout.engines.torch.ranks import ApplyShard, EngineRank, Followers, RunStep
 from services.rollout.engines.torch.scheduler import SequenceScheduler
 from services.rollout.engines.torch.waiting_request import WaitingRequest
 
@@ -40,9 +40,9 @@ PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 
 class TorchEngine:
-    """Everything but the sockets. Replies gather in `outbox`."""
+    """Rank 0 without its sockets. Replies gather in `outbox` until the leader's loop sends them."""
 
-    def __init__(self, spec: EngineSpec, rank: Rank, followers: Followers) -> None:
+    def __init__(self, spec: EngineSpec, rank: EngineRank, followers: Followers) -> None:
         self.spec = spec
         self._rank, self._runner, self._followers = rank, rank.runner, followers
         runner, cache = self._runner, self._runner.cache
@@ -55,7 +55,7 @@ class TorchEngine:
             page=cache.page_tokens,
         )
         self._table, self._kv = self._scheduler.table, self._scheduler.kv
-        self.handover = Handover(spec.name, self._kv)
+        self.handover = SlotHandover(spec.name, self._kv)
         self._streaming: set[str] = set()
         # Monotonic nanoseconds: of each request's first sampled token, of each slot's last one.
         self._began_ns: dict[str, int] = {}
@@ -66,10 +66,10 @@ class TorchEngine:
         self._paused = False
         self.outbox: list[wire.Reply] = []
         self._steps = self._generated = self._prefilled = 0
-        self._busy = Busy()
+        self._busy = BusyClock()
         self._prefill = PrefillRate()
         # Totals of each rank's transfers, the newest that it reported.
-        self.transfers: dict[int, list[Transfer]] = {}
+        self.transfers: dict[int, list[TransferTotals]] = {}
 
     @property
     def caps(self) -> EngineCaps:
@@ -81,17 +81,17 @@ class TorchEngine:
 
     @property
     def has_work(self) -> bool:
-        """A step would do something."""
+        """Whether a step could do something."""
         return not self._paused and self._scheduler.has_work
 
     # --- requests -----------------------------------------------------------------------------
 
     def submit(self, request: GenerateRequest, stream: bool) -> None:
-        """Queue a request, or refuse it at once."""
+        """Queues a request, or refuses it at once."""
         try:
             self._check(request)
         except EarlError as error:
-            self.outbox.append(wire.Refused(request.request_id, wire.WireError.of(error)))
+            self.outbox.append(wire.RequestRefused(request.request_id, wire.WireError.of(error)))
             return
         if stream:
             self._streaming.add(request.request_id)
@@ -101,7 +101,7 @@ class TorchEngine:
         admission.check_complete(self.spec, self._complete)
         admission.check_request(request, self.spec, self._runner.spec.vocab)
         admission.check_unused(request, request.request_id in self._table.slot_of)
-        admission.check_room(self.spec, len(self._scheduler.waiting))
+        admission.check_queue(self.spec, len(self._scheduler.waiting))
         tokens, budget = len(request.ids) + request.max_new_tokens, self._kv.budget
         if not budget.fits(tokens):
             raise ContextTooLong(
@@ -119,14 +119,14 @@ class TorchEngine:
             self._drop(waiting)
 
     def _drop(self, waiting: WaitingRequest) -> None:
-        """Answer a request that will not be admitted again with what it has."""
+        """Answers a request that will not be admitted again with what it has."""
         request_id, first = waiting.request.request_id, len(waiting.request.ids)
         if request_id in self._streaming:
             self._streaming.remove(request_id)
             first = len(waiting.ids)  # its tokens were sent
         sampled = first - len(waiting.request.ids)
         self.outbox.append(
-            wire.Tokens(
+            wire.SampledTokens(
                 request_id,
                 waiting.ids[first:].tolist(),
                 waiting.logprobs[sampled:].tolist(),
@@ -144,31 +144,31 @@ class TorchEngine:
             self.abort(request_id)
 
     def release(self, session: str) -> None:
-        """The session's KV may go."""
+        """The session has ended: its KV may be dropped."""
         self._scheduler.release(session)
 
     def pause(self, keep: bool) -> None:
-        """No step until resume."""
+        """No step runs until resume. keep: requests stay; otherwise they are aborted."""
         self._paused = True
         if not keep:
             self.abort_all()
 
     def resume(self) -> None:
-        """Steps again."""
+        """Steps run again."""
         self._paused = False
 
     # --- steps --------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Admit what fits and run one batch; what it finished or streams goes to the outbox. False if there
-        was none to run: all that is here waits, for example for KV that arrives."""
+        """Runs one batch; finished requests and streamed tokens go to the outbox. False if there was none to
+        run: every request waits, for example for KV that arrives."""
         self._busy.start()
         planned = self._scheduler.schedule(self._budget, time.monotonic_ns())
         if planned is None:
             return False
         batch, complete = planned
         if self._followers.channels:
-            self._followers.send(Step(batch.to_bytes()))
+            self._followers.send(RunStep(batch.to_bytes()))
         logits = self._runner.forward(batch)
         assert logits is not None  # rank 0
         self._prefilled += int(batch.counts.sum())
@@ -181,7 +181,7 @@ class TorchEngine:
         self._prefill.note(len(batch.slots), int(batch.counts.sum()), self._busy.end())
         return True
 
-    def _sample(self, batch: Batch, complete: np.ndarray, logits: torch.Tensor) -> None:
+    def _sample(self, batch: StepBatch, complete: np.ndarray, logits: torch.Tensor) -> None:
         table = self._table
         sampled = batch.slots[complete]
         if not complete.all():
@@ -219,7 +219,7 @@ class TorchEngine:
             if request_id in self._streaming:
                 reused = int(self._table.reused[slot])
                 self.outbox.append(
-                    wire.Tokens(request_id, [int(token)], [float(logprob)], [self.version], "", reused)
+                    wire.SampledTokens(request_id, [int(token)], [float(logprob)], [self.version], "", reused)
                 )
 
     def _finish(self, slot: int, how: str) -> None:
@@ -237,18 +237,20 @@ class TorchEngine:
         began_ns = self._began_ns.pop(request_id, 0)
         ended_ns = int(self._sampled_ns[slot]) if began_ns else 0
         reused = int(table.reused[slot])
-        self.outbox.append(wire.Tokens(request_id, ids, logprobs, versions, how, reused, began_ns, ended_ns))
+        self.outbox.append(
+            wire.SampledTokens(request_id, ids, logprobs, versions, how, reused, began_ns, ended_ns)
+        )
         recompute_ns = self._prefill.nanoseconds(int(table.cached[slot]))
         self._scheduler.finish(slot, time.monotonic_ns() + recompute_ns)
 
     def _fail_all(self, error: EarlError) -> None:
-        """Every request here ends with the error."""
+        """Ends every request with the error."""
         refusal = wire.WireError.of(error)
         for request_id, slot in list(self._table.slot_of.items()):
             self._scheduler.finish(slot)
-            self.outbox.append(wire.Refused(request_id, refusal))
+            self.outbox.append(wire.RequestRefused(request_id, refusal))
         waiting, self._scheduler.waiting = self._scheduler.waiting, []
-        self.outbox.extend(wire.Refused(entry.request.request_id, refusal) for entry in waiting)
+        self.outbox.extend(wire.RequestRefused(entry.request.request_id, refusal) for entry in waiting)
         self._streaming.clear()
         self._began_ns.clear()
         self._kv.wipe()
@@ -256,10 +258,11 @@ class TorchEngine:
     # --- weights ------------------------------------------------------------------------------
 
     def commit(self, version: int) -> tuple[LoadReport, list[tuple[int, ShardReport]]]:
-        """Put the staged version to use on every rank, now, between steps.
+        """Puts the staged version to use on every rank, between two steps.
 
-        Returns the report and what followers said meanwhile. Raises WeightsIncomplete: without
-        effect if the version is not staged, otherwise nothing is generated until a load succeeds.
+        Returns the report, and followers' reports of other calls that came meanwhile, by rank. Raises
+        WeightsIncomplete: without effect if the version is not staged, otherwise nothing is generated until a
+        load succeeds.
         """
         clock = time.perf_counter()
         tensors = self._rank.stager.tensors(version)
@@ -287,13 +290,13 @@ class TorchEngine:
 
     # --- hand-over ----------------------------------------------------------------------------
 
-    def begin_take(self, offer: KvOffer) -> Moving:
-        """Handover.take, if this engine's weights are whole."""
+    def begin_take(self, offer: KvOffer) -> KvInTransit:
+        """SlotHandover.take. Raises WeightsIncomplete if no version is completely loaded."""
         admission.check_complete(self.spec, self._complete)
         return self.handover.take(offer, self.version)
 
     def take_moves(self) -> list[tuple[int, int, int, int]]:
-        """What is to be moved in every rank's cache before anything else is written there."""
+        """The moves that every rank's cache must do before anything else is written there."""
         moves, self._kv.budget.moves = self._kv.budget.moves, []
         return moves
 
@@ -324,6 +327,6 @@ class TorchEngine:
             kv_used_tokens=table.used_tokens(),
             kv_committed_tokens=int(budget.committed.sum()),
             kv_token_bytes=self._runner.cache.token_bytes,
-            # Ranks hold alike.
+            # All ranks hold as much as this one.
             memory=device_memory(self._runner.device.type, alike=self.spec.tp),
         )

@@ -14,7 +14,7 @@ from collections import OrderedDict
 import numpy as np
 
 
-class Ages:
+class SessionAges:
     """How old sessions are: as old as their first request."""
 
     def __init__(self) -> None:

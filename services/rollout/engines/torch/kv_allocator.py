@@ -15,7 +15,7 @@ import heapq
 
 import numpy as np
 
-from services.rollout.engines.torch.eviction import Ages, IdleSessions
+from services.rollout.engines.torch.eviction import IdleSessions, SessionAges
 from services.rollout.engines.torch.kv_budget import KvBudget
 from services.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, PrefixIndex, common
 from services.rollout.engines.torch.slot_table import SlotTable
@@ -30,7 +30,7 @@ class KvAllocator:
         slots, rows = len(table.length), rows or table.context
         self.table = table
         self.budget = KvBudget(slots, rows, kv_tokens or slots * rows, page)
-        self.ages = Ages()
+        self.ages = SessionAges()
         # Slots of sessions whose KV arrives from another engine.
         self.held: set[int] = set()
         self.evicted = 0

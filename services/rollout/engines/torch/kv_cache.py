@@ -21,7 +21,7 @@ import torch
 
 from earl.dispatch.describe.dtypes import numpy_dtype
 from services.rollout.engines.torch.attention import ALIGNED
-from services.rollout.engines.torch.kv_handover import Rows
+from services.rollout.engines.torch.kv_handover import SlotRows
 
 PAGE_BYTES = mmap.PAGESIZE
 # Linux's MAP_NORESERVE; Python names it from 3.13 on.
@@ -38,7 +38,8 @@ def room_within(kv_tokens: int, slots: int, context: int, device: torch.device) 
 
 
 class KvCache:
-    """Rows of KV. Rows that were never written, or were given back, read as zeros."""
+    """The KV of `slots` slots of `context` tokens. Rows that were never written, or were given back, read as
+    zeros."""
 
     def __init__(
         self,
@@ -87,41 +88,42 @@ class KvCache:
         """The first `count` rows of slot `source` become those of slot `target`."""
         self._all[:, :, target, :, :count].copy_(self._all[:, :, source, :, :count])
 
-    # --- for other engines; `at` of rows is not looked at: they lie end to end ------------------
+    # --- for other engines; the offsets of rows play no part: they lie end to end ------------------
 
-    def copy_out(self, rows: Sequence[Rows], into: np.ndarray, stop: threading.Event) -> None:
-        """Copy them into [layers, 2, kv_heads, tokens, head_dim], beside the steps; not to the end if `stop`
-        is set."""
+    def copy_out(self, rows: Sequence[SlotRows], into: np.ndarray, stop: threading.Event) -> None:
+        """Copies the rows into [layers, 2, kv_heads, tokens, head_dim], beside the steps; returns early if
+        `stop` is set."""
         with self._beside_steps():
-            for one, target in zip(rows, _end_to_end(rows, into), strict=True):
+            for part, target in zip(rows, _end_to_end(rows, into), strict=True):
                 if stop.is_set():
                     return
                 if self.host is not None:
-                    np.copyto(target, self.host[:, :, one.slot, :, one.first : one.first + one.count])
+                    np.copyto(target, self.host[:, :, part.slot, :, part.first : part.first + part.count])
                 else:
-                    torch.from_numpy(target).view(self._dtype).copy_(self._rows(one))
+                    torch.from_numpy(target).view(self._dtype).copy_(self._rows(part))
 
-    def copy_in(self, rows: Sequence[Rows], source: np.ndarray, stop: threading.Event) -> None:
-        """The reverse, into rows that no step looks at."""
+    def copy_in(self, rows: Sequence[SlotRows], source: np.ndarray, stop: threading.Event) -> None:
+        """The reverse of `copy_out`, into rows that no step reads."""
         with self._beside_steps():
-            for one, part in zip(rows, _end_to_end(rows, source), strict=True):
+            for part, values in zip(rows, _end_to_end(rows, source), strict=True):
                 if stop.is_set():
                     return
-                self._rows(one).copy_(torch.from_numpy(part).view(self._dtype))
+                self._rows(part).copy_(torch.from_numpy(values).view(self._dtype))
 
-    def places(self, rows: Sequence[Rows], staging: np.ndarray | None) -> list[np.ndarray]:
-        """Writable arrays of each: in place on the host, else of the staging array for `copy_in`."""
+    def places(self, rows: Sequence[SlotRows], staging: np.ndarray | None) -> list[np.ndarray]:
+        """Writable arrays of the rows: in place on the host, else of the staging array for `copy_in`."""
         if self.host is None:
             assert staging is not None
             return list(_end_to_end(rows, staging))
-        return [self.host[:, :, one.slot, :, one.first : one.first + one.count] for one in rows]
+        return [self.host[:, :, part.slot, :, part.first : part.first + part.count] for part in rows]
 
-    def _rows(self, one: Rows) -> torch.Tensor:
-        return self._all[:, :, one.slot, :, one.first : one.first + one.count]
+    def _rows(self, rows: SlotRows) -> torch.Tensor:
+        return self._all[:, :, rows.slot, :, rows.first : rows.first + rows.count]
 
     @contextlib.contextmanager
     def _beside_steps(self) -> Iterator[None]:
-        """On a GPU: a stream of its own, after all that steps have begun and to its end."""
+        """On a GPU, copies run on a stream of their own: after all work that steps have begun, and to their
+        end."""
         if self._device.type == "cpu":
             yield
             return
@@ -145,13 +147,13 @@ class KvCache:
             return
         for block in range(slot, layers * 2 * slots, slots):
             for head in range(heads):
-                at = (block * heads + head) * head_bytes + begin
-                self._mapping.madvise(mmap.MADV_DONTNEED, at, length)
+                offset = (block * heads + head) * head_bytes + begin
+                self._mapping.madvise(mmap.MADV_DONTNEED, offset, length)
 
 
-def _end_to_end(rows: Sequence[Rows], array: np.ndarray) -> Iterator[np.ndarray]:
-    """The part of [layers, 2, kv_heads, tokens, head_dim] that is each one's."""
-    at = 0
-    for one in rows:
-        yield array[:, :, :, at : at + one.count]
-        at += one.count
+def _end_to_end(rows: Sequence[SlotRows], array: np.ndarray) -> Iterator[np.ndarray]:
+    """The part of [layers, 2, kv_heads, tokens, head_dim] that belongs to each of the rows."""
+    offset = 0
+    for part in rows:
+        yield array[:, :, :, offset : offset + part.count]
+        offset += part.count

@@ -1,4 +1,5 @@
-"""What rank 0 decides when sessions' KV goes from engine to engine: which rows, where to, what is valid.
+"""What rank 0 decides when sessions' KV moves from engine to engine: which rows, into which slots, and what
+of it is valid afterwards.
 
     offer: rows that takers lack ─► ranks publish them, steps go on ─► sessions whose rows stayed as they were
     take:  hold a slot for each session ─► ranks read into the slots' rows ─► the sessions are retained here
@@ -20,22 +21,23 @@ from services.rollout.engines.torch.kv_allocator import KvAllocator
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Of a slot, [first, first + count); in an offer's tensor they are tokens [at, at + count)."""
+class SlotRows:
+    """Rows [first, first + count) of a slot: tokens [offset, offset + count) of an offer's tensor."""
 
     slot: int
     first: int
-    at: int
+    offset: int
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
-    """Sessions on their way out or in, each with its rows here and the revision of their slot."""
+class KvInTransit:
+    """Sessions that are offered or taken, each with its rows in this engine and the revision of their
+    slot."""
 
     version: int
     sessions: tuple[KvSession, ...]
-    rows: tuple[Rows, ...]
+    rows: tuple[SlotRows, ...]
     revisions: tuple[int, ...]
 
     @property
@@ -45,29 +47,29 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What has been offered, or taken, of a session: so many tokens of one revision of a slot."""
+    """How much of a session was offered or taken: so many tokens of one revision of a slot."""
 
     slot: int
     revision: int
     tokens: int
 
 
-class Handover:
-    """Offers and takes of one engine. name: the engine's."""
+class SlotHandover:
+    """Keeps account of what one engine offers and takes. name: the engine's."""
 
     def __init__(self, name: str, kv: KvAllocator) -> None:
         self._name, self._kv, self._table = name, kv, kv.table
         self._offered: dict[str, _Known] = {}
         self._taken: dict[str, _Known] = {}
 
-    # --- out ----------------------------------------------------------------------------------
+    # --- offers --------------------------------------------------------------------------------
 
-    def offer(self, known: Mapping[str, int], version: int) -> Moving:
-        """All sessions' rows but the first `known` of each, as far as those are what was offered before;
-        none of a session of which more is known than it can have."""
-        table, at = self._table, 0
+    def offer(self, known: Mapping[str, int], version: int) -> KvInTransit:
+        """Rows of all sessions, but of each the first `known`, as far as those are what was offered before;
+        none of a session of which more tokens are known than it can have."""
+        table, offset = self._table, 0
         sessions: list[KvSession] = []
-        rows: list[Rows] = []
+        rows: list[SlotRows] = []
         offered: dict[str, _Known] = {}
         for session, slot in self._kv.sessions():
             revision, stop = int(table.revision[slot]), int(table.cached[slot])
@@ -79,15 +81,17 @@ class Handover:
             if stop > first and known.get(session, 0) <= table.context:
                 ids = table.tokens[slot, first:stop].tolist()
                 sessions.append(
-                    KvSession(session=session, first=first, at=at, ids=ids, fresh=bool(table.fresh[slot]))
+                    KvSession(
+                        session=session, first=first, offset=offset, ids=ids, fresh=bool(table.fresh[slot])
+                    )
                 )
-                rows.append(Rows(slot, first, at, stop - first))
-                at += stop - first
-        # Of sessions that are gone nothing needs to be remembered.
+                rows.append(SlotRows(slot, first, offset, stop - first))
+                offset += stop - first
+        # Sessions that have ended need not be remembered.
         self._offered = offered
-        return Moving(version, tuple(sessions), tuple(rows), self._revisions(rows))
+        return KvInTransit(version, tuple(sessions), tuple(rows), self._revisions(rows))
 
-    def offered(self, moving: Moving) -> list[KvSession]:
+    def offered(self, moving: KvInTransit) -> list[KvSession]:
         """The sessions whose rows stayed as they were until all of them had been copied."""
         kept: list[KvSession] = []
         for session, rows, revision in zip(moving.sessions, moving.rows, moving.revisions, strict=True):
@@ -96,11 +100,11 @@ class Handover:
                 self._offered[session.session] = _Known(rows.slot, revision, rows.first + rows.count)
         return kept
 
-    # --- in -----------------------------------------------------------------------------------
+    # --- takes --------------------------------------------------------------------------------
 
-    def take(self, offer: KvOffer, version: int) -> Moving:
-        """Hold a slot for each session of the offer, but for those that run here, that are longer than the
-        context, or of whose beginning this engine has not what was taken before: these are not taken.
+    def take(self, offer: KvOffer, version: int) -> KvInTransit:
+        """Holds a slot for each session of the offer that can be taken: not those that run here, are longer
+        than the context, or continue KV that this engine no longer has.
 
         Raises WeightsIncomplete if the offer is of another version, EngineBusy if there is no place for all.
         """
@@ -112,29 +116,29 @@ class Handover:
         kv, table = self._kv, self._table
         here = dict(kv.sessions())
         sessions: list[KvSession] = []
-        rows: list[Rows] = []
-        for one in offer.sessions:
-            slot, tokens = here.get(one.session), one.first + len(one.ids)
+        rows: list[SlotRows] = []
+        for session in offer.sessions:
+            slot, tokens = here.get(session.session), session.first + len(session.ids)
             if slot is not None and table.running[slot]:
                 continue
-            if tokens > table.context or (one.first and not self._continues(one, slot)):
-                kv.release(one.session)
+            if tokens > table.context or (session.first and not self._continues(session, slot)):
+                kv.release(session.session)
                 continue
-            slot = kv.hold(one.session, one.first, tokens)
+            slot = kv.hold(session.session, session.first, tokens)
             if slot is None:
                 for taken in rows:
                     kv.forget(taken.slot)
                 raise EngineBusy(
                     f"engine {self._name} has place for {len(rows)} of {len(offer.sessions)} sessions "
-                    f"of offer {offer.name}, not for {one.session} of {tokens} tokens",
+                    f"of offer {offer.name}, not for {session.session} of {tokens} tokens",
                     "release sessions, raise rollout.max_sequences or rollout.kv_tokens, or take fewer",
                 )
-            sessions.append(one)
-            rows.append(Rows(slot, one.first, one.at, len(one.ids)))
-        return Moving(version, tuple(sessions), tuple(rows), self._revisions(rows))
+            sessions.append(session)
+            rows.append(SlotRows(slot, session.first, session.offset, len(session.ids)))
+        return KvInTransit(version, tuple(sessions), tuple(rows), self._revisions(rows))
 
-    def taken(self, moving: Moving, version: int) -> list[KvSession]:
-        """All rows have arrived; returns the sessions that are kept, all but those that began anew meanwhile.
+    def taken(self, moving: KvInTransit, version: int) -> list[KvSession]:
+        """All rows have arrived. Returns the sessions that are kept: all but those that began anew meanwhile.
 
         Raises WeightsIncomplete if new weights came meanwhile.
         """
@@ -155,18 +159,18 @@ class Handover:
                 self._taken[session.session] = _Known(rows.slot, revision, rows.first + rows.count)
         return kept
 
-    def fail(self, moving: Moving) -> None:
-        """Not all rows have arrived: none of the sessions is here."""
+    def fail(self, moving: KvInTransit) -> None:
+        """Not all rows have arrived: none of the sessions is kept."""
         for rows in moving.rows:
             self._kv.forget(rows.slot)
 
     def _continues(self, session: KvSession, slot: int | None) -> bool:
-        """The slot holds at least the session's first `first` tokens, as they were taken."""
+        """Whether the slot holds at least the session's first `first` tokens, as they were taken."""
         known = self._taken.get(session.session)
         if known is None or slot is None:
             return False
         same = (known.slot, known.revision) == (slot, int(self._table.revision[slot]))
         return same and known.tokens >= session.first
 
-    def _revisions(self, rows: list[Rows]) -> tuple[int, ...]:
-        return tuple(int(self._table.revision[one.slot]) for one in rows)
+    def _revisions(self, rows: list[SlotRows]) -> tuple[int, ...]:
+        return tuple(int(self._table.revision[part.slot]) for part in rows)

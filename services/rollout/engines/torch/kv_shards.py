@@ -1,10 +1,10 @@
-"""One rank's part of a hand-over: its heads of the KV, published for others, read from others.
+"""One rank's part of a hand-over of KV: it publishes its heads for other engines, and reads theirs.
 
     offer: cache rows ── copied beside the steps ──► arena ─► descriptor in Redis      (until withdraw)
     take:  descriptors ─► Dispatcher.read ─► rows of held slots, in place (CPU) or through host memory
 
-The arena is opened with the first offer, with room for what comes until the switch, and closed when its
-last offer is withdrawn.
+The arena is opened with the first offer, with room for the tokens that come until the switch, and closed when
+its last offer is withdrawn.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from earl.models.tp import rank_kv_heads
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.contract.shard_report import KvShardReport
-from services.rollout.engines.torch.kv_handover import Rows
-from services.rollout.engines.torch.model_runner import Runner
+from services.rollout.engines.torch.kv_handover import SlotRows
+from services.rollout.engines.torch.model_runner import ModelRunner
 
 TENSOR = "kv"
 # Tokens that a session may grow by between the first offer and the last without another arena.
@@ -41,7 +41,7 @@ class KvShards:
     The outcome of every call is a KvShardReport or an EarlError, taken from the data plane's thread.
     """
 
-    def __init__(self, spec: EngineSpec, data: DataThread, runner: Runner) -> None:
+    def __init__(self, spec: EngineSpec, data: DataThread, runner: ModelRunner) -> None:
         self._spec, self._data, self._cache = spec, data, runner.cache
         self._model, self._rank = runner.spec, runner.tp.rank
         self._heads = rank_kv_heads(runner.spec, runner.tp.rank, runner.tp.size)
@@ -50,11 +50,11 @@ class KvShards:
         self._changing = asyncio.Lock()
         data.on_close(self._close)
 
-    def offer(self, call: int, key: str, rows: Sequence[Rows], version: int, deadline_s: float) -> None:
+    def offer(self, call: int, key: str, rows: Sequence[SlotRows], version: int, deadline_s: float) -> None:
         """Publish the rows under the key; they must stay as they are until the call ends."""
         self._start(call, self._offer(key, rows, version, deadline_s), f"offering {key}")
 
-    def take(self, call: int, keys: Sequence[str], rows: Sequence[Rows], deadline_s: float) -> None:
+    def take(self, call: int, keys: Sequence[str], rows: Sequence[SlotRows], deadline_s: float) -> None:
         """Read the rows; whatever the outcome, nothing writes into them after the call's end."""
         self._start(call, self._take(tuple(keys), rows, deadline_s), f"taking {', '.join(keys)}")
 
@@ -67,9 +67,11 @@ class KvShards:
 
     # --- in the data plane's thread -----------------------------------------------------------
 
-    async def _offer(self, key: str, rows: Sequence[Rows], version: int, deadline_s: float) -> KvShardReport:
+    async def _offer(
+        self, key: str, rows: Sequence[SlotRows], version: int, deadline_s: float
+    ) -> KvShardReport:
         clock = time.perf_counter()
-        spec = TensorSpec(self._spec.dtype, self._shape(rows), self._box(0, sum(one.count for one in rows)))
+        spec = TensorSpec(self._spec.dtype, self._shape(rows), self._box(0, _tokens(rows)))
         size_bytes = spec.held.size * self._cache.item_bytes
         try:
             async with asyncio.timeout(deadline_s), self._changing:
@@ -89,13 +91,15 @@ class KvShards:
             ) from None
         return KvShardReport(size_bytes, time.perf_counter() - clock)
 
-    async def _take(self, keys: tuple[str, ...], rows: Sequence[Rows], deadline_s: float) -> KvShardReport:
+    async def _take(
+        self, keys: tuple[str, ...], rows: Sequence[SlotRows], deadline_s: float
+    ) -> KvShardReport:
         clock = time.perf_counter()
         dispatcher = await self._data.dispatcher()
-        boxes = [self._box(one.at, one.count) for one in rows]
+        boxes = [self._box(part.offset, part.count) for part in rows]
         staging = None
         if self._cache.host is None:
-            box = self._box(0, sum(one.count for one in rows))
+            box = self._box(0, _tokens(rows))
             staging = np.empty(box.shape, self._cache.host_dtype)
         places = self._cache.places(rows, staging)
         reads = [Read(keys, TENSOR, box, into) for box, into in zip(boxes, places, strict=True)]
@@ -115,7 +119,7 @@ class KvShards:
         return KvShardReport(0, time.perf_counter() - clock)
 
     async def _store(self, size_bytes: int, sessions: int) -> TensorStore:
-        """One with room for so many bytes. Raises ArenaFull if there can be none."""
+        """A store with room for so many bytes. Raises ArenaFull if there can be none."""
         for store in self._stores:
             if store.arena.largest_bytes >= size_bytes:
                 return store
@@ -138,8 +142,8 @@ class KvShards:
         self._stores.append(store)
         return store
 
-    async def _copied(self, copy, rows: Sequence[Rows], array: np.ndarray) -> None:
-        """copy(rows, array) on a thread; returns, or raises, when it has ended."""
+    async def _copied(self, copy, rows: Sequence[SlotRows], array: np.ndarray) -> None:
+        """Runs copy(rows, array, stop) on a thread; returns, or raises, when that has ended."""
         stop = threading.Event()
         work = asyncio.ensure_future(asyncio.to_thread(copy, rows, array, stop))
         try:
@@ -152,12 +156,16 @@ class KvShards:
         for store in self._stores:
             await store.close()
 
-    def _shape(self, rows: Sequence[Rows]) -> tuple[int, ...]:
+    def _shape(self, rows: Sequence[SlotRows]) -> tuple[int, ...]:
         model = self._model
-        return (model.layers, 2, model.kv_heads, sum(one.count for one in rows), model.head_dim)
+        return (model.layers, 2, model.kv_heads, _tokens(rows), model.head_dim)
 
-    def _box(self, at: int, count: int) -> Box:
-        """This rank's heads of so many tokens."""
+    def _box(self, offset: int, count: int) -> Box:
+        """This rank's heads of tokens [offset, offset + count)."""
         first, stop = self._heads
         model = self._model
-        return Box((0, 0, first, at, 0), (model.layers, 2, stop, at + count, model.head_dim))
+        return Box((0, 0, first, offset, 0), (model.layers, 2, stop, offset + count, model.head_dim))
+
+
+def _tokens(rows: Sequence[SlotRows]) -> int:
+    return sum(part.count for part in rows)

@@ -1,4 +1,4 @@
-"""Rank 0's loop between the service's socket, the followers' and the engine.
+"""The torch engine's loop on rank 0, between the service's socket, the followers' and the engine.
 
     wait for commands, loads and hand-overs that ended, followers (not at all while there is work)
       ─► handle ─► step ─► send replies, one frame a turn at most ─► …
@@ -23,33 +23,33 @@ from services.rollout.engines.contract.shard_report import (
     whole_load,
 )
 from services.rollout.engines.torch.engine import TorchEngine
-from services.rollout.engines.torch.kv_handover import Moving
+from services.rollout.engines.torch.kv_handover import KvInTransit
 from services.rollout.engines.torch.ranks import (
     DropShard,
+    EngineRank,
     Followers,
     LoadShard,
     OfferRows,
-    Rank,
     TakeRows,
     WithdrawRows,
     report_decoder,
 )
 
-# How soon an engine that could not step looks again, if nothing is said to it before.
-LOOK_AGAIN_S = 0.001
+# How soon an engine that could not step tries again, if no message comes before.
+RETRY_STEP_S = 0.001
 
 
 class Leader:
-    """Rank 0's loop."""
+    """Serves the service's commands with a TorchEngine and its followers."""
 
-    def __init__(self, service: wire.Channel, followers: list[wire.Channel]) -> None:
+    def __init__(self, service: wire.EngineChannel, followers: list[wire.EngineChannel]) -> None:
         self._service, self._channels = service, followers
-        # What each rank said about its part of a call, until all have, and what is then to be done.
-        self._parts: dict[int, tuple[list[ShardReport], Callable[[list[ShardReport]], wire.Answer]]] = {}
-        # Under which key ranks publish an offer.
+        # The reports of a call's parts until every rank's has come, and what makes the answer of them.
+        self._parts: dict[int, tuple[list[ShardReport], Callable[[list[ShardReport]], wire.CallAnswer]]] = {}
+        # The registry key under which ranks publish each offer.
         self._offers: dict[str, str] = {}
         self._stopped = False
-        # Whether the last turn made a step, or nothing keeps the next one from it.
+        # The last turn made a step, or there was none to make.
         self._stepped = True
 
     def run(self, start: wire.Start, commands: list[wire.Command]) -> None:
@@ -57,7 +57,7 @@ class Leader:
         try:
             self._start(start)
         except EarlError as error:
-            self._service.send(wire.encoder.encode([wire.Answer(0, wire.WireError.of(error))]))
+            self._service.send(wire.encoder.encode([wire.CallAnswer(0, wire.WireError.of(error))]))
             return
         self._service.send(wire.encoder.encode([wire.Ready(self._engine.caps)]))
         try:
@@ -71,21 +71,21 @@ class Leader:
         for number, channel in enumerate(self._channels, start=1):
             order = wire.Start(start.spec, number, start.epoch, start.store, start.sums)
             channel.send(wire.encoder.encode([order]))
-        self._spec, self._rank = start.spec, Rank(start)
+        self._spec, self._rank = start.spec, EngineRank(start)
         self._followers = Followers(self._channels)
         self._followers.await_applied()
         self._engine = TorchEngine(start.spec, self._rank, self._followers)
 
     def _turn(self) -> None:
         sources = [self._service, self._rank.data.wake, *self._channels]
-        pause_s = 0.0 if self._stepped else LOOK_AGAIN_S
+        pause_s = 0.0 if self._stepped else RETRY_STEP_S
         readable, _, _ = select.select(sources, [], [], pause_s if self._engine.has_work else None)
         if self._rank.data.wake in readable:
             for call, outcome in self._rank.data.take():
                 self._note_report(0, ShardReport.of(call, outcome, self._rank.data.transfers))
         for rank, channel in enumerate(self._channels, start=1):
             if channel in readable:
-                self._hear(rank, channel)
+                self._receive(rank, channel)
         if self._service in readable:
             for body in self._service.receive():
                 self._handle(wire.command_decoder.decode(body))
@@ -113,19 +113,19 @@ class Leader:
         match command:
             case wire.Pause(call, keep):
                 self._engine.pause(keep)
-                answer(wire.Answer(call))
+                answer(wire.CallAnswer(call))
             case wire.Resume(call):
                 self._engine.resume()
-                answer(wire.Answer(call))
+                answer(wire.CallAnswer(call))
             case wire.BeginUpdate(call, _):
                 self._drop()
-                answer(wire.Answer(call))
-            case wire.Load(call, version, keys, deadline_s):
+                answer(wire.CallAnswer(call))
+            case wire.LoadWeights(call, version, keys, deadline_s):
                 self._load(call, version, keys, deadline_s)
             case wire.Commit(call, version):
                 self._commit(call, version)
             case wire.GetStats(call):
-                answer(wire.Answer(call, stats=self._engine.stats()))
+                answer(wire.CallAnswer(call, stats=self._engine.stats()))
             case wire.OfferKv(call, name, known, deadline_s):
                 self._try(call, lambda: self._offer_kv(call, name, known, deadline_s))
             case wire.TakeKv(call, offer, deadline_s):
@@ -134,22 +134,22 @@ class Leader:
                 self._withdraw_kv(call, name)
 
     def _try(self, call: int, begin: Callable[[], None]) -> None:
-        """Begin a call, or answer it with why not."""
+        """Begins a call, or answers it with the error."""
         try:
             begin()
         except EarlError as error:
-            self._engine.outbox.append(wire.Answer(call, wire.WireError.of(error)))
+            self._engine.outbox.append(wire.CallAnswer(call, wire.WireError.of(error)))
 
-    # --- what all ranks do --------------------------------------------------------------------
+    # --- calls on all ranks --------------------------------------------------------------------
 
-    def _hear(self, rank: int, channel: wire.Channel) -> None:
+    def _receive(self, rank: int, channel: wire.EngineChannel) -> None:
         for body in channel.receive():
             report = report_decoder.decode(body)
             if isinstance(report, ShardReport):
                 self._note_report(rank, report)
 
-    def _await_parts(self, call: int, answer: Callable[[list[ShardReport]], wire.Answer]) -> None:
-        """answer: makes the call's once every rank has said how its part ended; may raise EarlError."""
+    def _await_parts(self, call: int, answer: Callable[[list[ShardReport]], wire.CallAnswer]) -> None:
+        """answer: makes the call's answer of the reports once every rank's has come; may raise EarlError."""
         self._parts[call] = [], answer
 
     def _note_report(self, rank: int, report: ShardReport) -> None:
@@ -169,8 +169,8 @@ class Leader:
         self._followers.send(DropShard())
 
     def _load(self, call: int, version: int, keys: list[str], deadline_s: float) -> None:
-        def answer(reports: list[ShardReport]) -> wire.Answer:
-            return wire.Answer(call, load=whole_load(reports))
+        def answer(reports: list[ShardReport]) -> wire.CallAnswer:
+            return wire.CallAnswer(call, load=whole_load(reports))
 
         self._await_parts(call, answer)
         self._followers.send(LoadShard(call, version, keys, deadline_s))
@@ -180,31 +180,31 @@ class Leader:
         try:
             report, others = self._engine.commit(version)
         except EarlError as error:
-            self._engine.outbox.append(wire.Answer(call, wire.WireError.of(error)))
+            self._engine.outbox.append(wire.CallAnswer(call, wire.WireError.of(error)))
             return
         for rank, other in others:
             self._note_report(rank, other)
-        self._engine.outbox.append(wire.Answer(call, load=report))
+        self._engine.outbox.append(wire.CallAnswer(call, load=report))
 
     # --- KV for other engines -----------------------------------------------------------------
 
     def _offer_kv(self, call: int, name: str, known: Mapping[str, int], deadline_s: float) -> None:
         if name in self._offers:
-            raise EngineError(f"engine {self._spec.name} offers {name} already", "withdraw it first")
+            raise EngineError(f"engine {self._spec.name} already offers {name}", "withdraw it first")
         moving = self._engine.handover.offer(known, self._engine.version)
         key = f"kv/{name}/{self._spec.name}/{secrets.token_hex(4)}"
 
-        def answer(reports: list[ShardReport]) -> wire.Answer:
+        def answer(reports: list[ShardReport]) -> wire.CallAnswer:
             try:
                 refuse_failed(reports)
             except EarlError:
                 if name in self._offers:
                     self._withdraw(0, name)
                 raise
-            return wire.Answer(call, offer=self._offer(name, keys, moving, reports))
+            return wire.CallAnswer(call, offer=self._offer(name, keys, moving, reports))
 
         if not moving.rows:
-            self._engine.outbox.append(wire.Answer(call, offer=self._offer(name, [], moving, [])))
+            self._engine.outbox.append(wire.CallAnswer(call, offer=self._offer(name, [], moving, [])))
             return
         self._offers[name] = key
         keys = [f"{key}/{rank}" for rank in range(len(self._channels) + 1)]
@@ -212,7 +212,7 @@ class Leader:
         self._followers.send(OfferRows(call, key, moving.rows, moving.version, deadline_s))
         self._rank.kv.offer(call, keys[0], moving.rows, moving.version, deadline_s)
 
-    def _offer(self, name: str, keys: list[str], moving: Moving, reports: list[ShardReport]) -> KvOffer:
+    def _offer(self, name: str, keys: list[str], moving: KvInTransit, reports: list[ShardReport]) -> KvOffer:
         return KvOffer(
             name=name,
             keys=keys,
@@ -225,22 +225,22 @@ class Leader:
         clock = time.perf_counter()
         moving = self._engine.begin_take(offer)
 
-        def answer(reports: list[ShardReport]) -> wire.Answer:
+        def answer(reports: list[ShardReport]) -> wire.CallAnswer:
             try:
                 refuse_failed(reports)
             except EarlError:
                 self._engine.handover.fail(moving)
                 raise
             kept = self._engine.handover.taken(moving, self._engine.version)
-            names = {one.session for one in kept}
+            names = {session.session for session in kept}
             report = KvReport(
                 sessions=len(kept),
-                tokens=sum(len(one.ids) for one in kept),
+                tokens=sum(len(session.ids) for session in kept),
                 size_bytes=whole_kv_bytes(reports),
                 seconds=time.perf_counter() - clock,
-                left_out=[one.session for one in offer.sessions if one.session not in names],
+                left_out=[session.session for session in offer.sessions if session.session not in names],
             )
-            return wire.Answer(call, taken=report)
+            return wire.CallAnswer(call, taken=report)
 
         if not moving.rows:
             self._engine.outbox.append(answer([]))
@@ -251,12 +251,12 @@ class Leader:
         self._rank.take_kv(order)
 
     def _withdraw_kv(self, call: int, name: str) -> None:
-        def answer(reports: list[ShardReport]) -> wire.Answer:
+        def answer(reports: list[ShardReport]) -> wire.CallAnswer:
             refuse_failed(reports)
-            return wire.Answer(call)
+            return wire.CallAnswer(call)
 
         if name not in self._offers:
-            self._engine.outbox.append(wire.Answer(call))
+            self._engine.outbox.append(wire.CallAnswer(call))
             return
         self._await_parts(call, answer)
         self._withdraw(call, name)

@@ -4,12 +4,12 @@
                                                ─► attention by parts against the slots' KV
                                                ─► logits [B, V] of each sequence's last token
 
-Weights are fused for speed: `own` says what of the published tensors each of `weights` is made of
-(earl.models.slices), and `seal` puts to use what was written there.
+Weights are fused for speed: `parameters` says of which slices of published tensors each of `weights` is made
+(earl.models.slices), and `use_weights` puts to use what was written there.
 
 deterministic: a token's row is computed bit for bit the same whatever it is batched with. Everything
 but attention then runs on tiles of TILE rows, so that each kernel sees one shape only; that its rows
-do not depend on their place or their neighbours is checked whenever weights are sealed.
+do not depend on their place or their neighbours is checked whenever weights are put to use.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from earl.models.slices import own_parameters
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
 from earl.models.weights import Checkpoint
-from services.rollout.engines.torch.attention import Part, Shape, aligned_parts, parts_of
-from services.rollout.engines.torch.batch import GIVE_BACK, Batch
+from services.rollout.engines.torch.attention import AttentionPart, AttentionShape, aligned_parts, parts_of
+from services.rollout.engines.torch.batch import GIVE_BACK, StepBatch
 from services.rollout.engines.torch.kv_cache import KvCache
 from services.rollout.engines.torch.linear import Linear
 
@@ -59,13 +59,13 @@ class _Layer:
 
 
 def alone(x: torch.Tensor) -> None:
-    """Of a rank that was told of no others. Raises EngineError."""
+    """Stands for the sum over ranks where there is one rank. Raises EngineError if it is called."""
     raise EngineError(
-        f"a tensor {list(x.shape)} is to be summed over tp, and no way was given", "give add_up"
+        f"a tensor {list(x.shape)} is to be summed over tp, and no function for it was given", "give add_up"
     )
 
 
-class Runner:
+class ModelRunner:
     """Holds this rank's weights and KV cache. slots S and context C (tokens) size the cache.
 
     add_up: makes a tensor [T, H] its sum over the ranks of tp, in place; called only where these are several.
@@ -89,12 +89,12 @@ class Runner:
         self.dtype, self.device = dtype, torch.device(device)
         self.deterministic = deterministic
         self.heads, self.kv_heads = rank_heads(spec, tp.size)
-        self.shape = Shape(self.heads, self.kv_heads, spec.head_dim, self.device)
-        self.own = own_parameters(spec, tp.rank, tp.size, fused=True)
+        self.shape = AttentionShape(self.heads, self.kv_heads, spec.head_dim, self.device)
+        self.parameters = own_parameters(spec, tp.rank, tp.size, fused=True)
         self.weights: dict[str, torch.Tensor] = {}
-        for name, one in self.own.items():
-            shared = self.weights.get(one.same_as)
-            zeros = torch.zeros(one.shape, dtype=dtype, device=device) if shared is None else shared
+        for name, sliced in self.parameters.items():
+            shared = self.weights.get(sliced.same_as)
+            zeros = torch.zeros(sliced.shape, dtype=dtype, device=device) if shared is None else shared
             self.weights[name] = zeros
         self._embedding = self.weights["model.embed_tokens.weight"]
         self.cache = KvCache(
@@ -110,16 +110,16 @@ class Runner:
     # --- weights ------------------------------------------------------------------------------
 
     def _layer(self, number: int) -> _Layer:
-        weights, at = self.weights, f"model.layers.{number}."
-        attention, mlp = at + "self_attn.", at + "mlp."
+        weights, block = self.weights, f"model.layers.{number}."
+        attention, mlp = block + "self_attn.", block + "mlp."
         return _Layer(
-            input_norm=weights[at + "input_layernorm.weight"],
+            input_norm=weights[block + "input_layernorm.weight"],
             qkv=Linear(weights[attention + "qkv_proj.weight"], weights.get(attention + "qkv_proj.bias")),
             q_norm=weights.get(attention + "q_norm.weight"),
             k_norm=weights.get(attention + "k_norm.weight"),
             out=Linear(weights[attention + "o_proj.weight"]),
             out_bias=weights.get(attention + "o_proj.bias"),
-            post_norm=weights[at + "post_attention_layernorm.weight"],
+            post_norm=weights[block + "post_attention_layernorm.weight"],
             gate_up=Linear(weights[mlp + "gate_up_proj.weight"]),
             down=Linear(weights[mlp + "down_proj.weight"]),
             keys=self.cache.keys[number],
@@ -127,22 +127,22 @@ class Runner:
         )
 
     def load(self, directory: str) -> None:
-        """Fill the weights from a checkpoint directory. Raises ModelNotFound, UnsupportedModel."""
+        """Fills the weights from a checkpoint directory. Raises ModelNotFound, UnsupportedModel."""
         checkpoint = Checkpoint(directory)
         checkpoint.check(self.spec)
         self.fill(checkpoint.read)
 
     @torch.inference_mode()
     def fill(self, read: Callable[[str, Box], torch.Tensor]) -> None:
-        """Write all weights from boxes of the published tensors, `read(name, box)`, and put them to use."""
-        for name, one in self.own.items():
-            for part in one.parts if not one.same_as else ():
+        """Writes all weights from boxes of the published tensors, `read(name, box)`, and puts them to use."""
+        for name, sliced in self.parameters.items():
+            for part in sliced.parts if not sliced.same_as else ():
                 self.weights[name][part.at.slices()].copy_(read(part.source, part.box))
-        self.seal()
+        self.use_weights()
 
     @torch.inference_mode()
-    def seal(self) -> None:
-        """Put the weights that were written to use; on every rank, since deterministic ranks check
+    def use_weights(self) -> None:
+        """Puts the weights that were written to use; on every rank, since deterministic ranks check
         together. Raises EngineError if this machine's kernels do not allow deterministic = true."""
         for layer in self._layers:
             for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
@@ -152,7 +152,8 @@ class Runner:
             self._check_rows()
 
     def _check_rows(self) -> None:
-        """Rows of a tile must not depend on their place in it or on their neighbours."""
+        """Checks that a row of a tile depends neither on its place nor on its neighbours. Raises
+        EngineError."""
         generator = torch.Generator().manual_seed(0)
         width = self.heads * self.spec.head_dim
         x = torch.randn((TILE, self.spec.hidden), generator=generator).to(self.device, self.dtype)
@@ -162,17 +163,17 @@ class Runner:
 
         def outputs(shift: int) -> list[torch.Tensor]:
             rolled, other = x.roll(shift, 0), attended.roll(shift, 0)
-            found = [
+            results = [
                 self._project(layer, rolled, cosine, sine),
                 self._finish(layer, rolled, other),
                 self._logits(rolled),
             ]
-            # As bits: weights that are broken are not this check's to find.
+            # As bits, in which NaN equals NaN: broken weights are reported elsewhere.
             bits = torch.int32 if self.dtype == torch.float32 else torch.int16
-            return [each.roll(-shift, 0).view(bits) for each in found]
+            return [result.roll(-shift, 0).view(bits) for result in results]
 
-        wanted, *others = [outputs(shift) for shift in (0, 1, 7, TILE // 2)]
-        if not all(torch.equal(a, b) for other in others for a, b in zip(wanted, other, strict=True)):
+        reference, *others = [outputs(shift) for shift in (0, 1, 7, TILE // 2)]
+        if not all(torch.equal(a, b) for other in others for a, b in zip(reference, other, strict=True)):
             raise EngineError(
                 f"deterministic = true: a row's result depends on its place in a batch on {self.device} "
                 f"with {torch.get_num_threads()} threads",
@@ -183,7 +184,7 @@ class Runner:
 
     @torch.inference_mode()
     def move(self, moves: np.ndarray) -> None:
-        """Copy and give back rows of KV: Batch.moves."""
+        """Copies rows of KV and gives rows back, as StepBatch.moves says."""
         for source, target, count, stop in moves.tolist():
             if source == GIVE_BACK:
                 self.cache.give_back(target, count, stop)
@@ -191,7 +192,7 @@ class Runner:
                 self.cache.copy(source, target, count)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> torch.Tensor | None:
+    def forward(self, batch: StepBatch) -> torch.Tensor | None:
         """Move KV as the batch says, then add its tokens to the cache. Logits [B, V] of each sequence's
         last token, in the batch's order, on rank 0; None on the others. Sequences are in any order."""
         self.move(batch.moves)
@@ -203,17 +204,17 @@ class Runner:
         source = np.repeat((np.cumsum(batch.counts) - batch.counts)[order], counts) + offsets
         # Rows of the cache, as [S * kv * C, D]: of each token, one for each head.
         heads = np.repeat(slots, counts)[:, None] * self.kv_heads + np.arange(self.kv_heads)
-        flat = self.shape.index((heads * self.cache.rows + positions[:, None]).reshape(-1))
-        cut = aligned_parts if self.deterministic else parts_of
-        parts = cut(self.shape, slots, starts, counts)
+        flat = self.shape.on_device((heads * self.cache.rows + positions[:, None]).reshape(-1))
+        split = aligned_parts if self.deterministic else parts_of
+        parts = split(self.shape, slots, starts, counts)
         tokens = batch.tokens[source]
         if self.deterministic:
             # Whole tiles; nobody reads what is computed for the padding.
             padding = -len(tokens) % TILE
             tokens, positions = np.pad(tokens, (0, padding)), np.pad(positions, (0, padding))
-        positions = self.shape.index(positions)
+        positions = self.shape.on_device(positions)
         cosine, sine = self._cosine.index_select(0, positions), self._sine.index_select(0, positions)
-        x = self._embedding.index_select(0, self.shape.index(tokens))
+        x = self._embedding.index_select(0, self.shape.on_device(tokens))
         for layer in self._layers:
             x = self._block(layer, x, cosine, sine, flat, parts)
         if self.tp.rank != 0:
@@ -222,7 +223,7 @@ class Runner:
         last[order] = ends - 1
         if self.deterministic:
             last = np.pad(last, (0, -len(last) % TILE))
-        x = x.index_select(0, self.shape.index(last))
+        x = x.index_select(0, self.shape.on_device(last))
         return self._by_tiles(self._logits, x)[: len(order)]
 
     def _by_tiles(self, function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
@@ -238,7 +239,7 @@ class Runner:
         cosine: torch.Tensor,
         sine: torch.Tensor,
         flat: torch.Tensor,
-        parts: list[Part],
+        parts: list[AttentionPart],
     ) -> torch.Tensor:
         heads, kv_heads, head_dim = self.heads, self.kv_heads, self.spec.head_dim
         projected = self._by_tiles(lambda *rows: self._project(layer, *rows), x, cosine, sine)

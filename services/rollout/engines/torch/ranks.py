@@ -1,4 +1,4 @@
-"""Rank 0 and its followers: what they say to each other, and a follower's whole life.
+"""What every rank of the torch engine has, the messages between rank 0 and its followers, and their loop.
 
     rank 0 ── Step (batch bytes) · {Load,Apply,Drop}Shard · {Offer,Take,Withdraw}Rows ──► follower
            ◄── ShardReport · Applied ──                             (+ shared memory or NCCL: activations)
@@ -24,20 +24,20 @@ from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.contract.shard_report import ShardReport
-from services.rollout.engines.contract.weight_staging import Stager
+from services.rollout.engines.contract.weight_staging import WeightStager
 from services.rollout.engines.torch import shm_allreduce
-from services.rollout.engines.torch.batch import Batch
+from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.kv_cache import room_within
-from services.rollout.engines.torch.kv_handover import Rows
+from services.rollout.engines.torch.kv_handover import SlotRows
 from services.rollout.engines.torch.kv_shards import KvShards
-from services.rollout.engines.torch.model_runner import AddUp, Runner, alone
+from services.rollout.engines.torch.model_runner import AddUp, ModelRunner, alone
 from services.rollout.engines.torch.shm_allreduce import SharedSum
 
 # Bound of one collective: a rank that is slower than this is stuck.
 COLLECTIVE_S = 60.0
 
 
-class Step(msgspec.Struct, tag=True, array_like=True):
+class RunStep(msgspec.Struct, tag=True, array_like=True):
     batch: bytes
 
 
@@ -59,17 +59,17 @@ class DropShard(msgspec.Struct, tag=True, array_like=True):
 class OfferRows(msgspec.Struct, tag=True, array_like=True):
     call: int
     key: str
-    rows: tuple[Rows, ...]
+    rows: tuple[SlotRows, ...]
     version: int
     deadline_s: float
 
 
 class TakeRows(msgspec.Struct, tag=True, array_like=True):
-    """moves: what of the cache is to be moved first, as in Batch."""
+    """moves: of rows of the cache, done before the read, as in StepBatch."""
 
     call: int
     keys: list[str]
-    rows: tuple[Rows, ...]
+    rows: tuple[SlotRows, ...]
     moves: list[tuple[int, int, int, int]]
     deadline_s: float
 
@@ -83,13 +83,13 @@ class Applied(msgspec.Struct, tag=True, array_like=True):
     error: wire.WireError | None
 
 
-Order = Step | LoadShard | ApplyShard | DropShard | OfferRows | TakeRows | WithdrawRows
+Order = RunStep | LoadShard | ApplyShard | DropShard | OfferRows | TakeRows | WithdrawRows
 order_decoder = msgspec.msgpack.Decoder(Order)
 report_decoder = msgspec.msgpack.Decoder(ShardReport | Applied)
 
 
-class Rank:
-    """What every rank has: its slice of the model and its cache, and what brings weights and KV."""
+class EngineRank:
+    """One rank: its slice of the model and its cache, and what brings weights and KV."""
 
     def __init__(self, start: wire.Start) -> None:
         spec = start.spec
@@ -98,7 +98,7 @@ class Rank:
         device = device_of(spec, start.rank)
         slots, context = room_within(spec.kv_tokens, spec.max_sequences, spec.max_context_tokens, device)
         tp, add_up = join_group(start, device)
-        self.runner = Runner(
+        self.runner = ModelRunner(
             model,
             tp,
             add_up=add_up,
@@ -111,28 +111,29 @@ class Rank:
         if spec.load_initial:
             self.runner.load(spec.model_dir)
         self.data = DataThread(spec)
-        self.stager = Stager(spec, self.data, self.runner.own, model.shapes())
+        self.stager = WeightStager(spec, self.data, self.runner.parameters, model.shapes())
         self.kv = KvShards(spec, self.data, self.runner)
 
     def take_kv(self, order: TakeRows) -> None:
-        """Begin to read KV into rows that are held for it."""
+        """Begins to read KV into rows that are held for it."""
         self.runner.move(np.array(order.moves, dtype=np.int64).reshape(-1, 4))
         self.kv.take(order.call, order.keys, order.rows, order.deadline_s)
 
     def apply(self, version: int) -> None:
-        """Put the staged version to use: all of it, or an error that leaves the weights unusable."""
+        """Puts the whole staged version to use. Raises WeightsIncomplete if it is not staged; another error
+        leaves the weights unusable."""
         tensors = self.stager.tensors(version)
         with torch.inference_mode():
             for name, (array, dtype) in tensors.items():
                 tensor = torch.from_numpy(array)
                 self.runner.weights[name].copy_(tensor.view(getattr(torch, dtype)))
-        self.runner.seal()
+        self.runner.use_weights()
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize(self.runner.device)
 
 
 def device_of(spec: EngineSpec, rank: int) -> torch.device:
-    """The rank's device. Raises EngineError if it is not there."""
+    """The device that a rank computes on. Raises EngineError if there is no such device."""
     kind = spec.device_kind
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -149,8 +150,8 @@ def device_of(spec: EngineSpec, rank: int) -> torch.device:
 
 
 def join_group(start: wire.Start, device: torch.device) -> tuple[TensorParallel, AddUp]:
-    """This rank's place, and how the ranks add up: in shared memory on CPUs, else by a process group of this
-    epoch, under its own prefix of the store."""
+    """A rank's place in its tensor parallel group, and the function that sums a tensor over the group: in
+    shared memory on CPUs, else by a process group of this epoch, under its own prefix of the store."""
     size, rank = start.spec.tp, start.rank
     if size == 1:
         return TensorParallel(), alone
@@ -170,10 +171,10 @@ def join_group(start: wire.Start, device: torch.device) -> tuple[TensorParallel,
     return TensorParallel(rank, size), dist.all_reduce
 
 
-def follow(channel: wire.Channel, start: wire.Start) -> None:
-    """A follower's life; returns when rank 0 is gone."""
+def follow(channel: wire.EngineChannel, start: wire.Start) -> None:
+    """Runs a follower; returns when rank 0 has ended."""
     try:
-        rank = Rank(start)
+        rank = EngineRank(start)
     except EarlError as error:
         channel.send(wire.encoder.encode(Applied(wire.WireError.of(error))))
         return
@@ -193,10 +194,10 @@ def follow(channel: wire.Channel, start: wire.Start) -> None:
         rank.data.close()
 
 
-def _obey(rank: Rank, channel: wire.Channel, order: Order) -> None:
+def _obey(rank: EngineRank, channel: wire.EngineChannel, order: Order) -> None:
     match order:
-        case Step(batch):
-            rank.runner.forward(Batch.from_bytes(batch))
+        case RunStep(batch):
+            rank.runner.forward(StepBatch.from_bytes(batch))
         case LoadShard(call, version, keys, deadline_s):
             rank.stager.begin(call, version, keys, deadline_s)
         case DropShard():
@@ -216,21 +217,22 @@ def _obey(rank: Rank, channel: wire.Channel, order: Order) -> None:
 
 
 class Followers:
-    """Rank 0's side. Every method writes one frame to each follower."""
+    """Rank 0's connections to its followers."""
 
-    def __init__(self, channels: list[wire.Channel]) -> None:
+    def __init__(self, channels: list[wire.EngineChannel]) -> None:
         self.channels = channels
 
     def send(self, message: object) -> None:
+        """Writes one frame to each follower."""
         if self.channels:
             body = wire.encoder.encode(message)
             for channel in self.channels:
                 channel.send(body)
 
     def await_applied(self) -> list[tuple[int, ShardReport]]:
-        """Wait for each follower's Applied; returns what else they said meanwhile, by rank.
+        """Waits for each follower's Applied; returns the reports that came meanwhile, by rank.
 
-        Raises the first error among them, ChannelClosed if one is gone or silent.
+        Raises the first error among them, ChannelClosed for a follower that has ended or sends nothing.
         """
         others: list[tuple[int, ShardReport]] = []
         errors: list[wire.WireError] = []

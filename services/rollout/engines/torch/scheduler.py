@@ -14,7 +14,7 @@ import bisect
 import numpy as np
 
 from services.rollout.engines.contract.engine import GenerateRequest
-from services.rollout.engines.torch.batch import Batch
+from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.kv_allocator import KvAllocator
 from services.rollout.engines.torch.slot_table import SlotTable
 from services.rollout.engines.torch.waiting_request import WaitingRequest
@@ -81,7 +81,7 @@ class SequenceScheduler:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def schedule(self, budget_tokens: int, now_ns: int = 0) -> tuple[Batch, np.ndarray] | None:
+    def schedule(self, budget_tokens: int, now_ns: int = 0) -> tuple[StepBatch, np.ndarray] | None:
         """Admits what fits and plans the next step: its batch, and bool [B] whether each of its sequences is
         complete, that is, gets a token sampled. None if nothing runs.
 
@@ -105,10 +105,10 @@ class SequenceScheduler:
                 self._preempt(table.youngest())
         rows = np.repeat(slots, taken)
         columns = np.repeat(starts - (np.cumsum(taken) - taken), taken) + np.arange(int(taken.sum()))
-        return Batch(slots, starts, taken, table.tokens[rows, columns], self.kv.budget.take()), complete
+        return StepBatch(slots, starts, taken, table.tokens[rows, columns], self.kv.budget.take()), complete
 
     def advance(
-        self, batch: Batch, complete: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, version: int
+        self, batch: StepBatch, complete: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, version: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Records a step: ids and logprobs [number of complete sequences] that `version` sampled.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.rollout.engines.contract.engine import GenerateRequest
-from services.rollout.engines.torch.stops import Stops
+from services.rollout.engines.torch.stops import StopIds
 from services.rollout.engines.torch.waiting_request import WaitingRequest
 
 
@@ -37,7 +37,7 @@ class SlotTable:
         self.age = np.zeros(slots, dtype=np.int64)
         self.temperature = np.zeros(slots, dtype=np.float32)
         self.seed = np.zeros(slots, dtype=np.uint64)
-        self.stops = Stops(slots)
+        self.stops = StopIds(slots)
         # Log-prob and version of each sampled token, at the token's position [S, C].
         self.logprobs = np.zeros((slots, context), dtype=np.float32)
         self.versions = np.zeros((slots, context), dtype=np.int64)

@@ -7,7 +7,7 @@ import numpy as np
 NO_TOKEN = -1
 
 
-class Stops:
+class StopIds:
     """Stop ids [slots, K], padded with NO_TOKEN; K grows with the longest list."""
 
     def __init__(self, slots: int) -> None:

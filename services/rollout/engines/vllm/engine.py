@@ -24,13 +24,13 @@ import msgspec
 from earl.errors import EarlError, EngineError, WeightsIncomplete
 from earl.models.spec import load_spec
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest, Transfer
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest, TransferTotals
 from services.rollout.engines.contract.shard_report import ShardReport, whole_load
-from services.rollout.engines.contract.stats import Busy, totals
+from services.rollout.engines.contract.stats import BusyClock, totals
 from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
 from services.rollout.engines.vllm import core
 
-# How often workers in other processes are asked whether a load has ended.
+# How often workers in other processes are asked for ended loads.
 POLL_S = 0.01
 # Exit code of an engine that lost one of its workers.
 WORKER_LOST = 3
@@ -63,8 +63,8 @@ class VllmEngine(ForeignEngine):
         self._loads: dict[int, list[ShardReport]] = {}
         self._loading = 0
         self._staged: int | None = None
-        self._transfers: list[list[Transfer]] = [[] for _ in range(spec.tp)]
-        self._busy = Busy()
+        self._transfers: list[list[TransferTotals]] = [[] for _ in range(spec.tp)]
+        self._busy = BusyClock()
         self._steps = self._preemptions = 0
 
     # --- requests -----------------------------------------------------------------------------
@@ -200,10 +200,10 @@ class VllmEngine(ForeignEngine):
         try:
             whole = whole_load(reports)
         except EarlError as error:
-            self.outbox.append(wire.Answer(report.call, wire.WireError.of(error)))
+            self.outbox.append(wire.CallAnswer(report.call, wire.WireError.of(error)))
             return
         self._staged = whole.version
-        self.outbox.append(wire.Answer(report.call, load=whole))
+        self.outbox.append(wire.CallAnswer(report.call, load=whole))
 
     def _take_staged(self, version: int) -> None:
         if self._staged != version:

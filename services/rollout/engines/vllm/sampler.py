@@ -1,7 +1,7 @@
 """vLLM's last step replaced: EARL's sampling, so that a token is a function of (seed, position) alone.
 
 vLLM draws from one generator a request: what a token becomes then depends on how many draws went
-before, and a turn that goes on in another request, or on another engine, draws other numbers. Here
+before, and a turn that continues in another request, or on another engine, draws other numbers. Here
 every engine uses services.rollout.engines.contract.sampling. Imported in vLLM's worker processes only.
 """
 
@@ -33,9 +33,9 @@ class SeededSampler(Sampler):
         rows = logits.shape[0]
         if rows != batch.num_reqs:  # a profiling run of vLLM's
             return super().forward(logits, sampling_metadata, *rest, **named)
-        wanted = [self._runner.requests[name].sampling_params.extra_args for name in batch.req_ids]
-        temperatures = np.array([each["temperature"] for each in wanted], dtype=np.float32)
-        seeds = np.array([each["seed"] for each in wanted], dtype=np.uint64)
+        options = [self._runner.requests[name].sampling_params.extra_args for name in batch.req_ids]
+        temperatures = np.array([option["temperature"] for option in options], dtype=np.float32)
+        seeds = np.array([option["seed"] for option in options], dtype=np.uint64)
         # Tokens that are there: the position of the next one. Rows whose prompt is not yet whole are
         # sampled too, and thrown away by vLLM.
         positions = batch.num_tokens_no_spec[:rows].astype(np.int64)

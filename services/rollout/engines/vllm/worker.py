@@ -1,6 +1,6 @@
 """EARL's part of every vLLM worker (`worker_extension_cls`): this rank's weights, and the sampler.
 
-    earl_begin ──► Stager's thread reads this rank's slices ──► staged      (generation goes on)
+    earl_begin ──► Stager's thread reads this rank's slices ──► staged      (generation continues)
     earl_apply ──► vLLM's own reload, layer by layer, from the staged slices, between two steps
 
 vLLM calls the methods by name on each rank; they take and return bytes and numbers only.
@@ -28,7 +28,7 @@ from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
 from services.rollout.engines.contract.shard_report import ShardReport
-from services.rollout.engines.contract.weight_staging import Stager
+from services.rollout.engines.contract.weight_staging import WeightStager
 from services.rollout.engines.vllm.sampler import SeededSampler
 
 
@@ -44,9 +44,9 @@ class EarlWorker:
         engine = msgspec.msgpack.decode(spec, type=EngineSpec)
         model = load_spec(engine.model_dir)
         self.earl_shapes = model.shapes()
-        self.earl_own = own_parameters(model, self.rank, engine.tp)
+        self.earl_parameters = own_parameters(model, self.rank, engine.tp)
         self.earl_data = DataThread(engine)
-        self.earl_stager = Stager(engine, self.earl_data, self.earl_own, self.earl_shapes)
+        self.earl_stager = WeightStager(engine, self.earl_data, self.earl_parameters, self.earl_shapes)
         self.model_runner.sampler = SeededSampler(self.model_runner)
         if engine.tp > 1:
             threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
@@ -67,8 +67,8 @@ class EarlWorker:
         return [wire.encoder.encode(report) for report in reports]
 
     def earl_apply(self, version: int) -> tuple[int, bytes]:
-        """Put the staged version to use. (its bytes, b""), or (0, the encoded error): the weights are
-        then neither the old version nor the new one."""
+        """Puts the staged version to use. Returns (its bytes, b""), or (0, the encoded error): the weights
+        are then neither the old version nor the new one."""
         try:
             tensors = self.earl_stager.tensors(version)
             with set_current_vllm_config(self.vllm_config), torch.inference_mode():
@@ -80,26 +80,26 @@ class EarlWorker:
                     finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
                     raise
                 self._earl_tie()
-        except Exception as error:  # noqa: BLE001  (told to the engine, which refuses to generate)
+        except Exception as error:  # noqa: BLE001  (the engine gets it and refuses to generate)
             return 0, wire.encoder.encode(wire.WireError.of(error))
         return sum(array.nbytes for array, _ in tensors.values()), b""
 
     def _earl_weights(self, tensors: dict[str, tuple[Any, str]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """vLLM's loaders cut this rank's slice out of whole tensors: one whole tensor at a time, of which
-        only that slice is written."""
+        """Whole tensors, one at a time, of which only this rank's slice is written: vLLM's loaders take that
+        slice out again."""
         for name, (array, dtype) in tensors.items():
             part = torch.from_numpy(array).view(getattr(torch, dtype))
             if part.shape != self.earl_shapes[name]:
                 whole = torch.empty(self.earl_shapes[name], dtype=part.dtype)
-                (one,) = self.earl_own[name].parts
-                whole[one.box.slices()] = part
+                (only,) = self.earl_parameters[name].parts
+                whole[only.box.slices()] = part
                 part = whole
             yield name, part
 
     def _earl_tie(self) -> None:
         """A head that is the embedding gets no tensor of its own, so the reload leaves what vLLM derived
         from its old weights (on CPUs a packed copy): derived anew here."""
-        if self.earl_own["lm_head.weight"].same_as:
+        if self.earl_parameters["lm_head.weight"].same_as:
             model = self.model_runner.get_model()
             model.lm_head.weight = model.model.embed_tokens.weight
             model.lm_head.quant_method.process_weights_after_loading(model.lm_head)

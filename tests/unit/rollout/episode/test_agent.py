@@ -10,10 +10,10 @@ from msgspec import structs
 from earl.env.base import Ending, Limits, Observation
 from earl.errors import ContextTooLong, DeadlineExceeded, EngineLost, EnvHostLost, EnvironmentFailure
 from services.rollout.engines.contract.engine import Generation
-from services.rollout.episode.agent import Agent, Ticket
+from services.rollout.episode.agent import EpisodeAgent, EpisodeTicket
 from services.rollout.episode.busy_spans import BusySpans
 
-TICKET = Ticket(
+TICKET = EpisodeTicket(
     ticket_id=7,
     attempt=2,
     fence=10,
@@ -131,7 +131,7 @@ class Sessions:
 def agent(policy, sessions, context=100, new=4, opening=""):
     letters = Letters()
     letters.opening = opening
-    return Agent(
+    return EpisodeAgent(
         letters,
         policy,
         sessions,

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout.episode.busy_spans import BusySpans, Rate, Span, few
+from services.rollout.episode.busy_spans import BusySpan, BusySpans, Rate, few
 
 _INTERVALS = st.lists(
     st.tuples(st.integers(0, 1000), st.integers(0, 50)).map(lambda pair: (pair[0], pair[0] + pair[1])),
@@ -50,9 +50,9 @@ def test_overlapping_work_is_one_span_and_short_gaps_close():
     spans.enter("env", 35)
     spans.leave("env", 40)
     spans.enter("env", 60)
-    assert spans.take(100) == [Span("env", 0, 40), Span("env", 60, 100)]
+    assert spans.take(100) == [BusySpan("env", 0, 40), BusySpan("env", 60, 100)]
     spans.leave("env", 130)
-    assert spans.take(200) == [Span("env", 100, 130)]
+    assert spans.take(200) == [BusySpan("env", 100, 130)]
     assert spans.take(300) == []
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout.episode.columns import DTYPES, TokenColumns, name, shelf
+from services.rollout.episode.columns import DTYPES, TokenColumns, attempt_name, registry_key
 
 _IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
 
@@ -64,4 +64,4 @@ def test_columns_stay_equally_long(turns):
 
 
 def test_names_tell_attempts_and_a_workers_lives_apart():
-    assert (name(412, 1), shelf("rollout-0", 255)) == ("412/1", "trajectories/rollout-0/ff")
+    assert (attempt_name(412, 1), registry_key("rollout-0", 255)) == ("412/1", "trajectories/rollout-0/ff")

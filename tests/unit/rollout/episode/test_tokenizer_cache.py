@@ -1,6 +1,6 @@
 """Remembered texts are the tokenizer's own answers, asked for once while they are short."""
 
-from services.rollout.episode.tokenizer_cache import ACTION_TOKENS, TEXT_CHARACTERS, Remembering
+from services.rollout.episode.tokenizer_cache import ACTION_TOKENS, TEXT_CHARACTERS, TokenizerCache
 
 
 class Counting:
@@ -25,7 +25,7 @@ class Counting:
 
 def test_short_texts_are_asked_once():
     codec = Counting()
-    texts = Remembering(codec)
+    texts = TokenizerCache(codec)
     for _ in range(2):
         assert texts.encode_observation("ab", True) == [1, 97, 98]
         assert texts.encode_observation("ab", False, "tool", 3) == [0, 97, 98]
@@ -36,7 +36,7 @@ def test_short_texts_are_asked_once():
 
 def test_long_texts_are_not_kept():
     codec = Counting()
-    texts = Remembering(codec)
+    texts = TokenizerCache(codec)
     text = "a" * (TEXT_CHARACTERS + 1)
     for _ in range(2):
         texts.encode_observation(text, True)

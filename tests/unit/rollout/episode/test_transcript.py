@@ -3,7 +3,7 @@
 from earl.env.base import Ending
 from earl.transcript import TOKENS, TURNS
 from earl.v1 import scheduler_pb2
-from services.rollout.episode.agent import Outcome
+from services.rollout.episode.agent import EpisodeOutcome
 from services.rollout.episode.columns import TokenColumns
 from services.rollout.episode.transcript import conversation
 from services.rollout.worker.ticket_codec import decode_ticket, encode_result
@@ -68,7 +68,7 @@ def test_an_episode_that_ended_early_shows_what_there_was():
 
 def test_a_result_carries_its_transcript():
     columns, observed = played(("ab", "x"))
-    outcome = Outcome(Ending.OK, 1.0, columns, transcript=conversation("", observed, columns, decode))
+    outcome = EpisodeOutcome(Ending.OK, 1.0, columns, transcript=conversation("", observed, columns, decode))
     asked = scheduler_pb2.Ticket(ticket_id=1, attempt=1, environment="e", transcript=True)
     ticket = decode_ticket(asked)
     assert ticket.transcript and not decode_ticket(scheduler_pb2.Ticket()).transcript

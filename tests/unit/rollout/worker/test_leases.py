@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from services.rollout.episode.agent import Ticket
+from services.rollout.episode.agent import EpisodeTicket
 from services.rollout.worker.leases import Leases
 
-TICKET = Ticket(
+TICKET = EpisodeTicket(
     ticket_id=1,
     attempt=1,
     fence=10,

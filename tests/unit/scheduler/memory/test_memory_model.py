@@ -24,7 +24,7 @@ from earl.parallelism import Parallelism
 from services.rollout.engines.contract import sampling
 from services.rollout.engines.torch import attention, engine, kv_cache, linear
 from services.rollout.engines.torch.kv_allocator import KvAllocator
-from services.rollout.engines.torch.model_runner import Runner
+from services.rollout.engines.torch.model_runner import ModelRunner
 from services.rollout.engines.torch.slot_table import SlotTable
 from services.rollout.engines.vllm import core
 from services.scheduler.memory import MemoryParts, ModelNumbers, parts, predict, ranks_here, rollout, trainer
@@ -68,7 +68,7 @@ def test_numbers_are_those_of_a_rank(name: str, tp: int) -> None:
         decoder = Decoder(spec, TensorParallel(1, tp))
     numbers = ModelNumbers.of(spec, tp)
     assert numbers.elements() == sum(parameter.numel() for parameter in decoder.parameters())
-    runner = Runner(spec, TensorParallel(1, tp), slots=1, context=16)
+    runner = ModelRunner(spec, TensorParallel(1, tp), slots=1, context=16)
     own = {weight.data_ptr(): weight.numel() for weight in runner.weights.values()}
     assert ModelNumbers.of(spec, tp, fused=True).elements() == sum(own.values())
     assert (numbers.heads, numbers.kv_heads) == (runner.heads, runner.kv_heads)
@@ -83,7 +83,7 @@ def test_fsdp_cuts_rows_and_pads_the_last_rank() -> None:
 @pytest.mark.parametrize("tokens", [1, 100, 1000])
 def test_kv_is_what_the_cache_commits(dtype: str, tokens: int) -> None:
     spec = SPECS["shared heads"]
-    runner = Runner(spec, TensorParallel(0, 2), slots=3, context=1024, dtype=getattr(torch, dtype))
+    runner = ModelRunner(spec, TensorParallel(0, 2), slots=3, context=1024, dtype=getattr(torch, dtype))
     kv = KvAllocator(SlotTable(3, 1024), rows=runner.cache.rows, page=runner.cache.page_tokens)
     kv.budget.commit(torch.arange(2).numpy(), torch.full((2,), tokens).numpy())
     committed = int(kv.budget.committed.sum()) * runner.cache.token_bytes

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.errors import ConfigError, EngineNotInstalled
-from services.rollout.engines.contract.engine import EngineSpec, Transfer
-from services.rollout.engines.contract.stats import Busy, totals
+from services.rollout.engines.contract.engine import EngineSpec, TransferTotals
+from services.rollout.engines.contract.stats import BusyClock, totals
 from services.rollout.engines.foreign.cache_salts import CacheSalts
 from services.rollout.engines.process.interpreter import interpreter_of
 
@@ -68,18 +68,18 @@ def test_idle_sessions_are_those_that_began_and_run_nothing(events: list[tuple[s
 
 def test_transfers_of_ranks_add_up_by_path():
     parts = [
-        Transfer(path="shm", size_bytes=3, seconds=0.5, transfers=1, retries=1),
-        Transfer(path="ucx-tcp", size_bytes=5),
-        Transfer(path="shm", size_bytes=4, seconds=1.5, transfers=2, retries=2),
+        TransferTotals(path="shm", size_bytes=3, seconds=0.5, transfers=1, retries=1),
+        TransferTotals(path="ucx-tcp", size_bytes=5),
+        TransferTotals(path="shm", size_bytes=4, seconds=1.5, transfers=2, retries=2),
     ]
     assert totals(parts) == [
-        Transfer(path="shm", size_bytes=7, seconds=2.0, transfers=3, retries=3),
-        Transfer(path="ucx-tcp", size_bytes=5),
+        TransferTotals(path="shm", size_bytes=7, seconds=2.0, transfers=3, retries=3),
+        TransferTotals(path="ucx-tcp", size_bytes=5),
     ]
 
 
 def test_busy_periods_are_handed_over_once():
-    busy = Busy()
+    busy = BusyClock()
     busy.start()
     busy.end()
     (period,) = busy.take()

@@ -26,7 +26,7 @@ def ask(name: str, new: int = 2, **fields: Any) -> GenerateRequest:
 
 
 def tokens(name: str, ids: list[int], version: int, finish: str, reused: int = REUSED) -> list[Any]:
-    return ["Tokens", name, ids, [LOGPROB] * len(ids), [version] * len(ids), finish, reused]
+    return ["SampledTokens", name, ids, [LOGPROB] * len(ids), [version] * len(ids), finish, reused]
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_vllm_gives_what_begins_after_a_commit_a_new_salt(make_vllm, kv_on_updat
     engine, core = make_vllm(kv_on_update=kv_on_update)
     engine.submit(ask("old", 3), False)
     engine.step()
-    assert load_vllm(engine, 7)[0][0] == "Answer"
+    assert load_vllm(engine, 7)[0][0] == "CallAnswer"
     with pytest.raises(WeightsIncomplete, match="has version 7 staged, not 8"):
         engine.commit(8)
     report = engine.commit(7)
@@ -120,7 +120,7 @@ def test_vllm_gives_what_begins_after_a_commit_a_new_salt(make_vllm, kv_on_updat
     engine.step()
     engine.step()
     (answer,) = told(engine.outbox)
-    assert answer == ["Tokens", "old", [4, 5, 6], [LOGPROB] * 3, [0, 7, 7], "length", REUSED]
+    assert answer == ["SampledTokens", "old", [4, 5, 6], [LOGPROB] * 3, [0, 7, 7], "length", REUSED]
     engine.submit(ask("new"), False)
     engine.submit(GenerateRequest(request_id="next", ids=[1] * 6, max_new_tokens=1, session="old"), False)
     assert core.salts["new"] == "1"
@@ -135,7 +135,7 @@ def test_vllm_refuses_everything_after_a_commit_that_failed_half_way(make_vllm):
     with pytest.raises(WeightsIncomplete, match="could not apply version 7: no such tensor"):
         engine.commit(7)
     ((kind, name, (error, message, _)),) = told(engine.outbox)
-    assert (kind, name, error) == ("Refused", "a", "WeightsIncomplete") and "no such tensor" in message
+    assert (kind, name, error) == ("RequestRefused", "a", "WeightsIncomplete") and "no such tensor" in message
     assert core.waiting == [] and "reset_prefix_cache" in core.calls and not engine.has_work
     with pytest.raises(WeightsIncomplete):
         engine.submit(ask("b"), False)
@@ -153,7 +153,7 @@ def test_vllm_fails_every_request_when_logits_are_not_finite(make_vllm):
     engine.submit(ask("b"), False)
     core.broken = True
     engine.step()
-    assert [reply[:2] for reply in told(engine.outbox)] == [["Refused", "a"], ["Refused", "b"]]
+    assert [reply[:2] for reply in told(engine.outbox)] == [["RequestRefused", "a"], ["RequestRefused", "b"]]
     assert not engine.has_work
 
 
@@ -216,7 +216,7 @@ def test_sglang_dates_tokens_by_its_own_account_of_versions(make_sglang, kv_on_u
     link.step()
     engine.collect()
     (answer,) = told(engine.outbox)
-    assert answer == ["Tokens", "old", [4, 5, 6], [LOGPROB] * 3, [0, 7, 7], "length", REUSED]
+    assert answer == ["SampledTokens", "old", [4, 5, 6], [LOGPROB] * 3, [0, 7, 7], "length", REUSED]
     engine.submit(ask("new"), False)
     engine.submit(GenerateRequest(request_id="next", ids=[1] * 6, max_new_tokens=1, session="old"), False)
     assert link.salts["new"] == "1"
@@ -233,7 +233,7 @@ def test_sglang_refuses_a_request_whose_first_tokens_it_dates_otherwise_later(ma
     link.step()
     engine.collect()
     ((kind, name, (_, message, _)),) = told(engine.outbox)
-    assert (kind, name) == ("Refused", "a") and "dates its first tokens" in message
+    assert (kind, name) == ("RequestRefused", "a") and "dates its first tokens" in message
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -251,7 +251,7 @@ def test_sglang_refuses_everything_after_an_update_that_failed(make_sglang, paus
     ends = [] if paused else ["resume"]
     assert link.calls == ["pause in_place", "update 7 flush=False", "pause abort", *ends]
     refused = [reply[:2] for reply in told(engine.outbox)]
-    assert refused == [["Refused", "a"], *([["Refused", "held"]] if paused else [])]
+    assert refused == [["RequestRefused", "a"], *([["RequestRefused", "held"]] if paused else [])]
     engine.collect()
     assert not engine.outbox
     with pytest.raises(WeightsIncomplete):
@@ -266,5 +266,5 @@ def test_sglang_refuses_the_request_that_it_had_an_error_for_and_no_other(make_s
     link.step()
     engine.collect()
     first, second = told(engine.outbox)
-    assert first[:2] == ["Refused", "a"] and "too long" in first[2][1]
+    assert first[:2] == ["RequestRefused", "a"] and "too long" in first[2][1]
     assert second == tokens("b", [4], 0, "length")

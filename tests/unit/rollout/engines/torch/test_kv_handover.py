@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from earl.errors import EngineBusy, EngineError, WeightsIncomplete
 from services.rollout.engines.contract.engine import KvOffer, KvSession
 from services.rollout.engines.torch.kv_cache import KvCache
-from services.rollout.engines.torch.kv_handover import Handover, Moving, Rows
+from services.rollout.engines.torch.kv_handover import KvInTransit, SlotHandover, SlotRows
 from tests.support.sequences import CONTEXT, Run
 
 Row = tuple[int, int]
@@ -22,23 +22,23 @@ class Side(Run):
 
     def __init__(self, bound: int, keep: bool) -> None:
         super().__init__(bound, keep)
-        self.handover = Handover("unit", self.kv)
+        self.handover = SlotHandover("unit", self.kv)
 
-    def rows(self, moving: Moving) -> list[list[Row | None]]:
+    def rows(self, moving: KvInTransit) -> list[list[Row | None]]:
         """What a rank copies, at whatever moment."""
         return [self.cache.rows[one.slot][one.first : one.first + one.count] for one in moving.rows]
 
-    def write(self, moving: Moving, rows: list[list[Row | None]]) -> None:
+    def write(self, moving: KvInTransit, rows: list[list[Row | None]]) -> None:
         for one, part in zip(moving.rows, rows, strict=True):
             self.cache.rows[one.slot][one.first : one.first + one.count] = part
 
-    def begin_take(self, offer: KvOffer) -> Moving:
+    def begin_take(self, offer: KvOffer) -> KvInTransit:
         moving = self.handover.take(offer, self.version)
         self.cache.move(self.kv.budget.take())
         return moving
 
 
-def offer_of(moving: Moving, sessions: list[KvSession]) -> KvOffer:
+def offer_of(moving: KvInTransit, sessions: list[KvSession]) -> KvOffer:
     return KvOffer(name="o", keys=[], version=moving.version, sessions=sessions, size_bytes=0)
 
 
@@ -133,7 +133,7 @@ def retained(side: Side, session: str, ids: list[int]) -> int:
     return len(ids) + 11
 
 
-def moved(old: Side, new: Side, known: dict[str, int] | None = None) -> tuple[KvOffer, Moving]:
+def moved(old: Side, new: Side, known: dict[str, int] | None = None) -> tuple[KvOffer, KvInTransit]:
     moving = old.handover.offer(known or {}, old.version)
     offer = offer_of(moving, old.handover.offered(moving))
     copied = {one.session: part for one, part in zip(moving.sessions, old.rows(moving), strict=True)}
@@ -242,7 +242,7 @@ def test_rows_travel_in_place_or_through_host_memory(dtype):
     old, new = caches
     old.keys[0][1, :, :8] = torch.arange(128, dtype=dtype).view(2, 8, 8)
     old.values[1][2, :, 4:9] = 0.5
-    rows = [Rows(1, 0, 0, 7), Rows(2, 4, 7, 5)]
+    rows = [SlotRows(1, 0, 0, 7), SlotRows(2, 4, 7, 5)]
     arrays = []
     for host in (old.host, None):
         old.host = host

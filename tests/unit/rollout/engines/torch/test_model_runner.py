@@ -11,10 +11,10 @@ from earl.models.spec import ModelSpec
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.contract.sampling import sample, uniforms
 from services.rollout.engines.torch import attention
-from services.rollout.engines.torch.batch import Batch
+from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.engine import TorchEngine
-from services.rollout.engines.torch.model_runner import Runner
-from services.rollout.engines.torch.ranks import Followers, Rank
+from services.rollout.engines.torch.model_runner import ModelRunner
+from services.rollout.engines.torch.ranks import EngineRank, Followers
 from tests.support import threads
 
 SPECS = {
@@ -28,11 +28,11 @@ SPECS = {
 one_thread = threads.one_thread
 
 
-def models(name: str, slots: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Runner]:
+def models(name: str, slots: int, dtype: torch.dtype = torch.float32) -> tuple[Decoder, ModelRunner]:
     decoder = Decoder(SPECS[name])
     initialise(decoder, 1)
     torch.manual_seed(2)
-    runner = Runner(SPECS[name], TensorParallel(), slots=slots, context=48, dtype=dtype)
+    runner = ModelRunner(SPECS[name], TensorParallel(), slots=slots, context=48, dtype=dtype)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -65,7 +65,7 @@ def test_any_batching_equals_the_packed_forward(name, view, monkeypatch):
         tokens = np.concatenate(
             [sequences[s, done[s] : done[s] + c] for s, c in zip(slots, counts, strict=True)]
         )
-        logits = runner.forward(Batch(slots, done[slots], counts, tokens))
+        logits = runner.forward(StepBatch(slots, done[slots], counts, tokens))
         assert logits is not None
         done[slots] += counts
         for row, slot in enumerate(slots):
@@ -76,7 +76,7 @@ def test_any_batching_equals_the_packed_forward(name, view, monkeypatch):
 def test_bfloat16_is_close():
     decoder, runner = models("qwen3", slots=2, dtype=torch.bfloat16)
     tokens = np.random.default_rng(0).integers(0, 29, 20)
-    logits = runner.forward(Batch(np.array([1]), np.array([0]), np.array([20]), tokens))
+    logits = runner.forward(StepBatch(np.array([1]), np.array([0]), np.array([20]), tokens))
     assert logits is not None and logits.dtype == torch.bfloat16
     wanted = packed_logits(decoder, tokens)
     assert (logits[0].float() - wanted).abs().max() < 0.05 * wanted.abs().max()
@@ -84,7 +84,7 @@ def test_bfloat16_is_close():
 
 def test_heads_must_divide():
     with pytest.raises(IllegalParallelism, match="tp 3"):
-        Runner(SPECS["qwen2"], TensorParallel(0, 3), slots=1, context=8)
+        ModelRunner(SPECS["qwen2"], TensorParallel(0, 3), slots=1, context=8)
 
 
 def test_uniforms_are_uniform_and_independent():
@@ -151,7 +151,7 @@ class FakeStager:
 
 def test_weights_applied_in_part_are_never_used():
     _, runner = models("llama", slots=2)
-    rank = Rank.__new__(Rank)
+    rank = EngineRank.__new__(EngineRank)
     rank.runner = runner
     rank.stager = FakeStager(runner.weights)  # type: ignore[assignment]
     spec = EngineSpec(name="unit", model_dir="", max_sequences=2, max_context_tokens=48)
@@ -166,7 +166,7 @@ def test_weights_applied_in_part_are_never_used():
     with pytest.raises(WeightsIncomplete, match="version 1"):
         engine.commit(1)
     engine.submit(request("later"), stream=False)
-    assert [type(reply).__name__ for reply in engine.outbox] == ["Refused"] * 3
+    assert [type(reply).__name__ for reply in engine.outbox] == ["RequestRefused"] * 3
     assert not engine.has_work
     engine.commit(2)
     engine.submit(request("after"), stream=False)

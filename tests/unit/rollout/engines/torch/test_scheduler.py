@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.rollout.engines.contract.engine import GenerateRequest
-from services.rollout.engines.torch.batch import Batch
+from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.scheduler import SequenceScheduler
 from services.rollout.engines.torch.waiting_request import WaitingRequest
 
@@ -20,7 +20,7 @@ def ask(name: str, ids: list[int], new: int = 4, **fields) -> WaitingRequest:
     return WaitingRequest.of(request, next(ages))
 
 
-def run_step(scheduler: SequenceScheduler, budget: int, version: int = 0) -> tuple[Batch, np.ndarray]:
+def run_step(scheduler: SequenceScheduler, budget: int, version: int = 0) -> tuple[StepBatch, np.ndarray]:
     """One step whose sampled token is the sequence's length, so that it is known."""
     planned = scheduler.schedule(budget)
     assert planned is not None
@@ -182,8 +182,8 @@ def test_dropped_kv_is_computed_again():
 
 
 def test_batches_travel_as_bytes():
-    batch = Batch(np.array([3, 1]), np.array([0, 5]), np.array([2, 1]), np.array([8, 9, 7]))
-    again = Batch.from_bytes(batch.to_bytes())
+    batch = StepBatch(np.array([3, 1]), np.array([0, 5]), np.array([2, 1]), np.array([8, 9, 7]))
+    again = StepBatch.from_bytes(batch.to_bytes())
     for name in ("slots", "starts", "counts", "tokens"):
         assert getattr(again, name).tolist() == getattr(batch, name).tolist()
 
