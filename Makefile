@@ -32,6 +32,8 @@ VLLM_TESTS := tests/contract/test_engine.py tests/contract/test_engine_life.py t
 SGLANG := .venv-sglang
 SGLANG_STAMP := $(SGLANG)/.installed
 SEED ?= 0
+# Processes that share the default test suite.
+TEST_WORKERS ?= 2
 
 .PHONY: setup setup-peers setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-slow-oldest test-peers test-envs test-vllm test-sglang check proto docs clean
 .DEFAULT_GOAL := help
@@ -84,7 +86,7 @@ demo: $(STAMP)
 	@$(BIN)/earl demo --seed $(SEED)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow" -n $(TEST_WORKERS) --dist worksteal
 
 test-slow: $(STAMP)
 	@$(BIN)/python tools/slow_tests.py run

@@ -1,6 +1,8 @@
-"""What several kinds of test need and one machine makes once."""
+"""What several kinds of test need and one machine makes once, and how a process of tests is set up."""
 
+import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,22 @@ from pathlib import Path
 import pytest
 
 from earl.models.source import resolve
+
+# torch's threads, here and in processes that tests start: small matrices are no work for more than one, and
+# two workers of pytest-xdist have no more cores than one has.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Hundreds of processes import this tree, and each worker rewrites the tests' asserts: their bytecode is kept,
+# also where the environment has it that no process leaves any (as in many containers).
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Until all tests are collected: their imports set off collections that find nothing.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made stays, and is never looked through again (`earl.bulk_import`)."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,9 +6,9 @@
         ...
         code = await stack.terminate("rollout-0")
 
-Every process is the one that `earl train` starts (earl.stack.plan), with its own log below the run's
-directory. Leaving ends whatever still runs; a process that ended when it should not have fails the
-test with the end of its log.
+Every process but the model's job is the one that `earl train` starts (earl.stack.plan), with its own log
+below the run's directory. Leaving ends whatever still runs; a process that ended when it should not have
+fails the test with the end of its log.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.dispatch.memory.arena_file import arena_directory
+from earl.models.create import create_model
 from earl.rpc.audit import AUDIT_FILE
 from earl.stack import plan
 from earl.stack.ports import resolve_bind
@@ -103,8 +104,14 @@ class Stack:
                 starts[name] = group.create_task(start(name))
 
     async def start(self, name: str, environment: Mapping[str, str] | None = None) -> StackProcess:
-        """Starts one process and waits until it is ready, or done if it is a job."""
+        """Starts one process and waits until it is ready, or done if it is a job.
+
+        The model's job is done here: what it imports takes a process a second, and this one has it.
+        """
         process = self.processes[name]
+        if name == plan.MODEL:
+            create_model(self.directory / "model", self.config.model, self.config.seed)
+            return process
         await process.start(self._environment() | dict(environment or {}))
         ready, ended = asyncio.create_task(process.ready.wait()), asyncio.create_task(process.wait())
         try:
