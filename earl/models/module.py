@@ -12,12 +12,13 @@ tokens and rows are this rank's part of the packed ones. Whose terms gradients a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from earl.models.fused import gated_silu, rms_norm
@@ -259,6 +260,30 @@ class Decoder(nn.Module):
         """From now on blocks keep only their inputs for the backward pass."""
         for block in self.model.layers:
             cast(Block, block).checkpointed = True
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Leaves tensors as they are where a module would draw its first values (torch.nn.init)."""
+
+    def __torch_function__(
+        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
+
+
+def decoder_on_meta(
+    spec: ModelSpec, tp: TensorParallel | None = None, cp: ContextParallel | None = None
+) -> Decoder:
+    """A decoder that has shapes and no memory yet.
+
+    No first values are drawn, which nobody could read: on the meta device torch would import its compiler
+    for that (0.4 s of CPU).
+    """
+    with torch.device("meta"), _Uninitialised():
+        return Decoder(spec, tp, cp)
 
 
 def initialise(decoder: Decoder, seed: int, embedding_std: float = 0.02) -> None:

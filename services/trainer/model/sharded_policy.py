@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+import torch._dynamo  # fully_shard imports it: with the rest, before there is anything to wait for
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +31,7 @@ from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement
 from earl.dispatch.publish.dtensor import local_box
 from earl.models.lora import Lora, adapt, adapters, initial, merged
-from earl.models.module import Decoder
+from earl.models.module import Decoder, decoder_on_meta
 from earl.models.slices import tp_box, tp_cut, whole_shape
 from earl.models.spec import ModelSpec
 from earl.models.weights import Checkpoint
@@ -105,11 +106,10 @@ class ShardedPolicy:
         activation_checkpointing: bool = False,
         allocated: bool = True,
     ) -> None:
-        with torch.device("meta"):
-            self.decoder = Decoder(spec, mesh.tensor, mesh.context)
-            if lora is not None:
-                self.decoder.to(getattr(torch, frozen_dtype))
-                adapt(self.decoder, lora)
+        self.decoder = decoder_on_meta(spec, mesh.tensor, mesh.context)
+        if lora is not None:
+            self.decoder.to(getattr(torch, frozen_dtype))
+            adapt(self.decoder, lora)
         if activation_checkpointing:
             self.decoder.checkpoint_activations()
         precision = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)

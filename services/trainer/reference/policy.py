@@ -20,7 +20,7 @@ from torch import nn
 
 from earl.dispatch.layout.box import Box, chunk_range
 from earl.errors import TrainerError
-from earl.models.module import Decoder
+from earl.models.module import decoder_on_meta
 from earl.models.parallel import TensorParallel
 from earl.models.slices import tp_box
 from earl.models.spec import ModelSpec
@@ -72,8 +72,7 @@ class ReferencePolicy:
         share_prefixes: bool = True,
         allocated: bool = True,
     ) -> None:
-        with torch.device("meta"):
-            self.decoder = Decoder(spec, tensor)
+        self.decoder = decoder_on_meta(spec, tensor)
         self.decoder.requires_grad_(False)
         self.decoder.to(getattr(torch, dtype))
         if allocated:
