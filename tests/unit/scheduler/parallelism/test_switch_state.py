@@ -349,6 +349,15 @@ def test_a_worker_that_joins_again_is_not_cut_as_it_was_at_first() -> None:
     assert not world.commands() and world.switching.running(STAGE) == Parallelism(2, 2)
 
 
+def test_a_heartbeat_of_a_new_parallelism_keeps_the_version_that_came_with_it() -> None:
+    world = World(TP1)
+    before = world.book.members["w0"]
+    world.ledger.seen("w0", before.incarnation, world.now, version=5)
+    world.switching.reported(before, Parallelism(2, 2), 1)
+    after = world.book.members["w0"]
+    assert (after.version, after.parallelism, after.epoch) == (5, (2, 2, 1, 1), 1)
+
+
 def test_workers_that_say_nothing_count_as_they_joined_or_answered() -> None:
     world = World(TP1)
     member = world.tables.members["w0"]
