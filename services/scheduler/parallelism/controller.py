@@ -145,12 +145,12 @@ class ParallelismController:
     # --- an operator's request --------------------------------------------------------------
 
     async def set(
-        self, stage: str, asked: tuple[int, Parallelism] | None, pin: bool, wait_s: float
+        self, stage: str, request: tuple[int, Parallelism] | None, pin: bool, wait_s: float
     ) -> tuple[int, SwitchRecord | None]:
         """Changes a stage's parallelism, pins or unpins it, and waits for the switch: (its epoch, its end).
 
-        asked: (dp, or 0 for whatever the devices give; one replica); None changes only the pin. The epoch is
-        that of the last switch if there was nothing to do; the end is None if the switch is still running
+        request: (dp, or 0 for whatever the devices give; one replica); None changes only the pin. The epoch
+        is that of the last switch if there was nothing to do; the end is None if the switch is still running
         after wait_s. Raises IllegalParallelism and LedgerError, having changed nothing.
         """
         devices = self.switching.devices(stage)
@@ -161,8 +161,8 @@ class ParallelismController:
                 f"it has {', '.join(here)}" if here else "wait until its workers have joined",
             )
         switch = None
-        if asked is not None:
-            dp, replica = asked
+        if request is not None:
+            dp, replica = request
             self.layouts.check(stage, devices, dp, replica)
             reason = "an operator asked for it"
             switch = self.switching.ask(

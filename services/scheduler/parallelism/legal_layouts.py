@@ -52,10 +52,10 @@ class LegalLayouts:
         legal = self.legal(stage, devices)
         if any(parallelism.replica == replica.replica and dp in (0, parallelism.dp) for parallelism in legal):
             return
-        asked = Parallelism(dp or 1, *replica.replica)
+        requested = Parallelism(dp or 1, *replica.replica)
         count = f"{sum(devices)} device{'s' * (sum(devices) != 1)}"
         raise IllegalParallelism(
-            f"{stage} cannot have {asked}: it has {count}"
+            f"{stage} cannot have {requested}: it has {count}"
             + (f" on {len(devices)} workers" if len(devices) > 1 else ""),
             f"use {' or '.join(map(str, legal))}" if legal else "its devices allow nothing else",
         )

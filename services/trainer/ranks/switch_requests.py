@@ -27,7 +27,7 @@ SLACK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _SwitchRequest:
     command: SwitchCommand
     outcome: concurrent.futures.Future[SwitchOutcome] = field(default_factory=concurrent.futures.Future)
 
@@ -66,9 +66,9 @@ class Epochs:
         self.epoch = 0
         self._legal = legal
         self._lock = threading.Lock()
-        self._waiting: _Asked | None = None
-        self._running: _Asked | None = None
-        self._newest: _Asked | None = None
+        self._waiting: _SwitchRequest | None = None
+        self._running: _SwitchRequest | None = None
+        self._newest: _SwitchRequest | None = None
 
     async def carried_out(self, command: SwitchCommand) -> SwitchOutcome:
         """Asks for a switch and waits for its end; one that no boundary came for in time is withdrawn.
@@ -112,7 +112,7 @@ class Epochs:
             self._legal(command.parallelism)
             if self._waiting is not None:
                 self._withdraw(f"epoch {command.epoch} came before there was a boundary")
-            self._waiting = self._newest = _Asked(command)
+            self._waiting = self._newest = _SwitchRequest(command)
             return self._waiting.outcome
 
     @property
@@ -151,13 +151,13 @@ class Epochs:
 
     def _withdraw(self, reason: str) -> None:
         assert self._waiting is not None
-        asked, self._waiting = self._waiting, None
-        asked.outcome.set_result(
+        withdrawn, self._waiting = self._waiting, None
+        withdrawn.outcome.set_result(
             SwitchOutcome(
-                epoch=asked.command.epoch,
+                epoch=withdrawn.command.epoch,
                 parallelism=self.parallelism,
                 rolled_back=True,
                 message=reason,
-                seconds=time.monotonic() - asked.command.asked_s,
+                seconds=time.monotonic() - withdrawn.command.asked_s,
             )
         )
