@@ -31,7 +31,7 @@ from earl.dispatch.read.reader import Dispatcher, Read
 from earl.dispatch.registry.registry import Registry
 from earl.errors import MeasurementWrong
 from earl.rpc import options
-from services.trainer.reference.shelf import Shelf, key
+from services.trainer.reference.logprob_store import LogprobStore, logprob_key
 
 SERVICE = "bench.Controller"
 CHUNK_BYTES = 1 << 20
@@ -169,22 +169,24 @@ async def run_stage(role: dict[str, Any]) -> None:
         incarnation=end.rank + 1,
         size_bytes=role["arena_bytes"],
     )
-    shelf = Shelf(store)
+    logprobs = LogprobStore(store)
     held: list[str] = []
     answer()
     async for work in commands():
-        await shelf.free(held)
+        await logprobs.free(held)
         deal, number = deal_of(work), work["number"]
         mine = deal.computes[end.rank]
         if work["way"] == "direct":
             held = [f"sequence/{sequence}/{number}" for sequence in mine]
             total = len(mine) * deal.tokens
-            array = await shelf.reserve(key("bench", number, end.rank), held, total, Box((0,), (total,)))
+            array = await logprobs.reserve(
+                logprob_key("bench", number, end.rank), held, total, Box((0,), (total,))
+            )
             assert array is not None, "the arena is too small"
             for place, sequence in enumerate(mine):
                 array[place * deal.tokens : (place + 1) * deal.tokens] = values(deal, sequence, number)
             computed_ns = time.monotonic_ns()
-            await shelf.publish()
+            await logprobs.publish()
             published_ns = time.monotonic_ns()
             await end.done(end.name)
         else:
@@ -220,7 +222,7 @@ async def run_trainer(role: dict[str, Any]) -> None:
             for row, sequence in enumerate(mine):
                 rank, place = deal.home(sequence)
                 box = Box((place * deal.tokens,), ((place + 1) * deal.tokens,))
-                reads.append(Read((key("bench", number, rank),), "reference", box, column[row]))
+                reads.append(Read((logprob_key("bench", number, rank),), "reference", box, column[row]))
             began_ns = time.monotonic_ns()
             path = (await dispatcher.read(reads, WAIT_S)).path
         else:

@@ -39,7 +39,10 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """count nodes, of which this is the number-th, from 0. master: host:port that the first one opens."""
+    """The machines that a group of ranks runs on.
+
+    count: how many; number: which of them this is, from 0. master: host:port that the first one opens.
+    """
 
     count: int = 1
     number: int = 0
@@ -47,7 +50,7 @@ class Nodes:
 
     @classmethod
     def from_environment(cls) -> Nodes:
-        """Raises ConfigError."""
+        """As EARL_NODES, EARL_NODE and EARL_MASTER say; one machine without them. Raises ConfigError."""
         given = {name: os.environ.get(name, "") for name in ("EARL_NODES", "EARL_NODE", "EARL_MASTER")}
         count, number, master = given.values()
         if (count or "1") == "1":
@@ -60,7 +63,7 @@ class Nodes:
         return cls(int(count), int(number), master)
 
     def share(self, ranks: int) -> int:
-        """Ranks of each node. Raises ConfigError unless all have equally many."""
+        """How many of all ranks each node has. Raises ConfigError unless all have equally many."""
         if ranks % self.count:
             raise ConfigError(
                 f"{ranks} ranks do not divide into EARL_NODES={self.count} nodes",

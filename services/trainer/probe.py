@@ -58,7 +58,7 @@ GENTLE = {"lr": 1e-6, "kl_limit": 0.0}
 
 class ProbedStage(Protocol):
     def batch(self, tokens: np.ndarray) -> Callable[[], object]:
-        """tokens int32[C, L]: a call that computes this rank's part of them once."""
+        """A call that computes this rank's part of these sequences once. tokens: int32[C, L]."""
         ...
 
 
@@ -131,7 +131,7 @@ class ProbedReference:
 
 
 class StepProbe:
-    """One rank; rank 0 is told what to do and tells the others."""
+    """Times a stage's step on one rank; rank 0 reads what to do and tells the others."""
 
     def __init__(self, job: Job, config: RunConfig) -> None:
         trains = job.stage == "trainer"
@@ -166,7 +166,7 @@ class StepProbe:
         self._group.close()
 
     def visit(self, visit: Visit) -> Sample:
-        """A collective. Raises what runs out of memory."""
+        """Time one point, for as long as the visit says. A collective. Raises what runs out of memory."""
         point = (visit.context_tokens, visit.concurrency)
         step_s, fraction = self._known.get(point, (float("inf"), 0.0))
         # Rank 0's clock counts.

@@ -31,7 +31,8 @@ Serve = Callable[[RunConfig, Path, str, StageRequests], None]
 
 
 def stage_main(stage: str, module: str, ranks_of: Callable[[RunConfig], int], about: str | None) -> int:
-    """Runs a rank of a stage, or starts them all; returns the exit code, of ranks that it started alone.
+    """Runs a rank of a stage in this process, which then ends; or starts all ranks and returns their exit
+    code.
 
     stage: "trainer" or "reference", also the process's name unless another is given. module: what
     `python -m` starts; its submodule `service` has the function `serve`. ranks_of: how many a run file asks

@@ -1,21 +1,25 @@
-"""For how long a trainer goes on asking where it cannot train what it is given.
+"""How long a trainer keeps asking for batches while it cannot train what it is given.
 
-Which worker is lost the scheduler knows once a member has been silent for as long as it may be, which is
-longer in a larger fleet; until then the same sequences are planned again.
+The scheduler learns that a worker is lost once its heartbeats have been missing long enough, which is longer
+in a larger fleet; until then it plans sequences whose columns are gone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Plans in a row that come to nothing, at least, and for how many of a member's silences they do.
+# Plans in a row that cannot be trained, at least, and for how many times as long as a worker takes to be
+# lost.
 LEAST_PLANS = 20
-SILENCES = 3.0
+LOSSES = 3.0
 
 
 @dataclass(slots=True)
 class RetryBudget:
-    """plans: in a row that could not be trained; since_s: when the first of them could not."""
+    """Counts plans in a row that could not be trained.
+
+    plans: so many so far; since_s: when the first of them could not be.
+    """
 
     plans: int = 0
     since_s: float = 0.0
@@ -29,5 +33,5 @@ class RetryBudget:
         self.plans += 1
 
     def has_ended(self, now_s: float, lost_after_s: float) -> bool:
-        """lost_after_s: how long a worker may be without a heartbeat now before it counts as lost."""
-        return self.plans >= LEAST_PLANS and now_s - self.since_s > SILENCES * lost_after_s
+        """Whether to give up. lost_after_s: how long a worker may be without heartbeats before it is lost."""
+        return self.plans >= LEAST_PLANS and now_s - self.since_s > LOSSES * lost_after_s

@@ -178,7 +178,7 @@ class TrainerRank:
             self._requests.excuse(error)
 
     def _trace(self, plan: TrainingPlan, times_ns: tuple[int, int, int]) -> None:
-        """Spans of the batch's tickets, from rank 0: all its ranks worked together."""
+        """Record the spans of the batch's tickets; on rank 0, for all ranks work together."""
         if self._rank0 is None or not tracing.active():
             return
         began_ns, read_ns, trained_ns = times_ns
@@ -228,7 +228,7 @@ class TrainerRank:
         trained = int(self._columns.trained_tokens().sum())
         tokens = int(self._columns.offsets[-1])
         mine = torch.tensor([tokens, trained, len(self._columns.items)])
-        counts = self._group.sum(mine * self._mesh.speaks).tolist()
+        counts = self._group.sum(mine * self._mesh.counts).tolist()
         seconds = self._activity.seconds
         metrics |= {
             "tokens": float(counts[0]),
@@ -279,7 +279,7 @@ class TrainerRank:
         self._export()
 
     def _export(self) -> None:
-        """<run>/model-final: a directory that transformers reads, gathered tensor by tensor."""
+        """Write <run>/model-final, a directory that transformers reads, gathered tensor by tensor."""
         dtype = self._config.model.weight_dtype
         gathered = self._stepper.policy.gathered()
         tensors = ((name, tensor.to(getattr(torch, dtype))) for name, tensor in gathered)

@@ -24,7 +24,10 @@ GAUGES = {
 
 
 def figures(activity: Activity, service: str) -> Iterator[Sample]:
-    """service: "trainer" or "reference". The computing thread writes what is read here: whole values."""
+    """Samples of a stage's activity. service: "trainer" or "reference".
+
+    The computing thread writes what is read here, always whole values.
+    """
     yield Sample(f"earl_{service}_policy_version", float(activity.version))
     if service == "trainer":
         yield Sample("earl_trainer_batch_id", float(activity.batch_id))
@@ -51,8 +54,10 @@ def serve_figures(
     tls: TlsFiles | None,
     stack: ExitStack,
 ) -> str:
-    """Serves them on the side's loop until the stack is left; the address, "" for none. Raises as
-    MetricsEndpoint."""
+    """Serve a stage's metrics on the I/O thread until the stack is left; returns the address, "" for none.
+
+    Raises as MetricsEndpoint.
+    """
     endpoint = MetricsEndpoint(
         bind,
         [server.calls.samples, lambda: figures(activity, service)],

@@ -15,8 +15,9 @@ Ranges = Sequence[tuple[int, int]]
 class NextBatch:
     """The scheduler's answer to a trainer that asks for work.
 
-    plan: a serialised BatchPlan, empty if none was ready in time. over: the run has ended. best: version with
-    the best evaluation so far, 0 if there is none. held: versions whose checkpoints must stay.
+    plan: a serialised BatchPlan, empty if none was ready in time. run_ended: train what is planned, then end.
+    best: version with the best evaluation so far, 0 if there is none. held: versions whose checkpoints must
+    stay.
     """
 
     plan: bytes

@@ -21,7 +21,7 @@ SAVE_S = 300.0
 
 
 class StageServicer(TrainerServiceServicer):
-    """What every stage of ranks answers; the reference stage no more than that."""
+    """The calls that trainer and reference stage both answer: status, and another parallelism."""
 
     def __init__(self, activity: Activity, scheduler: SchedulerClient, epochs: Epochs) -> None:
         self._activity = activity

@@ -85,7 +85,7 @@ def write(
 
 
 def find(directory: Path, which: int | Literal["best", "latest"]) -> Path:
-    """The checkpoint that is meant. Raises CheckpointError, naming those that there are."""
+    """The checkpoint of a version, the newest or the best. Raises CheckpointError, naming those there are."""
     from services.trainer.checkpoint.retention import BEST, checkpoints
 
     existing = checkpoints(directory)

@@ -56,7 +56,11 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """adapter: what `tensors` are, if not the whole model."""
+    """What a checkpoint holds: where training stood, and which file has which part of which tensor.
+
+    model, config: fingerprints of the model's shapes and of the run's settings. adapter: of which weights the
+    tensors are adapters; None if they are the model itself.
+    """
 
     progress: TrainingProgress
     model: str
@@ -74,7 +78,7 @@ class Manifest:
         return Layout(name, "float32", entry.shape, shards)
 
     def encode(self) -> bytes:
-        """Readable JSON."""
+        """The manifest as indented JSON."""
         progress = self.progress
         value = {
             "format": FORMAT,
@@ -94,7 +98,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Raises CheckpointError when it is torn or of another format."""
+        """The manifest in what `encode` gave. Raises CheckpointError when it is torn or of another format."""
         try:
             value = json.loads(data)
             if value["format"] != FORMAT:
@@ -129,7 +133,7 @@ class Manifest:
 
 
 def _consumed(ranges: list[list[int]]) -> RangeSet:
-    """Raises ValueError for what is no range of ticket ids."""
+    """The set of half-open ranges. Raises ValueError for what is no range of ticket ids."""
     for start, stop in ranges:
         if not 0 <= start <= stop:
             raise ValueError(f"[{start}, {stop}) is no range of ticket ids")

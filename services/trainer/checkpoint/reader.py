@@ -20,7 +20,9 @@ from services.trainer.model.adapters import hash_of
 
 
 class SavedModel:
-    """checkpoint: its directory. model: the directory of the model that the run started from.
+    """The model in a checkpoint, read whole.
+
+    checkpoint: its directory. model: the directory of the model that the run started from.
 
     Raises CheckpointError where the checkpoint is not whole, or of another model.
     """
@@ -51,7 +53,7 @@ class SavedModel:
             )
 
     def read(self, name: str) -> torch.Tensor:
-        """float32: a tensor of the checkpoint, whole. Raises CheckpointError."""
+        """One tensor of the checkpoint, whole, float32. Raises CheckpointError."""
         layout = self.manifest.layout(name)
         whole = torch.empty(layout.shape)
         try:

@@ -67,7 +67,7 @@ class Shard:
 
     @property
     def gradient(self) -> torch.Tensor | None:
-        """float32, shaped as local; summed over ranks and micro-batches."""
+        """The gradient, float32, shaped as `local`, summed over ranks and micro-batches; None without one."""
         grad = self.parameter.grad
         return None if grad is None else _held(grad)
 
@@ -136,7 +136,7 @@ class ShardedPolicy:
     def of(
         cls, spec: ModelSpec, mesh: RankMesh, config: RunConfig, *, allocated: bool = True
     ) -> ShardedPolicy:
-        """As the run file asks for."""
+        """The policy that a run file asks for."""
         trainer = config.trainer
         return cls(
             spec,

@@ -36,7 +36,7 @@ def gathered(group: Group, mine: Iterable[TransferTotals]) -> tuple[TransferTota
 
 
 def memory_fraction(group: Group) -> float:
-    """What is taken of the fullest device of all ranks; ranks on CPUs add up to their host. A collective."""
+    """How full the fullest device of all ranks is, 0..1; ranks on CPUs share a host. A collective."""
     mine = on_cuda() if group.device.type == "cuda" else on_host([os.getpid()])
     ranks = [json.loads(data) for data in group.gather(json.dumps(mine and asdict(mine)).encode())]
     return fullest(DeviceMemory(**memory) for memory in ranks if memory) or 0.0
@@ -44,7 +44,10 @@ def memory_fraction(group: Group) -> float:
 
 @dataclass(slots=True)
 class Activity:
-    """version: of the parameters. batch_id: trained last. gauges: latest values by name."""
+    """What a rank does now, and what it has done.
+
+    version: of the parameters. batch_id: the batch trained last. gauges: latest values by name.
+    """
 
     version: int = 0
     batch_id: int = 0
@@ -53,7 +56,7 @@ class Activity:
     transfers: tuple[TransferTotals, ...] = ()
     # Seconds of the latest phase of each kind.
     seconds: dict[str, float] = field(default_factory=dict)
-    # Of all phases of each kind that ended.
+    # Seconds of all phases of each kind that ended.
     total_seconds: dict[str, float] = field(default_factory=dict)
     _spans: list[BusySpan] = field(default_factory=list)
     _since_ns: int = 0
@@ -61,7 +64,7 @@ class Activity:
 
     @contextmanager
     def phase(self, what: str) -> Iterator[None]:
-        """Within the block the trainer is doing this; its span and seconds are kept."""
+        """Mark the block as time spent on `what`; its span and seconds are kept."""
         with self._lock:
             self.doing, self._since_ns = what, time.time_ns()
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The asyncio side of a rank: one loop on a thread of its own, so that compute never delays an RPC.
+"""A rank's I/O: one event loop on a thread of its own, so that compute never delays an RPC.
 
     main thread (compute) ── submit / run ──► loop thread (RPC, bus, reads, descriptors' leases)
 
@@ -26,12 +26,12 @@ NOTICE_S = 0.05
 
 
 class IoThread:
-    """Starts its thread at once; `close` ends it."""
+    """An event loop on a thread of its own, started at once and ended by `close`."""
 
     def __init__(self) -> None:
         self._loop = _new_loop()
         self._background: list[concurrent.futures.Future] = []
-        self._thread = threading.Thread(target=self._loop.run_forever, name="side", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="io", daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -39,8 +39,10 @@ class IoThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float, hurry: threading.Event | None = None) -> T:
-        """Its result, within timeout_s, or HURRY_S from `hurry` on; then it is cancelled. Raises
-        DeadlineExceeded."""
+        """The result of a coroutine, waited for timeout_s at most, and for HURRY_S once `hurry` is set.
+
+        Raises what the coroutine raised; DeadlineExceeded if it did not end in time, and was cancelled.
+        """
         return self.wait(self.submit(work), getattr(work, "__qualname__", "work"), timeout_s, hurry)
 
     def wait(
@@ -50,7 +52,7 @@ class IoThread:
         timeout_s: float,
         hurry: threading.Event | None = None,
     ) -> T:
-        """`run` for what was submitted; name: for the error."""
+        """The result of what was submitted, waited for as in `run`. name: for the error."""
         now_s = time.monotonic()
         ends_s, bound = now_s + timeout_s, f"within {timeout_s:g} s"
         while not future.done() and now_s < ends_s:

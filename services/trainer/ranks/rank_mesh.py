@@ -73,7 +73,7 @@ class RankMesh:
         return self.parallelism.dp
 
     @property
-    def speaks(self) -> bool:
+    def counts(self) -> bool:
         """Whether this rank counts what all ranks of its replica have: the batch's items and their tokens."""
         return self.tensor.rank == 0 and self.context.rank == 0
 
@@ -103,7 +103,7 @@ class RankMesh:
 
 
 def check_rank_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> None:
-    """Raises IllegalParallelism, naming what is possible."""
+    """Raises IllegalParallelism, naming what is possible, for what a trainer of so many ranks cannot be."""
     if parallelism.pp > 1 or parallelism.devices != ranks:
         raise IllegalParallelism(
             f"{parallelism} of {parallelism.devices} ranks (pp {parallelism.pp}) is no parallelism of a "

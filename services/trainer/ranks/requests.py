@@ -18,7 +18,7 @@ NOTICE_S = 0.05
 
 
 class StageRequests:
-    """stop: SIGTERM came, save and leave. over: the scheduler says that the run is done."""
+    """What a stage was asked for. stop: by SIGTERM, to save and leave. run_ended: by the scheduler's word."""
 
     def __init__(self, follows_s: float = FOLLOWS_S) -> None:
         self._follows_s = follows_s
@@ -27,7 +27,7 @@ class StageRequests:
         self._saves: deque[concurrent.futures.Future[tuple[str, int]]] = deque()
 
     def excuse(self, error: EarlError) -> None:
-        """Others that are gone are no failure of who is told to stop, now or within follows_s.
+        """Ignore an error of others that are gone if this process is told to stop, now or within follows_s.
 
         Raises the error otherwise, and WorkerReplaced always: the successor saves.
         """

@@ -17,7 +17,10 @@ _LARGEST_POOLED_BYTES = 1 << 30
 
 
 def settle(config: RunConfig) -> None:
-    """Before anything is computed: the run's threads; deterministic: only kernels that give the same bits."""
+    """Set up torch as the run file says: threads, and for deterministic runs kernels that give the same bits.
+
+    To be called before anything is computed.
+    """
     torch.set_num_threads(config.trainer.threads)
     keep_pages()
     if config.deterministic:

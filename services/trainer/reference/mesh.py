@@ -1,4 +1,4 @@
-"""Where a rank of the stage stands: dp replicas of tp ranks each, rank = replica * tp + slice."""
+"""The reference stage's ranks as dp replicas of tp ranks each: rank = replica * tp + slice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from services.trainer.ranks.process_group import Group
 
 @dataclass(frozen=True, slots=True)
 class ReferenceMesh:
-    """replica: which of the dp. tensor: this rank's place among the tp that share a model."""
+    """This rank's place among dp replicas of tp ranks.
+
+    replica: which of the dp. tensor: its place among the tp ranks that share a model.
+    """
 
     group: Group
     dp: int
@@ -26,13 +29,14 @@ class ReferenceMesh:
         return Parallelism(self.dp, self.tensor.size)
 
     def close(self) -> None:
-        """End the process group that the place was taken with. A collective."""
+        """End the replica's process group. A collective."""
         if self.tensor.group is not None:
             dist.destroy_process_group(self.tensor.group)
 
 
 def make_reference_mesh(group: Group, dp: int, tp: int) -> ReferenceMesh:
-    """A collective. Raises ConfigError unless the group has dp * tp ranks."""
+    """Make the process groups of dp replicas of tp ranks. A collective. Raises ConfigError for another
+    number of ranks."""
     if group.size != dp * tp:
         raise ConfigError(
             f"the reference stage has {group.size} processes, reference.dp x tp = {dp} x {tp}",

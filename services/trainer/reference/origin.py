@@ -35,7 +35,10 @@ READ_SLACK_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """version: that reinforcement learning starts from. directory: where it is, or will be, on disk."""
+    """The policy that reinforcement learning starts from.
+
+    version: its number. directory: where it is, or will be, on disk. given: it is the run's model.
+    """
 
     version: int
     directory: Path
@@ -72,7 +75,7 @@ class Origin:
 
 
 def parts(sizes: Mapping[str, int], limit_bytes: int = PART_BYTES) -> Iterator[list[str]]:
-    """Names in order, in parts of at most limit_bytes together (but at least one)."""
+    """Names in order, in parts whose sizes add up to limit_bytes at most, one name at least."""
     part: list[str] = []
     room = limit_bytes
     for name, size in sizes.items():
@@ -101,7 +104,7 @@ class PublishedVersion:
         self._deadline_s = deadline_s
 
     def read(self, boxes: Mapping[str, Box]) -> Iterator[tuple[str, torch.Tensor]]:
-        """These boxes in order, on the CPU. Raises as Dispatcher.read."""
+        """Read boxes by tensor name, in their order, on the CPU. Raises as Dispatcher.read."""
         carrier = numpy_dtype(self._dtype)
         for names in parts({name: box.size * carrier.itemsize for name, box in boxes.items()}):
             arrays = {name: np.empty(boxes[name].shape, carrier) for name in names}
@@ -113,7 +116,7 @@ class PublishedVersion:
                 yield name, tensor.view(torch.bfloat16) if self._dtype == "bfloat16" else tensor
 
     def fill(self, policy: ReferencePolicy) -> None:
-        """This rank's slices."""
+        """Read this rank's slices into a policy."""
         held = policy.boxes()
         with torch.no_grad():
             for name, tensor in self.read({name: box for name, (_, box) in held.items()}):

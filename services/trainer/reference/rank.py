@@ -23,13 +23,13 @@ from earl.dispatch.read.reader import SequenceRead
 from earl.errors import DataPlaneError
 from earl.obs import tracing
 from services.trainer.ranks.activity import READING, gathered, memory_fraction
+from services.trainer.reference.logprob_store import LogprobStore, logprob_key
 from services.trainer.reference.mesh import ReferenceMesh
 from services.trainer.reference.origin import Origin, PublishedVersion
 from services.trainer.reference.parallelism_change import ReferenceChange
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices, trainable
 from services.trainer.reference.rank0 import ReferenceRank0
 from services.trainer.reference.scheduler_client import LogprobColumn, ReferenceItem, decode_lease
-from services.trainer.reference.shelf import Shelf, key
 from services.trainer.stage.commands import RankCommand, run_commands
 from services.trainer.stage.rank_resources import RankResources
 from services.trainer.stage.stage_rank0 import carry_out_switch
@@ -50,7 +50,7 @@ class ReferenceRank:
         resources: RankResources,
         mesh: ReferenceMesh,
         policy: ReferencePolicy,
-        shelf: Shelf,
+        logprobs: LogprobStore,
         origin: Origin,
         rank0: ReferenceRank0 | None,
     ) -> None:
@@ -60,7 +60,7 @@ class ReferenceRank:
         self._activity = resources.activity
         self._mesh = mesh
         self._policy = policy
-        self._shelf = shelf
+        self._logprobs = logprobs
         self._origin = origin
         self._rank0 = rank0
         self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
@@ -85,7 +85,7 @@ class ReferenceRank:
         # On every rank: one that no longer hears what may be freed would fill up and stall the others.
         self._io.check()
         # The tokens that every rank has room for: any of them may get them all.
-        free = self._group.gather(str(self._shelf.free_tokens).encode())
+        free = self._group.gather(str(self._logprobs.free_tokens).encode())
         credit_tokens = min(int(tokens) for tokens in free)
         return self._rank0.next_command(self._loaded, credit_tokens) if self._rank0 is not None else b""
 
@@ -96,14 +96,14 @@ class ReferenceRank:
     # --- the policy ---------------------------------------------------------------------------
 
     def _void(self) -> None:
-        """Warm-up begins anew, so reinforcement learning will start from another policy."""
+        """Forget the weights: warm-up begins anew, and reinforcement learning starts from another policy."""
         self._loaded = False
         if self._group.leads:
             self._origin.forget()
         self._group.barrier()
 
     def _load(self, keys: Sequence[str]) -> None:
-        """From disk if it is kept there, otherwise from the trainer's arenas, and then it is kept."""
+        """Read the weights, from disk if they are kept there, else from the trainer's arenas."""
         kept = self._group.agree(self._origin.kept)
         try:
             with self._activity.phase(LOADING):
@@ -151,7 +151,7 @@ class ReferenceRank:
         with self._activity.phase(COMPUTING):
             placed = not kept or self._put_logprobs(kept)
         seconds = time.perf_counter() - started
-        self._io.run(self._shelf.publish(), CALL_S)
+        self._io.run(self._logprobs.publish(), CALL_S)
         full = self._gathered([] if placed else [0])
         self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
         memory = memory_fraction(self._group)
@@ -170,7 +170,7 @@ class ReferenceRank:
         tokens = sum(item.total_tokens for item in results)
         self._activity.gauges |= {
             "tokens_per_s": tokens / max(seconds, 1e-9),
-            "arena_used_fraction": self._shelf.used_fraction,
+            "arena_used_fraction": self._logprobs.used_fraction,
             "memory_fraction": memory,
         }
         self._rank0.complete(lease.fence, results, gone)
@@ -178,7 +178,7 @@ class ReferenceRank:
     def _columns(self, replica: int, items: Sequence[ReferenceItem]) -> dict[ReferenceItem, LogprobColumn]:
         """Where the log-probs of this lease's items lie, end to end in what the replica's ranks hold."""
         tp = self._mesh.tensor.size
-        keys = tuple(key(self._life, self._leases, replica * tp + rank) for rank in range(tp))
+        keys = tuple(logprob_key(self._life, self._leases, replica * tp + rank) for rank in range(tp))
         columns, offset = {}, 0
         for item in items:
             columns[item] = LogprobColumn(keys, offset)
@@ -186,7 +186,7 @@ class ReferenceRank:
         return columns
 
     def _gathered(self, mine: list[int]) -> list[set[int]]:
-        """For each replica, what any of its ranks names. A collective."""
+        """For each replica, the union of what its ranks name. A collective."""
         tp = self._mesh.tensor.size
         by_rank = [json.loads(data) for data in self._group.gather(json.dumps(mine).encode())]
         return [set().union(*by_rank[first : first + tp]) for first in range(0, len(by_rank), tp)]
@@ -239,9 +239,9 @@ class ReferenceRank:
         tensor = self._mesh.tensor
         loss_mask = np.concatenate([trajectory.loss_mask for trajectory in trajectories])
         box = slices(loss_mask, tensor.size)[tensor.rank]
-        name = key(self._life, self._leases, self._group.rank)
+        name = logprob_key(self._life, self._leases, self._group.rank)
         keys = [trajectory.key for trajectory in trajectories]
-        array = self._io.run(self._shelf.reserve(name, keys, len(loss_mask), box), CALL_S)
+        array = self._io.run(self._logprobs.reserve(name, keys, len(loss_mask), box), CALL_S)
         # Ranks of a replica compute together, those without room too.
         into = np.empty(box.size, np.float32) if array is None else array
         self._policy.logprobs(trajectories, box, into)

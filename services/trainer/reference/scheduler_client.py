@@ -29,7 +29,7 @@ class LogprobColumn:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLease:
-    """ranks[r]: for replica r."""
+    """Trajectories to compute log-probs of. fence: of the lease; ranks[r]: for replica r."""
 
     fence: int
     ranks: tuple[tuple[ReferenceItem, ...], ...]
@@ -37,9 +37,10 @@ class ReferenceLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseOffer:
-    """lease: serialised, empty if nothing was wanted in time, or nothing that fits. over: leave.
+    """The scheduler's answer to a stage that asks for work.
 
-    waiting_tokens: of what is wanted beside.
+    lease: serialised, empty if there was nothing in time, or nothing that fits. waiting_tokens: of what waits
+    beside. run_ended: leave.
     """
 
     lease: bytes
@@ -54,7 +55,7 @@ class ReferenceClient:
         self._scheduler = scheduler
 
     async def lease(self, credit_tokens: int, wait_s: float) -> LeaseOffer:
-        """At most credit_tokens of what is wanted, waited for up to wait_s."""
+        """Lease trajectories of credit_tokens together at most; waits up to wait_s for some."""
         request = scheduler_pb2.LeaseReferenceRequest(
             worker=self._scheduler.worker,
             ranks=self._scheduler.parallelism.dp,
@@ -68,7 +69,7 @@ class ReferenceClient:
     async def complete(
         self, fence: int, results: Mapping[ReferenceItem, LogprobColumn], lost: Sequence[ReferenceItem]
     ) -> int:
-        """Where the results lie, and whose columns cannot be read any more; the number refused."""
+        """Report where log-probs lie and which trajectories cannot be read; returns how many were refused."""
         request = scheduler_pb2.CompleteReferenceRequest(worker=self._scheduler.worker, fence=fence)
         for item, column in results.items():
             request.results.add(

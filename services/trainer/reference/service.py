@@ -18,13 +18,13 @@ from earl.models.spec import load_spec
 from services.trainer.api.servicer import StageServicer
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.switch_requests import Epochs
+from services.trainer.reference.logprob_store import LogprobStore
 from services.trainer.reference.mesh import make_reference_mesh
 from services.trainer.reference.origin import Origin
 from services.trainer.reference.parallelism_change import check_reference_mesh
 from services.trainer.reference.policy import ReferencePolicy
 from services.trainer.reference.rank import ReferenceRank
 from services.trainer.reference.rank0 import ReferenceRank0
-from services.trainer.reference.shelf import Shelf
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
 
@@ -52,7 +52,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
         size_bytes = reference.arena_bytes or 2 * reference_bytes(config)
         store = io.run(resources.open_store(size_bytes), OPEN_S)
         stack.callback(lambda: io.run(store.close(), CLOSE_S))
-        shelf, origin = Shelf(store), Origin.of(config, run_dir)
+        logprobs, origin = LogprobStore(store), Origin.of(config, run_dir)
         after = io.run(resources.bus.last_id(), OPEN_S)
         rank0 = None
         if group.leads:
@@ -60,8 +60,8 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
                 mesh.parallelism, lambda parallelism: check_reference_mesh(parallelism, group.size, spec)
             )
             rank0 = _serve_rank0(resources, switches, origin, after)
-        io.spawn(_follow(resources.bus, after, shelf, rank0))
-        rank = ReferenceRank(resources, mesh, policy, shelf, origin, rank0)
+        io.spawn(_follow(resources.bus, after, logprobs, rank0))
+        rank = ReferenceRank(resources, mesh, policy, logprobs, origin, rank0)
         if rank0 is not None:
             rank0.stage.announce()
         rank.run()
@@ -81,12 +81,12 @@ def _serve_rank0(resources: RankResources, switches: Epochs, origin: Origin, aft
     return rank0
 
 
-async def _follow(bus: Bus, after: str, shelf: Shelf, rank0: ReferenceRank0 | None) -> None:
+async def _follow(bus: Bus, after: str, logprobs: LogprobStore, rank0: ReferenceRank0 | None) -> None:
     """For ever: what was trained or dropped is freed, and rank 0 learns of publications."""
     async for _, event in bus.follow(after):
         fact = event.WhichOneof("fact")
         if fact == "batch_committed":
-            await shelf.free(event.batch_committed.descriptor_keys)
+            await logprobs.free(event.batch_committed.descriptor_keys)
         elif fact == "weights_published" and rank0 is not None:
             published = event.weights_published
             rank0.published(published.version, published.descriptor_keys)

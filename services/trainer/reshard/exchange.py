@@ -29,7 +29,7 @@ _ALIGNMENT_BYTES = 16
 
 
 class HeldBox(Protocol):
-    """A rank's box of a tensor. values: shaped as the box."""
+    """A rank's box of a tensor and its values, shaped as the box."""
 
     @property
     def box(self) -> Box: ...
@@ -52,27 +52,29 @@ class ExchangedTensor(Protocol):
 
 
 class Exchange(Protocol):
+    """A way for parts of tensors from rank to rank."""
+
     def held_bytes(self, batch: Sequence[Part]) -> int:
         """Memory of this rank that carrying these parts takes."""
         ...
 
     def carry(self, batch: Sequence[Part]) -> int:
-        """Exchange these parts; the bytes that this rank sent. A collective."""
+        """Exchange these parts; returns the bytes that this rank sent. A collective."""
         ...
 
 
 def open_exchange(
-    ends: Sequence[ExchangedTensor], batches: Sequence[Sequence[Part]], group: Group, carrier: Any
+    tensors: Sequence[ExchangedTensor], batches: Sequence[Sequence[Part]], group: Group, process_group: Any
 ) -> Exchange:
-    """What can carry all of these batches. carrier: a process group; the default one if None. A collective.
+    """An exchange for all of these batches; process_group: the default one if None. A collective.
 
     Raises what the process group does when a rank is lost.
     """
     if group.device.type == "cpu" and group.size > 1 and batches:
-        shared = _open_shared(ends, batches, group, carrier)
+        shared = _open_shared(tensors, batches, group, process_group)
         if shared is not None:
             return shared
-    return _Collective(ends, group, carrier)
+    return _Collective(tensors, group, process_group)
 
 
 def part_of(values: HeldBox, box: Box) -> torch.Tensor:
@@ -80,11 +82,20 @@ def part_of(values: HeldBox, box: Box) -> torch.Tensor:
     return values.values[box.relative_to(values.box.start).slices()]
 
 
-class _Laid:
-    """Where the parts of one rank lie in a buffer of it, peer after peer. splits: bytes of each peer's."""
+class _BufferLayout:
+    """Where the parts that one rank sends, or receives, lie in its buffer, peer after peer.
+
+    parts: each with its offset in bytes. splits: bytes of each peer's parts.
+    """
 
     def __init__(
-        self, batch: Sequence[Part], ends: Sequence[ExchangedTensor], group: Group, rank: int, *, sends: bool
+        self,
+        batch: Sequence[Part],
+        tensors: Sequence[ExchangedTensor],
+        group: Group,
+        rank: int,
+        *,
+        sends: bool,
     ):
         by_peer: list[list[Part]] = [[] for _ in range(group.size)]
         for part in batch:
@@ -99,7 +110,7 @@ class _Laid:
             begin = self.size_bytes
             for part in parts:
                 self.parts.append((part, self.size_bytes))
-                payload_bytes = part.piece.box.size * ends[part.tensor].item_bytes
+                payload_bytes = part.piece.box.size * tensors[part.tensor].item_bytes
                 self.size_bytes += -(-payload_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
             self.splits.append(self.size_bytes - begin)
 
@@ -109,38 +120,47 @@ def _packed(buffer: torch.Tensor, offset: int, like: torch.Tensor) -> torch.Tens
 
 
 class _Collective:
-    """Buffers on the tensors' device, by all_to_all."""
+    """An exchange of buffers on the tensors' device, by all_to_all."""
 
-    def __init__(self, ends: Sequence[ExchangedTensor], group: Group, carrier: Any) -> None:
-        self._ends, self._group, self._carrier = ends, group, carrier
+    def __init__(self, tensors: Sequence[ExchangedTensor], group: Group, process_group: Any) -> None:
+        self._tensors, self._group, self._process_group = tensors, group, process_group
 
-    def _laid(self, batch: Sequence[Part], *, sends: bool) -> _Laid:
-        return _Laid(batch, self._ends, self._group, self._group.rank, sends=sends)
+    def _layout(self, batch: Sequence[Part], *, sends: bool) -> _BufferLayout:
+        return _BufferLayout(batch, self._tensors, self._group, self._group.rank, sends=sends)
 
     def held_bytes(self, batch: Sequence[Part]) -> int:
-        return self._laid(batch, sends=True).size_bytes + self._laid(batch, sends=False).size_bytes
+        return self._layout(batch, sends=True).size_bytes + self._layout(batch, sends=False).size_bytes
 
     def carry(self, batch: Sequence[Part]) -> int:
-        going, coming = self._laid(batch, sends=True), self._laid(batch, sends=False)
+        going, coming = self._layout(batch, sends=True), self._layout(batch, sends=False)
         sent = torch.empty(going.size_bytes, dtype=torch.uint8, device=self._group.device)
         received = torch.empty(coming.size_bytes, dtype=torch.uint8, device=self._group.device)
         for part, offset in going.parts:
-            values = part_of(self._ends[part.tensor].old, part.piece.box)
+            values = part_of(self._tensors[part.tensor].old, part.piece.box)
             _packed(sent, offset, values).copy_(values)
-        dist.all_to_all_single(received, sent, coming.splits, going.splits, group=self._carrier)
+        dist.all_to_all_single(received, sent, coming.splits, going.splits, group=self._process_group)
         for part, offset in coming.parts:
-            values = part_of(self._ends[part.tensor].new, part.piece.box)
+            values = part_of(self._tensors[part.tensor].new, part.piece.box)
             values.copy_(_packed(received, offset, values))
         return going.size_bytes
 
 
 class _Shared:
-    """outboxes: every rank's, uint8[2, bytes], by rank."""
+    """An exchange through shared memory. outboxes: every rank's, uint8[2, bytes], by rank."""
 
     def __init__(
-        self, ends: Sequence[ExchangedTensor], group: Group, carrier: Any, outboxes: Sequence[torch.Tensor]
+        self,
+        tensors: Sequence[ExchangedTensor],
+        group: Group,
+        process_group: Any,
+        outboxes: Sequence[torch.Tensor],
     ) -> None:
-        self._ends, self._group, self._carrier, self._outboxes = ends, group, carrier, outboxes
+        self._tensors, self._group, self._process_group, self._outboxes = (
+            tensors,
+            group,
+            process_group,
+            outboxes,
+        )
         self._round = 0
 
     def held_bytes(self, batch: Sequence[Part]) -> int:
@@ -150,26 +170,29 @@ class _Shared:
         rank, half = self._group.rank, self._round % 2
         self._round += 1
         sent_bytes = 0
-        laid = [_Laid(batch, self._ends, self._group, each, sends=True) for each in range(self._group.size)]
-        for part, offset in laid[rank].parts:
-            values = part_of(self._ends[part.tensor].old, part.piece.box)
+        layouts = [
+            _BufferLayout(batch, self._tensors, self._group, each, sends=True)
+            for each in range(self._group.size)
+        ]
+        for part, offset in layouts[rank].parts:
+            values = part_of(self._tensors[part.tensor].old, part.piece.box)
             _packed(self._outboxes[rank][half], offset, values).copy_(values)
             sent_bytes += values.nbytes
-        dist.all_reduce(torch.zeros(1), group=self._carrier)
-        for source, outbox in zip(laid, self._outboxes, strict=True):
+        dist.all_reduce(torch.zeros(1), group=self._process_group)
+        for source, outbox in zip(layouts, self._outboxes, strict=True):
             for part, offset in source.parts:
                 if part.piece.target == rank:
-                    values = part_of(self._ends[part.tensor].new, part.piece.box)
+                    values = part_of(self._tensors[part.tensor].new, part.piece.box)
                     values.copy_(_packed(outbox[half], offset, values))
         return sent_bytes
 
 
 def _open_shared(
-    ends: Sequence[ExchangedTensor], batches: Sequence[Sequence[Part]], group: Group, carrier: Any
+    tensors: Sequence[ExchangedTensor], batches: Sequence[Sequence[Part]], group: Group, process_group: Any
 ) -> _Shared | None:
-    """None if a rank cannot map another's memory, for example of another host. A collective."""
+    """An exchange through shared memory; None if a rank cannot map another's. A collective."""
     sizes = [
-        2 * max(_Laid(batch, ends, group, rank, sends=True).size_bytes for batch in batches)
+        2 * max(_BufferLayout(batch, tensors, group, rank, sends=True).size_bytes for batch in batches)
         for rank in range(group.size)
     ]
     try:
@@ -187,7 +210,7 @@ def _open_shared(
             region.end_sharing()
     if not complete:
         return None
-    return _Shared(ends, group, carrier, [outbox for outbox in outboxes if outbox is not None])
+    return _Shared(tensors, group, process_group, [outbox for outbox in outboxes if outbox is not None])
 
 
 def _attach(handle: bytes, size_bytes: int) -> torch.Tensor | None:

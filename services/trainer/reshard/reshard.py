@@ -53,7 +53,7 @@ class TensorMemory:
         self._local().untyped_storage().resize_(0)
 
     def take(self) -> None:
-        """What it holds then is arbitrary, but zeros where the box does not reach (FSDP2 pads)."""
+        """Take memory again. Values are arbitrary, but zeros where the box does not reach (FSDP2 pads)."""
         if self._make is not None:
             self._make()
             self._make = None
@@ -78,7 +78,7 @@ class MovingTensor:
         return self.recut.item_bytes
 
     def reversed(self) -> MovingTensor:
-        """The way back."""
+        """The same tensor on its way back."""
         return MovingTensor(self.recut.reversed(), self.new, self.old)
 
 
@@ -99,7 +99,7 @@ class MoveReport:
 def move(
     tensors: Sequence[MovingTensor],
     group: Group,
-    wire: Any = None,
+    process_group: Any = None,
     *,
     until: float = float("inf"),
     chunk_bytes: int = CHUNK_BYTES,
@@ -113,7 +113,7 @@ def move(
     recuts = [tensor.recut for tensor in tensors]
     pieces = exchange(recuts)
     batches = list(rounds(recuts, pieces, chunk_bytes))
-    way = open_exchange(tensors, batches, group, wire)
+    way = open_exchange(tensors, batches, group, process_group)
     walk = _Walk(tensors, pieces, group.rank)
     sent_bytes = 0
     for batch in batches:
@@ -133,7 +133,7 @@ def move(
 
 
 class _Walk:
-    """How far the tensors are begun and ended, and what is held meanwhile."""
+    """Tracks which tensors are begun and ended, and the memory that is held meanwhile."""
 
     def __init__(self, tensors: Sequence[MovingTensor], pieces: Sequence[Sequence[Piece]], rank: int) -> None:
         self._tensors, self._pieces, self._rank = tensors, pieces, rank
@@ -144,7 +144,7 @@ class _Walk:
         self._before = self._bytes
 
     def begin(self, stop: int) -> None:
-        """Columns up to `stop` have their memory and what was on this rank before."""
+        """Tensors up to `stop` have their memory and what was on this rank before."""
         for number in range(self.begun, stop):
             tensor = self._tensors[number]
             tensor.new.take()
@@ -160,7 +160,7 @@ class _Walk:
         self.begun = stop
 
     def end(self, stop: int) -> None:
-        """Columns before `stop` have all that they need."""
+        """Tensors before `stop` have all that they need: their old memory goes."""
         for number in [number for number in self._open if number < stop]:
             self._free(self._tensors[number])
             self._open.remove(number)

@@ -39,18 +39,21 @@ _ROOM = 0.9
 
 
 class ParallelismChange(Protocol):
-    """What a stage's ranks are and become. Every method is a collective but `reserve` and `arena_bytes`."""
+    """A stage's part of a switch: what its ranks are and become.
+
+    Every method is a collective but `reserve` and `arena_bytes`.
+    """
 
     @property
     def group(self) -> Group: ...
 
     @property
     def parallelism(self) -> Parallelism:
-        """Of the ranks before the change."""
+        """The ranks' parallelism before the change."""
         ...
 
     def prepare(self, parallelism: Parallelism) -> list[MovingTensor]:
-        """Make what they become, without memory for it; what moves."""
+        """Make what the ranks become, without memory for it; returns what moves."""
         ...
 
     def arena_bytes(self) -> int:
@@ -58,11 +61,11 @@ class ParallelismChange(Protocol):
         ...
 
     def reserve(self) -> None:
-        """Room for what the stage shows to others. Raises EarlError."""
+        """Take memory for what the stage publishes. Raises EarlError."""
         ...
 
     def canaries(self, *, new: bool) -> np.ndarray:
-        """float32: log-probs of `canary_tokens`, the same on every rank, before or after."""
+        """Log-probs of `canary_tokens`, float32, the same on every rank. new: after the move, else before."""
         ...
 
     def reshard(self) -> None:
@@ -70,16 +73,16 @@ class ParallelismChange(Protocol):
         ...
 
     def keep(self) -> None:
-        """The old ends."""
+        """The change stays: close what the ranks were."""
         ...
 
     def drop(self) -> None:
-        """The new ends."""
+        """The change is undone: close what the ranks would have become."""
         ...
 
 
 def canary_tokens(vocabulary: int) -> np.ndarray:
-    """int32[CANARIES, CANARY_TOKENS]"""
+    """Sequences to compare log-probs of before and after a switch: int32[CANARIES, CANARY_TOKENS]."""
     rng = np.random.Generator(np.random.Philox(_SEED))
     return rng.integers(0, vocabulary, (CANARIES, CANARY_TOKENS)).astype(np.int32)
 
@@ -93,7 +96,7 @@ def switch(command: SwitchCommand, change: ParallelismChange) -> SwitchOutcome:
 
 
 def log_outcome(command: SwitchCommand, outcome: SwitchOutcome) -> None:
-    """For whoever reads the stage's log."""
+    """Log how a switch ended."""
     if outcome.rolled_back:
         log.warning("epoch %d, %s, was rolled back: %s", command.epoch, command.parallelism, outcome.message)
     else:
@@ -127,7 +130,7 @@ class _Switch:
     # --- stages -----------------------------------------------------------------------------
 
     def _prepare(self, tensors: Sequence[MovingTensor], until: float) -> tuple[str, np.ndarray]:
-        """(why it cannot be, canaries' log-probs)"""
+        """(the reason that it cannot be or "", canaries' log-probs before)"""
         reason = self._lacking(tensors)
         if not reason:
             try:
@@ -158,11 +161,11 @@ class _Switch:
         return ""
 
     def _carry_out(self, tensors: Sequence[MovingTensor], before: np.ndarray) -> str:
-        """Move, verify, and back if need be; why, or "" if the ranks have the new parallelism."""
+        """Move, verify, and move back if need be; the reason for that, "" if the new parallelism stays."""
         switch_s = self._command.deadlines.switch_s
-        wire: Any = dist.new_group(timeout=timedelta(seconds=max(1.0, 2 * switch_s)))
+        process_group: Any = dist.new_group(timeout=timedelta(seconds=max(1.0, 2 * switch_s)))
         try:
-            moved = move(tensors, self._group, wire, until=time.monotonic() + switch_s)
+            moved = move(tensors, self._group, process_group, until=time.monotonic() + switch_s)
             self._moves.append(moved)
             if moved.tensors < len(tensors):
                 reason = f"{moved.tensors} of {len(tensors)} tensors moved {self._within('switch_s')}"
@@ -171,10 +174,10 @@ class _Switch:
             if reason:
                 self._change.reshard()
                 back = [tensor.reversed() for tensor in tensors[: moved.tensors]]
-                self._moves.append(move(back, self._group, wire))
+                self._moves.append(move(back, self._group, process_group))
             return reason
         finally:
-            dist.destroy_process_group(wire)
+            dist.destroy_process_group(process_group)
 
     def _verify(self, before: np.ndarray) -> str:
         began_s, tolerance = time.monotonic(), self._command.logprob_tolerance
@@ -197,7 +200,7 @@ class _Switch:
         return f"within {getattr(self._command.deadlines, stage):g} s"
 
     def _outcome(self, began_s: float, reason: str) -> SwitchOutcome:
-        """A collective."""
+        """How it ended, with figures of all ranks. A collective."""
         now, command = time.monotonic(), self._command
         sent = self._group.sum(torch.tensor([sum(moved.sent_bytes for moved in self._moves)]))
         most = max((moved.peak_extra_bytes for moved in self._moves), default=0)

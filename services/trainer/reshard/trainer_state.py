@@ -106,7 +106,7 @@ def _all(policy: ShardedPolicy) -> list[Shard]:
 
 
 def canary_logprobs(stepper: Stepper) -> np.ndarray:
-    """float32[tokens]: of the canaries; every replica computes them all. A collective."""
+    """Log-probs of the canaries, float32[tokens]; every replica computes them all. A collective."""
     tokens = canary_tokens(stepper.policy.spec.vocab)
     columns = Columns()
     columns.take(

@@ -65,7 +65,7 @@ def arena_bytes(shards: Sequence[Shard], dtype: str) -> int:
 
 
 class Weights(Protocol):
-    """What is published: a Policy, or the shards of any module (`shards_of`).
+    """What is published: a ShardedPolicy, or the shards of any module (`shards_of`).
 
     model_shards: this rank's. weights: each of them and its values, shaped as its box; a collective.
     """
@@ -95,7 +95,9 @@ class SlotLayout:
 
 
 class WeightSlots:
-    """One rank's slots. Calls come from the computing thread, in the same order on every rank.
+    """The slots of one rank's published weights.
+
+    Calls come from the computing thread, in the same order on every rank.
 
     When the ranks' parallelism changes, versions stay readable as they were published; the slots of the new
     one lie in the same arena if they fit there, else in another.
@@ -216,7 +218,7 @@ class WeightSlots:
         return self._io.run(work, CALL_S, self._hurry)
 
     def _together(self, work: Callable[[], T]) -> T:
-        """Its result once every rank did it; raises on every rank if one could not. A collective."""
+        """Do `work` on every rank and return its result; raises on all if one could not. A collective."""
         failure: EarlError = BusUnavailable("another rank could not publish its weights", "see its log")
         done: list[T] = []
         try:

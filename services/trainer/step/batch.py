@@ -64,17 +64,17 @@ class Columns:
 
     @property
     def tokens(self) -> np.ndarray:
-        """int32[total tokens]"""
+        """Every sequence's tokens: int32[total tokens]."""
         return self._arrays["tokens"][: self.offsets[-1]]
 
     @property
     def loss_mask(self) -> np.ndarray:
-        """uint8[total tokens]: 1 where the token was sampled and is trained on"""
+        """uint8[total tokens]: 1 where the token was sampled and is trained on."""
         return self._arrays["loss_mask"][: self.offsets[-1]]
 
     @property
     def logprobs(self) -> np.ndarray:
-        """float32[total tokens]: of the distribution that was sampled from, 0 where the mask is 0"""
+        """float32[total tokens]: log-probs under the sampler's distribution, 0 where the mask is 0."""
         return self._arrays["logprobs"][: self.offsets[-1]]
 
     @property
@@ -92,7 +92,7 @@ class Columns:
         return np.add.reduceat(self.loss_mask.astype(np.int64), self.offsets[:-1])
 
     def tokens_of(self, index: int) -> np.ndarray:
-        """int32[length]: of one sequence"""
+        """The tokens of one sequence: int32[length]."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def trained_from(self, index: int) -> int:

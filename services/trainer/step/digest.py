@@ -27,7 +27,7 @@ def batch_digests(columns: Columns, mesh: RankMesh) -> dict[str, float]:
     """
     reference = columns.reference
     mine = []
-    for i, item in enumerate(columns.items if mesh.speaks else ()):
+    for i, item in enumerate(columns.items if mesh.counts else ()):
         span = slice(int(columns.offsets[i]), int(columns.offsets[i + 1]))
         tokens = _of(columns.tokens[span], columns.loss_mask[span])
         rest = _of(columns.logprobs[span], *([] if reference is None else [reference[span]]))

@@ -74,7 +74,7 @@ def _ordered(
     tokens_of: Callable[[int], np.ndarray],
     trained_from: Callable[[int], int],
 ) -> Bin:
-    """Sorted by prompt, so that a sequence's longest common beginning is the one with its predecessor."""
+    """The bin of `members` sorted by prompt: each then begins most like the one before it."""
     order = sorted(members, key=lambda i: prompts[i])
     shared = [0]
     for before, here in pairwise(order):
@@ -128,7 +128,7 @@ class PackedRows:
 
 
 def rows_of(lengths: Sequence[int], shared: Sequence[int]) -> PackedRows:
-    """int64[T] each, T = sum of lengths less sum of shared."""
+    """The rows of a bin's sequences without what they share: T = sum of lengths less sum of shared."""
     sizes, heads = np.asarray(lengths, np.int64), np.asarray(shared, np.int64)
     starts = np.cumsum(sizes) - sizes
     own_sizes = sizes - heads

@@ -123,7 +123,7 @@ class Stepper:
             for chosen in cut_minibatches(plan, self.mesh.replica, count, p, self.config.seed):
                 # Sequences without a trained token would cost a forward pass and count nothing.
                 useful = [i for i in chosen if trained[i]]
-                if self.mesh.speaks:
+                if self.mesh.counts:
                     sums[len(packed)] = trained[useful].sum(), len(useful)
                 packed.append(self._bins(columns, useful))
         self.group.sum(torch.from_numpy(sums))
@@ -221,7 +221,7 @@ class Stepper:
 
 
 class Tally:
-    """What the optimizer steps of one batch say of themselves."""
+    """Statistics of the optimizer steps of one batch."""
 
     def __init__(self) -> None:
         self._stats: list[np.ndarray] = []
@@ -229,7 +229,7 @@ class Tally:
         self._largest: list[torch.Tensor] = []
 
     def add(self, stats: np.ndarray, norm: float, largest: torch.Tensor) -> None:
-        """stats: sums over all ranks. largest: this rank's mismatch_max."""
+        """Count one optimizer step. stats: sums over all ranks. largest: this rank's mismatch_max."""
         self._stats.append(stats)
         self._norms.append(norm)
         self._largest.append(largest)

@@ -1,4 +1,4 @@
-"""For how long a trainer waits for a lost worker to be known as lost."""
+"""How long a trainer waits until a lost worker is known as lost."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from types import SimpleNamespace
 import pytest
 
 from earl.errors import TrainerError
-from services.trainer.retry_budget import LEAST_PLANS, SILENCES, RetryBudget
+from services.trainer.retry_budget import LEAST_PLANS, LOSSES, RetryBudget
 from services.trainer.trainer import PAUSE_S, TrainerRank
 
 
 def given_up_after(lost_after_s: float) -> float:
-    patience, now_s = RetryBudget(), 100.0
+    budget, now_s = RetryBudget(), 100.0
     while True:
-        patience.failed(now_s)
-        if patience.has_ended(now_s, lost_after_s):
+        budget.failed(now_s)
+        if budget.has_ended(now_s, lost_after_s):
             return now_s - 100.0
         now_s += PAUSE_S
 
 
 @pytest.mark.parametrize("lost_after_s", [10.0, 60.0, 600.0])
-def test_it_outlasts_the_silence_that_a_member_is_allowed(lost_after_s: float) -> None:
-    least_s = SILENCES * lost_after_s
+def test_it_outlasts_the_time_in_which_a_worker_is_lost(lost_after_s: float) -> None:
+    least_s = LOSSES * lost_after_s
     assert least_s < given_up_after(lost_after_s) <= max(least_s, 40.0) + PAUSE_S
 
 
 def test_it_is_not_over_for_a_few_plans_that_took_long_to_read() -> None:
-    patience = RetryBudget()
+    budget = RetryBudget()
     for plan in range(LEAST_PLANS - 1):
-        patience.failed(1000.0 * plan)
-    assert not patience.has_ended(1e9, 10.0)
-    patience.failed(1e9)
-    assert patience.has_ended(1e9, 10.0)
+        budget.failed(1000.0 * plan)
+    assert not budget.has_ended(1e9, 10.0)
+    budget.failed(1e9)
+    assert budget.has_ended(1e9, 10.0)
 
 
 def test_a_plan_that_was_trained_begins_it_anew() -> None:
-    patience = RetryBudget()
+    budget = RetryBudget()
     for _ in range(LEAST_PLANS):
-        patience.failed(0.0)
-    patience.trained()
-    patience.failed(1000.0)
-    assert not patience.has_ended(1000.0, 10.0) and patience.plans == 1
+        budget.failed(0.0)
+    budget.trained()
+    budget.failed(1000.0)
+    assert not budget.has_ended(1000.0, 10.0) and budget.plans == 1
 
 
 def gives_up(lost_after_s: float | None, others: bool) -> bool:

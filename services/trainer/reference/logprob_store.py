@@ -24,13 +24,13 @@ from services.trainer.step.plan import REFERENCE_TENSOR
 REMEMBERED = 1 << 16
 
 
-def key(life: str, lease: int, rank: int) -> str:
+def logprob_key(life: str, lease: int, rank: int) -> str:
     """Registry key of what rank `rank` of a stage's life computed for its lease-th lease."""
     return f"reference/{life}/{lease}/{rank}"
 
 
-class Shelf:
-    """What this rank holds."""
+class LogprobStore:
+    """Log-probs in this rank's arena, from being reserved until their trajectories have ended."""
 
     def __init__(self, store: TensorStore) -> None:
         self._store = store
@@ -56,14 +56,13 @@ class Shelf:
     async def reserve(
         self, key: str, trajectories: Iterable[str], total_tokens: int, box: Box
     ) -> np.ndarray | None:
-        """float32 [size of the box] in the arena, or None where there is no room now.
+        """An array float32 [size of the box] in the arena to be filled, or None where there is no room now.
 
         The box is this rank's slice of the total_tokens of these trajectories.
         """
         try:
-            array = self._store.reserve(key, {REFERENCE_TENSOR: TensorSpec("float32", (total_tokens,), box)})[
-                REFERENCE_TENSOR
-            ]
+            spec = TensorSpec("float32", (total_tokens,), box)
+            array = self._store.reserve(key, {REFERENCE_TENSOR: spec})[REFERENCE_TENSOR]
         except ArenaFull:
             return None
         self._coming[key] = list(trajectories)
@@ -83,7 +82,7 @@ class Shelf:
             await self._drop([trajectory for trajectory in trajectories if trajectory in self._gone])
 
     async def free(self, trajectories: Iterable[str]) -> None:
-        """These trajectories are trained or dropped: nobody reads what lies here for them, or ever will."""
+        """Free what lies, or will lie, here for these trajectories: they are trained or dropped."""
         trajectories = list(trajectories)
         self._gone.update(dict.fromkeys(trajectories))
         while len(self._gone) > REMEMBERED:
