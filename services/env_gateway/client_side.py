@@ -10,7 +10,7 @@ from services.env_gateway.admission import opening_limits
 from services.env_gateway.clients import ClientStream
 from services.env_gateway.episodes import Episodes
 from services.env_gateway.results import INFRA_ERROR, OK, TIMEOUT, TRUNCATED, UNSPECIFIED
-from services.env_gateway.sessions import Session, State, Verdict
+from services.env_gateway.sessions import GatewaySession, SessionState, StepVerdict
 
 MAX_QUEUE = 65_536
 
@@ -25,7 +25,7 @@ class ClientSide:
         # Set when no new session may be opened.
         self.draining = False
 
-    def said(self, client: ClientStream, message: Any) -> None:
+    def handle(self, client: ClientStream, message: Any) -> None:
         """One message of a client."""
         kind = message.WhichOneof("message")
         if kind == "step":
@@ -45,7 +45,9 @@ class ClientSide:
     def left(self, client: ClientStream) -> None:
         """The stream ended: its sessions end, and nobody is left to tell."""
         # Those in the queue first: a place that becomes free must not go to one of them.
-        queued_first = sorted(client.sessions, key=lambda n: client.sessions[n].state is not State.QUEUED)
+        queued_first = sorted(
+            client.sessions, key=lambda n: client.sessions[n].state is not SessionState.QUEUED
+        )
         for number in queued_first:
             self._close(client, number)
 
@@ -62,7 +64,7 @@ class ClientSide:
         now = self._episodes.clock()
         session_id = self._episodes.next_id()
         reset = codec.reset(session_id, opening, limits_s["reset_s"])
-        session = Session(session_id, client, number, opening.environment, limits_s, now, reset)
+        session = GatewaySession(session_id, client, number, opening.environment, limits_s, now, reset)
         session.traceparent = checked(opening.traceparent)
         if not self._pool.ever_served(session.environment):
             session.unknown_until = now + min(self._episodes.config.lease_s, limits_s["queue_s"])
@@ -88,25 +90,25 @@ class ClientSide:
             self._refuse(client, number, seq, INFRA_ERROR, "unknown_session", text)
             return
         verdict = session.judge_step(seq)
-        if verdict is Verdict.FORWARD or verdict is Verdict.HOLD:
+        if verdict is StepVerdict.FORWARD or verdict is StepVerdict.HOLD:
             size_bytes, max_bytes = step.ByteSize(), self._episodes.config.max_text_bytes
             if size_bytes > max_bytes:
                 text = f"action of {size_bytes} bytes is larger than {max_bytes}"
                 self._refuse(client, number, seq, UNSPECIFIED, "oversize_action", text)
-            elif verdict is Verdict.HOLD:
+            elif verdict is StepVerdict.HOLD:
                 session.held = step
             else:
                 message = codec.step(step, session.id, session.limits_s["step_s"])
                 session.start_step(message, self._episodes.clock())
                 session.host.outbox.put(message)
-        elif verdict is Verdict.REPEAT:
+        elif verdict is StepVerdict.REPEAT:
             client.outbox.put(session.answer)
-        elif verdict is Verdict.REFUSE:
+        elif verdict is StepVerdict.REFUSE:
             self._wrong_step(client, session, seq)
 
-    def _wrong_step(self, client: ClientStream, session: Session, seq: int) -> None:
+    def _wrong_step(self, client: ClientStream, session: GatewaySession, seq: int) -> None:
         number = session.number
-        if session.state is not State.ENDED:
+        if session.state is not SessionState.ENDED:
             text = f"step {seq} of session {number} follows {session.seq} ({session.state.value})"
         elif session.answer is not None and session.answer.result.ending not in (OK, TRUNCATED):
             # It failed while the client was not waiting for anything.
@@ -124,5 +126,5 @@ class ClientSide:
 
     def _close(self, client: ClientStream, number: int) -> None:
         session = client.forget(number)
-        if session is not None and session.state is not State.ENDED:
+        if session is not None and session.state is not SessionState.ENDED:
             self._episodes.release(session)

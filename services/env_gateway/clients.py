@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.env_gateway.sessions import Session
+from services.env_gateway.sessions import GatewaySession
 
 MAX_CLIENT_SESSIONS = 65_536
 # Ended sessions whose last answer a client may ask for again.
@@ -19,7 +19,7 @@ class ClientStream:
     def __init__(self, outbox: Any) -> None:
         self.outbox = outbox
         # Open ones, and the KEPT_ENDED that ended last.
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, GatewaySession] = {}
         # Numbers of ended sessions, oldest first.
         self._ended: dict[int, None] = {}
 
@@ -31,7 +31,7 @@ class ClientStream:
             return f"{MAX_CLIENT_SESSIONS} sessions are open on this stream"
         return ""
 
-    def opened(self, session: Session) -> None:
+    def opened(self, session: GatewaySession) -> None:
         """A session of a number that `refusal` does not object to."""
         self._ended.pop(session.number, None)
         self.sessions[session.number] = session
@@ -44,7 +44,7 @@ class ClientStream:
         if len(self._ended) > KEPT_ENDED:
             self.forget(next(iter(self._ended)))
 
-    def forget(self, number: int) -> Session | None:
+    def forget(self, number: int) -> GatewaySession | None:
         """The client needs it no more; returns it, None if there is none."""
         self._ended.pop(number, None)
         return self.sessions.pop(number, None)

@@ -7,16 +7,16 @@ from earl.obs.histogram import Histogram
 from earl.obs.tracing import checked
 from earl.v1 import env_pb2, events_pb2
 from services.env_gateway.counts import Counts
-from services.env_gateway.pool import Listed, Pool, Served
+from services.env_gateway.pool import ListedEnvironment, Pool, ServedEnvironment
 
 PROTOCOL = 1
 
 
-def served(info: env_pb2.EnvironmentInfo) -> Served:
+def served(info: env_pb2.EnvironmentInfo) -> ServedEnvironment:
     """What a Hello says about one environment."""
     bounded = info.HasField("min_reward") and info.HasField("max_reward")
     bounds = (info.min_reward, info.max_reward) if bounded else None
-    return Served(info.name, info.schema_hash, bounds, info)
+    return ServedEnvironment(info.name, info.schema_hash, bounds, info)
 
 
 def welcome(lease_s: float, max_text_bytes: int, sessions: list[int]) -> env_pb2.GatewayMessage:
@@ -95,7 +95,7 @@ def failed_again(answer: env_pb2.SessionMessage, seq: int) -> env_pb2.SessionMes
     return again
 
 
-def listing(entries: dict[str, Listed], counts: Counts) -> env_pb2.ListEnvironmentsResponse:
+def listing(entries: dict[str, ListedEnvironment], counts: Counts) -> env_pb2.ListEnvironmentsResponse:
     """By name."""
     response = env_pb2.ListEnvironmentsResponse()
     for name, listed in sorted(entries.items()):
@@ -112,15 +112,15 @@ def listing(entries: dict[str, Listed], counts: Counts) -> env_pb2.ListEnvironme
     return response
 
 
-def latency(seen: Histogram | None) -> env_pb2.Latency | None:
-    if seen is None:
+def latency(histogram: Histogram | None) -> env_pb2.Latency | None:
+    if histogram is None:
         return None
     return env_pb2.Latency(
-        count=seen.count,
-        p50_s=seen.quantile(0.5),
-        p99_s=seen.quantile(0.99),
-        counts=seen.counts,
-        longest_s=seen.longest,
+        count=histogram.count,
+        p50_s=histogram.quantile(0.5),
+        p99_s=histogram.quantile(0.99),
+        counts=histogram.counts,
+        longest_s=histogram.longest,
     )
 
 
@@ -135,7 +135,7 @@ def hosts(pool: Pool, counts: Counts, now: float) -> env_pb2.ListHostsResponse:
         totals=counts.totals,
         refused=counts.refused,
     )
-    for host in sorted(pool.hosts.values(), key=lambda one: one.name):
+    for host in sorted(pool.hosts.values(), key=lambda host: host.name):
         keys = [(host.name, environment) for environment in sorted(host.environments)]
         response.hosts.add(
             host=host.name,

@@ -15,10 +15,10 @@ from earl.config.environment import GatewayConfig
 from earl.obs import tracing
 from services.env_gateway import codec
 from services.env_gateway.counts import Counts
-from services.env_gateway.pool import Host, Pool
+from services.env_gateway.pool import HostState, Pool
 from services.env_gateway.quarantine import Quarantine
 from services.env_gateway.results import INFRA_ERROR
-from services.env_gateway.sessions import Session, State
+from services.env_gateway.sessions import GatewaySession, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Episodes:
         self.counts = Counts()
         self.pool = Pool(Quarantine(config.quarantine_faults, config.quarantine_s))
         # By the gateway's id.
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, GatewaySession] = {}
         self._on_quarantine = on_quarantine or (lambda environment, host, reason: None)
         self._last_id = secrets.randbits(60)
 
@@ -44,7 +44,7 @@ class Episodes:
         self._last_id += 1
         return self._last_id
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: GatewaySession) -> None:
         """A session was opened: it is placed or waits."""
         self.sessions[session.id] = session
         self.counts.totals["sessions"] += 1
@@ -60,18 +60,18 @@ class Episodes:
             self.trace(session, "queue", now - session.waits_since)
             host.outbox.put(session.pending)
 
-    def trace(self, session: Session, what: str, seconds: float) -> None:
+    def trace(self, session: GatewaySession, what: str, seconds: float) -> None:
         """A span of the session that ended now."""
         if session.traceparent:
             now_ns = time.time_ns()
             host = session.host.name if session.host is not None else ""
             start_ns = now_ns - int(seconds * 1e9)
-            told = {"seq": session.seq, "host": host, "environment": session.environment}
-            tracing.record(f"gateway {what}", session.traceparent, start_ns, now_ns, told)
+            fields = {"seq": session.seq, "host": host, "environment": session.environment}
+            tracing.record(f"gateway {what}", session.traceparent, start_ns, now_ns, fields)
 
-    def host_lost(self, host: Host, why: str) -> None:
+    def host_lost(self, host: HostState, reason: str) -> None:
         """The host is gone: its sessions move on or fail, and its environments are at fault."""
-        text = f"host {host.name} {why}"
+        text = f"host {host.name} {reason}"
         self.pool.remove(host)
         for environment in {session.environment for session in host.sessions.values()}:
             self.fault(host, environment, text)
@@ -87,7 +87,7 @@ class Episodes:
         self.counts.totals["hosts_lost"] += 1
         self.place_waiting()
 
-    def _move(self, session: Session, why: str) -> None:
+    def _move(self, session: GatewaySession, reason: str) -> None:
         """Back to the head of the queue; the client, if it waits, is told to go on waiting."""
         del self.sessions[session.id]
         session.move(self.next_id(), self.clock())
@@ -95,17 +95,17 @@ class Episodes:
         self.sessions[session.id] = session
         self.pool.wait(session, first=True)
         self.counts.totals["moved"] += 1
-        self.tell_alive(session, f"{why}; trying another host")
+        self.tell_alive(session, f"{reason}; trying another host")
 
-    def tell_alive(self, session: Session, text: str) -> None:
+    def tell_alive(self, session: GatewaySession, text: str) -> None:
         """Progress to a client that waits for the session's reset, or for step 1 behind it."""
         if session.answer is None or session.held is not None:
             seq = session.held.seq if session.held is not None else 0
             session.client.outbox.put(codec.alive(session.number, seq, text))
 
-    def fail(self, session: Session, ending: int, reason: str, text: str) -> None:
+    def fail(self, session: GatewaySession, ending: int, reason: str, text: str) -> None:
         """End a session without a result of the environment; what runs in the host is cancelled."""
-        if session.state is State.ENDED:
+        if session.state is SessionState.ENDED:
             return
         cancelled = session.pending is not None
         seq = session.held.seq if session.held is not None else session.seq
@@ -116,9 +116,9 @@ class Episodes:
             session.host.outbox.put(codec.cancel(session.id, session.seq, text))
         self.release(session)
 
-    def release(self, session: Session) -> None:
+    def release(self, session: GatewaySession) -> None:
         """The session is over: it gives its place back; its last answer is kept for a while."""
-        if session.state is State.QUEUED:
+        if session.state is SessionState.QUEUED:
             self.pool.leave(session)
         session.end()
         self.sessions.pop(session.id, None)
@@ -128,7 +128,7 @@ class Episodes:
             host.outbox.put(codec.close(session.id))
             self.place_waiting()
 
-    def fault(self, host: Host, environment: str, reason: str) -> None:
+    def fault(self, host: HostState, environment: str, reason: str) -> None:
         """Count against a host's environment; enough in a row put it into quarantine."""
         duration_s = self.pool.quarantine.fault((host.name, environment), self.clock())
         if duration_s:

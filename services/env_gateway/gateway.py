@@ -18,9 +18,9 @@ from services.env_gateway.client_side import ClientSide
 from services.env_gateway.clients import ClientStream
 from services.env_gateway.episodes import Episodes, Quarantined
 from services.env_gateway.host_side import HostSide
-from services.env_gateway.pool import Host
+from services.env_gateway.pool import HostState
 from services.env_gateway.results import INFRA_ERROR, TIMEOUT
-from services.env_gateway.sessions import Session, State
+from services.env_gateway.sessions import GatewaySession, SessionState
 
 
 class Gateway:
@@ -45,18 +45,18 @@ class Gateway:
         self._swept_at = clock()
         self._pinged_at = self._swept_at
         # Called for every message.
-        self.heard, self.host_said = self._hosts.heard, self._hosts.said
-        self.client_said = self._clients.said
+        self.heard, self.handle_host = self._hosts.heard, self._hosts.handle
+        self.handle_client = self._clients.handle
 
-    def attach(self, hello: Any, outbox: Any) -> Host:
+    def attach(self, hello: Any, outbox: Any) -> HostState:
         """Accept a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
         return self._hosts.attach(hello, outbox)
 
-    def detach(self, host: Host, epoch: int) -> None:
+    def detach(self, host: HostState, epoch: int) -> None:
         """A host's stream ended."""
         self._hosts.detach(host, epoch)
 
-    def broke(self, host: Host, epoch: int, error: EarlError) -> None:
+    def broke(self, host: HostState, epoch: int, error: EarlError) -> None:
         """A host's stream ended because it cannot be understood."""
         self._hosts.broke(host, epoch, error)
 
@@ -78,10 +78,10 @@ class Gateway:
             for host in self.pool.hosts.values():
                 if host.attached:
                     host.outbox.put(codec.ping(int(now * 1e3)))
-        for host, why in self.pool.expired(now, self._config.lease_s):
-            self._hosts.lose(host, why)
+        for host, reason in self.pool.expired(now, self._config.lease_s):
+            self._hosts.lose(host, reason)
         for session in list(self.sessions.values()):
-            if session.state is State.QUEUED and self._is_unknown(session, now):
+            if session.state is SessionState.QUEUED and self._is_unknown(session, now):
                 text = f"no host serves {session.environment!r}"
                 self._episodes.fail(session, INFRA_ERROR, "UnknownEnvironment", text)
             elif now >= session.deadline or now >= session.episode_ends:
@@ -89,13 +89,13 @@ class Gateway:
         if self.pool.quarantine.ends(now):
             self._episodes.place_waiting()
 
-    def _is_unknown(self, session: Session, now: float) -> bool:
+    def _is_unknown(self, session: GatewaySession, now: float) -> bool:
         if self.pool.serves(session.environment):
             return False
         # A name that was served once may come back with its host: it waits for its whole queue_s.
         return now >= min(session.unknown_until, session.deadline)
 
-    def _overdue(self, session: Session, text: str) -> None:
+    def _overdue(self, session: GatewaySession, text: str) -> None:
         if not text:
             return
         host = session.host
@@ -115,7 +115,7 @@ class Gateway:
         for host in self.pool.hosts.values():
             host.outbox.put(codec.drain(grace_s, "the gateway stops"))
         for session in list(self.sessions.values()):
-            if session.state is State.QUEUED:
+            if session.state is SessionState.QUEUED:
                 self._episodes.fail(session, INFRA_ERROR, "EnvHostLost", "the gateway is stopping")
 
     def listing(self) -> Any:

@@ -40,16 +40,16 @@ class HostDialer:
     async def run(self) -> None:
         """Dial until the gateway drains. What goes wrong in the same way again is logged once."""
         loop = asyncio.get_running_loop()
-        backoff_s, said = FIRST_BACKOFF_S, ""
+        backoff_s, reported = FIRST_BACKOFF_S, ""
         try:
             while not self._gateway.draining:
                 began = loop.time()
                 error = await self._stream()
                 if loop.time() - began >= LASTED_S:
-                    backoff_s, said = FIRST_BACKOFF_S, ""
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("stream to the host at %s ended: %s", self._address, said)
+                    backoff_s, reported = FIRST_BACKOFF_S, ""
+                if str(error) != reported:
+                    reported = str(error)
+                    log.warning("stream to the host at %s ended: %s", self._address, reported)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
         finally:

@@ -1,7 +1,7 @@
 """What env hosts may say and what follows. Whatever breaks the rules is refused and counted, a fault of
 its host alone, and changes nothing else.
 
-    Hello ─► attach ─► heard, said … ─► detach ─► back within reconnect_s, or lost
+    Hello ─► attach ─► heard, handle … ─► detach ─► back within reconnect_s, or lost
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from earl.errors import EarlError, EnvHostLost, EnvProtocolError
 from services.env_gateway import codec
 from services.env_gateway.admission import MAX_CAPACITY, check_hello
 from services.env_gateway.episodes import Episodes
-from services.env_gateway.pool import Host
+from services.env_gateway.pool import HostState
 from services.env_gateway.results import ENV_ERROR, INFRA_ERROR, OK, TRUNCATED, fault_in
-from services.env_gateway.sessions import Arrival, Session
+from services.env_gateway.sessions import Arrival, GatewaySession
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class HostSide:
 
     # --- streams -----------------------------------------------------------------------------
 
-    def attach(self, hello: Any, outbox: Any) -> Host:
+    def attach(self, hello: Any, outbox: Any) -> HostState:
         """Accept a host's stream. Raises EnvProtocolError or DuplicateEnvironment; nothing changed then."""
         try:
             check_hello(hello)
@@ -48,7 +48,9 @@ class HostSide:
         now = self._episodes.clock()
         host = self._pool.hosts.get(hello.instance)
         if host is None:
-            host = Host(hello.host, hello.instance, hello.epoch, environments, hello.capacity, outbox, now)
+            host = HostState(
+                hello.host, hello.instance, hello.epoch, environments, hello.capacity, outbox, now
+            )
             former = self._pool.namesakes(host)
         else:
             former = []
@@ -64,17 +66,17 @@ class HostSide:
             if session.pending is not None:
                 outbox.put(session.pending)
         self._pool.add(host)
-        for one in former:
-            self.lose(one, "was started again")
+        for namesake in former:
+            self.lose(namesake, "was started again")
         log.info("host %s attached", host.name, extra={"fields": {"epoch": host.epoch}})
         self._episodes.place_waiting()
         return host
 
-    def _current(self, host: Host, epoch: int) -> bool:
+    def _current(self, host: HostState, epoch: int) -> bool:
         """Whether that stream of the host is the newest, of a host that is not lost."""
         return host.epoch == epoch and self._pool.hosts.get(host.instance) is host
 
-    def detach(self, host: Host, epoch: int) -> None:
+    def detach(self, host: HostState, epoch: int) -> None:
         """A host's stream ended: after a Drain it left, otherwise it may come back soon."""
         if not self._current(host, epoch):
             return
@@ -83,25 +85,25 @@ class HostSide:
         else:
             host.back_by = self._episodes.clock() + self._episodes.config.reconnect_s
 
-    def broke(self, host: Host, epoch: int, error: EarlError) -> None:
+    def broke(self, host: HostState, epoch: int, error: EarlError) -> None:
         """The host's stream cannot be understood any further: that is the end of it, whatever it held."""
         if not self._current(host, epoch):
             return
         self._refuse(host, "", "broken_stream")
         self.lose(host, f"broke the protocol: {error.message}")
 
-    def lose(self, host: Host, why: str) -> None:
-        self._episodes.host_lost(host, why)
-        host.outbox.close(EnvHostLost(f"host {host.name} {why}", "connect again"))
+    def lose(self, host: HostState, reason: str) -> None:
+        self._episodes.host_lost(host, reason)
+        host.outbox.close(EnvHostLost(f"host {host.name} {reason}", "connect again"))
 
     # --- messages ----------------------------------------------------------------------------
 
-    def heard(self, host: Host, epoch: int) -> None:
+    def heard(self, host: HostState, epoch: int) -> None:
         """Anything that arrives on the host's stream renews its lease."""
         if host.epoch == epoch:
             host.heard_at = self._episodes.clock()
 
-    def said(self, host: Host, epoch: int, message: Any) -> None:
+    def handle(self, host: HostState, epoch: int, message: Any) -> None:
         """One message of a host. Raises EnvProtocolError on a fenced stream."""
         if host.epoch != epoch:
             self._counts.refused["fenced"] += 1
@@ -120,7 +122,7 @@ class HostSide:
         elif kind != "pong":
             self._refuse(host, "", f"unexpected {kind or 'empty message'}")
 
-    def _result(self, host: Host, result: Any) -> None:
+    def _result(self, host: HostState, result: Any) -> None:
         session = self._expecting(host, result)
         if session is None:
             return
@@ -136,7 +138,7 @@ class HostSide:
         else:
             self._pass_on(session, result)
 
-    def _expecting(self, host: Host, result: Any) -> Session | None:
+    def _expecting(self, host: HostState, result: Any) -> GatewaySession | None:
         """The session that waits for just this result; None if it was refused."""
         session = self._episodes.sessions.get(result.session)
         if session is None:
@@ -152,7 +154,7 @@ class HostSide:
             self._refuse(host, session.environment, "wrong_seq")
         return session if arrival is Arrival.ANSWER else None
 
-    def _pass_on(self, session: Session, result: Any) -> None:
+    def _pass_on(self, session: GatewaySession, result: Any) -> None:
         host = session.host
         result.session = session.number
         result.queue_s = session.queue_s if session.seq == 0 else 0.0
@@ -171,7 +173,7 @@ class HostSide:
                 self._episodes.fault(host, session.environment, result.message)
             self._episodes.release(session)
 
-    def _reset_again(self, session: Session, result: Any) -> None:
+    def _reset_again(self, session: GatewaySession, result: Any) -> None:
         """The client acts on what the lost host showed: the same, or the session cannot go on."""
         if result.done or result.observation != session.answer.result.observation:
             text = f"its host was lost before the first step, and {session.host.name} does not show the same"
@@ -186,7 +188,7 @@ class HostSide:
             session.start_step(message, now)
             session.host.outbox.put(message)
 
-    def _progress(self, host: Host, progress: Any) -> None:
+    def _progress(self, host: HostState, progress: Any) -> None:
         session = self._episodes.sessions.get(progress.session)
         now = self._episodes.clock()
         if session is None or session.host is not host or not session.progressed(progress.seq, now):
@@ -196,7 +198,7 @@ class HostSide:
         if len(outbox) < PROGRESS_BACKLOG and len(progress.message) <= MAX_PROGRESS:
             outbox.put(codec.alive(session.number, progress.seq, progress.message))
 
-    def _refuse(self, host: Host, environment: str, reason: str) -> None:
+    def _refuse(self, host: HostState, environment: str, reason: str) -> None:
         self._counts.refused[reason] += 1
         log.warning("refused a message of host %s: %s", host.name, reason)
         for name in [environment] if environment in host.environments else host.environments:

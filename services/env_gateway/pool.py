@@ -14,11 +14,11 @@ from typing import Any
 
 from earl.errors import DuplicateEnvironment, EnvProtocolError
 from services.env_gateway.quarantine import Quarantine
-from services.env_gateway.sessions import Session
+from services.env_gateway.sessions import GatewaySession
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedEnvironment:
     """An environment as a host declares it. bounds: of the sum of an episode's rewards, if declared."""
 
     name: str
@@ -28,7 +28,7 @@ class Served:
 
 
 @dataclass(slots=True)
-class Listed:
+class ListedEnvironment:
     """An environment in the fleet. info: as a host declares it, None if no host serves it now; hosts,
     those of them that it is in quarantine on, sessions open and waiting."""
 
@@ -41,20 +41,20 @@ class Listed:
 
 
 @dataclass(slots=True, eq=False)
-class Host:
+class HostState:
     """One instance of an env host. outbox: where messages to it go."""
 
     name: str
     instance: int
     epoch: int
-    environments: dict[str, Served]
+    environments: dict[str, ServedEnvironment]
     capacity: int
     outbox: Any
     heard_at: float
     # The stream broke, and the host is lost unless it is back by then.
     back_by: float = math.inf
     draining: bool = False
-    sessions: dict[int, Session] = field(default_factory=dict)
+    sessions: dict[int, GatewaySession] = field(default_factory=dict)
 
     @property
     def attached(self) -> bool:
@@ -69,17 +69,17 @@ class Pool:
     """The hosts and the sessions that wait for one."""
 
     def __init__(self, quarantine: Quarantine) -> None:
-        self.hosts: dict[int, Host] = {}
+        self.hosts: dict[int, HostState] = {}
         self.quarantine = quarantine
         # By environment: the sessions that wait, by id, first come first served.
-        self._queues: dict[str, OrderedDict[int, Session]] = {}
+        self._queues: dict[str, OrderedDict[int, GatewaySession]] = {}
         self._ever_served: set[str] = set()
 
     # --- hosts -------------------------------------------------------------------------------
 
     def check(
-        self, name: str, instance: int, epoch: int, environments: Iterable[Served]
-    ) -> dict[str, Served]:
+        self, name: str, instance: int, epoch: int, environments: Iterable[ServedEnvironment]
+    ) -> dict[str, ServedEnvironment]:
         """The environments of a Hello by name.
 
         Raises DuplicateEnvironment for one that is named twice or served elsewhere with another
@@ -91,13 +91,13 @@ class Pool:
                 f"stream of host {name!r} with epoch {epoch} is fenced by epoch {known.epoch}",
                 "connect again with a larger epoch",
             )
-        found: dict[str, Served] = {}
+        by_name: dict[str, ServedEnvironment] = {}
         for served in environments:
-            if served.name in found:
+            if served.name in by_name:
                 raise DuplicateEnvironment(
                     f"host {name!r} names environment {served.name!r} twice", "rename one of them"
                 )
-            found[served.name] = served
+            by_name[served.name] = served
             for host in self.hosts.values():
                 other = host.environments.get(served.name)
                 if host.instance != instance and other and other.schema_hash != served.schema_hash:
@@ -106,25 +106,25 @@ class Pool:
                         f"host {host.name!r} serves it with {other.schema_hash!r}",
                         "give the changed environment another name, or update all of its hosts",
                     )
-        if not found:
+        if not by_name:
             raise EnvProtocolError(f"host {name!r} serves no environment", "give it at least one")
-        return found
+        return by_name
 
-    def add(self, host: Host) -> None:
+    def add(self, host: HostState) -> None:
         self.hosts[host.instance] = host
         self._ever_served.update(host.environments)
 
-    def remove(self, host: Host) -> None:
+    def remove(self, host: HostState) -> None:
         if self.hosts.get(host.instance) is host:
             del self.hosts[host.instance]
 
-    def namesakes(self, host: Host) -> list[Host]:
+    def namesakes(self, host: HostState) -> list[HostState]:
         """Detached earlier instances of the same host: a restarted process does not come back."""
         return [h for h in self.hosts.values() if h.name == host.name and h is not host and not h.attached]
 
-    def expired(self, now: float, lease_s: float) -> list[tuple[Host, str]]:
+    def expired(self, now: float, lease_s: float) -> list[tuple[HostState, str]]:
         """Hosts that are lost, and why: silent for longer than the lease, or not back in time."""
-        lost: list[tuple[Host, str]] = []
+        lost: list[tuple[HostState, str]] = []
         for host in self.hosts.values():
             if now - host.heard_at > lease_s:
                 lost.append((host, f"was silent for {lease_s:g} s"))
@@ -145,27 +145,27 @@ class Pool:
     def ever_served(self, environment: str) -> bool:
         return environment in self._ever_served
 
-    def listed(self, now: float) -> dict[str, Listed]:
+    def listed(self, now: float) -> dict[str, ListedEnvironment]:
         """What is served or waited for, by name."""
-        entries: dict[str, Listed] = {}
+        entries: dict[str, ListedEnvironment] = {}
         for host in self.hosts.values():
             opened = Counter(session.environment for session in host.sessions.values())
             for name, served in host.environments.items():
-                entry = entries.setdefault(name, Listed())
+                entry = entries.setdefault(name, ListedEnvironment())
                 entry.info = served.info
                 entry.hosts += 1
                 entry.capacity += host.capacity
                 entry.open_sessions += opened[name]
                 entry.quarantined += self.quarantine.held((host.name, name), now)
         for name, queue in self._queues.items():
-            entries.setdefault(name, Listed()).queued = len(queue)
+            entries.setdefault(name, ListedEnvironment()).queued = len(queue)
         return entries
 
     # --- placement ---------------------------------------------------------------------------
 
-    def choose(self, environment: str, now: float) -> Host | None:
+    def choose(self, environment: str, now: float) -> HostState | None:
         """The host with the most room that may take a session of this environment; None: wait."""
-        best: Host | None = None
+        best: HostState | None = None
         for host in self.hosts.values():
             if not host.attached or host.draining or host.free <= 0 or environment not in host.environments:
                 continue
@@ -175,14 +175,14 @@ class Pool:
                 best = host
         return best
 
-    def wait(self, session: Session, *, first: bool = False) -> None:
+    def wait(self, session: GatewaySession, *, first: bool = False) -> None:
         """Queue a session behind the others, or before them."""
         queue = self._queues.setdefault(session.environment, OrderedDict())
         queue[session.id] = session
         if first:
             queue.move_to_end(session.id, last=False)
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: GatewaySession) -> None:
         """The session waits no longer."""
         queue = self._queues.get(session.environment)
         if queue is not None:
@@ -194,9 +194,9 @@ class Pool:
         """Sessions in an environment's queue."""
         return len(self._queues.get(environment, ()))
 
-    def place_next(self, now: float) -> list[tuple[Session, Host]]:
+    def place_next(self, now: float) -> list[tuple[GatewaySession, HostState]]:
         """Take as many queued sessions as there is room for; the caller places each before the next call."""
-        placed: list[tuple[Session, Host]] = []
+        placed: list[tuple[GatewaySession, HostState]] = []
         for environment, queue in list(self._queues.items()):
             while queue and (host := self.choose(environment, now)) is not None:
                 _, session = queue.popitem(last=False)

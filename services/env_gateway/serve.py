@@ -81,10 +81,10 @@ async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Even
 
 async def _report(gateway: Gateway) -> None:
     """Log what was counted, until cancelled."""
-    said = gateway.counts.fields()
+    reported = gateway.counts.fields()
     while True:
         await asyncio.sleep(REPORT_S)
         fields = gateway.counts.fields()
-        if fields != said:
-            said = fields
+        if fields != reported:
+            reported = fields
             log.info("counted so far", extra={"fields": fields})

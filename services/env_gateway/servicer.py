@@ -63,7 +63,7 @@ class EnvGatewayServicer(env_pb2_grpc.EnvGatewayServiceServicer):
 
         def handle(messages: Sequence[Any]) -> None:
             for message in messages:
-                gateway.client_said(client, message)
+                gateway.handle_client(client, message)
 
         self._clients.add(client)
         try:

@@ -20,7 +20,7 @@ MAX_LIMIT_S = 7 * 86_400.0
 DEFAULT_LIMITS_S = {"queue_s": 60.0, "reset_s": 30.0, "step_s": 30.0, "episode_s": 3_600.0}
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     QUEUED = "queued"
     RESETTING = "resetting"
     IDLE = "idle"
@@ -28,7 +28,7 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
-class Verdict(enum.Enum):
+class StepVerdict(enum.Enum):
     """What to do with a client's step."""
 
     FORWARD = "forward"
@@ -47,7 +47,7 @@ class Arrival(enum.Enum):
     AHEAD = "ahead"
 
 
-class Session:
+class GatewaySession:
     """An episode. `client` and `host` are whoever asked for it and serves it; `pending` is the message
     in flight to the host, `answer` the last one sent to the client."""
 
@@ -97,7 +97,7 @@ class Session:
         self.attempts = 0
         # The client's first step, while the reset is repeated.
         self.held: Any = None
-        self.state = State.QUEUED
+        self.state = SessionState.QUEUED
         self.seq = 0
         self.host: Any = None
         self.waits_since = now
@@ -120,7 +120,7 @@ class Session:
             self.episode_ends = now + self.limits_s["episode_s"]
         self.attempts += 1
         self.host = host
-        self.state = State.RESETTING
+        self.state = SessionState.RESETTING
         self.pending = self.reset
         self.sent_at = now
         self.queue_s += now - self.waits_since
@@ -129,7 +129,7 @@ class Session:
     def may_move(self, attempts: int) -> bool:
         """Whether its host's loss costs nothing: no step was taken, and fewer hosts than `attempts` tried."""
         return (
-            self.state in (State.RESETTING, State.IDLE)
+            self.state in (SessionState.RESETTING, SessionState.IDLE)
             and self.seq == 0
             and self.reset is not None
             and self.attempts < attempts
@@ -139,68 +139,68 @@ class Session:
         """Its host is lost: back into the queue, under a new id, which no late result of that host names."""
         self.id = session_id
         self.host = self.pending = None
-        self.state = State.QUEUED
+        self.state = SessionState.QUEUED
         self.waits_since = now
         self.deadline = now + self.limits_s["queue_s"]
 
     @property
     def repeats_reset(self) -> bool:
         """Whether the client knows the reset's answer and another host is to give it again."""
-        return self.answer is not None and self.state in (State.QUEUED, State.RESETTING)
+        return self.answer is not None and self.state in (SessionState.QUEUED, SessionState.RESETTING)
 
-    def judge_step(self, seq: int) -> Verdict:
+    def judge_step(self, seq: int) -> StepVerdict:
         """What a step with this seq means now; changes nothing."""
         state = self.state
-        if seq == self.seq + 1 and state is State.IDLE:
-            return Verdict.FORWARD
+        if seq == self.seq + 1 and state is SessionState.IDLE:
+            return StepVerdict.FORWARD
         if seq == self.seq and seq > 0:
-            return Verdict.WAIT if state is State.STEPPING else Verdict.REPEAT
+            return StepVerdict.WAIT if state is SessionState.STEPPING else StepVerdict.REPEAT
         if seq == 1 and self.repeats_reset:
-            return Verdict.HOLD if self.held is None else Verdict.WAIT
-        return Verdict.REFUSE
+            return StepVerdict.HOLD if self.held is None else StepVerdict.WAIT
+        return StepVerdict.REFUSE
 
     def start_step(self, step: Any, now: float) -> None:
         """`step`, the message to the host, is sent."""
         self.seq += 1
         self.pending, self.reset, self.held = step, None, None
-        self.state = State.STEPPING
+        self.state = SessionState.STEPPING
         self.sent_at = now
         self.deadline = now + self.limits_s["step_s"]
 
     def judge_result(self, seq: int) -> Arrival:
         """What a result with this seq means now; changes nothing."""
-        if seq == self.seq and self.state in (State.RESETTING, State.STEPPING):
+        if seq == self.seq and self.state in (SessionState.RESETTING, SessionState.STEPPING):
             return Arrival.ANSWER
         return Arrival.AHEAD if seq > self.seq else Arrival.LATE
 
     def answered(self, done: bool) -> None:
         """The host's result was accepted."""
         self.pending = None
-        self.state = State.ENDED if done else State.IDLE
+        self.state = SessionState.ENDED if done else SessionState.IDLE
         self.deadline = self.episode_ends
 
     def end(self) -> None:
         self.pending = self.reset = self.held = None
-        self.state = State.ENDED
+        self.state = SessionState.ENDED
 
     def progressed(self, seq: int, now: float) -> bool:
         """A slow reset or step says it is alive: it gets its time again. False if it is not in flight."""
         if self.judge_result(seq) is not Arrival.ANSWER:
             return False
-        self.deadline = now + self.limits_s["reset_s" if self.state is State.RESETTING else "step_s"]
+        self.deadline = now + self.limits_s["reset_s" if self.state is SessionState.RESETTING else "step_s"]
         return True
 
     def overdue(self, now: float) -> str:
         """What took too long, in words; empty if nothing did."""
-        if self.state is State.ENDED:
+        if self.state is SessionState.ENDED:
             return ""
         if now >= self.episode_ends:
             return f"the episode took longer than {self.limits_s['episode_s']:g} s"
         if now < self.deadline:
             return ""
-        if self.state is State.QUEUED:
+        if self.state is SessionState.QUEUED:
             return f"no host had room within {self.limits_s['queue_s']:g} s"
-        if self.state is State.RESETTING:
+        if self.state is SessionState.RESETTING:
             return f"the reset took longer than {self.limits_s['reset_s']:g} s"
         return f"step {self.seq} took longer than {self.limits_s['step_s']:g} s"
 

@@ -65,7 +65,7 @@ async def serve_host(gateway: Gateway, frames: Frames) -> None:
     def handle(messages: Sequence[Any]) -> None:
         gateway.heard(host, epoch)
         for message in messages:
-            gateway.host_said(host, epoch, message)
+            gateway.handle_host(host, epoch, message)
 
     try:
         handle(rest)

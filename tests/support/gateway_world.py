@@ -64,18 +64,18 @@ class World:
 
     def open(self, number, environment="game", **fields):
         message = env_pb2.Open(session=number, environment=environment, **fields)
-        self.gateway.client_said(self.client, env_pb2.ClientMessage(open=message))
+        self.gateway.handle_client(self.client, env_pb2.ClientMessage(open=message))
 
     def step(self, number, seq, text="a"):
         step = env_pb2.Step(session=number, seq=seq, action=env_pb2.Action(text=text))
-        self.gateway.client_said(self.client, env_pb2.ClientMessage(step=step))
+        self.gateway.handle_client(self.client, env_pb2.ClientMessage(step=step))
 
     def close(self, number):
-        self.gateway.client_said(self.client, env_pb2.ClientMessage(close=env_pb2.Close(session=number)))
+        self.gateway.handle_client(self.client, env_pb2.ClientMessage(close=env_pb2.Close(session=number)))
 
     def answer(self, host, session, seq, **fields):
         result = env_pb2.Result(session=session, seq=seq, **fields)
-        self.gateway.host_said(host, host.epoch, env_pb2.HostMessage(result=result))
+        self.gateway.handle_host(host, host.epoch, env_pb2.HostMessage(result=result))
 
     def results(self):
         return self.client.outbox.take("result")

@@ -156,7 +156,7 @@ def test_a_host_that_said_drain_has_left_when_its_stream_ends(world):
     host = world.host()
     world.started(host)
     world.step(1, 1)
-    world.gateway.host_said(host, 1, env_pb2.HostMessage(drain=env_pb2.Drain()))
+    world.gateway.handle_host(host, 1, env_pb2.HostMessage(drain=env_pb2.Drain()))
     world.gateway.detach(host, 1)
     assert world.results()[0].message == "EnvHostLost: host h left"
 

@@ -150,7 +150,7 @@ def test_more_capacity_by_credit(world):
     host = world.host(capacity=0)
     world.open(1)
     assert host.outbox.take("reset") == []
-    world.gateway.host_said(host, 1, env_pb2.HostMessage(credit=env_pb2.Credit(capacity=1)))
+    world.gateway.handle_host(host, 1, env_pb2.HostMessage(credit=env_pb2.Credit(capacity=1)))
     assert len(host.outbox.take("reset")) == 1
 
 
@@ -176,7 +176,7 @@ def test_a_slow_step_times_out_and_is_cancelled(world):
     world.step(1, 1)
     world.pass_time(1.5, [host])
     progress = env_pb2.Progress(session=session, seq=1, message="half")
-    world.gateway.host_said(host, 1, env_pb2.HostMessage(progress=progress))
+    world.gateway.handle_host(host, 1, env_pb2.HostMessage(progress=progress))
     assert world.client.outbox.take("progress")[0].session == 1
     world.pass_time(1.5, [host])
     assert world.results() == []
@@ -225,7 +225,7 @@ def test_reconnect_keeps_sessions_and_repeats_what_was_in_flight(world):
     assert [s.seq for s in host.outbox.take("step")] == [1]
     assert len(host.outbox.take("reset")) == 1
     with pytest.raises(EarlError, match="fenced"):
-        world.gateway.host_said(host, 1, env_pb2.HostMessage(pong=env_pb2.Pong()))
+        world.gateway.handle_host(host, 1, env_pb2.HostMessage(pong=env_pb2.Pong()))
     world.gateway.detach(host, 1)
     world.answer(host, session, 1, reward=1.0)
     assert [r.reward for r in world.results()] == [1.0]
@@ -299,7 +299,7 @@ def test_cancel_ends_the_session(world):
     world.started(host)
     world.step(1, 1)
     cancel = env_pb2.Cancel(session=1, reason="enough")
-    world.gateway.client_said(world.client, env_pb2.ClientMessage(cancel=cancel))
+    world.gateway.handle_client(world.client, env_pb2.ClientMessage(cancel=cancel))
     assert world.results()[0].ending == common_pb2.ENDING_TIMEOUT
     assert host.outbox.take("cancel")
 

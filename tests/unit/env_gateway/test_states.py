@@ -14,15 +14,15 @@ from earl.v1 import common_pb2, env_pb2
 from services.env_gateway import results
 from services.env_gateway import sessions as sm
 from services.env_gateway.counts import WAITS_S
-from services.env_gateway.pool import Host, Pool, Served
+from services.env_gateway.pool import HostState, Pool, ServedEnvironment
 from services.env_gateway.quarantine import MAX_FACTOR, Quarantine
-from services.env_gateway.sessions import Arrival, Session, Verdict
+from services.env_gateway.sessions import Arrival, GatewaySession, StepVerdict
 
 LIMITS = {"queue_s": 10.0, "reset_s": 5.0, "step_s": 2.0, "episode_s": 60.0}
 
 
 def make_session(environment="game", session_id=1, now=0.0):
-    return Session(session_id, None, 1, environment, dict(LIMITS), now)
+    return GatewaySession(session_id, None, 1, environment, dict(LIMITS), now)
 
 
 # --- sessions --------------------------------------------------------------------------------
@@ -51,12 +51,12 @@ def test_seq_rules_against_a_model(moves):
     for kind, seq in moves:
         if kind == "step":
             verdict = session.judge_step(seq)
-            if verdict is Verdict.FORWARD:
+            if verdict is StepVerdict.FORWARD:
                 session.start_step(seq, 0.0)
                 ran.append(seq)
-            elif verdict is Verdict.REPEAT:
+            elif verdict is StepVerdict.REPEAT:
                 assert seq == answered[-1] and seq > 0
-            elif verdict is Verdict.WAIT:
+            elif verdict is StepVerdict.WAIT:
                 assert seq == ran[-1] and seq not in answered
         elif session.judge_result(seq) is Arrival.ANSWER:
             session.answered(False)
@@ -193,8 +193,8 @@ def test_quarantine_grows_to_a_bound():
 
 
 def make_host(name, capacity, *environments, instance=None, epoch=1, schema="s"):
-    served = {e: Served(e, schema, None) for e in environments}
-    return Host(name, instance or hash(name), epoch, served, capacity, SimpleNamespace(), 0.0)
+    served = {e: ServedEnvironment(e, schema, None) for e in environments}
+    return HostState(name, instance or hash(name), epoch, served, capacity, SimpleNamespace(), 0.0)
 
 
 @pytest.fixture
@@ -235,11 +235,11 @@ def test_hosts_that_must_not_be_chosen(pool):
 def test_one_name_has_one_schema(pool):
     pool.add(make_host("a", 1, "game", instance=1))
     with pytest.raises(DuplicateEnvironment, match=r"schema 't'.*'a' serves it with 's'"):
-        pool.check("b", 2, 1, [Served("game", "t", None)])
-    assert pool.check("b", 2, 1, [Served("game", "s", None)])
-    assert pool.check("a", 1, 2, [Served("game", "t", None)])  # the same host, changed
+        pool.check("b", 2, 1, [ServedEnvironment("game", "t", None)])
+    assert pool.check("b", 2, 1, [ServedEnvironment("game", "s", None)])
+    assert pool.check("a", 1, 2, [ServedEnvironment("game", "t", None)])  # the same host, changed
     with pytest.raises(DuplicateEnvironment, match="names environment 'new' twice"):
-        pool.check("b", 2, 1, [Served("new", "s", None), Served("new", "s", None)])
+        pool.check("b", 2, 1, [ServedEnvironment("new", "s", None), ServedEnvironment("new", "s", None)])
     with pytest.raises(EnvProtocolError, match="serves no environment"):
         pool.check("b", 2, 1, [])
 
@@ -248,8 +248,8 @@ def test_older_epochs_are_fenced(pool):
     pool.add(make_host("a", 1, "game", instance=1, epoch=5))
     for epoch in (4, 5):
         with pytest.raises(EnvProtocolError, match="fenced by epoch 5"):
-            pool.check("a", 1, epoch, [Served("game", "s", None)])
-    assert pool.check("a", 1, 6, [Served("game", "s", None)])
+            pool.check("a", 1, epoch, [ServedEnvironment("game", "s", None)])
+    assert pool.check("a", 1, 6, [ServedEnvironment("game", "s", None)])
 
 
 def test_silence_and_forgiveness(pool):

@@ -18,7 +18,7 @@ from tests.support.looks import GAMES
 
 def said(counts: Counts) -> Listed:
     """As an operator is told."""
-    [entry] = listing({"game": pool.Listed()}, counts).entries
+    [entry] = listing({"game": pool.ListedEnvironment()}, counts).entries
     return _listed(entry)
 
 
