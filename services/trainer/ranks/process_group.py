@@ -110,6 +110,19 @@ class Group:
 
     def close(self) -> None:
         dist.destroy_process_group()
+        forget_meshes()
+
+
+def forget_meshes() -> None:
+    """Clears what DTensor keeps of meshes that are closed, on the thread that computes.
+
+    Its caches hold their process groups, with gloo's threads. A process that another thread forks (uvloop
+    does, to start one) drops this thread's caches, and would crash in joining threads that it does not have.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
 
 
 def leave(code: int) -> NoReturn:

@@ -24,7 +24,7 @@ from earl.models.parallel import ContextParallel, TensorParallel
 from earl.models.spec import ModelSpec
 from earl.models.tp import check_cut, legal_cuts
 from earl.parallelism import Parallelism
-from services.trainer.ranks.process_group import Group
+from services.trainer.ranks.process_group import Group, forget_meshes
 
 _number = count()
 
@@ -89,6 +89,7 @@ class RankMesh:
             if self.group.rank in ranks:
                 dist.destroy_process_group(made)
         self._made.clear()
+        forget_meshes()
 
     def _join(self, rows: torch.Tensor) -> Any:
         """The group of the row that has this rank. Every rank takes part in making every group."""
