@@ -144,7 +144,7 @@ def observation(message: env_pb2.Observation) -> Observation:
         message.text,
         tuple(message.legal_actions),
         checked_role(message.role) or ROLES[0],
-        tuple(ToolResult(one.text, one.id, one.is_error) for one in message.tool_results),
+        tuple(ToolResult(result.text, result.id, result.is_error) for result in message.tool_results),
     )
 
 

@@ -61,7 +61,7 @@ class Frames:
             outbox.close()
 
 
-def _undecodable(why: str) -> EnvProtocolError:
+def _undecodable(reason: str) -> EnvProtocolError:
     return EnvProtocolError(
-        f"a frame cannot be decoded: {why}", "send protobuf of proto/earl/v1/env.proto, with text in UTF-8"
+        f"a frame cannot be decoded: {reason}", "send protobuf of proto/earl/v1/env.proto, with text in UTF-8"
     )

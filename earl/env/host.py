@@ -27,7 +27,7 @@ import grpc
 from earl.env import codec
 from earl.env.frames import Frames
 from earl.env.host_stream import LAST_WORDS_S, HostStream
-from earl.env.runner import Runner
+from earl.env.runner import SessionRunner
 from earl.env.serve import as_mapping
 from earl.errors import (
     ConfigError,
@@ -113,7 +113,7 @@ class EnvHost:
         host, ServiceUnavailable if there is no gateway for give_up_s; PortInUse and InsecureBind if
         it cannot listen.
         """
-        runner = Runner(self._environments, self._capacity, self._say, isolation=self._isolation)
+        runner = SessionRunner(self._environments, self._capacity, self._say, isolation=self._isolation)
         try:
             if self._listen:
                 await self._serve_there(runner, stop, ready)
@@ -127,7 +127,9 @@ class EnvHost:
         if self._stream is not None:
             self._stream.outbox.put(message)
 
-    def _next_stream(self, frames: Frames, peer: str, runner: Runner) -> tuple[HostStream, env_pb2.Hello]:
+    def _next_stream(
+        self, frames: Frames, peer: str, runner: SessionRunner
+    ) -> tuple[HostStream, env_pb2.Hello]:
         """A stream of the next epoch, which the sessions speak to from now on."""
         self._epoch += 1
         self._stream = HostStream(frames, peer, runner)
@@ -143,7 +145,9 @@ class EnvHost:
 
     # --- a host that dials -------------------------------------------------------------------
 
-    async def _dial(self, runner: Runner, stop: asyncio.Event, ready: Callable[[], None] | None) -> None:
+    async def _dial(
+        self, runner: SessionRunner, stop: asyncio.Event, ready: Callable[[], None] | None
+    ) -> None:
         """Keep a stream to the gateway until `stop`."""
         client = Client(self._gateway, env_pb2_grpc.EnvGatewayServiceStub, token=self._token, tls=self._tls)
         loop = asyncio.get_running_loop()
@@ -198,7 +202,7 @@ class EnvHost:
     # --- a host that listens -----------------------------------------------------------------
 
     async def _serve_there(
-        self, runner: Runner, stop: asyncio.Event, ready: Callable[[], None] | None
+        self, runner: SessionRunner, stop: asyncio.Event, ready: Callable[[], None] | None
     ) -> None:
         """Let gateways dial until `stop`."""
 

@@ -16,7 +16,7 @@ import socket
 import sys
 
 from earl.env.packets import MAX_BYTES, packed, read_packet
-from earl.env.runner import Runner
+from earl.env.runner import SessionRunner
 from earl.env.serve import load
 from earl.v1 import env_pb2
 
@@ -29,7 +29,7 @@ async def serve(end: socket.socket, target: str) -> None:
     """Play what the other end of the socket asks for, until it is closed."""
     reader, writer = await asyncio.open_connection(sock=end)
     environments = load(target)
-    runner = Runner(
+    runner = SessionRunner(
         environments,
         1,
         lambda message: writer.write(packed(message.SerializeToString())),

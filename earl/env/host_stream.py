@@ -16,7 +16,7 @@ from typing import Any
 
 from earl.env import codec
 from earl.env.frames import Frames
-from earl.env.runner import Runner
+from earl.env.runner import SessionRunner
 from earl.errors import DeadlineExceeded, EarlError, EnvProtocolError, ServiceUnavailable
 from earl.rpc.outbox import Outbox
 from earl.v1 import env_pb2
@@ -32,7 +32,7 @@ class HostStream:
     """One stream. frames: our end of it. peer: the gateway, for messages. `outbox` takes what the
     sessions say; `heard_at` is the loop's time of the last frame, 0 before Welcome."""
 
-    def __init__(self, frames: Frames, peer: str, runner: Runner) -> None:
+    def __init__(self, frames: Frames, peer: str, runner: SessionRunner) -> None:
         self.outbox = Outbox()
         self.heard_at = 0.0
         self._frames = frames

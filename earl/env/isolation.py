@@ -261,11 +261,11 @@ class IsolatedEnvironment(Environment):
 
     async def _result(self, process: EnvProcess) -> Any:
         """The Result of what was asked last. Raises EnvironmentCrashed, EnvProtocolError."""
-        while (said := await process.receive()) is not None:
-            if said.WhichOneof("message") == "progress":
-                self.report_progress(said.progress.message)
-            elif said.WhichOneof("message") == "result" and self._is_awaited(said.result, process):
-                return said.result
+        while (message := await process.receive()) is not None:
+            if message.WhichOneof("message") == "progress":
+                self.report_progress(message.progress.message)
+            elif message.WhichOneof("message") == "result" and self._is_awaited(message.result, process):
+                return message.result
         what = "the reset" if self._seq == 0 else f"step {self._seq}"
         raise EnvironmentCrashed(f"the process of {self._name} {process.kill()} in {what}")
 

@@ -41,7 +41,7 @@ Send = Callable[[Any], None]
 Call = Callable[[], Any]
 
 
-class Runner:
+class SessionRunner:
     """The sessions of a host.
 
     environments: name → factory. capacity: sessions open at once. send: queues a message to the
@@ -261,9 +261,9 @@ class Runner:
         done = message.result.done
         session.finish(message, done)
         if session.traceparent:
-            what, told = ("step" if seq else "reset"), {"seq": seq, "environment": session.name}
+            what, fields = ("step" if seq else "reset"), {"seq": seq, "environment": session.name}
             began_ns = session.began_ns or time.time_ns()
-            tracing.record(f"host {what}", session.traceparent, began_ns, time.time_ns(), told)
+            tracing.record(f"host {what}", session.traceparent, began_ns, time.time_ns(), fields)
         self._send(message)
         if done:
             self._ended()

@@ -142,8 +142,8 @@ class Sandbox:
         """Run `code` to its end or a bound. Raises SandboxUnavailable, nothing for whatever the code does."""
         encoded = code.encode("utf-8", "replace")
         if len(encoded) > MAX_CODE_BYTES:
-            said = f"the code has {len(encoded)} bytes; at most {MAX_CODE_BYTES} are run"
-            return SandboxRun(said, RunEnd.FAILED, 1, 0.0, "")
+            refusal = f"the code has {len(encoded)} bytes; at most {MAX_CODE_BYTES} are run"
+            return SandboxRun(refusal, RunEnd.FAILED, 1, 0.0, "")
         folder = (
             tempfile.TemporaryDirectory(prefix="earl-sandbox-")
             if self._unprotected
@@ -214,7 +214,7 @@ class Sandbox:
         """The run's output, and why it was stopped if it was."""
         assert process.stdout is not None
         deadline = time.monotonic() + self.limits.wall_s
-        kept = _MiddleCut(self.limits.output_bytes)
+        kept = _MiddleTruncated(self.limits.output_bytes)
         while _ready(process.stdout.fileno(), deadline):
             piece = os.read(process.stdout.fileno(), 65_536)
             if not piece:
@@ -226,7 +226,7 @@ class Sandbox:
         return kept.text(), RunEnd.TIMEOUT
 
 
-class _MiddleCut:
+class _MiddleTruncated:
     """The beginning and the end of a long output, at most `limit` bytes of it."""
 
     def __init__(self, limit: int) -> None:
@@ -243,8 +243,8 @@ class _MiddleCut:
 
     def text(self) -> str:
         left_out = self.size - len(self._head) - len(self._tail)
-        cut = f"\n[{left_out} bytes left out]\n".encode() if left_out else b""
-        return (bytes(self._head) + cut + bytes(self._tail)).decode("utf-8", "replace")
+        gap = f"\n[{left_out} bytes left out]\n".encode() if left_out else b""
+        return (bytes(self._head) + gap + bytes(self._tail)).decode("utf-8", "replace")
 
 
 @cache
@@ -276,18 +276,18 @@ def _ready(descriptor: int, deadline: float) -> bool:
 
 def _started(process: subprocess.Popen[bytes], status: int) -> str:
     """The layers that the child says it has. Raises SandboxUnavailable if it does not get so far."""
-    said = ""
+    report = ""
     if _ready(status, time.monotonic() + START_S):
-        said = os.read(status, 4_096).decode("utf-8", "replace")
-    kind, _, rest = said.partition(": ")
+        report = os.read(status, 4_096).decode("utf-8", "replace")
+    kind, _, rest = report.partition(": ")
     if kind == "ready":
         return rest
     assert process.stdout is not None
     printed = ""
     if _ready(process.stdout.fileno(), time.monotonic() + 1.0):
         printed = os.read(process.stdout.fileno(), 4_096).decode("utf-8", "replace").strip()
-    why = rest or printed or f"not started within {START_S:.0f} s"
-    raise SandboxUnavailable(f"agent-written Python cannot be confined on this machine: {why}", _REMEDY)
+    reason = rest or printed or f"not started within {START_S:.0f} s"
+    raise SandboxUnavailable(f"agent-written Python cannot be confined on this machine: {reason}", _REMEDY)
 
 
 def _ended(process: subprocess.Popen[bytes], deadline: float) -> bool:

@@ -130,9 +130,11 @@ def read_only(path):
     class Attributes(ctypes.Structure):
         _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
 
-    wanted = Attributes(MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
-    size = ctypes.c_size_t(ctypes.sizeof(wanted))
-    done = LIBC.syscall(MOUNT_SETATTR, AT_FDCWD, os.fsencode(path), AT_RECURSIVE, ctypes.byref(wanted), size)
+    attributes = Attributes(MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    done = LIBC.syscall(
+        MOUNT_SETATTR, AT_FDCWD, os.fsencode(path), AT_RECURSIVE, ctypes.byref(attributes), size
+    )
     checked(done, "mount_setattr")
 
 
@@ -167,7 +169,7 @@ def limit(settings, own_count):
     own_count: whether the user's processes are this sandbox's alone, and so can be limited.
     """
     cpu = settings["cpu_s"]
-    wanted = {
+    limits = {
         resource.RLIMIT_CPU: (cpu, cpu + 1),
         resource.RLIMIT_AS: settings["memory_bytes"],
         resource.RLIMIT_FSIZE: settings["disk_bytes"],
@@ -176,8 +178,8 @@ def limit(settings, own_count):
         resource.RLIMIT_MEMLOCK: 0,
     }
     if own_count:
-        wanted[resource.RLIMIT_NPROC] = settings["threads"]
-    for name, value in wanted.items():
+        limits[resource.RLIMIT_NPROC] = settings["threads"]
+    for name, value in limits.items():
         soft, hard = value if isinstance(value, tuple) else (value, value)
         most = resource.getrlimit(name)[1]
         if most != resource.RLIM_INFINITY:
@@ -231,8 +233,8 @@ def seccomp(program):
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
-    wanted = Program(len(program) // 8, program)
-    checked(LIBC.prctl(PR_SET_SECCOMP, 2, ctypes.byref(wanted), 0, 0), "seccomp")
+    installed = Program(len(program) // 8, program)
+    checked(LIBC.prctl(PR_SET_SECCOMP, 2, ctypes.byref(installed), 0, 0), "seccomp")
 
 
 # --- running ----------------------------------------------------------------------------------------
@@ -252,32 +254,32 @@ def confine(settings):
     except OSError as error:
         layers.append(f"no private root ({error.strerror})")
         os.chdir("/")
-    own = layers == ["private root"]
-    if own:
+    private = layers == ["private root"]
+    if private:
         become_nobody()
     without_privileges()
-    limit(settings, own)
-    version = landlock(["/"], [WORK, "/dev/null"]) if own else landlock(settings["readable"], [])
+    limit(settings, private)
+    version = landlock(["/"], [WORK, "/dev/null"]) if private else landlock(settings["readable"], [])
     if version:
         layers.append(f"landlock {version}")
-    elif not own:
+    elif not private:
         raise OSError("neither namespaces nor Landlock: nothing would keep it from this machine's files")
-    seccomp(settings["filter"] if own else settings["filter_read_only"])
+    seccomp(settings["filter"] if private else settings["filter_read_only"])
     layers.append("seccomp")
     return layers
 
 
 def parsed(arguments):
     """KEY=VALUE: numbers, hexadecimal programs, and `readable`, which repeats."""
-    found: dict = {"readable": [], "package": []}
+    options: dict = {"readable": [], "package": []}
     for key, _, value in (argument.partition("=") for argument in arguments):
-        if key in found:
-            found[key].append(value)
+        if key in options:
+            options[key].append(value)
         elif key.startswith("filter"):
-            found[key] = bytes.fromhex(value)
+            options[key] = bytes.fromhex(value)
         else:
-            found[key] = int(value)
-    return found
+            options[key] = int(value)
+    return options
 
 
 def run(code):

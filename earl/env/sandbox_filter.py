@@ -115,15 +115,15 @@ def _rule(number: int, body: list[Instruction]) -> list[Instruction]:
 
 def _conditions(tests: tuple[Test, ...]) -> list[Instruction]:
     """Allow if every test holds; little-endian machines."""
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     for test in tests:
-        found.append((_LOAD, 0, 0, _ARGUMENTS + 8 * test.argument + 4 * test.high))
-        found.append((_AND, 0, 0, test.mask))
+        instructions.append((_LOAD, 0, 0, _ARGUMENTS + 8 * test.argument + 4 * test.high))
+        instructions.append((_AND, 0, 0, test.mask))
         # A match jumps over the other values and the refusal behind them.
         left = len(test.values)
-        found += [(_EQUAL, left - place, 0, value) for place, value in enumerate(test.values)]
-        found.append(_answer(_ERRNO | _EPERM))
-    return [*found, _answer(_ALLOW)]
+        instructions += [(_EQUAL, left - place, 0, value) for place, value in enumerate(test.values)]
+        instructions.append(_answer(_ERRNO | _EPERM))
+    return [*instructions, _answer(_ALLOW)]
 
 
 def calls(architecture: str, table: str) -> dict[str, int]:
@@ -140,19 +140,19 @@ def program(architecture: str, *, contained: bool) -> bytes:
     not, it may neither write files nor start threads.
     """
     audit, column = ARCHITECTURES[architecture]
-    found: list[Instruction] = [
+    instructions: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, audit),
         _answer(_KILL_PROCESS),
         (_LOAD, 0, 0, _NUMBER),
     ]
     for number in calls(architecture, READING + WRITING if contained else READING).values():
-        found += _rule(number, [_answer(_ALLOW)])
+        instructions += _rule(number, [_answer(_ALLOW)])
     conditional = CONDITIONAL | (CONDITIONAL_IF_CONTAINED if contained else CONDITIONAL_IF_READ_ONLY)
     for numbers, tests in conditional.values():
         if numbers[column] >= 0:
-            found += _rule(numbers[column], _conditions(tests))
+            instructions += _rule(numbers[column], _conditions(tests))
     # clone3's arguments lie in memory, where a filter cannot look; the C library then takes clone.
-    found += _rule(_CLONE3[column], [_answer(_ERRNO | _ENOSYS)])
-    found.append(_answer(_ERRNO | _EPERM))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in found)
+    instructions += _rule(_CLONE3[column], [_answer(_ERRNO | _ENOSYS)])
+    instructions.append(_answer(_ERRNO | _EPERM))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)

@@ -87,7 +87,7 @@ class SearchIndex:
             ) from error
 
     def _fill(self, documents: Iterable[Document]) -> None:
-        rows = sorted((one.id, one.title, one.text) for one in documents)
+        rows = sorted((document.id, document.title, document.text) for document in documents)
         for before, after in itertools.pairwise(rows):
             if before[0] == after[0]:
                 raise ConfigError(f"two documents have the id {after[0]!r}", "give each an id of its own")
@@ -113,7 +113,7 @@ class SearchIndex:
         words = list(dict.fromkeys(_WORD.findall(query[:10_000].lower())))[:MAX_QUERY_WORDS]
         if not words or most < 1:
             return []
-        asked = " OR ".join(f'"{word}"' for word in words)
+        terms = " OR ".join(f'"{word}"' for word in words)
         # About six characters a word; FTS5 cuts at most 64 of them.
         tokens = max(min(characters // 6, 64), 1)
         sql = (
@@ -122,7 +122,7 @@ class SearchIndex:
             "ORDER BY round(rank, 9), id LIMIT ?"
         )
         with self._lock:
-            rows = self._database.execute(sql, (tokens, TITLE_WEIGHT, asked, most)).fetchall()
+            rows = self._database.execute(sql, (tokens, TITLE_WEIGHT, terms, most)).fetchall()
         return [
             Hit(id_, title, (text if len(text) <= characters else part)[:characters], -rank)
             for id_, title, text, part, rank in rows

@@ -12,7 +12,7 @@ from earl.env.base import Environment, Factory
 from earl.errors import ConfigError, DuplicateEnvironment
 
 
-class Served(dict[str, Factory]):
+class ServedEnvironments(dict[str, Factory]):
     """Name → factory. target: the "package.module:object" that they were loaded from, or ""."""
 
     target = ""
@@ -21,7 +21,7 @@ class Served(dict[str, Factory]):
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
 
 
-def as_mapping(environments: Any) -> Served:
+def as_mapping(environments: Any) -> ServedEnvironments:
     """Name → factory, from a mapping, one Environment class, or an iterable of them.
 
     Raises DuplicateEnvironment if two have one name, ConfigError for a bad name or nothing at all.
@@ -37,26 +37,26 @@ def as_mapping(environments: Any) -> Served:
                 "give an Environment class, a list of them, or a mapping of names to factories",
             )
         pairs = [(getattr(cls, "name", ""), cls) for cls in classes]
-    found = Served()
-    found.target = getattr(environments, "target", "")
+    served = ServedEnvironments()
+    served.target = getattr(environments, "target", "")
     for name, factory in pairs:
         if not isinstance(name, str) or not NAME.match(name):
             raise ConfigError(
                 f"environment name {name!r} of {factory!r} is not valid",
                 "use letters, digits and . _ - /, for example mine/guess",
             )
-        if name in found:
+        if name in served:
             raise DuplicateEnvironment(f"environment {name!r} is named twice", "rename one of them")
         if not callable(factory):
             raise ConfigError(f"factory of environment {name!r} cannot be called", "give a class or function")
         made: Any = factory
-        found[name] = made
-    if not found:
+        served[name] = made
+    if not served:
         raise ConfigError("no environment to serve", "give at least one")
-    return found
+    return served
 
 
-def load(target: str) -> Served:
+def load(target: str) -> ServedEnvironments:
     """The environments at "package.module:object".
 
     The object is an Environment class, a mapping, an iterable of classes, or a function that returns
@@ -67,7 +67,7 @@ def load(target: str) -> Served:
     if not separator or not module_name or not attribute:
         raise ConfigError(f"{target!r} names no object", remedy)
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        target_object = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
@@ -76,9 +76,9 @@ def load(target: str) -> Served:
         raise ConfigError(needed, f'pip install "earl[{EXTRAS[package]}]"') from error
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{target!r} cannot be imported: {error}", remedy) from error
-    if not isinstance(found, type) and callable(found):
-        found = found()
-    served = as_mapping(found)
+    if not isinstance(target_object, type) and callable(target_object):
+        target_object = target_object()
+    served = as_mapping(target_object)
     served.target = target
     return served
 

@@ -179,7 +179,7 @@ class Session:
             traceparent=traceparent,
         )
         message = env_pb2.ClientMessage(open=opening)
-        outcome = await self._asked(message, limits.queue_s + limits.reset_s)
+        outcome = await self._request(message, limits.queue_s + limits.reset_s)
         if outcome.ending is Ending.ENV_ERROR:
             raise EnvironmentFailure(outcome.message)
 
@@ -193,9 +193,9 @@ class Session:
         sent = action_message(action)
         self._seq += 1
         step = env_pb2.Step(session=self.number, seq=self._seq, action=sent)
-        return await self._asked(env_pb2.ClientMessage(step=step), self._limits.step_s)
+        return await self._request(env_pb2.ClientMessage(step=step), self._limits.step_s)
 
-    async def _asked(self, message: env_pb2.ClientMessage, within_s: float) -> StepOutcome:
+    async def _request(self, message: env_pb2.ClientMessage, within_s: float) -> StepOutcome:
         try:
             result = await self._stream.ask(self, message, within_s)
         except EarlError:

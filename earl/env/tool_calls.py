@@ -124,13 +124,13 @@ class Tool:
         Checked are the keys, and each value's JSON type and `enum`. What lies deeper is left to the tool;
         keys that the schema does not name are refused unless it says something about further ones.
         """
-        wanted = self.parameters.get("properties", {})
+        properties = self.parameters.get("properties", {})
         missing = set(self.parameters.get("required", ())) - set(arguments)
         closed = not any(self.parameters.get(key) for key in _OPENING) and "properties" in self.parameters
-        if missing or (closed and set(arguments) - set(wanted)):
-            raise ValueError(f"{self.name} takes {', '.join(wanted) or 'no arguments'}")
+        if missing or (closed and set(arguments) - set(properties)):
+            raise ValueError(f"{self.name} takes {', '.join(properties) or 'no arguments'}")
         for key, given in arguments.items():
-            schema = wanted.get(key)
+            schema = properties.get(key)
             if isinstance(schema, Mapping) and (wrong := _mismatch(given, schema)):
                 raise ValueError(f"{key} of {self.name} is {wrong}")
         return arguments
@@ -178,10 +178,10 @@ def calls_in(action: str) -> list[ToolCall] | Fault:
     """
     calls: list[ToolCall] = [*getattr(action, "tool_calls", ())]
     if not calls:
-        found = _calls_in_text(action)
-        if isinstance(found, Fault):
-            return found
-        calls = found
+        parsed = _calls_in_text(action)
+        if isinstance(parsed, Fault):
+            return parsed
+        calls = parsed
     if len(calls) > MAX_CALLS:
         return Fault(FaultKind.TOO_MANY, f"{len(calls)} calls in one action; at most {MAX_CALLS}")
     return calls
@@ -225,10 +225,10 @@ def _calls_in_text(text: str) -> list[ToolCall] | Fault:
         body, closed, _ = piece.partition(CLOSE)
         if not closed:
             return Fault(FaultKind.UNCLOSED, f"{OPEN} without {CLOSE}")
-        found = _calls_of(body)
-        if isinstance(found, Fault):
-            return found
-        calls += found
+        parsed = _calls_of(body)
+        if isinstance(parsed, Fault):
+            return parsed
+        calls += parsed
     return calls
 
 

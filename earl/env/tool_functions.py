@@ -58,7 +58,7 @@ class FunctionTool(Tool):
         try:
             return self.arguments.validate_json(to_json(arguments), strict=True)
         except ValidationError as error:
-            raise ValueError(f"{self.name}: {_said(error)}") from None
+            raise ValueError(f"{self.name}: {_summary(error)}") from None
 
 
 @overload
@@ -82,15 +82,15 @@ def tool(function: Any = None, **options: Any) -> Any:
 
 def marked_methods(cls: type) -> dict[str, FunctionTool]:
     """The tools among a class's methods, its bases' included, by the tool's name, in their order."""
-    found: dict[str, FunctionTool] = {}
+    by_name: dict[str, FunctionTool] = {}
     for base in reversed(cls.__mro__):
         for name, member in vars(base).items():
             is_bound = not isinstance(member, staticmethod)
             function = getattr(member, "__func__", member)
             if inspect.isfunction(function) and hasattr(function, _MARK):
                 made = tool_of(function, name, is_bound)
-                found[made.name] = made
-    return found
+                by_name[made.name] = made
+    return by_name
 
 
 def tool_of(function: Callable[..., Any], method: str = "", is_bound: bool = False) -> FunctionTool:
@@ -154,8 +154,8 @@ def _default(value: Any, hint: Any) -> Any:
     return TypeAdapter(hint).dump_python(value, mode="json", warnings=False)
 
 
-def _said(error: ValidationError) -> str:
+def _summary(error: ValidationError) -> str:
     """One line about the first things that are wrong."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
-    said = [f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in details]
-    return " ".join("; ".join(said[:_SHOWN_ERRORS]).split())[:_SHOWN_CHARACTERS]
+    problems = [f"{'.'.join(map(str, detail['loc'])) or 'arguments'}: {detail['msg']}" for detail in details]
+    return " ".join("; ".join(problems[:_SHOWN_ERRORS]).split())[:_SHOWN_CHARACTERS]

@@ -45,9 +45,9 @@ from pydantic_core import PydanticSerializationError
 from pydantic_core import to_json as json_of
 
 from earl.env.base import Environment, Observation, StepResult, ToolCall, ToolResult
-from earl.env.cut import cut, cut_all
 from earl.env.tool_calls import Action, Fault, Tool, calls_in, check, has_calls
 from earl.env.tool_functions import FunctionTool, marked_methods, tool, tool_of
+from earl.env.truncate import truncate, truncate_all
 from earl.errors import ConfigError, EnvHostLost, ServiceUnavailable, ToolError
 
 __all__ = ["Called", "FunctionTool", "ToolEnvironment", "tool", "tool_of"]
@@ -76,7 +76,7 @@ class ToolEnvironment(Environment):
     counts and which may end the episode. An object may set its own list before `reset` returns.
 
     tool_timeout_s: for tools that state none. result_characters, observation_characters: how much of one
-    result and of all results of an action is shown; longer ones are cut in the middle (cut.py).
+    result and of all results of an action is shown; longer ones are cut in the middle (truncate.py).
     """
 
     tools: Sequence[Any] = ()
@@ -87,8 +87,8 @@ class ToolEnvironment(Environment):
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Turn the class's functions into tools. Raises ConfigError for one that is none."""
         super().__init_subclass__(**keywords)
-        found = {one.name: one for one in map(_tool, cls.tools)}
-        cls.tools = tuple((found | marked_methods(cls)).values())
+        declared_tools = {declared.name: declared for declared in map(_tool, cls.tools)}
+        cls.tools = tuple((declared_tools | marked_methods(cls)).values())
 
     def answered(self, text: str) -> Any:
         """An action that calls no tool: the agent's answer. Plain or async; returns a StepResult.
@@ -107,25 +107,25 @@ class ToolEnvironment(Environment):
     async def step(self, action: Action | str) -> StepResult:
         """Take an action: carry out its calls, or take it as the answer."""
         if not has_calls(action):
-            return await self._own(self.answered, str(action))
+            return await self._authored(self.answered, str(action))
         alive = asyncio.create_task(self._progress())
         try:
             calls = await self._calls(action)
         finally:
             alive.cancel()
-        return await self._own(self.called, calls, self._together(calls))
+        return await self._authored(self.called, calls, self._together(calls))
 
     async def _progress(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
             self.report_progress("tools are running")
 
-    async def _own(self, method: Any, *arguments: Any) -> Any:
+    async def _authored(self, method: Any, *arguments: Any) -> Any:
         """A method that the author may have written: plain ones run where plain `step`s do."""
         if inspect.iscoroutinefunction(method):
             return await method(*arguments)
-        own = getattr(method, "__func__", None) not in (ToolEnvironment.answered, ToolEnvironment.called)
-        return await self.in_thread(method, *arguments) if self.blocking and own else method(*arguments)
+        written = getattr(method, "__func__", None) not in (ToolEnvironment.answered, ToolEnvironment.called)
+        return await self.in_thread(method, *arguments) if self.blocking and written else method(*arguments)
 
     # --- running calls -----------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class ToolEnvironment(Environment):
         if isinstance(calls, Fault):
             sent = getattr(action, "tool_calls", ()) or (ToolCall("", {}),)
             return [_refused(call, calls.message) for call in sent]
-        tools = {one.name: one for one in map(_tool, self.tools)}
+        tools = {entry.name: entry for entry in map(_tool, self.tools)}
         one_by_one = asyncio.Lock()
         outcomes = await asyncio.gather(*(self._call(call, tools, one_by_one) for call in calls))
         for outcome in outcomes:
@@ -162,7 +162,7 @@ class ToolEnvironment(Environment):
             finally:
                 work.cancel()
             if not done:
-                given_up[:] = [run, *(one for one in given_up if not one.ended)]
+                given_up[:] = [run, *(run for run in given_up if not run.ended)]
         if not done:
             return _refused(call, f"{called.name} did not return within {timeout_s:g} s")
         if work.cancelled():
@@ -199,19 +199,19 @@ class ToolEnvironment(Environment):
     # --- what the agent is shown -------------------------------------------------------------
 
     def _together(self, calls: Sequence[Called]) -> StepResult:
-        texts = [one.result.text for one in calls]
-        shown = cut_all(texts, self.result_characters, self.observation_characters)
+        texts = [call.result.text for call in calls]
+        shown = truncate_all(texts, self.result_characters, self.observation_characters)
         results = [
-            ToolResult(text, one.result.id, one.result.is_error)
-            for text, one in zip(shown, calls, strict=True)
+            ToolResult(text, call.result.id, call.result.is_error)
+            for text, call in zip(shown, calls, strict=True)
         ]
-        lines = [("error: " if one.is_error else "") + one.text for one in results]
+        lines = [("error: " if result.is_error else "") + result.text for result in results]
         if len(lines) > 1:
             lines = [
-                f"[{number}] {str(one.call.name)[:40]}\n{line}"
-                for number, (one, line) in enumerate(zip(calls, lines, strict=True), 1)
+                f"[{number}] {str(call.call.name)[:40]}\n{line}"
+                for number, (call, line) in enumerate(zip(calls, lines, strict=True), 1)
             ]
-        steps = [one.step for one in calls if one.step is not None]
+        steps = [call.step for call in calls if call.step is not None]
         metrics: dict[str, float] = {}
         for step in steps:
             metrics |= step.metrics
@@ -260,7 +260,7 @@ def _tool(given: Any) -> FunctionTool:
 
 
 def _refused(call: ToolCall, message: str) -> Called:
-    return Called(call, ToolResult(cut(message, _ERROR_CHARACTERS), call.id, is_error=True))
+    return Called(call, ToolResult(truncate(message, _ERROR_CHARACTERS), call.id, is_error=True))
 
 
 def _text_of(value: Any) -> tuple[str, StepResult | None]:

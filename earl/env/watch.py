@@ -58,10 +58,10 @@ class LoopWatch:
 
     def _notice(self) -> bool:
         """Whether an environment is what the loop is in; it is then counted and named."""
-        found = holder(sys._current_frames().get(self._watched))
-        if found is None:
+        held_by = holder(sys._current_frames().get(self._watched))
+        if held_by is None:
             return False
-        name, where = found
+        name, where = held_by
         count = self.held[name] + 1
         if count & (count - 1) == 0:  # 1, 2, 4, …: an environment that always does it fills no log
             log.warning(

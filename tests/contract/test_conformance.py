@@ -12,9 +12,9 @@ import pytest
 
 from earl.env import EnvHost, Environment, Observation, StepResult
 from earl.env.conformance.bench import Bench
-from earl.env.conformance.card import Card, Verdict
+from earl.env.conformance.card import Card, CheckVerdict
 from earl.env.conformance.examine import examine
-from earl.env.conformance.plan import Plan
+from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.servicer import examining
 from earl.env.conformance.spawned import spawned
 from earl.errors import ConfigError, ServiceUnavailable, UnknownEnvironment
@@ -135,7 +135,7 @@ async def benched(environment: type[Environment], **plan: Any):
         host = EnvHost(examiner.address, environment, 8, name="host", token=TOKEN, drain_s=0.2)
         serving = asyncio.create_task(host.run(stop))
         try:
-            yield Bench(await examiner.host(20), Plan(**PLAN | plan), os.getpid())
+            yield Bench(await examiner.host(20), ExamPlan(**PLAN | plan), os.getpid())
         finally:
             stop.set()
             await serving
@@ -185,14 +185,14 @@ async def test_a_leak_of_memory_is_found():
     card = await carded(Leaking, "leaks", episodes=240)
     Leaking.held.clear()
     (found,) = card.named("leaks")
-    assert (found.verdict, "KiB an episode" in found.seen) == (Verdict.FAIL, True)
+    assert (found.verdict, "KiB an episode" in found.seen) == (CheckVerdict.FAIL, True)
     assert 64 << 10 < found.figures["bytes_per_episode"] < 256 << 10
 
 
 async def test_a_hang_fails_one_check_and_costs_few_bounds():
     card = await carded(Hanging, "policy", "determinism", "actions", "cancel", step_s=0.2)
     (policy,) = card.named("policy")
-    assert policy.verdict is Verdict.FAIL
+    assert policy.verdict is CheckVerdict.FAIL
     assert "no result of step 3 within 0.2 s, with seed" in policy.seen
     assert verdicts(card) == {
         "policy": "fail", "determinism": "skip", "actions": "pass", "cancel": "skip",
@@ -202,7 +202,7 @@ async def test_a_hang_fails_one_check_and_costs_few_bounds():
 async def test_a_return_beyond_what_was_declared_is_found():
     card = await carded(Generous, "reset", "policy", "numbers")
     (found,) = card.named("numbers")
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckVerdict.FAIL
     assert "is outside of the declared [0, 1]" in found.seen
 
 
@@ -223,7 +223,7 @@ async def test_a_host_that_listens_is_examined_too():
     async with examining("127.0.0.1:0", TOKEN) as examiner:
         examiner.dial(host.address)
         only = frozenset({"determinism", "reconnect", "cancel", "late", "answers"})
-        card = await examine(Bench(await examiner.host(20), Plan(**PLAN, only=only)))
+        card = await examine(Bench(await examiner.host(20), ExamPlan(**PLAN, only=only)))
     stop.set()
     await serving
     assert set(verdicts(card).values()) == {"pass"} and len(card.checks) == 5
@@ -250,7 +250,7 @@ class Hashed(Sound):
 
 async def test_a_second_process_finds_what_one_cannot(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    plan = Plan(**PLAN, only=frozenset({"determinism", "drain"}))
+    plan = ExamPlan(**PLAN, only=frozenset({"determinism", "drain"}))
     async with (
         examining("127.0.0.1:0", TOKEN) as examiner,
         spawned(examiner, "tests.contract.test_conformance:Hashed", TOKEN, plan) as bench,
@@ -267,19 +267,19 @@ class Crashing(Sound):
 
 async def test_a_host_that_dies_fails_one_check_and_ends_the_examination(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    plan = Plan(**PLAN, only=frozenset({"policy", "actions", "strangers", "pings"}))
+    plan = ExamPlan(**PLAN, only=frozenset({"policy", "actions", "strangers", "pings"}))
     async with (
         examining("127.0.0.1:0", TOKEN) as examiner,
         spawned(examiner, "tests.contract.test_conformance:Crashing", TOKEN, plan) as bench,
     ):
         card = await examine(bench)
     (policy,) = card.named("policy")
-    assert (policy.verdict, "ended with exit code 7, with seed 0" in policy.seen) == (Verdict.FAIL, True)
+    assert (policy.verdict, "ended with exit code 7, with seed 0" in policy.seen) == (CheckVerdict.FAIL, True)
     assert {name for name, verdict in verdicts(card).items() if verdict == "skip"} == {"actions", "strangers"}
 
 
 async def test_a_target_that_cannot_be_imported_says_so():
     async with examining("127.0.0.1:0", TOKEN) as examiner:
         with pytest.raises(ConfigError, match=r"'no\.such:Thing' cannot be imported"):
-            async with spawned(examiner, "no.such:Thing", TOKEN, Plan()):
+            async with spawned(examiner, "no.such:Thing", TOKEN, ExamPlan()):
                 raise AssertionError("it was served")

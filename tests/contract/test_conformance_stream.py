@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from earl.env.conformance.bench import Bench
-from earl.env.conformance.card import Card, Verdict
+from earl.env.conformance.card import Card, CheckVerdict
 from earl.env.conformance.examine import examine
-from earl.env.conformance.plan import Plan
+from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.servicer import examining
 from earl.errors import EnvProtocolError
 from earl.rpc import auth
@@ -119,7 +119,7 @@ async def benched(host: type[HonestHost], *only: str, lease_s: float = 5.0, **pl
     async with examining("127.0.0.1:0", TOKEN, **bounds) as examiner:
         serving = asyncio.create_task(host(examiner.address).run())
         try:
-            yield Bench(await examiner.host(20), Plan(**PLAN | plan, only=frozenset(only)))
+            yield Bench(await examiner.host(20), ExamPlan(**PLAN | plan, only=frozenset(only)))
         finally:
             serving.cancel()
             await asyncio.wait({serving})
@@ -132,9 +132,9 @@ async def carded(host: type[HonestHost], *only: str, **options: Any) -> Card:
 
 async def test_an_honest_host_passes():
     card = await carded(HonestHost)
-    assert card.passed, [check for check in card.checks if check.verdict is Verdict.FAIL]
-    skipped = {check.name for check in card.checks if check.verdict is Verdict.SKIP}
-    warned = {check.name for check in card.checks if check.verdict is Verdict.WARN}
+    assert card.passed, [check for check in card.checks if check.verdict is CheckVerdict.FAIL]
+    skipped = {check.name for check in card.checks if check.verdict is CheckVerdict.SKIP}
+    warned = {check.name for check in card.checks if check.verdict is CheckVerdict.WARN}
     assert (skipped, warned) == ({"script", "leaks", "drain"}, {"policy"})  # every return is 1
 
 
@@ -335,7 +335,7 @@ async def test_a_planted_fault_is_found(
 ):
     card = await carded(host, *only)
     (found,) = card.named(check)
-    assert (found.verdict, words in found.seen) == (Verdict.FAIL, True), found
+    assert (found.verdict, words in found.seen) == (CheckVerdict.FAIL, True), found
     assert found.remedy and not card.passed
 
 
@@ -343,7 +343,7 @@ async def test_text_that_is_not_utf8_is_found_and_ends_the_stream():
     card = await carded(BadUtf8, "policy", "frames", step_s=0.3)
     assert not card.passed
     (frames,) = card.named("frames")
-    assert frames.verdict is Verdict.FAIL and "bytes are no AttachRequest" in frames.seen
+    assert frames.verdict is CheckVerdict.FAIL and "bytes are no AttachRequest" in frames.seen
 
 
 class Mute(HonestHost):
@@ -354,7 +354,7 @@ class Mute(HonestHost):
 async def test_a_host_that_leaves_pings_unanswered_is_found():
     card = await carded(Mute, "reset", "pings", lease_s=0.2)
     (pings,) = card.named("pings")
-    assert (pings.verdict, pings.seen) == (Verdict.FAIL, "no Pong from by hand within 0.2 s")
+    assert (pings.verdict, pings.seen) == (CheckVerdict.FAIL, "no Pong from by hand within 0.2 s")
 
 
 class NoInstance(HonestHost):

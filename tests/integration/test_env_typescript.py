@@ -13,9 +13,9 @@ import pytest
 from earl import errors
 from earl.env import Ending, GatewayClient, Limits
 from earl.env.conformance.bench import Bench
-from earl.env.conformance.card import Verdict
+from earl.env.conformance.card import CheckVerdict
 from earl.env.conformance.examine import examine
-from earl.env.conformance.plan import Plan
+from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.servicer import examining
 from earl.env.tool_calls import ToolCall, render
 from earl.rpc import Client
@@ -110,19 +110,19 @@ async def examined(node, plan, leaks=False):
 
 
 async def test_conformance(node):
-    card = await examined(node, Plan(seeds=4, sessions=16))
+    card = await examined(node, ExamPlan(seeds=4, sessions=16))
     assert card.environments == [BATTLESHIP, COINS]
-    assert [check for check in card.checks if check.verdict in (Verdict.FAIL, Verdict.WARN)] == []
-    assert {check.name for check in card.checks if check.verdict is Verdict.SKIP} == {"leaks", "script"}
+    assert [check for check in card.checks if check.verdict in (CheckVerdict.FAIL, CheckVerdict.WARN)] == []
+    assert {check.name for check in card.checks if check.verdict is CheckVerdict.SKIP} == {"leaks", "script"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_many_episodes_leave_nothing_behind(node):
     # So many that the garbage which V8 lets lie until its first full collections is not taken for a leak.
-    plan = Plan(episodes=10_000, max_steps=3, only=frozenset({"leaks"}))
+    plan = ExamPlan(episodes=10_000, max_steps=3, only=frozenset({"leaks"}))
     card = await examined(node, plan, leaks=True)
-    assert [check for check in card.checks if check.verdict is Verdict.FAIL] == []
+    assert [check for check in card.checks if check.verdict is CheckVerdict.FAIL] == []
 
 
 async def test_episodes_through_the_gateway(node):

@@ -14,15 +14,20 @@ from rich.text import Text
 
 from earl.cli.env.arguments import AsJson, Task, access, task_of
 from earl.cli.lib import completion
-from earl.env.conformance.card import Card, Check, Verdict
-from earl.env.conformance.plan import Plan, chosen, recorded
+from earl.env.conformance.card import Card, Check, CheckVerdict
+from earl.env.conformance.plan import ExamPlan, chosen, recorded
 from earl.errors import ConfigError
 from earl.visible import visible
 
-STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
+STYLES = {
+    CheckVerdict.PASS: "green",
+    CheckVerdict.WARN: "yellow",
+    CheckVerdict.FAIL: "bold red",
+    CheckVerdict.SKIP: "dim",
+}
 HOST_WAIT_S = 300.0
 DIAL_WAIT_S = 20.0
-DEFAULT = Plan()
+DEFAULT = ExamPlan()
 
 Who = Annotated[
     list[str] | None,
@@ -85,7 +90,7 @@ def test(
         raise ConfigError("nothing to test is named", "give module:Class, --listen or --dial HOST:PORT")
     if target and ":" not in target:
         raise ConfigError(f"{target!r} names no object", 'give "package.module:Class"')
-    plan = Plan(
+    plan = ExamPlan(
         task=task_of(task),
         seeds=seeds,
         episodes=episodes,
@@ -107,7 +112,7 @@ def test(
 
 
 async def _examined(
-    target: str, listen: str, dial: str, names: list[str], plan: Plan, pid: int, console: Console
+    target: str, listen: str, dial: str, names: list[str], plan: ExamPlan, pid: int, console: Console
 ) -> Card:
     from earl.env.conformance.bench import Bench
     from earl.env.conformance.examine import examine
@@ -147,14 +152,16 @@ def lines(check: Check) -> list[Text]:
     """A check as a person reads it: a line, and its remedy below."""
     mark = Text(f"{check.verdict.value:4}  ", style=STYLES[check.verdict])
     found = [mark + Text(visible(f"{check.name:13} {check.seen}"), style="")]
-    if check.remedy and check.verdict in (Verdict.WARN, Verdict.FAIL):
+    if check.remedy and check.verdict in (CheckVerdict.WARN, CheckVerdict.FAIL):
         found.append(Text(f"{'':20}-> {check.remedy}", style="dim"))
     return found
 
 
 def closing(card: Card) -> Text:
     """The last line: who, how many of each verdict, how long."""
-    counts = ", ".join(f"{card.count(verdict)} {verdict.value}" for verdict in Verdict if card.count(verdict))
+    counts = ", ".join(
+        f"{card.count(verdict)} {verdict.value}" for verdict in CheckVerdict if card.count(verdict)
+    )
     who = ", ".join(card.environments)
-    style = STYLES[Verdict.PASS if card.passed else Verdict.FAIL]
+    style = STYLES[CheckVerdict.PASS if card.passed else CheckVerdict.FAIL]
     return Text(f"{who}: {counts}, in {card.seconds:.1f} s", style=style)

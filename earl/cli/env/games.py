@@ -13,7 +13,7 @@ from earl.cli.lib.gateway_codec import CALL_S, listed
 from earl.env import Action, Ending, GatewayClient, Limits, Observation
 from earl.env.codec import observation
 from earl.env.conformance.acts import Act, Call, tools_of
-from earl.env.conformance.plan import Plan
+from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.servicer import examining
 from earl.env.conformance.spawned import spawned
 from earl.env.session import Session
@@ -106,7 +106,7 @@ async def at_host(target: str, name: str) -> AsyncIterator[Game]:
     secret = secrets.token_hex(16)
     async with (
         examining("127.0.0.1:0", secret) as examiner,
-        spawned(examiner, target, secret, Plan(), capacity=1) as bench,
+        spawned(examiner, target, secret, ExamPlan(), capacity=1) as bench,
     ):
         yield HostGame(bench.link, chosen(name, list(bench.link.environments), target))
 

@@ -59,15 +59,15 @@ def has_four(stones: int) -> bool:
 
 def bit_sets(rows: list[str], mark: str) -> tuple[int, int]:
     """(stones of `mark`, all stones) of six rows of seven characters, the top row first."""
-    own = taken = 0
+    mine = taken = 0
     for height, row in enumerate(reversed(rows)):
         for column, cell in enumerate(row):
             if cell != ".":
                 bit = 1 << (7 * column + height)
                 taken |= bit
                 if cell == mark:
-                    own |= bit
-    return own, taken
+                    mine |= bit
+    return mine, taken
 
 
 def _landing(taken: int, column: int) -> int:
@@ -76,17 +76,17 @@ def _landing(taken: int, column: int) -> int:
     return (taken + (_BOTTOM & (0x7F << (7 * column)))) & column_bits
 
 
-def _search(own: int, taken: int, depth: int, alpha: int, beta: int) -> int:
+def _search(mine: int, taken: int, depth: int, alpha: int, beta: int) -> int:
     """Value for the side to move, whose stones are `own`; wins count more the sooner they come."""
     if taken == _FULL:
         return 0
     landings = [bit for column in _COLUMN_ORDER if (bit := _landing(taken, column))]
     for bit in landings:
-        if has_four(own | bit):
+        if has_four(mine | bit):
             return _WIN + depth
     if depth == 0:
         return 0
-    other = taken & ~own
+    other = taken & ~mine
     for bit in landings:
         alpha = max(alpha, -_search(other, taken | bit, depth - 1, -beta, -alpha))
         if alpha >= beta:
@@ -99,16 +99,16 @@ def best_connect_four(rows: list[str], mark: str, depth: int, rng: random.Random
 
     Depth-limited, so not perfect play: what lies beyond counts as a draw.
     """
-    own, taken = bit_sets(rows, mark)
+    mine, taken = bit_sets(rows, mark)
     values: dict[int, int] = {}
     for column in range(COLUMNS):
         bit = _landing(taken, column)
         if not bit:
             continue
-        if has_four(own | bit):
+        if has_four(mine | bit):
             values[column] = _WIN + depth + 1
         else:
             bound = _WIN * 2
-            values[column] = -_search(taken & ~own, taken | bit, depth - 1, -bound, bound)
+            values[column] = -_search(taken & ~mine, taken | bit, depth - 1, -bound, bound)
     best = max(values.values())
     return rng.choice([column for column, value in values.items() if value == best])

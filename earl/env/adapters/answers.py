@@ -86,8 +86,8 @@ def _numeric(expected: Any, tolerance: float) -> Score:
         numbers = _NUMBER.findall(_THOUSANDS.sub("", answer))
         if not numbers:
             return 0.0
-        said = Decimal(numbers[-1])
+        answered = Decimal(numbers[-1])
         # Decimals compare exactly; a difference is only taken where a tolerance asks for one.
-        return float(said == value or abs(float(said) - float(value)) <= tolerance > 0)
+        return float(answered == value or abs(float(answered) - float(value)) <= tolerance > 0)
 
     return score

@@ -54,8 +54,8 @@ class Calculator(Environment):
         self._value = evaluate(self._problem)
         self._computed: float | None = None
         first, _, *rest = self._problem.split()
-        asked = [first, *(" ".join([first, other, *rest]) for other in OPERATORS)]
-        calls = [render(ToolCall("calculator", {"expression": expression})) for expression in asked]
+        expressions = [first, *(" ".join([first, other, *rest]) for other in OPERATORS)]
+        calls = [render(ToolCall("calculator", {"expression": expression})) for expression in expressions]
         return Observation(f"What is {self._problem}? {settings['instruction']}".rstrip(), calls)
 
     def step(self, action: str) -> StepResult:
@@ -75,8 +75,8 @@ class Calculator(Environment):
         return StepResult(Observation(shown(value), answers, "tool"), CALLED + COMPUTED * self._computed)
 
     def _answer(self, action: str) -> StepResult:
-        said = _NUMBER.findall(action.replace(",", ""))
-        right = bool(said) and said[-1] == shown(self._value)
+        numbers = _NUMBER.findall(action.replace(",", ""))
+        right = bool(numbers) and numbers[-1] == shown(self._value)
         return self._over("right" if right else f"it is {shown(self._value)}", ANSWERED * right, right)
 
     def _over(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:

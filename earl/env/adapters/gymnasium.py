@@ -29,9 +29,9 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 from earl.env.adapters import said
-from earl.env.adapters.gymnasium_views import MAX_STEPS, VIEWS, View
+from earl.env.adapters.gymnasium_views import MAX_STEPS, VIEWS, GymnasiumView
 from earl.env.adapters.held_out import drawn
-from earl.env.adapters.settings import Choice, Setting, Whole, checked
+from earl.env.adapters.settings import ChoiceSetting, Setting, Whole, checked
 from earl.env.base import Environment, Observation, StepResult
 
 MAX_TEXT_CHARACTERS = 8_000
@@ -45,13 +45,16 @@ class GymnasiumEnvironment(Environment):
     """One environment of gymnasium; `id` and `view` are the class's."""
 
     id: ClassVar[str]
-    view: ClassVar[View]
+    view: ClassVar[GymnasiumView]
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """Raises ValueError for a bad task."""
         limit = self.view.max_steps or _own_limit(self.id)
-        own: dict[str, Setting] = {"max_steps": Whole(limit, 1, MAX_STEPS), "rules": Choice(True, False)}
-        settings = checked(task, own | dict(self.view.arguments))
+        standard: dict[str, Setting] = {
+            "max_steps": Whole(limit, 1, MAX_STEPS),
+            "rules": ChoiceSetting(True, False),
+        }
+        settings = checked(task, standard | dict(self.view.arguments))
         rules = self.view.rules if settings.pop("rules") else ""
         self._left: int = settings.pop("max_steps")
         self._steps, self._return = 0, 0.0
@@ -205,8 +208,10 @@ def environment(
     name: "gymnasium/ID" if empty. rules: what the agent is told first. illegal_reward: of a move that is
     none, which ends the episode. reward_range: bounds of an episode's return, if it has any.
     """
-    own = VIEWS.get(id)
-    view = own or View(rules=rules, show=shown, worst=illegal_reward, total=True, rewards=reward_range)
+    known_view = VIEWS.get(id)
+    view = known_view or GymnasiumView(
+        rules=rules, show=shown, worst=illegal_reward, total=True, rewards=reward_range
+    )
     bare = id.rpartition(":")[2]
     return type(
         re.sub(r"\W", "", bare),

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from earl.env.adapters.settings import Choice, Number, Setting, Whole
+from earl.env.adapters.settings import ChoiceSetting, Number, Setting, Whole
 
 MAX_STEPS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class GymnasiumView:
     """One environment as an agent sees it.
 
     rules: said once, with the first observation. moves: names of the actions of a Discrete space, none:
@@ -41,7 +41,7 @@ class View:
 
 
 def _flag(default: bool) -> Setting:
-    return Choice(default, not default)
+    return ChoiceSetting(default, not default)
 
 
 def _ended(total: float, terminated: bool, truncated: bool) -> bool:
@@ -76,10 +76,10 @@ def _taxi(environment: Any, observation: Any) -> str:
     board = [list(line.decode() if isinstance(line, bytes) else line) for line in _taxi_map(environment)]
     cell = board[1 + row][2 * column + 1]
     board[1 + row][2 * column + 1] = "t" if cell != " " else "T"
-    at = f" (at {cell})" if cell != " " else ""
+    stand = f" (at {cell})" if cell != " " else ""
     drawn = "\n".join("".join(line) for line in board)
     return (
-        f"{drawn}\nTaxi: row {row}, column {column}{at}. Passenger: {where}. "
+        f"{drawn}\nTaxi: row {row}, column {column}{stand}. Passenger: {where}. "
         f"Destination: {stands[destination]}."
     )
 
@@ -136,12 +136,12 @@ _CART_POLE: dict[str, Any] = {
 }
 _CAR = "Drive the car out of the valley, up the hill on the right; the engine alone is too weak: swing. "
 
-VIEWS: dict[str, View] = {
-    "FrozenLake-v1": View(**_LAKE),
-    "FrozenLake8x8-v1": View(**_LAKE),
-    "CliffWalking-v1": View(**_CLIFF),
-    "CliffWalkingSlippery-v1": View(**_CLIFF),
-    "Taxi-v4": View(
+VIEWS: dict[str, GymnasiumView] = {
+    "FrozenLake-v1": GymnasiumView(**_LAKE),
+    "FrozenLake8x8-v1": GymnasiumView(**_LAKE),
+    "CliffWalking-v1": GymnasiumView(**_CLIFF),
+    "CliffWalkingSlippery-v1": GymnasiumView(**_CLIFF),
+    "Taxi-v4": GymnasiumView(
         rules=(
             "Fetch the passenger and bring them to the destination: each is one of R, G, Y, B. T (or t, on "
             "a stand) is the taxi; it passes : but not |. Every step costs 1, a wrong pickup or dropoff "
@@ -155,7 +155,7 @@ VIEWS: dict[str, View] = {
         rewards=(-10.0 * MAX_STEPS, 20.0),
         arguments={"is_rainy": _flag(False), "fickle_passenger": _flag(False)},
     ),
-    "Blackjack-v1": View(
+    "Blackjack-v1": GymnasiumView(
         rules=(
             "Come nearer to 21 than the dealer without going over. An ace counts 1, or 11 where usable.\n"
             "Answer [stick] or [hit]."
@@ -168,8 +168,8 @@ VIEWS: dict[str, View] = {
         max_steps=30,
         arguments={"natural": _flag(False), "sab": _flag(True)},
     ),
-    "CartPole-v1": View(**_CART_POLE),
-    "MountainCar-v0": View(
+    "CartPole-v1": GymnasiumView(**_CART_POLE),
+    "MountainCar-v0": GymnasiumView(
         rules=_CAR + "Every step costs 1.\nAnswer [left], [coast] or [right].",
         show=numbers("position (goal 0.5)", "velocity"),
         moves=("left", "coast", "right"),
@@ -177,14 +177,14 @@ VIEWS: dict[str, View] = {
         worst=-1.0,
         rewards=(-1.0 * MAX_STEPS, 0.0),
     ),
-    "MountainCarContinuous-v0": View(
+    "MountainCarContinuous-v0": GymnasiumView(
         rules=_CAR + "A force f costs 0.1 f² a step, the top earns 100.\nAnswer a force from -1 to 1: [0.5].",
         show=numbers("position (goal 0.45)", "velocity"),
         won=_ended,
         worst=-0.1,
         rewards=(-0.1 * MAX_STEPS, 100.0),
     ),
-    "Acrobot-v1": View(
+    "Acrobot-v1": GymnasiumView(
         rules=(
             "Two links hang from a joint. Swing the free end above the line one link's length over the "
             "joint, by a torque at the middle joint. Every step costs 1.\n"
@@ -203,7 +203,7 @@ VIEWS: dict[str, View] = {
         worst=-1.0,
         rewards=(-1.0 * MAX_STEPS, 0.0),
     ),
-    "Pendulum-v1": View(
+    "Pendulum-v1": GymnasiumView(
         rules=(
             "Swing the pendulum up and hold it there with little torque; a step costs angle² + "
             "0.1 velocity² + 0.001 torque².\nAnswer a torque from -2 to 2: [0.5]."

@@ -28,13 +28,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 from earl.env.adapters.answers import FORM, checked, final
-from earl.env.adapters.mcp_server import PROBE_S, Answer, Connection, Http, Server, Stdio
+from earl.env.adapters.mcp_server import PROBE_S, Http, McpAnswer, McpConnection, Server, Stdio
 from earl.env.base import Observation, StepResult
 from earl.env.tool_calls import describe
 from earl.env.tools import Called, FunctionTool, ToolEnvironment
 from earl.errors import ConfigError, ToolError
 
-__all__ = ["Answer", "Finished", "Http", "McpEnvironment", "Stdio"]
+__all__ = ["Finished", "Http", "McpAnswer", "McpEnvironment", "Stdio"]
 
 _CHECK = frozenset({"question", "answer", "check", "tolerance"})
 
@@ -49,7 +49,7 @@ class Finished:
     task: Mapping[str, Any]
     answer: str
     calls: Sequence[Called]
-    call: Callable[[str, dict[str, Any]], Awaitable[Answer]]
+    call: Callable[[str, dict[str, Any]], Awaitable[McpAnswer]]
 
 
 class McpEnvironment(ToolEnvironment):
@@ -67,7 +67,7 @@ class McpEnvironment(ToolEnvironment):
     start_s: ClassVar[float] = 20.0
     reward_range = (0.0, 1.0)
 
-    _connection: Connection | None = None
+    _connection: McpConnection | None = None
 
     async def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """Raises ValueError for a bad task, ConfigError for a bad class, EnvBackendLost."""
@@ -78,7 +78,7 @@ class McpEnvironment(ToolEnvironment):
         self._called: list[Called] = []
         self._turns = 0
         together = type(self) if self.shared else None
-        self._connection = await Connection.made(self.server, self.start_s, together)
+        self._connection = await McpConnection.made(self.server, self.start_s, together)
         self.tools = self._tools(self._connection)
         return Observation(f"{describe(self.tools)}\n\n{task['question']}\n{FORM}")
 
@@ -108,7 +108,7 @@ class McpEnvironment(ToolEnvironment):
         if connection is not None:
             await connection.close()
 
-    def _tools(self, connection: Connection) -> list[FunctionTool]:
+    def _tools(self, connection: McpConnection) -> list[FunctionTool]:
         unknown = set(self.offered) - {tool.name for tool in connection.tools}
         if unknown:
             known = ", ".join(tool.name for tool in connection.tools)
@@ -126,7 +126,7 @@ class McpEnvironment(ToolEnvironment):
             if not self.offered or tool.name in self.offered
         ]
 
-    def _calling(self, connection: Connection, tool: str) -> Callable[..., Awaitable[str]]:
+    def _calling(self, connection: McpConnection, tool: str) -> Callable[..., Awaitable[str]]:
         async def call(**arguments: Any) -> str:
             answer = await connection.call(tool, arguments, self.tool_timeout_s)
             if answer.is_error:

@@ -62,7 +62,7 @@ Server = Stdio | Http
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class McpAnswer:
     """What a tool said; is_error: that it did not do what it was asked to."""
 
     text: str
@@ -75,7 +75,7 @@ class _Open:
     tools: list[types.Tool]
 
 
-class Connection:
+class McpConnection:
     """A server that is connected to, with its tools. Used on one loop, by any task of it."""
 
     def __init__(self, server: Server, kept: Kept[_Open], opened: _Open, owned: bool) -> None:
@@ -86,7 +86,7 @@ class Connection:
         self._owned = owned
 
     @classmethod
-    async def made(cls, server: Server, start_s: float, together: object = None) -> Connection:
+    async def made(cls, server: Server, start_s: float, together: object = None) -> McpConnection:
         """Start the server, or connect to it, within start_s. Raises EnvBackendLost.
 
         together: connections of one such key share one connection, and so one process.
@@ -103,28 +103,28 @@ class Connection:
                 await kept.close()
             raise
 
-    async def call(self, tool: str, arguments: dict[str, Any], within_s: float) -> Answer:
+    async def call(self, tool: str, arguments: dict[str, Any], within_s: float) -> McpAnswer:
         """What the tool answers. Raises EnvBackendLost."""
-        asked = self._client.call_tool(tool, arguments, read_timeout_seconds=within_s)
+        request = self._client.call_tool(tool, arguments, read_timeout_seconds=within_s)
         try:
-            return _answer(await self._kept.during(asked, within_s + _MARGIN_S))
+            return _answer(await self._kept.during(request, within_s + _MARGIN_S))
         except TimeoutError:
             return await self._too_long(tool, within_s)
         except MCPError as error:
             if error.code == types.REQUEST_TIMEOUT:
                 return await self._too_long(tool, within_s)
             if error.code == types.INVALID_PARAMS:
-                return Answer(error.message, is_error=True)
+                return McpAnswer(error.message, is_error=True)
             raise EnvBackendLost(f"{self._server} failed in a call of {tool}: {error.message}") from error
 
-    async def _too_long(self, tool: str, within_s: float) -> Answer:
+    async def _too_long(self, tool: str, within_s: float) -> McpAnswer:
         """The tool is slow if the server still lists its tools, otherwise the server is lost."""
         try:
             await self._kept.during(self._client.list_tools(cache_mode="bypass"), PROBE_S)
         except (TimeoutError, MCPError) as error:
             text = f"{self._server} answered nothing for {within_s + PROBE_S:g} s, in a call of {tool}"
             raise EnvBackendLost(text, "see what its tool does") from error
-        return Answer(f"{tool} took longer than {within_s:g} s", is_error=True)
+        return McpAnswer(f"{tool} took longer than {within_s:g} s", is_error=True)
 
     async def close(self) -> None:
         """End the connection, and the process that was started for it; a shared one stays. Bounded."""
@@ -161,11 +161,11 @@ async def _listed(client: Client, server: Server) -> list[types.Tool]:
             return tools
 
 
-def _answer(result: types.CallToolResult) -> Answer:
+def _answer(result: types.CallToolResult) -> McpAnswer:
     """Text as it is; of anything else its kind; structured content where there is nothing else."""
     parts = [
         block.text if isinstance(block, types.TextContent) else f"[{block.type}]" for block in result.content
     ]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, sort_keys=True, ensure_ascii=False)]
-    return Answer("\n".join(parts), result.is_error)
+    return McpAnswer("\n".join(parts), result.is_error)

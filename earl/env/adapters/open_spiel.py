@@ -18,15 +18,15 @@ from typing import Any, ClassVar
 import pyspiel
 
 from earl.env.adapters import alpha_beta
-from earl.env.adapters.settings import Choice, Number, Setting, checked
+from earl.env.adapters.settings import ChoiceSetting, Number, Setting, checked
 from earl.env.base import Environment, Observation, StepResult
 
 CONNECT_FOUR_DEPTH = 4
 
 _ACTION = re.compile(r"\s*\[\s*([0-9])\s*\]\s*")
 _TASK: dict[str, Setting] = {
-    "opponent": Choice("random", "minimax"),
-    "player": Choice(0, 1),
+    "opponent": ChoiceSetting("random", "minimax"),
+    "player": ChoiceSetting(0, 1),
     "draw_reward": Number(0.0, -1, 1),
     "illegal_reward": Number(-1.0, -1, 1),
 }
@@ -69,10 +69,10 @@ class BoardGame(Environment):
             self._opponent_moves()
         if not state.is_terminal():
             return StepResult(self._observation())
-        own = state.returns()[self._player]
-        if own > 0:
+        agent_return = state.returns()[self._player]
+        if agent_return > 0:
             return self._over(1.0, win=1.0)
-        return self._over(-1.0, loss=1.0) if own < 0 else self._over(self._draw_reward, draw=1.0)
+        return self._over(-1.0, loss=1.0) if agent_return < 0 else self._over(self._draw_reward, draw=1.0)
 
     def _over(self, reward: float, **counted: float) -> StepResult:
         metrics = {"win": 0.0, "draw": 0.0, "loss": 0.0, "illegal": 0.0, "moves": float(self._moves)}

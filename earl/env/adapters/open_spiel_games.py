@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import pyspiel
 
 from earl.env.adapters import said
-from earl.env.adapters.settings import Setting, Table, Whole, checked
+from earl.env.adapters.settings import Setting, TableSetting, Whole, checked
 from earl.env.base import Environment, Observation, StepResult
 
 MAX_TEXT_CHARACTERS = 12_000
@@ -74,7 +74,7 @@ class OpenSpielGame(Environment):
         keys: dict[str, Setting] = {
             "player": Whole(0, 0, most - 1),
             "players": Whole(None, fewest, most),
-            "parameters": Table(),
+            "parameters": TableSetting(),
             "max_turns": Whole(200, 1, 10_000),
         }
         settings = checked(task, keys)
@@ -110,21 +110,24 @@ class OpenSpielGame(Environment):
             return self._over("That is not a legal move.", self._least / self._scale, illegal=True)
         self._apply(self._legal[place])
         if self._until_mine():
-            own = self._state.returns()[self._player]
-            return self._over(self._seen(), own / self._scale)
+            agent_return = self._state.returns()[self._player]
+            return self._over(self._state_text(), agent_return / self._scale)
         if self._left <= 0:
-            return self._cut()
+            return self._truncated()
         return StepResult(self._observation())
 
     # --- moves -------------------------------------------------------------------------------
 
-    def _apply(self, own: int) -> None:
+    def _apply(self, agent_action: int) -> None:
         """The agent's move; of all players' at once, the others' are random."""
         if not self._state.is_simultaneous_node():
-            self._state.apply_action(own)
+            self._state.apply_action(agent_action)
             return
         self._state.apply_actions(
-            [own if player == self._player else self._random(player) for player in range(self._players)]
+            [
+                agent_action if player == self._player else self._random(player)
+                for player in range(self._players)
+            ]
         )
 
     def _random(self, player: int) -> int:
@@ -166,12 +169,12 @@ class OpenSpielGame(Environment):
         listed = [f"[{name}]" for name in names]
         shown = " ".join(listed[:LISTED_IN_TEXT])
         more = f" and {len(listed) - LISTED_IN_TEXT} more" if len(listed) > LISTED_IN_TEXT else ""
-        text = f"{self._seen()}\nYou are player {self._player}. Your moves: {shown}{more}"
+        text = f"{self._state_text()}\nYou are player {self._player}. Your moves: {shown}{more}"
         if self._turns == 0:
             text = f"A game of {self._game.get_type().long_name}.\n{text}"
         return Observation(text, listed[:LISTED_MOVES])
 
-    def _seen(self) -> str:
+    def _state_text(self) -> str:
         kind = self._game.get_type()
         if kind.provides_observation_string:
             text = self._state.observation_string(self._player)
@@ -186,26 +189,28 @@ class OpenSpielGame(Environment):
     def _over(self, text: str, reward: float, illegal: bool = False) -> StepResult:
         return StepResult(Observation(text), reward, done=True, metrics=self._metrics(illegal))
 
-    def _cut(self) -> StepResult:
+    def _truncated(self) -> StepResult:
         """Out of turns: what was earned on the way, in games that pay on the way."""
         pays = self._game.get_type().reward_model == _KINDS.RewardModel.REWARDS
         reward = self._state.returns()[self._player] / self._scale if pays else 0.0
         metrics = self._metrics(False) | {"win": 0.0, "draw": 0.0, "loss": 0.0}
-        return StepResult(Observation(self._seen()), reward, truncated=True, metrics=metrics)
+        return StepResult(Observation(self._state_text()), reward, truncated=True, metrics=metrics)
 
     def _metrics(self, illegal: bool) -> dict[str, float]:
         returns = self._state.returns()
-        own = returns[self._player]
+        agent_return = returns[self._player]
         alone = self._players == 1
         drawn = not alone and max(returns) == min(returns)
-        won = own >= self._game.max_utility() if alone else own == max(returns) and not drawn
+        won = (
+            agent_return >= self._game.max_utility() if alone else agent_return == max(returns) and not drawn
+        )
         won, drawn = won and not illegal, drawn and not illegal
         return {
             "win": float(won),
             "draw": float(drawn),
             "loss": float(not won and not drawn),
             "illegal": float(illegal),
-            "return": float(own),
+            "return": float(agent_return),
             "turns": float(self._turns),
         }
 
@@ -228,18 +233,18 @@ def _bounds(game: Any) -> tuple[float, float]:
     return least, max(abs(least), abs(most)) or 1.0
 
 
-def _parameters(game: str, given: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def _parameters(game: str, given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The given parameters, if they are the game's and harmless. Raises ValueError."""
-    open_to_all = sorted(key for key in own if not key.endswith(("file", "filename", "root")))
+    open_to_all = sorted(key for key in defaults if not key.endswith(("file", "filename", "root")))
     for key, value in given.items():
         if key not in open_to_all:
             raise ValueError(
                 f"unknown parameter {key!r} of {game}; known are {', '.join(open_to_all) or 'none'}"
             )
-        if type(value) is not type(own[key]):
-            raise ValueError(f"parameter {key} {value!r} is not like the game's own, {own[key]!r}")
+        if type(value) is not type(defaults[key]):
+            raise ValueError(f"parameter {key} {value!r} is not like the game's own, {defaults[key]!r}")
         if isinstance(value, (int, float)):
-            low, high = min(0, own[key]), max(MAX_PARAMETER, own[key])
+            low, high = min(0, defaults[key]), max(MAX_PARAMETER, defaults[key])
             if not low <= value <= high:
                 raise ValueError(f"parameter {key} {value!r} is not between {low:g} and {high:g}")
         if isinstance(value, str) and len(value) > 1_000:
@@ -248,12 +253,12 @@ def _parameters(game: str, given: dict[str, Any], own: dict[str, Any]) -> dict[s
 
 
 def _types() -> dict[str, Any]:
-    if not _found:
-        _found.update((kind.short_name, kind) for kind in pyspiel.registered_games())
-    return _found
+    if not _shared:
+        _shared.update((kind.short_name, kind) for kind in pyspiel.registered_games())
+    return _shared
 
 
-_found: dict[str, Any] = {}
+_shared: dict[str, Any] = {}
 
 
 def left_out() -> dict[str, str]:

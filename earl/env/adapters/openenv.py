@@ -122,10 +122,10 @@ class OpenEnv(Environment):
         if start < 0 or end < start:
             raise BadAction("no JSON object in it")
         try:
-            found = json.loads(text[start : end + 1], parse_constant=_no_constant)
+            fields = json.loads(text[start : end + 1], parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise BadAction(f"not JSON: {error}") from None
-        return found
+        return fields
 
     def shown(self, observation: dict[str, Any]) -> Observation:
         """What the agent sees of the server's observation: its text_field, or all but its metadata."""
@@ -137,9 +137,9 @@ class OpenEnv(Environment):
             raise EnvProtocolError(text, "correct text_field")
         return Observation(str(observation[self.text_field]))
 
-    def _refused(self, why: str) -> StepResult:
+    def _refused(self, reason: str) -> StepResult:
         self._invalid += 1
-        shown = Observation(f"That is no action: {why[:_MAX_SAID]}")
+        shown = Observation(f"That is no action: {reason[:_MAX_SAID]}")
         return self._result(shown, 0.0, False, self._steps >= self.max_steps)
 
     def _result(self, shown: Observation, reward: float, done: bool, truncated: bool) -> StepResult:
@@ -185,22 +185,22 @@ class _Link:
                     await self._connection.send(json.dumps({"type": kind, "data": data}))
                 except WebSocketException:
                     pass
-                said = await self._connection.recv()
+                reply = await self._connection.recv()
         except TimeoutError:
             text = f"{self._url} did not answer a {kind} within {within_s:g} s"
             raise EnvBackendLost(text, "see what its environment does") from None
         except (OSError, WebSocketException) as error:
             raise EnvBackendLost(f"{self._url} was lost in a {kind}: {error}") from error
-        return self._read(kind, said)
+        return self._read(kind, reply)
 
-    def _read(self, kind: str, said: str | bytes) -> dict[str, Any]:
+    def _read(self, kind: str, reply: str | bytes) -> dict[str, Any]:
         try:
-            message = json.loads(said)
+            message = json.loads(reply)
             about, data = message["type"], message["data"]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
-            raise EnvProtocolError(f"{self._url} answered a {kind} with {said[:80]!r}: {error!r}") from error
+            raise EnvProtocolError(f"{self._url} answered a {kind} with {reply[:80]!r}: {error!r}") from error
         if not isinstance(data, dict):
-            raise EnvProtocolError(f"{self._url} answered a {kind} with data {said[:80]!r}")
+            raise EnvProtocolError(f"{self._url} answered a {kind} with data {reply[:80]!r}")
         if about == "error":
             raise _Refused(str(data.get("code")), _explained(data))
         if about != "observation":

@@ -32,7 +32,7 @@ from earl.env.adapters.pitch_model import (
     STEP_S,
     Aircraft,
     Moment,
-    State,
+    PitchState,
     held,
     moment,
     near_optimal,
@@ -94,10 +94,10 @@ class PitchRecovery(Environment):
         within = self.limits[0] <= self._least and self._most <= self.limits[1]
         best = recovery_s(self.aircraft, self.start, self.hold_s, self.limits, self._max_s)
         reward = 0.5 + 0.5 * min(best / self.now.state.seconds, 1.0)
-        said = "level" if within else "level, but outside the limits"
-        return self._over(said, reward * (1.0 if within else 0.5), recovered=1.0, win=float(within))
+        outcome = "level" if within else "level, but outside the limits"
+        return self._over(outcome, reward * (1.0 if within else 0.5), recovered=1.0, win=float(within))
 
-    def _over(self, said: str, reward: float = 0.0, **ended: float) -> StepResult:
+    def _over(self, outcome: str, reward: float = 0.0, **ended: float) -> StepResult:
         within = self.limits[0] <= self._least and self._most <= self.limits[1]
         metrics = dict.fromkeys(("win", "recovered", "ground", "malformed"), 0.0) | ended
         metrics |= {
@@ -106,14 +106,14 @@ class PitchRecovery(Environment):
             "most_g": self._most,
             "least_g": self._least,
         }
-        observation = self._observation(f"{said}: ")
+        observation = self._observation(f"{outcome}: ")
         return StepResult(Observation(observation.text), reward, done=True, metrics=metrics)
 
     def _observation(self, before: str = "") -> Observation:
-        return Observation(before + told(self.now, self.limits), STICKS)
+        return Observation(before + described(self.now, self.limits), STICKS)
 
 
-def told(now: Moment, limits: tuple[float, float]) -> str:
+def described(now: Moment, limits: tuple[float, float]) -> str:
     """What the agent reads; rounded, with units."""
     state = now.state
     least, most = limits
@@ -136,7 +136,7 @@ def parsed(action: str) -> float | None:
 
 
 def recovery_s(
-    aircraft: Aircraft, start: State, hold_s: float, limits: tuple[float, float], max_s: float
+    aircraft: Aircraft, start: PitchState, hold_s: float, limits: tuple[float, float], max_s: float
 ) -> float:
     """How long `near_optimal` takes from `start`, whatever is below; at most max_s."""
     state = start
@@ -149,7 +149,7 @@ def recovery_s(
     return state.seconds
 
 
-def _start(number: int, most_g: float) -> State:
+def _start(number: int, most_g: float) -> PitchState:
     """A dive of 15 to 75 degrees, or one time in four a climb of 15 to 50, not yet level.
 
     Height: what a pull at 60 % of the limit needs, from the constant-speed arc
@@ -159,14 +159,14 @@ def _start(number: int, most_g: float) -> State:
     speed = rng.uniform(140.0, 220.0)
     spare = rng.uniform(50.0, 800.0)
     if rng.random() < 0.25:
-        return State(
+        return PitchState(
             round(1_000.0 + spare, 1), round(speed, 1), math.radians(round(rng.uniform(15.0, 50.0), 1))
         )
     path = math.radians(-round(rng.uniform(15.0, 75.0), 1))
     load = max(0.6 * most_g, 1.5)
     faster = speed * 1.2
     arc = faster**2 / GRAVITY * math.log((load - math.cos(path)) / (load - 1.0))
-    return State(round(arc + faster * math.sin(-path) + spare, 1), round(speed, 1), path)
+    return PitchState(round(arc + faster * math.sin(-path) + spare, 1), round(speed, 1), path)
 
 
 def environments() -> list[type[Environment]]:

@@ -62,7 +62,7 @@ class Aircraft:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class PitchState:
     """seconds since the start; metres, m/s, radians; load factor and its rate per second."""
 
     altitude: float
@@ -77,7 +77,7 @@ class State:
 class Moment:
     """A state with what is felt in it. path_rate: radians a second. pilot: load factor at the pilot's."""
 
-    state: State
+    state: PitchState
     path_rate: float
     pilot: float
 
@@ -95,20 +95,20 @@ class Moment:
 _Rates = tuple[float, float, float, float, float]
 
 
-def pressure(aircraft: Aircraft, state: State) -> float:
+def pressure(aircraft: Aircraft, state: PitchState) -> float:
     """Dynamic pressure times wing area, newtons."""
     density = 1.225 * math.exp(-state.altitude / 8_500.0)
     return 0.5 * density * max(state.speed, LEAST_SPEED) ** 2 * aircraft.wing
 
 
-def commanded(aircraft: Aircraft, state: State, stick: float) -> float:
+def commanded(aircraft: Aircraft, state: PitchState, stick: float) -> float:
     """The load factor that the stick (-1 full push to 1 full pull) asks for and the wing can give."""
-    wanted = 1.0 + stick * (STICK_PULL if stick > 0 else STICK_PUSH)
+    load_factor = 1.0 + stick * (STICK_PULL if stick > 0 else STICK_PUSH)
     available = pressure(aircraft, state) * aircraft.most_lift / (aircraft.mass * GRAVITY)
-    return max(-available, min(available, wanted))
+    return max(-available, min(available, load_factor))
 
 
-def rates(aircraft: Aircraft, state: State, stick: float) -> _Rates:
+def rates(aircraft: Aircraft, state: PitchState, stick: float) -> _Rates:
     """d/dt of (altitude, speed, path, load, load_rate)."""
     force = pressure(aircraft, state)
     speed = max(state.speed, LEAST_SPEED)
@@ -125,7 +125,7 @@ def rates(aircraft: Aircraft, state: State, stick: float) -> _Rates:
     )
 
 
-def moment(aircraft: Aircraft, state: State, stick: float) -> Moment:
+def moment(aircraft: Aircraft, state: PitchState, stick: float) -> Moment:
     """What is felt in a state under this stick."""
     _, _, path_rate, load_rate, load_acceleration = rates(aircraft, state, stick)
     attack = aircraft.mass * GRAVITY / (pressure(aircraft, state) * aircraft.lift_slope)
@@ -133,11 +133,11 @@ def moment(aircraft: Aircraft, state: State, stick: float) -> Moment:
     return Moment(state, path_rate, state.load + aircraft.pilot_arm / GRAVITY * pitching)
 
 
-def advanced(aircraft: Aircraft, state: State, stick: float, step_s: float = STEP_S) -> State:
+def advanced(aircraft: Aircraft, state: PitchState, stick: float, step_s: float = STEP_S) -> PitchState:
     """The state `step_s` later, the stick held."""
 
-    def moved(slope: _Rates, by: float) -> State:
-        return State(
+    def moved(slope: _Rates, by: float) -> PitchState:
+        return PitchState(
             state.altitude + by * slope[0],
             state.speed + by * slope[1],
             state.path + by * slope[2],
@@ -154,7 +154,7 @@ def advanced(aircraft: Aircraft, state: State, stick: float, step_s: float = STE
     return moved((mean[0], mean[1], mean[2], mean[3], mean[4]), step_s)
 
 
-def held(aircraft: Aircraft, state: State, stick: float, hold_s: float) -> Iterator[Moment]:
+def held(aircraft: Aircraft, state: PitchState, stick: float, hold_s: float) -> Iterator[Moment]:
     """The moments while the stick is held, from now on, STEP_S apart; ends early at the ground."""
     yield moment(aircraft, state, stick)
     for _ in range(round(hold_s / STEP_S)):
@@ -165,13 +165,13 @@ def held(aircraft: Aircraft, state: State, stick: float, hold_s: float) -> Itera
             return
 
 
-def energy_height(state: State) -> float:
+def energy_height(state: PitchState) -> float:
     """Altitude plus speed squared over 2 g, metres: what neither gravity nor lift changes."""
     return state.altitude + state.speed**2 / (2 * GRAVITY)
 
 
 def near_optimal(
-    aircraft: Aircraft, state: State, hold_s: float, limits: tuple[float, float], levels: int = 40
+    aircraft: Aircraft, state: PitchState, hold_s: float, limits: tuple[float, float], levels: int = 40
 ) -> float:
     """The stick of a policy close to the fastest: as hard as the limits allow, eased off just in time.
 
@@ -184,7 +184,7 @@ def near_optimal(
     if abs(state.path) < NEARLY:
         for stick in sorted((tried / levels for tried in range(-levels, levels + 1, 2)), key=abs):
             felt = list(held(aircraft, state, stick, hold_s))
-            if felt[-1].level and all(limits[0] <= one.pilot <= limits[1] for one in felt):
+            if felt[-1].level and all(limits[0] <= moment.pilot <= limits[1] for moment in felt):
                 return stick
     towards = 1 if state.path < 0 else -1
     low, high = 0, levels  # a bisection: what is too hard stays too hard
@@ -192,7 +192,7 @@ def near_optimal(
         tried = (low + high + 1) // 2
         felt = list(held(aircraft, state, towards * tried / levels, hold_s))
         felt += held(aircraft, felt[-1].state, 0.0, SETTLING_S)
-        within = all(limits[0] <= one.pilot <= limits[1] for one in felt)
-        past = max(towards * one.state.path for one in felt) > LEVEL_ANGLE / 2
+        within = all(limits[0] <= moment.pilot <= limits[1] for moment in felt)
+        past = max(towards * moment.state.path for moment in felt) > LEVEL_ANGLE / 2
         low, high = (low, tried - 1) if past or not within else (tried, high)
     return towards * low / levels

@@ -135,8 +135,8 @@ class PythonTool(ToolEnvironment):
         self._left: int = settings["calls"]
         self._earned = 0.0
         pair = KINDS[self.question.kind].pair
-        asked = [name for name in settings["kinds"] if KINDS[name].pair is pair]
-        kinds = asked if len(asked) > 1 else [name for name in KINDS if KINDS[name].pair is pair]
+        alike = [name for name in settings["kinds"] if KINDS[name].pair is pair]
+        kinds = alike if len(alike) > 1 else [name for name in KINDS if KINDS[name].pair is pair]
         codes = [self.question.code(name) for name in kinds]
         text = f"{self.question.text} {settings['instruction']}".rstrip()
         return Observation(text, [call_of(code) for code in codes])

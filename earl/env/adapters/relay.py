@@ -52,8 +52,8 @@ class Relay(Environment):
 
     def step(self, action: str) -> StepResult:
         """The answer is the last digit in brackets; none is a wrong one."""
-        said = _ANSWER.findall(action)
-        right = bool(said) and int(said[-1]) == self._answer
+        answers = _ANSWER.findall(action)
+        right = bool(answers) and int(answers[-1]) == self._answer
         self._right += right
         reward = right / self._turns
         if right and self._right < self._turns:

@@ -18,8 +18,8 @@ _BLANKS = re.compile(r"\s+")
 def move(action: str) -> str:
     """The move that an action says, without brackets, blanks at its ends, and capitals."""
     text = action[-MAX_ACTION_CHARACTERS:]
-    said = _BRACKETS.findall(text)
-    return _plain(said[-1] if said else text)
+    bracketed = _BRACKETS.findall(text)
+    return _plain(bracketed[-1] if bracketed else text)
 
 
 def named(moves: Iterable[str]) -> dict[str, int]:

@@ -151,11 +151,11 @@ class Corpus:
 
     def is_right(self, text: str) -> bool:
         """Whether a text names the right value and no other of its kind."""
-        said = text.casefold().replace(",", "")
+        plain = text.casefold().replace(",", "")
         named = {
             value
             for value in self.values[self.kind].values()
-            if re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", said)
+            if re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", plain)
         }
         return named == {self.answer}
 
@@ -195,7 +195,7 @@ class SearchTool(ToolEnvironment):
         if self._left == 0:
             return self._over("no calls are left")
         self._left -= 1
-        earned = SEARCHED * self._searched + FOUND * self._found
+        earned = SEARCHED * self._searched + FOUND * self._town_found
         reward, self._earned = earned - self._earned, earned
         assert isinstance(result.observation, Observation)
         shown = result.observation
@@ -213,25 +213,25 @@ class SearchTool(ToolEnvironment):
 
     def _legal(self) -> list[str]:
         corpus = self.corpus
-        found = self._searches[-1] if self._searches else []
-        if not found:
+        hits = self._searches[-1] if self._searches else []
+        if not hits:
             return [call_of(query) for query in sorted((corpus.town, corpus.kind, "town"))]
         others = [kind for kind in KINDS if kind != corpus.kind][:2]
-        return sorted(corpus.values[kind][found[0].title] for kind in (corpus.kind, *others))
+        return sorted(corpus.values[kind][hits[0].title] for kind in (corpus.kind, *others))
 
     @property
     def _searched(self) -> bool:
         return any(self._searches)
 
     @property
-    def _found(self) -> bool:
+    def _town_found(self) -> bool:
         return any(hit.title == self.corpus.town for hits in self._searches for hit in hits)
 
     def _over(self, text: str, reward: float = 0.0, right: bool = False) -> StepResult:
         metrics = {
             "win": float(right),
             "searched": float(self._searched),
-            "found": float(self._found),
+            "found": float(self._town_found),
             "calls": float(len(self._searches)),
         }
         return StepResult(Observation(text), reward, done=True, metrics=metrics)
@@ -252,7 +252,7 @@ def made_up(number: int, settings: dict[str, Any]) -> Corpus:
         "known": rng.sample(_PRODUCTS, count),
         "people": [str(hundreds * 100) for hundreds in rng.sample(range(20, 900), count)],
     }
-    values = {kind: dict(zip(towns, found, strict=True)) for kind, found in drawn_values.items()}
+    values = {kind: dict(zip(towns, drawn, strict=True)) for kind, drawn in drawn_values.items()}
     documents = []
     for town in towns:
         sentences = [KINDS[kind][1].format(value=values[kind][town]) for kind in KINDS]

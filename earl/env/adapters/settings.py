@@ -47,7 +47,7 @@ class Number:
         return float(value) if self._least <= value <= self._most else None
 
 
-class Choice:
+class ChoiceSetting:
     """One of some values; the first is the default."""
 
     def __init__(self, *values: Any) -> None:
@@ -78,11 +78,13 @@ class Some:
         self.expected = f"a list of some of {', '.join(values)}"
 
     def taken(self, value: Any) -> list[str] | None:
-        known = isinstance(value, list) and all(isinstance(one, str) and one in self._values for one in value)
+        known = isinstance(value, list) and all(
+            isinstance(entry, str) and entry in self._values for entry in value
+        )
         return value if known and value else None
 
 
-class Table:
+class TableSetting:
     """A table of names to values, which somebody else checks."""
 
     def __init__(self) -> None:

@@ -73,8 +73,8 @@ class SkyRLGym(Environment):
         if settings["rows"] and settings["file"]:
             raise ValueError("rows and file are both given; give one of them")
         question, answer = _question(settings["rows"], settings["file"], seed)
-        told = {"reward_spec": {"ground_truth": answer}, "reward_model": {"ground_truth": answer}}
-        extras: dict[str, Any] = told | {"max_turns": settings.get("max_turns", 1)}
+        truth = {"reward_spec": {"ground_truth": answer}, "reward_model": {"ground_truth": answer}}
+        extras: dict[str, Any] = truth | {"max_turns": settings.get("max_turns", 1)}
         self._answer = answer
         self._turns = 0
         self._environment = skyrl_gym.make(self.id, env_config={}, extras=extras)
@@ -87,8 +87,8 @@ class SkyRLGym(Environment):
         result: Any = self._environment.step(action)
         reward = float(result["reward"])
         if not result["done"]:
-            said = "\n".join(message["content"] for message in result["observations"])
-            return StepResult(Observation(said), reward)
+            shown = "\n".join(message["content"] for message in result["observations"])
+            return StepResult(Observation(shown), reward)
         metrics = {"win": float(reward >= 1.0), "turns": float(self._turns)}
         return StepResult(Observation(f"the answer is {self._answer}"), reward, done=True, metrics=metrics)
 

@@ -31,8 +31,8 @@ import textarena
 
 from earl.env.adapters import own_chance, said
 from earl.env.adapters import textarena_moves as moves
-from earl.env.adapters.settings import Choice, Setting, Whole, checked
-from earl.env.adapters.textarena_games import GAMES, Game
+from earl.env.adapters.settings import ChoiceSetting, Setting, Whole, checked
+from earl.env.adapters.textarena_games import GAMES, GameForms
 from earl.env.base import Environment, Observation, StepResult
 
 MAX_TEXT_CHARACTERS = 16_000
@@ -50,7 +50,7 @@ class TextArenaGame(Environment):
     """One id of TextArena's registry."""
 
     id: ClassVar[str]
-    game: ClassVar[Game]
+    game: ClassVar[GameForms]
 
     def reset(self, seed: int, task: dict[str, Any]) -> Observation:
         """Raises ValueError for a bad task, and for a game that cannot be played here."""
@@ -70,7 +70,7 @@ class TextArenaGame(Environment):
         self._turns = 0
         self._chance = random.Random(f"textarena/{seed}")
         self._others = random.Random(f"opponents/{seed}")
-        self._seats = [moves.Seat() for _ in range(players)]
+        self._seats = [moves.TextArenaSeat() for _ in range(players)]
         alone = _SOKOBAN if self.id.startswith("Sokoban-") else contextlib.nullcontext()
         with alone, own_chance.chance(self._chance):
             self._playing = moves.made(self.id)
@@ -105,9 +105,9 @@ class TextArenaGame(Environment):
         """Until it is the agent's turn, False, or the game is over, True."""
         for _ in range(_MAX_OTHERS):
             with own_chance.chance(self._chance):
-                player, told = self._playing.get_observation()
-            messages = moves.tidy(told)
-            self._seats[player].told(messages)
+                player, observed = self._playing.get_observation()
+            messages = moves.tidy(observed)
+            self._seats[player].note(messages)
             if player == self._player:
                 self._heard = messages
                 return False
@@ -160,23 +160,23 @@ class TextArenaGame(Environment):
 
     def _over(self) -> StepResult:
         state = self._playing.state
-        rewards, told = self._playing.close()
-        for player, about in told.items():
+        rewards, game_info = self._playing.close()
+        for player, about in game_info.items():
             if player != self._player and about.get("invalid_move"):
                 raise RuntimeError(f"opponent {player} lost textarena's {self.id} by an illegal move")
         self._heard = moves.tidy(state.observations[self._player])
-        rewards = {player: _number(reward) for player, reward in rewards.items()}
-        own = rewards[self._player]
+        rewards = {player: _number(paid) for player, paid in rewards.items()}
+        reward = rewards[self._player]
         alone = len(self._seats) == 1
         best = max(rewards.values())
-        won = own >= 1.0 if alone else own > 0 and own == best
-        drawn = not alone and own == best == min(rewards.values())
-        illegal = bool(told[self._player].get("invalid_move"))
-        reason = str(told[self._player].get("reason") or "")
+        won = reward >= 1.0 if alone else reward > 0 and reward == best
+        drawn = not alone and reward == best == min(rewards.values())
+        illegal = bool(game_info[self._player].get("invalid_move"))
+        reason = str(game_info[self._player].get("reason") or "")
         text = "\n\n".join(part for part in (self._text(), reason) if part)
         return StepResult(
             Observation(text),
-            own,
+            reward,
             done=True,
             metrics=self._metrics(won, drawn, not won and not drawn, illegal),
         )
@@ -206,7 +206,7 @@ def _keys(fewest: int, most: int) -> dict[str, Setting]:
         "players": Whole(fewest, fewest, most),
         "retries": Whole(None, 0, 100),
         "max_turns": Whole(200, 1, 1_000),
-        "legal_actions": Choice(False, True),
+        "legal_actions": ChoiceSetting(False, True),
     }
 
 

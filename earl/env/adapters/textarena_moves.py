@@ -19,7 +19,7 @@ import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
 from earl.env.adapters import own_chance
-from earl.env.adapters.textarena_games import GAMES, LEFT_OUT, Game
+from earl.env.adapters.textarena_games import GAMES, LEFT_OUT, GameForms
 
 # A message of TextArena: (who says it, text, its type).
 Messages = list[tuple[int, str, Any]]
@@ -33,12 +33,12 @@ _SAID = textarena.ObservationType.PLAYER_ACTION
 
 def ids() -> dict[str, str]:
     """Id → game of all that may be served here or, with other packages installed, elsewhere."""
-    found = {}
+    by_id = {}
     for id, spec in ENV_REGISTRY.items():
         game = str(spec.entry_point).split(".")[2]
         if not id.endswith(("-raw", "-train")) and game in GAMES and id not in LEFT_OUT:
-            found[id] = game
-    return found
+            by_id[id] = game
+    return by_id
 
 
 def unknown_games() -> set[str]:
@@ -47,7 +47,7 @@ def unknown_games() -> set[str]:
     return named - set(GAMES) - set(LEFT_OUT)
 
 
-def refusal(id: str, game: Game) -> str:
+def refusal(id: str, game: GameForms) -> str:
     """Why a game cannot be played here, with what to do; empty if it can."""
     if sys.version_info < game.python:
         needed = ".".join(map(str, game.python))
@@ -94,13 +94,13 @@ def puts_brackets(id: str) -> bool:
 
 def tidy(messages: Any) -> Messages:
     """Messages as they are meant: some games give their parts in another order."""
-    found: Messages = []
+    tidied: Messages = []
     for message in messages:
         kinds = [part for part in message if isinstance(part, textarena.ObservationType)]
         texts = [part for part in message if isinstance(part, str)]
         speakers = [part for part in message if isinstance(part, int)]
-        found.append((speakers[0] if speakers else textarena.GAME_ID, "\n".join(texts), kinds[0]))
-    return found
+        tidied.append((speakers[0] if speakers else textarena.GAME_ID, "\n".join(texts), kinds[0]))
+    return tidied
 
 
 class _Refused(Exception):
@@ -125,24 +125,24 @@ def takes(game: Any, move: str, chance: random.Random) -> bool:
     return True
 
 
-class Seat:
+class TextArenaSeat:
     """What a player has been told in brackets."""
 
     def __init__(self) -> None:
         self._now: list[str] = []
         self._before: list[str] = []
 
-    def told(self, messages: Messages) -> None:
+    def note(self, messages: Messages) -> None:
         """New messages for the player."""
-        said = [text for _, text, kind in messages if kind is not _SAID]
-        now = list(dict.fromkeys(_NAMED.findall("\n".join(said))))
+        texts = [text for _, text, kind in messages if kind is not _SAID]
+        now = list(dict.fromkeys(_NAMED.findall("\n".join(texts))))
         if now:
             self._before = [move for move in self._now + self._before if move not in now][:_KEPT]
             self._now = now
 
-    def candidates(self, game: Any, forms: Game, generator: random.Random) -> Iterator[str]:
+    def candidates(self, game: Any, forms: GameForms, generator: random.Random) -> Iterator[str]:
         """Moves to try, in random order: what is named now, then the forms and what was named before."""
-        own = forms.moves(game, generator) if forms.moves else []
-        others = [move for move in dict.fromkeys([*own, *self._before]) if move not in self._now]
+        general = forms.moves(game, generator) if forms.moves else []
+        others = [move for move in dict.fromkeys([*general, *self._before]) if move not in self._now]
         for moves in (self._now, others):
             yield from generator.sample(moves, len(moves))

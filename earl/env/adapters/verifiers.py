@@ -42,7 +42,7 @@ from earl.env.adapters.held_out import drawn
 from earl.env.adapters.kept import shared
 from earl.env.adapters.verifiers_chat import InProcess
 from earl.env.adapters.verifiers_model import Seats, serving
-from earl.env.adapters.verifiers_seat import Ask, Seat
+from earl.env.adapters.verifiers_seat import Ask, VerifiersSeat
 from earl.env.base import Environment, Observation, StepResult, Tool
 from earl.env.tool_calls import Fault, calls_in, describe, has_calls
 from earl.errors import ConfigError, EnvironmentFailure
@@ -74,7 +74,7 @@ class Verifiers(Environment):
     start_s: ClassVar[float] = 120.0
     turn_s: ClassVar[float] = 300.0
 
-    _seat: Seat | None = None
+    _seat: VerifiersSeat | None = None
     _run: asyncio.Task[Any] | None = None
 
     async def reset(self, seed: int, task: dict[str, Any]) -> Observation:
@@ -109,16 +109,18 @@ class Verifiers(Environment):
             self._run.cancel()
             await asyncio.wait({self._run}, timeout=CANCEL_S)
 
-    async def _turn(self, seat: Seat) -> Observation | StepResult:
+    async def _turn(self, seat: VerifiersSeat) -> Observation | StepResult:
         """What the agent is asked next, or the end."""
         assert self._run is not None
-        asked = asyncio.create_task(seat.asked())
+        next_call = asyncio.create_task(seat.next_call())
         try:
-            await asyncio.wait({asked, self._run}, timeout=self.turn_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {next_call, self._run}, timeout=self.turn_s, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
-            asked.cancel()
-        if asked.done() and not asked.cancelled():
-            return self._observation(asked.result())
+            next_call.cancel()
+        if next_call.done() and not next_call.cancelled():
+            return self._observation(next_call.result())
         if self._run.done():
             return _end(self._run.result(), seat)
         raise EnvironmentFailure(f"{self.name} did nothing for {self.turn_s:g} s")
@@ -143,11 +145,11 @@ async def _loaded(cls: type[Verifiers]) -> AsyncIterator[_Loaded]:
     tasks = await asyncio.to_thread(lambda: list(itertools.islice(env.taskset, cls.max_tasks)))
     if not tasks:
         raise ConfigError(f"{cls.__name__}: taskset {cls.taskset!r} has no task", "name one that has some")
-    own = env.setup
+    base_setup = env.setup
 
     async def setup(agents: Any) -> None:
         """`null` harnesses run in this process."""
-        await own(agents)
+        await base_setup(agents)
         for role in agent_config_fields(env.config):
             agent = getattr(agents, role)
             if type(agent.harness) is NullHarness:
@@ -191,15 +193,15 @@ def _tool(function: Mapping[str, Any]) -> Tool:
     return Tool(function["name"], function.get("description") or "", function.get("parameters") or {})
 
 
-def _end(episode: Any, seat: Seat) -> StepResult:
+def _end(episode: Any, seat: VerifiersSeat) -> StepResult:
     """The last step. Raises what the seat refused, or EnvironmentFailure for what went wrong."""
     if seat.refusal is not None:
         raise seat.refusal
     trace = _trained(episode)
-    errors = [*episode.errors, *(error for one in episode.traces for error in one.errors)]
+    errors = [*episode.errors, *(error for failed_trace in episode.traces for error in failed_trace.errors)]
     if errors or not episode.ok or trace is None:
-        said = "; ".join(f"{error.type}: {error.message}" for error in errors) or "no agent was run"
-        raise EnvironmentFailure(f"verifiers failed: {said}")
+        failures = "; ".join(f"{error.type}: {error.message}" for error in errors) or "no agent was run"
+        raise EnvironmentFailure(f"verifiers failed: {failures}")
     numbers: dict[str, float] = {}
     for name, reward in trace.rewards.items():
         if reward is not None:

@@ -68,9 +68,9 @@ class InProcess(NullHarness):
 
 
 async def _called(call: Any, servers: dict[str, Any], dispatch: dict[str, Any]) -> dict[str, Any]:
-    name, said = call.function.name, call.function.arguments
+    name, encoded = call.function.name, call.function.arguments
     try:
-        arguments = json.loads(said or "{}")
+        arguments = json.loads(encoded or "{}")
     except ValueError as error:
         arguments, content = None, f"error: the arguments are not JSON: {error}"
     else:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web  # pyright: ignore[reportMissingImports]
 
-from earl.env.adapters.verifiers_seat import Seat
+from earl.env.adapters.verifiers_seat import VerifiersSeat
 from earl.errors import EnvProtocolError
 
 SECRET_HEADER = "X-Earl-Seat"
@@ -30,15 +30,15 @@ class Seats:
         self.url = ""
         self.headers = {SECRET_HEADER: secrets.token_urlsafe(16)}
         self._numbers = itertools.count(1)
-        self._taken: dict[str, Seat] = {}
+        self._taken: dict[str, VerifiersSeat] = {}
 
-    def take(self) -> Seat:
+    def take(self) -> VerifiersSeat:
         """A seat for a new episode."""
-        seat = Seat(f"earl-{next(self._numbers)}")
+        seat = VerifiersSeat(f"earl-{next(self._numbers)}")
         self._taken[seat.model] = seat
         return seat
 
-    def free(self, seat: Seat) -> None:
+    def free(self, seat: VerifiersSeat) -> None:
         """The episode is over."""
         self._taken.pop(seat.model, None)
 

@@ -1,6 +1,6 @@
 """One episode's seat: verifiers asks a model, and the model's turn is the agent's next action.
 
-    an episode of verifiers ─► POST /v1/chat/completions ─► Seat.asked ─► the observation
+    an episode of verifiers ─► POST /v1/chat/completions ─► VerifiersSeat.next_call ─► the observation
                             ◄── the assistant's message  ◄── Seat.say ◄── the action
                                 (verifiers_model.py)                       (verifiers.py)
 
@@ -29,21 +29,21 @@ class Ask:
     tools: list[dict[str, Any]]
 
 
-class Seat:
+class VerifiersSeat:
     """One episode's model. model: the name that its calls go by."""
 
     def __init__(self, model: str) -> None:
         self.model = model
         # Why the seat refused a call: what the episode fails with after it only follows from this.
         self.refusal: EnvProtocolError | None = None
-        self._asked: asyncio.Queue[Ask] = asyncio.Queue()
+        self._calls: asyncio.Queue[Ask] = asyncio.Queue()
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._session = ""
         self._context: list[_Shape] = []
 
-    async def asked(self) -> Ask:
+    async def next_call(self) -> Ask:
         """The next model call."""
-        return await self._asked.get()
+        return await self._calls.get()
 
     def say(self, message: dict[str, Any]) -> None:
         """Answer the model call with the assistant's message, {"content", "tool_calls"}.
@@ -63,7 +63,7 @@ class Seat:
             self.refusal = refusal
             raise
         self._answer = asyncio.get_running_loop().create_future()
-        self._asked.put_nowait(ask)
+        self._calls.put_nowait(ask)
         try:
             return await self._answer
         finally:

@@ -27,11 +27,11 @@ class Act:
 def tools_of(info: Any) -> list[Mapping[str, Any]]:
     """The functions of EnvironmentInfo.tools_json: [{"name", "description", "parameters"}]; [] if none."""
     try:
-        found = json.loads(info.tools_json or "[]")
+        entries = json.loads(info.tools_json or "[]")
     except ValueError:
         return []
-    functions = [entry.get("function", entry) for entry in found if isinstance(entry, dict)]
-    return [one for one in functions if not fault_in_tool(one)]
+    functions = [entry.get("function", entry) for entry in entries if isinstance(entry, dict)]
+    return [function for function in functions if not fault_in_tool(function)]
 
 
 def fault_in_tool(function: Any) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from earl.env.conformance.acts import tools_of
-from earl.env.conformance.card import Check, Verdict
+from earl.env.conformance.card import Check, CheckVerdict
 from earl.env.conformance.host_link import HostLink
-from earl.env.conformance.plan import Plan
-from earl.env.conformance.play import Bounds, Player, Trace
+from earl.env.conformance.plan import ExamPlan
+from earl.env.conformance.play import EpisodeBounds, EpisodePlayer, EpisodeTrace
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Bench:
     """
 
     link: HostLink
-    plan: Plan
+    plan: ExamPlan
     pid: int = 0
     another: Callable[[], AbstractAsyncContextManager[HostLink]] | None = None
     terminate: Callable[[], Any] | None = None
@@ -35,9 +35,9 @@ class Subject:
 
     bench: Bench
     info: Any
-    traces: list[Trace] = field(default_factory=list)
+    traces: list[EpisodeTrace] = field(default_factory=list)
     # All of them, those that nothing is compared with included.
-    played: list[Trace] = field(default_factory=list)
+    played: list[EpisodeTrace] = field(default_factory=list)
     deterministic: bool = False
     # Names of the checks that were run.
     attempted: set[str] = field(default_factory=set)
@@ -51,18 +51,18 @@ class Subject:
         return tools_of(self.info)
 
     @property
-    def player(self) -> Player:
+    def player(self) -> EpisodePlayer:
         plan = self.bench.plan
-        bounds = Bounds(plan.reset_s, plan.step_s, plan.max_steps)
-        return Player(self.bench.link, self.name, plan.task, bounds)
+        bounds = EpisodeBounds(plan.reset_s, plan.step_s, plan.max_steps)
+        return EpisodePlayer(self.bench.link, self.name, plan.task, bounds)
 
     def check(
         self,
         name: str,
-        verdict: Verdict,
-        seen: str,
+        verdict: CheckVerdict,
+        observed: str,
         remedy: str = "",
         figures: Mapping[str, float] | None = None,
     ) -> Check:
-        done = "" if verdict is Verdict.PASS else remedy
-        return Check(name, self.name, verdict, seen, done, figures or {})
+        done = "" if verdict is CheckVerdict.PASS else remedy
+        return Check(name, self.name, verdict, observed, done, figures or {})

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-class Verdict(enum.StrEnum):
+class CheckVerdict(enum.StrEnum):
     """SKIP: could not be judged here; `seen` says why. Only FAIL fails the card."""
 
     PASS = "pass"
@@ -27,7 +27,7 @@ class Check:
 
     name: str
     subject: str
-    verdict: Verdict
+    verdict: CheckVerdict
     seen: str
     remedy: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class Card:
 
     @property
     def passed(self) -> bool:
-        return not self.count(Verdict.FAIL)
+        return not self.count(CheckVerdict.FAIL)
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: CheckVerdict) -> int:
         return sum(check.verdict is verdict for check in self.checks)
 
     def named(self, name: str) -> list[Check]:
@@ -60,7 +60,7 @@ class Card:
             "host": self.host,
             "environments": list(self.environments),
             "seconds": round(self.seconds, 3),
-            "counts": {verdict.value: self.count(verdict) for verdict in Verdict},
+            "counts": {verdict.value: self.count(verdict) for verdict in CheckVerdict},
             "checks": [asdict(check) | {"verdict": check.verdict.value} for check in self.checks],
         }
 

@@ -10,12 +10,12 @@ from time import monotonic
 from earl.env.conformance import policies
 from earl.env.conformance.acts import Act
 from earl.env.conformance.bench import Subject
-from earl.env.conformance.card import Check, Verdict
-from earl.env.conformance.play import Trace, at_random, replaying, shortly
-from earl.env.conformance.usage import Usage, trend, usage_of
+from earl.env.conformance.card import Check, CheckVerdict
+from earl.env.conformance.play import EpisodeTrace, at_random, replaying, shortly
+from earl.env.conformance.usage import ProcessUsage, trend, usage_of
 from earl.errors import EarlError
 
-PASS, WARN, FAIL, SKIP = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.SKIP
+PASS, WARN, FAIL, SKIP = CheckVerdict.PASS, CheckVerdict.WARN, CheckVerdict.FAIL, CheckVerdict.SKIP
 
 KIB = 1 << 10
 # In an episode that does not end, observations that steadily grow by more than this a step, to more than
@@ -47,12 +47,14 @@ async def actions(subject: Subject) -> Check:
         if what == "huge":
             echoed = len(trace.last["text"])
     if raised:
-        seen = f"{len(raised)} of {len(texts)} end the episode without a reward: {shortly(raised[0], 160)}"
+        observed = (
+            f"{len(raised)} of {len(texts)} end the episode without a reward: {shortly(raised[0], 160)}"
+        )
         remedy = "answer what is malformed with a result: a model learns nothing from errors"
-        return subject.check("actions", FAIL, seen, remedy)
+        return subject.check("actions", FAIL, observed, remedy)
     if echoed > LONG_BYTES:
-        seen = f"an action of {policies.HUGE_CHARACTERS} characters comes back as {echoed}"
-        return subject.check("actions", WARN, seen, "cut what an observation repeats of an action")
+        observed = f"an action of {policies.HUGE_CHARACTERS} characters comes back as {echoed}"
+        return subject.check("actions", WARN, observed, "cut what an observation repeats of an action")
     return subject.check("actions", PASS, f"{len(texts)} malformed texts, each answered")
 
 
@@ -69,26 +71,26 @@ async def observations(subject: Subject) -> Check:
     figures = {"longest_bytes": float(longest)}
     if fastest:
         steps = subject.player.bounds.max_steps
-        seen = f"grows by {fastest:.0f} bytes a step, {longest} after {steps}, with no end in sight"
+        observed = f"grows by {fastest:.0f} bytes a step, {longest} after {steps}, with no end in sight"
         remedy = "show what is new, or the last part: the agent keeps what it has seen"
-        return subject.check("observations", FAIL, seen, remedy, figures)
+        return subject.check("observations", FAIL, observed, remedy, figures)
     if longest > LONG_BYTES:
-        seen = f"up to {longest} bytes"
-        return subject.check("observations", WARN, seen, "does a context of the policy hold it?", figures)
+        observed = f"up to {longest} bytes"
+        return subject.check("observations", WARN, observed, "does a context of the policy hold it?", figures)
     return subject.check("observations", PASS, f"up to {longest} bytes", figures=figures)
 
 
-def _lengths(trace: Trace) -> list[int]:
+def _lengths(trace: EpisodeTrace) -> list[int]:
     """Bytes of each observation; legal actions are not shown to a policy."""
     return [
-        len(seen["text"].encode()) + sum(len(text.encode()) for _, text, _ in seen["tool_results"])
-        for seen in trace.seen
+        len(view["text"].encode()) + sum(len(text.encode()) for _, text, _ in view["tool_results"])
+        for view in trace.views
     ]
 
 
 async def cancel(subject: Subject) -> Check:
     """A step cancelled, a reset cancelled and a session closed while they are under way; then an episode."""
-    link, trace = subject.bench.link, max(subject.traces, key=lambda one: len(one.acts))
+    link, trace = subject.bench.link, max(subject.traces, key=lambda played: len(played.acts))
     act = trace.acts[0] if trace.acts else Act("")
     offered = link.capacity
     for stop in ("cancel", "close"):
@@ -111,8 +113,8 @@ async def cancel(subject: Subject) -> Check:
     if after.failed:
         return subject.check("cancel", FAIL, f"after it: {after.failed}", "release what a step held")
     if link.capacity < offered:
-        seen = f"{offered - link.capacity} cancelled calls still run after {GIVE_BACK_S:g} s"
-        return subject.check("cancel", WARN, seen, "make steps async, or bound what they wait for")
+        observed = f"{offered - link.capacity} cancelled calls still run after {GIVE_BACK_S:g} s"
+        return subject.check("cancel", WARN, observed, "make steps async, or bound what they wait for")
     return subject.check("cancel", PASS, "steps and resets, cancelled and closed; the next episode is whole")
 
 
@@ -120,11 +122,13 @@ async def leaks(subject: Subject) -> Check:
     """Many episodes, and what the host's process holds meanwhile."""
     bench, plan = subject.bench, subject.bench.plan
     if not bench.pid or usage_of(bench.pid) is None:
-        seen = "the host's process is not known" if not bench.pid else f"process {bench.pid} cannot be read"
-        return subject.check("leaks", SKIP, seen, "give --pid, of a process of yours on this machine")
+        observed = (
+            "the host's process is not known" if not bench.pid else f"process {bench.pid} cannot be read"
+        )
+        return subject.check("leaks", SKIP, observed, "give --pid, of a process of yours on this machine")
     ends = monotonic() + plan.leak_s
     every = max(AT_ONCE, plan.episodes // SAMPLES)
-    samples: list[tuple[int, Usage]] = []
+    samples: list[tuple[int, ProcessUsage]] = []
     played = 0
     while played < plan.episodes and (monotonic() < ends or len(samples) < 4):
         seeds = range(played, min(played + every, plan.episodes))
@@ -154,13 +158,13 @@ async def _play_all(subject: Subject, seeds: Sequence[int]) -> None:
         raise errors.exceptions[0] from None
 
 
-def _of_samples(subject: Subject, samples: list[tuple[int, Usage]], played: int) -> Check:
+def _of_samples(subject: Subject, samples: list[tuple[int, ProcessUsage]], played: int) -> Check:
     first, last = samples[0][1], samples[-1][1]
-    memory = trend([(at, usage.memory_bytes) for at, usage in samples])
+    memory = trend([(episodes, usage.memory_bytes) for episodes, usage in samples])
     figures = {"episodes": float(played), "bytes_per_episode": memory.slope}
     counted = []
     for name in ("files", "threads", "processes"):
-        growth = trend([(at, getattr(usage, name)) for at, usage in samples])
+        growth = trend([(episodes, getattr(usage, name)) for episodes, usage in samples])
         figures[f"{name}_per_episode"] = growth.slope
         if growth.grows(LEAK_COUNT):
             counted.append(f"{name} grow from {getattr(first, name)} to {getattr(last, name)}")
@@ -173,12 +177,12 @@ def _of_samples(subject: Subject, samples: list[tuple[int, Usage]], played: int)
     if counted:
         return subject.check("leaks", FAIL, "; ".join(counted) + over, remedy, figures)
     if grown_bytes > LEAST_SUSPECT_BYTES and memory.grows(SUSPECT_BYTES):
-        seen = f"{size}, {memory.slope / KIB:.1f} KiB an episode{over}"
+        observed = f"{size}, {memory.slope / KIB:.1f} KiB an episode{over}"
         remedy = f"see with --episodes 5000 whether it goes on; {remedy}"
-        return subject.check("leaks", WARN, seen, remedy, figures)
+        return subject.check("leaks", WARN, observed, remedy, figures)
     if played < subject.bench.plan.episodes:
-        seen = f"no trend{over}; there was no time for {subject.bench.plan.episodes}"
-        return subject.check("leaks", WARN, seen, "give it longer with --leak-s", figures)
+        observed = f"no trend{over}; there was no time for {subject.bench.plan.episodes}"
+        return subject.check("leaks", WARN, observed, "give it longer with --leak-s", figures)
     return subject.check("leaks", PASS, f"{size}, no trend{over}", figures=figures)
 
 
@@ -188,16 +192,16 @@ async def speed(subject: Subject) -> Check:
     resets = [trace.reset_s for trace in subject.played]
     steps = [step_s for trace in subject.played for step_s in trace.steps_s] or [0.0]
     figures: dict[str, float] = {}
-    said = []
+    parts = []
     for name, times in (("reset", resets), ("step", steps)):
         p50, p99 = statistics.median(times), quantile(times, 0.99)
         figures |= {f"{name}_p50_ms": p50 * 1e3, f"{name}_p99_ms": p99 * 1e3}
-        said.append(f"{name} {p50 * 1e3:.2g} ms, p99 {p99 * 1e3:.2g}")
-    seen = "; ".join(said)
+        parts.append(f"{name} {p50 * 1e3:.2g} ms, p99 {p99 * 1e3:.2g}")
+    observed = "; ".join(parts)
     if figures["step_p99_ms"] > plan.step_s * 500 or figures["reset_p99_ms"] > plan.reset_s * 500:
         remedy = "raise environment.step_s and reset_s, or report_progress from what takes long"
-        return subject.check("speed", WARN, seen, remedy, figures)
-    return subject.check("speed", PASS, seen, figures=figures)
+        return subject.check("speed", WARN, observed, remedy, figures)
+    return subject.check("speed", PASS, observed, figures=figures)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -15,7 +15,7 @@ from time import monotonic
 
 from earl.env.conformance import checks_bounds, checks_episodes, checks_host
 from earl.env.conformance.bench import Bench, Subject
-from earl.env.conformance.card import Card, Check, Verdict, in_order
+from earl.env.conformance.card import Card, Check, CheckVerdict, in_order
 from earl.errors import DeadlineExceeded, EarlError, UnknownEnvironment
 
 Run = Callable[[Subject], Awaitable[Check]]
@@ -73,7 +73,9 @@ async def examine(bench: Bench, names: Sequence[str] = (), report: Report = lamb
     await _run(subjects[0], _HOST, note)
     for check in checks_host.noted(bench):
         note(check)
-    return Card(bench.link.name, [one.name for one in subjects], in_order(checks), monotonic() - began)
+    return Card(
+        bench.link.name, [subject.name for subject in subjects], in_order(checks), monotonic() - began
+    )
 
 
 async def _pinged(bench: Bench) -> None:
@@ -92,30 +94,30 @@ async def _run(subject: Subject, runs: dict[str, Run], note: Report) -> None:
     for name, run in _with_needs(subject, runs, needed).items():
         who = subject.bench.link.name if runs is _HOST else subject.name
         if subject.bench.link.ended:
-            check = Check(name, who, Verdict.SKIP, "left out: the host is gone")
+            check = Check(name, who, CheckVerdict.SKIP, "left out: the host is gone")
         elif hangs >= MAX_HANGS:
-            check = Check(name, who, Verdict.SKIP, "left out: it hangs")
+            check = Check(name, who, CheckVerdict.SKIP, "left out: it hangs")
         elif name in _COMPARING and not subject.traces:
-            check = Check(name, who, Verdict.SKIP, "the random policy's episodes did not come about")
+            check = Check(name, who, CheckVerdict.SKIP, "the random policy's episodes did not come about")
         else:
             try:
                 check = await run(subject)
             except DeadlineExceeded as error:
                 hangs += 1
-                check = Check(name, who, Verdict.FAIL, error.message, error.remedy)
+                check = Check(name, who, CheckVerdict.FAIL, error.message, error.remedy)
             except EarlError as error:
-                check = Check(name, who, Verdict.FAIL, error.message, error.remedy)
+                check = Check(name, who, CheckVerdict.FAIL, error.message, error.remedy)
         if name in needed:
             note(check)
 
 
 def _with_needs(subject: Subject, runs: dict[str, Run], needed: set[str]) -> dict[str, Run]:
     """The checks to run, in their order: those that give what a wanted one needs are run with it."""
-    wanted = set(needed)
+    names = set(needed)
     if needed & _COMPARING:
-        wanted.add("policy")
+        names.add("policy")
     if needed & _JUDGED_BY_DETERMINISM:
-        wanted.add("determinism")
-    wanted -= subject.attempted
-    subject.attempted |= wanted
-    return {name: run for name, run in (_EPISODES | runs).items() if name in wanted}
+        names.add("determinism")
+    names -= subject.attempted
+    subject.attempted |= names
+    return {name: run for name, run in (_EPISODES | runs).items() if name in names}

@@ -75,9 +75,9 @@ class HostLink:
         if wrong:
             raise EnvProtocolError(wrong, "mend the host's Hello")
         if self.hello is not None and hello.epoch <= self.epoch:
-            said = f"a new stream has epoch {hello.epoch}, the one before it had {self.epoch}"
-            self.judge.violated("reconnect", said)
-            raise EnvProtocolError(said, "count the connections of an instance")
+            violation = f"a new stream has epoch {hello.epoch}, the one before it had {self.epoch}"
+            self.judge.violated("reconnect", violation)
+            raise EnvProtocolError(violation, "count the connections of an instance")
         if self._outbox is not None:
             self._outbox.close(EnvProtocolError(f"fenced by epoch {hello.epoch} of the same host"))
         self.hello, self.capacity, self._outbox = hello, hello.capacity, outbox
@@ -85,7 +85,7 @@ class HostLink:
         outbox.put(codec.welcome(self.lease_s, self.judge.max_text_bytes, sorted(self._held)))
         for (session, seq), waiting in self._waiting.items():
             if session in self._held:
-                self.judge.asked(session, seq)
+                self.judge.requested(session, seq)
                 outbox.put(waiting.message)
         self.detached.clear()
         self.attached.set()
@@ -153,11 +153,11 @@ class HostLink:
             raise DeadlineExceeded(text, "answer Ping from the loop that reads the stream") from None
 
     def _ponged(self, nonce: int) -> None:
-        found = self._pings.pop(nonce, None)
-        if found is None:
+        ping = self._pings.pop(nonce, None)
+        if ping is None:
             self.judge.violated("pings", f"a Pong with nonce {nonce}, which no Ping had")
             return
-        sent, sessions, answered = found
+        sent, sessions, answered = ping
         self.pongs_s.append(self._clock() - sent)
         self.judge.fenced(sessions)
         if not answered.done():
@@ -181,7 +181,7 @@ class HostLink:
         """The Result of a Reset or Step. Raises DeadlineExceeded, EnvHostLost."""
         if self._gone is not None:
             raise self._gone
-        self.judge.asked(session, seq, in_order)
+        self.judge.requested(session, seq, in_order)
         answer = asyncio.get_running_loop().create_future()
         now = self._clock()
         waiting = self._waiting[session, seq] = _Waiting(message, within_s, now + within_s, answer)
@@ -212,7 +212,7 @@ class HostLink:
 
     # --- the stream --------------------------------------------------------------------------
 
-    async def cut(self, within_s: float) -> None:
+    async def drop_stream(self, within_s: float) -> None:
         """End the stream from this side and wait for the host to come back. Raises DeadlineExceeded."""
         assert self._outbox is not None
         self.attached.clear()

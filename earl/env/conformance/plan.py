@@ -27,7 +27,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExamPlan:
     """Settings of an examination.
 
     task: given to every reset. seeds: episodes that are compared. episodes: of the leak check, which ends
@@ -75,17 +75,17 @@ def recorded(path: Path) -> list[Recorded]:
 def _recorded(line: str, where: str) -> Recorded:
     remedy = 'write {"seed": 7, "actions": ["..."], "return": 1.0}'
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}", remedy) from error
-    if not isinstance(found, dict) or not set(found) <= {"seed", "task", "actions", "return"}:
+    if not isinstance(fields, dict) or not set(fields) <= {"seed", "task", "actions", "return"}:
         raise ConfigError(f"{where} is no recorded episode", remedy)
-    actions, task, seed = found.get("actions"), found.get("task", {}), found.get("seed", 0)
+    actions, task, seed = fields.get("actions"), fields.get("task", {}), fields.get("seed", 0)
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
         raise ConfigError(f"{where} has actions that are no list of texts", remedy)
     if not isinstance(task, dict) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise ConfigError(f"{where} has a task or a seed of a wrong type", remedy)
-    return_ = found.get("return")
+    return_ = fields.get("return")
     if return_ is not None and not isinstance(return_, (int, float)):
         raise ConfigError(f"{where} has return {return_!r}", remedy)
     return Recorded([Act(action) for action in actions], seed, task, return_)

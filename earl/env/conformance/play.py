@@ -20,11 +20,11 @@ Seen = Mapping[str, Any]
 
 
 @dataclass(slots=True)
-class Trace:
+class EpisodeTrace:
     """One episode. seen[0]: of the reset; seen[i]: of acts[i - 1]. reset_s, steps_s: how long they took."""
 
     seed: int
-    seen: list[Seen] = field(default_factory=list)
+    views: list[Seen] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
     reset_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
@@ -32,16 +32,16 @@ class Trace:
     observation: Any = None
 
     def note(self, result: Any) -> None:
-        self.seen.append(seen_of(result))
+        self.views.append(seen_of(result))
         self.observation = result.observation
 
     @property
     def last(self) -> Seen:
-        return self.seen[-1]
+        return self.views[-1]
 
     @property
     def return_(self) -> float:
-        return sum(float(seen["reward"]) for seen in self.seen)
+        return sum(float(view["reward"]) for view in self.views)
 
     @property
     def ended(self) -> bool:
@@ -62,7 +62,7 @@ def seen_of(result: Any) -> Seen:
     return {
         "text": observation.text,
         "legal_actions": list(observation.legal_actions),
-        "tool_results": [(one.id, one.text, one.is_error) for one in observation.tool_results],
+        "tool_results": [(result.id, result.text, result.is_error) for result in observation.tool_results],
         "role": observation.role,
         "reward": repr(result.reward),
         "done": result.done,
@@ -72,15 +72,15 @@ def seen_of(result: Any) -> Seen:
     }
 
 
-def difference(one: Trace, other: Trace) -> str:
+def difference(first: EpisodeTrace, other: EpisodeTrace) -> str:
     """Where two traces part, in words; "" if they are the same. What a failure says may differ."""
-    for number, (a, b) in enumerate(zip(one.seen, other.seen, strict=False)):
+    for number, (a, b) in enumerate(zip(first.views, other.views, strict=False)):
         for key in a:
             if a[key] != b[key] and not (key == "message" and a["done"]):
                 where = "the reset" if number == 0 else f"step {number}"
-                return f"{key} of {where} with seed {one.seed}: {shortly(a[key])} and {shortly(b[key])}"
-    if len(one.seen) != len(other.seen):
-        return f"{len(one.seen) - 1} steps and {len(other.seen) - 1} with seed {one.seed}"
+                return f"{key} of {where} with seed {first.seed}: {shortly(a[key])} and {shortly(b[key])}"
+    if len(first.views) != len(other.views):
+        return f"{len(first.views) - 1} steps and {len(other.views) - 1} with seed {first.seed}"
     return ""
 
 
@@ -91,33 +91,35 @@ def shortly(value: Any, limit: int = 60) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Of one episode: a reset, a step (seconds), and how many steps."""
+class EpisodeBounds:
+    """Bounds of one episode: seconds of a reset and of a step, and how many steps."""
 
     reset_s: float
     step_s: float
     max_steps: int
 
 
-class Player:
+class EpisodePlayer:
     """Plays one environment of a host."""
 
-    def __init__(self, link: HostLink, environment: str, task: Mapping[str, Any], bounds: Bounds) -> None:
+    def __init__(
+        self, link: HostLink, environment: str, task: Mapping[str, Any], bounds: EpisodeBounds
+    ) -> None:
         self.link = link
         self.environment = environment
         self.task = task
         self.bounds = bounds
 
-    def on(self, link: HostLink) -> Player:
+    def on(self, link: HostLink) -> EpisodePlayer:
         """The same, at another host."""
-        return Player(link, self.environment, self.task, self.bounds)
+        return EpisodePlayer(link, self.environment, self.task, self.bounds)
 
     def open(self) -> Episode:
         return self.link.open(self.environment, self.bounds.reset_s, self.bounds.step_s)
 
-    async def play(self, seed: int, policy: Policy, task: Mapping[str, Any] | None = None) -> Trace:
+    async def play(self, seed: int, policy: Policy, task: Mapping[str, Any] | None = None) -> EpisodeTrace:
         """A whole episode. Raises DeadlineExceeded, EnvHostLost."""
-        episode, trace = self.open(), Trace(seed)
+        episode, trace = self.open(), EpisodeTrace(seed)
         try:
             await self.go_on(episode, trace, policy, self.task if task is None else task)
         finally:
@@ -125,10 +127,10 @@ class Player:
         return trace
 
     async def go_on(
-        self, episode: Episode, trace: Trace, policy: Policy, task: Mapping[str, Any] | None = None
+        self, episode: Episode, trace: EpisodeTrace, policy: Policy, task: Mapping[str, Any] | None = None
     ) -> None:
         """Play an episode, begun or not, until it ends or the policy stops; `trace` grows with it."""
-        if not trace.seen:
+        if not trace.views:
             began = perf_counter()
             result = await episode.reset(trace.seed, self.task if task is None else task)
             trace.reset_s = perf_counter() - began
@@ -141,13 +143,13 @@ class Player:
             try:
                 result = await episode.step(act)
             except (DeadlineExceeded, EnvHostLost) as error:
-                said = f"{error.message}, with seed {trace.seed} and action {shortly(act.text)!r}"
-                raise type(error)(said, error.remedy) from error
+                text = f"{error.message}, with seed {trace.seed} and action {shortly(act.text)!r}"
+                raise type(error)(text, error.remedy) from error
             trace.steps_s.append(perf_counter() - began)
             trace.acts.append(act)
             trace.note(result)
 
-    async def again(self, trace: Trace) -> Trace:
+    async def again(self, trace: EpisodeTrace) -> EpisodeTrace:
         """The same seed and actions once more."""
         return await self.play(trace.seed, replaying(trace.acts))
 

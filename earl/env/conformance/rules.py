@@ -30,14 +30,14 @@ _FAILED = {Ending.ENV_ERROR.value, Ending.INFRA_ERROR.value, Ending.TIMEOUT.valu
 
 
 @dataclass(slots=True)
-class Record:
+class SessionRecord:
     """What was asked and answered in one session. seq: of the last Reset or Step that was in order."""
 
     environment: str
     bounds: tuple[float, float] | None
     seq: int = -1
     # How often each seq was asked and answered.
-    asked: Counter[int] = field(default_factory=Counter)
+    requests: Counter[int] = field(default_factory=Counter)
     answered: Counter[int] = field(default_factory=Counter)
     answers: dict[int, Any] = field(default_factory=dict)
     return_: float = 0.0
@@ -54,7 +54,7 @@ class Judge:
     def __init__(self, max_text_bytes: int) -> None:
         self.max_text_bytes = max_text_bytes
         # Of sessions that are not over for certain, and the numbers of those that are.
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, SessionRecord] = {}
         self.over: set[int] = set()
         self.violations: dict[str, list[str]] = {}
         self.counted: Counter[str] = Counter()
@@ -64,22 +64,22 @@ class Judge:
         self.schemas: dict[str, str] = {}
         self._bounds: dict[str, tuple[float, float] | None] = {}
 
-    def violated(self, rule: str, said: str) -> None:
+    def violated(self, rule: str, violation: str) -> None:
         """Note a violation of the check `rule`."""
         self.counted[rule] += 1
         kept = self.violations.setdefault(rule, [])
-        if len(kept) < KEPT and said not in kept:
-            kept.append(said)
+        if len(kept) < KEPT and violation not in kept:
+            kept.append(violation)
 
     # --- what the examiner does --------------------------------------------------------------
 
     def opened(self, session: int, environment: str) -> None:
-        self.records[session] = Record(environment, self._bounds.get(environment))
+        self.records[session] = SessionRecord(environment, self._bounds.get(environment))
 
-    def asked(self, session: int, seq: int, in_order: bool = True) -> None:
+    def requested(self, session: int, seq: int, in_order: bool = True) -> None:
         """A Reset (seq 0), a Step, or a repetition of one was sent. in_order: False for a wrong seq."""
         record = self.records[session]
-        record.asked[seq] += 1
+        record.requests[seq] += 1
         if in_order:
             record.seq = max(record.seq, seq)
 
@@ -110,15 +110,15 @@ class Judge:
         """Judge a Hello; why nothing can be tested with it, "" if something can."""
         self.messages["hello"] += 1
         wrong = list(_hello_faults(hello))
-        for said in wrong:
-            self.violated("hello", said)
+        for violation in wrong:
+            self.violated("hello", violation)
         for info in hello.environments:
             bounded = info.HasField("min_reward") and info.HasField("max_reward")
             self._bounds[info.name] = (info.min_reward, info.max_reward) if bounded else None
             known = self.schemas.setdefault(info.name, info.schema_hash)
             if known != info.schema_hash:
-                said = f"schema_hash of {info.name} was {known!r} and is {info.schema_hash!r} now"
-                self.violated("hello", said)
+                violation = f"schema_hash of {info.name} was {known!r} and is {info.schema_hash!r} now"
+                self.violated("hello", violation)
         fatal = hello.protocol != PROTOCOL or hello.instance == 0 or not hello.environments
         return wrong[0] if fatal else ""
 
@@ -127,21 +127,23 @@ class Judge:
         self.messages["result"] += 1
         record = self.records.get(result.session)
         if record is None and result.session in self.over:
-            said = f"a result for session {result.session} seq {result.seq} after the Pong that followed its"
-            self.violated("late", f"{said} Close")
+            violation = (
+                f"a result for session {result.session} seq {result.seq} after the Pong that followed its"
+            )
+            self.violated("late", f"{violation} Close")
             return False
         if record is None:
             self.violated("answers", f"a result for session {result.session}, which this host never had")
             return False
         where = f"session {result.session} ({record.environment}) seq {result.seq}"
-        if not record.asked[result.seq]:
+        if not record.requests[result.seq]:
             self.violated("answers", f"a result for {where}, which was not asked; the last was {record.seq}")
             return False
         if record.fenced and not _is_timeout(result):
             self.violated("late", f"a result for {where} after the Pong that followed its Cancel")
             return False
         record.answered[result.seq] += 1
-        if record.answered[result.seq] > record.asked[result.seq]:
+        if record.answered[result.seq] > record.requests[result.seq]:
             self.violated("answers", f"{record.answered[result.seq]} results for {where}, asked once")
             return False
         self._contents(result, record, where)
@@ -155,18 +157,20 @@ class Judge:
         if record is None and progress.session in self.over:
             self.violated("progress", f"a Progress for {where} after its Close")
             return False
-        if record is None or not record.asked[progress.seq]:
+        if record is None or not record.requests[progress.seq]:
             self.violated("progress", f"a Progress for {where}, which was not asked")
             return False
-        if record.answered[progress.seq] >= record.asked[progress.seq]:
+        if record.answered[progress.seq] >= record.requests[progress.seq]:
             self.violated("progress", f"a Progress for {where}, which was answered before it")
             return False
         if record.fenced:
             self.violated("progress", f"a Progress for {where} after its Cancel")
             return False
         if len(progress.message) > MAX_PROGRESS:
-            said = f"a Progress of {len(progress.message)} characters for {where}; at most {MAX_PROGRESS}"
-            self.violated("progress", said)
+            violation = (
+                f"a Progress of {len(progress.message)} characters for {where}; at most {MAX_PROGRESS}"
+            )
+            self.violated("progress", violation)
         return True
 
     def credit(self, credit: Any) -> None:
@@ -176,7 +180,7 @@ class Judge:
 
     # --- what a result holds -----------------------------------------------------------------
 
-    def _contents(self, result: Any, record: Record, where: str) -> None:
+    def _contents(self, result: Any, record: SessionRecord, where: str) -> None:
         earlier = record.answers.get(result.seq)
         if earlier is not None:
             if earlier != result:
@@ -189,10 +193,10 @@ class Judge:
             self.violated(
                 "sizes", f"a result of {size_bytes} bytes for {where}; at most {self.max_text_bytes}"
             )
-        for said in _number_faults(result):
-            self.violated("numbers", f"{said} of {where}")
-        for said in _ending_faults(result):
-            self.violated("endings", f"{said} in {where}")
+        for violation in _number_faults(result):
+            self.violated("numbers", f"{violation} of {where}")
+        for violation in _ending_faults(result):
+            self.violated("endings", f"{violation} in {where}")
         if result.seq != record.seq:
             return  # an answer to a wrong seq: it changes nothing
         record.over = record.over or result.done
@@ -202,8 +206,10 @@ class Judge:
             low, high = record.bounds
             margin = _TOLERANCE * max(1.0, abs(record.return_))
             if not low - margin <= record.return_ <= high + margin:
-                said = f"return {record.return_:g} of {where} is outside of the declared [{low:g}, {high:g}]"
-                self.violated("numbers", said)
+                violation = (
+                    f"return {record.return_:g} of {where} is outside of the declared [{low:g}, {high:g}]"
+                )
+                self.violated("numbers", violation)
 
 
 def _is_timeout(result: Any) -> bool:
@@ -265,7 +271,7 @@ def _number_faults(result: Any) -> Any:
 
 
 def _ending_faults(result: Any) -> Any:
-    """Of `done`, `ending`, and what goes with them."""
+    """What is wrong with a result's `done`, `ending`, and what goes with them, a text each."""
     if not result.done:
         if result.ending != Ending.NONE.value:
             yield f"ending {result.ending} on a result that is not done"

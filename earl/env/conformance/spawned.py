@@ -12,7 +12,7 @@ from pathlib import Path
 
 from earl.env.conformance.bench import Bench
 from earl.env.conformance.host_link import HostLink
-from earl.env.conformance.plan import Plan
+from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.servicer import Examiner
 from earl.errors import EnvHostLost
 from earl.stack.plan import ProcessSpec
@@ -25,7 +25,7 @@ END_S = DRAIN_S + 5.0
 
 @asynccontextmanager
 async def spawned(
-    examiner: Examiner, target: str, token: str, plan: Plan, capacity: int = 32
+    examiner: Examiner, target: str, token: str, plan: ExamPlan, capacity: int = 32
 ) -> AsyncIterator[Bench]:
     """A bench whose host serves `target`, "module:Class". Raises what the host ended with: ConfigError for
     a target that cannot be imported, ProcessFailed for a crash."""

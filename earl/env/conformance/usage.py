@@ -18,8 +18,8 @@ STEADY = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Of a process and all that it started. memory_bytes: resident."""
+class ProcessUsage:
+    """What a process and all that it started take. memory_bytes: resident."""
 
     memory_bytes: int
     files: int
@@ -27,33 +27,33 @@ class Usage:
     processes: int
 
 
-def usage_of(pid: int) -> Usage | None:
+def usage_of(pid: int) -> ProcessUsage | None:
     """None where this cannot be told: the process has ended, or there is neither /proc nor psutil."""
     if Path("/proc/self/statm").exists():
         return _from_proc(pid)
     return _from_psutil(pid)
 
 
-def _from_proc(pid: int) -> Usage | None:
+def _from_proc(pid: int) -> ProcessUsage | None:
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     total: list[tuple[int, int, int]] = []
     waiting = [pid]
     while waiting:
-        one = Path("/proc") / str(waiting.pop())
+        process = Path("/proc") / str(waiting.pop())
         try:
-            pages = int((one / "statm").read_text().split()[1])
-            tasks = list((one / "task").iterdir())
-            total.append((pages * page_bytes, len(list((one / "fd").iterdir())), len(tasks)))
+            pages = int((process / "statm").read_text().split()[1])
+            tasks = list((process / "task").iterdir())
+            total.append((pages * page_bytes, len(list((process / "fd").iterdir())), len(tasks)))
             for task in tasks:
                 waiting += map(int, (task / "children").read_text().split())
         except OSError:  # it has ended since
             if not total:
                 return None
     memory, files, threads = (sum(column) for column in zip(*total, strict=True))
-    return Usage(memory, files, threads, len(total))
+    return ProcessUsage(memory, files, threads, len(total))
 
 
-def _from_psutil(pid: int) -> Usage | None:
+def _from_psutil(pid: int) -> ProcessUsage | None:
     try:
         import psutil
     except ImportError:
@@ -61,9 +61,9 @@ def _from_psutil(pid: int) -> Usage | None:
     try:
         process = psutil.Process(pid)
         tree = [process, *process.children(recursive=True)]
-        memory = sum(one.memory_info().rss for one in tree)
-        return Usage(
-            memory, sum(one.num_fds() for one in tree), sum(one.num_threads() for one in tree), len(tree)
+        memory = sum(part.memory_info().rss for part in tree)
+        return ProcessUsage(
+            memory, sum(part.num_fds() for part in tree), sum(part.num_threads() for part in tree), len(tree)
         )
     except psutil.Error:
         return None
@@ -83,7 +83,7 @@ class Trend:
 
 
 def trend(samples: Sequence[tuple[int, float]]) -> Trend:
-    """Of (episodes played, value) samples in their order, the first WARM_UP of the episodes left out."""
+    """How samples of (episodes played, value) grow; the first WARM_UP of the episodes are left out."""
     if not samples:
         return Trend(0.0, 0.0)
     begin = samples[0][0] + (samples[-1][0] - samples[0][0]) * WARM_UP

@@ -7,7 +7,7 @@ import pytest
 
 from earl.env import Action, Environment, ToolCall
 from earl.env.codec import action_message
-from earl.env.runner import Runner
+from earl.env.runner import SessionRunner
 from earl.env.serve import as_mapping, load
 from earl.errors import ConfigError
 from earl.v1 import common_pb2, env_pb2
@@ -22,7 +22,7 @@ async def sent():
 
 @pytest.fixture
 async def runner(sent):
-    runner = Runner(as_mapping([Apart, Echo]), 3, sent.queue.put_nowait)
+    runner = SessionRunner(as_mapping([Apart, Echo]), 3, sent.queue.put_nowait)
     yield runner
     runner.close()
 
@@ -40,7 +40,7 @@ async def test_a_process_serves_one_episode_after_another_and_closes_each(
 ):
     runner.close()
     monkeypatch.setenv("EARL_TEST_CLOSED", str(tmp_path / "closed"))
-    runner = Runner(load("tests.support.apart:Apart"), 3, sent.queue.put_nowait)
+    runner = SessionRunner(load("tests.support.apart:Apart"), 3, sent.queue.put_nowait)
     pids = []
     for session in (1, 2):
         runner.reset(reset(session, "test/apart"))
@@ -100,7 +100,7 @@ async def test_a_stuck_process_is_killed_when_its_step_is_cancelled(runner, sent
 
 async def test_no_process_to_be_had_is_the_infrastructures_failure(sent, monkeypatch):
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    runner = Runner(as_mapping(Apart), 1, sent.queue.put_nowait)
+    runner = SessionRunner(as_mapping(Apart), 1, sent.queue.put_nowait)
     runner.reset(reset(1, "test/apart"))
     result = await sent.next("result")
     assert result.ending == common_pb2.ENDING_INFRA_ERROR
@@ -117,6 +117,6 @@ async def test_what_cannot_have_a_process_of_its_own(sent):
 
     for environments in (as_mapping(Local), as_mapping({"other/name": Apart})):
         with pytest.raises(ConfigError, match="process"):
-            Runner(environments, 1, sent.queue.put_nowait)
+            SessionRunner(environments, 1, sent.queue.put_nowait)
     with pytest.raises(ConfigError, match="'container'"):
-        Runner(as_mapping(Echo), 1, sent.queue.put_nowait, isolation="container")
+        SessionRunner(as_mapping(Echo), 1, sent.queue.put_nowait, isolation="container")

@@ -8,7 +8,7 @@ import pytest
 
 from earl.env import Action, Environment, StepResult, ToolCall, ToolEnvironment, tool
 from earl.env.codec import action_message
-from earl.env.runner import Runner
+from earl.env.runner import SessionRunner
 from earl.env.serve import as_mapping
 from earl.errors import EnvBackendLost
 from earl.v1 import common_pb2, env_pb2
@@ -72,7 +72,7 @@ class Holding(ToolEnvironment):
 
     name = "test/holding"
     tools = [hold]  # noqa: RUF012
-    runner: Runner
+    runner: SessionRunner
 
     @classmethod
     def wait(cls) -> str:
@@ -97,7 +97,7 @@ async def sent():
 @pytest.fixture
 async def runner(sent):
     Toolbox.gate.clear()
-    runner = Runner(as_mapping([Toolbox, Broken, Waiting]), 2, sent.queue.put_nowait)
+    runner = SessionRunner(as_mapping([Toolbox, Broken, Waiting]), 2, sent.queue.put_nowait)
     yield runner
     Toolbox.gate.set()
     runner.close()
@@ -172,7 +172,7 @@ async def test_environments_may_close_before_a_host_ends(runner, sent):
 
 
 async def test_an_environment_that_holds_the_loop_is_named_and_counted(sent, caplog):
-    runner = Holding.runner = Runner(as_mapping([Holding]), 1, sent.queue.put_nowait, hold_s=0.02)
+    runner = Holding.runner = SessionRunner(as_mapping([Holding]), 1, sent.queue.put_nowait, hold_s=0.02)
     runner.reset(reset(1, "test/holding"))
     assert (await sent.next("result")).observation.text == "noticed"
     runner.step(calling(1, 1, "hold"))

@@ -10,7 +10,7 @@ from earl.env import Environment, Observation, StepResult
 from earl.env.base import Ending, schema_hash
 from earl.env.codec import Failure, answer, error_of, observation
 from earl.env.hosted import Admission, HostedSession
-from earl.env.runner import Runner
+from earl.env.runner import SessionRunner
 from earl.env.serve import as_mapping, load
 from earl.env.threads import DaemonThreads
 from earl.errors import (
@@ -178,7 +178,7 @@ async def sent():
 async def runner(sent):
     Blocking.gate.clear()
     Blocking.closed = 0
-    runner = Runner(as_mapping([Echo, Blocking, Awaiting]), 2, sent.queue.put_nowait)
+    runner = SessionRunner(as_mapping([Echo, Blocking, Awaiting]), 2, sent.queue.put_nowait)
     yield runner
     Blocking.gate.set()
     runner.close()

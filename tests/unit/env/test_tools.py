@@ -14,9 +14,9 @@ from earl.env import Action, Observation, StepResult, ToolCall, ToolEnvironment,
 from earl.env import tools as tools_module
 from earl.env.base import schema_hash
 from earl.env.codec import action, action_message, answer, info, observation
-from earl.env.cut import cut, cut_all, shares
 from earl.env.tool_calls import MAX_CALLS, OPEN, Tool, render
 from earl.env.tools import FunctionTool, tool_of
+from earl.env.truncate import shares, truncate, truncate_all
 from earl.errors import ConfigError, EnvBackendLost, EnvProtocolError, ToolError
 from earl.v1 import env_pb2
 
@@ -378,7 +378,7 @@ async def test_results_are_cut_each_and_in_all(desk):
 
 @given(st.text(max_size=300), st.integers(0, 200))
 def test_a_cut_text_is_bounded_and_says_how_much_is_missing(text, limit):
-    shown = cut(text, limit)
+    shown = truncate(text, limit)
     assert len(shown) <= max(limit, 64)
     if len(text) > max(limit, 64):
         head, _, rest = shown.partition("\n[... ")
@@ -399,4 +399,4 @@ def test_shares_use_the_total_up_and_the_longest_give_first(lengths, total):
         bound = max(given_shares, default=0)
         assert all(share == min(length, bound) for share, length in zip(given_shares, lengths, strict=True))
         assert total - sum(given_shares) < len(lengths)
-    assert cut_all(["a" * n for n in lengths], 64, 10_000) == [cut("a" * n, 64) for n in lengths]
+    assert truncate_all(["a" * n for n in lengths], 64, 10_000) == [truncate("a" * n, 64) for n in lengths]

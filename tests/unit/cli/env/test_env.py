@@ -21,7 +21,7 @@ from earl.cli.env.templates import FILES
 from earl.cli.lib.gateway_codec import Listed, signature
 from earl.config.run import RunConfig
 from earl.env import Observation
-from earl.env.conformance.card import Card, Check, Verdict
+from earl.env.conformance.card import Card, Check, CheckVerdict
 from earl.env.tool_calls import calls_in
 from earl.errors import ConfigError, UnknownEnvironment
 
@@ -138,12 +138,12 @@ def test_what_hosts_name_is_shown_as_it_is():
 
 
 def test_a_check_has_its_remedy_below_it_if_there_is_something_to_do():
-    failed = Check("leaks", "a", Verdict.FAIL, "memory grows", "release it")
+    failed = Check("leaks", "a", CheckVerdict.FAIL, "memory grows", "release it")
     assert [line.plain for line in lines(failed)] == [
         "fail  leaks         memory grows",
         "                    -> release it",
     ]
-    passed = Check("reset", "a", Verdict.PASS, "fine")
+    passed = Check("reset", "a", CheckVerdict.PASS, "fine")
     assert len(lines(passed)) == 1
     assert closing(Card("h", ["a", "b"], [failed, passed], 2.04)).plain == "a, b: 1 pass, 1 fail, in 2.0 s"
 

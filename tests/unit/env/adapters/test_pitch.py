@@ -14,7 +14,7 @@ from earl.env.adapters.pitch_model import (
     LEVEL_ANGLE,
     STICK_PULL,
     Aircraft,
-    State,
+    PitchState,
     advanced,
     commanded,
     energy_height,
@@ -26,7 +26,7 @@ from tests.support.episodes import seen
 
 JET = Aircraft()
 GLIDER = Aircraft(thrust=0.0, drag_zero=0.0, drag_induced=0.0)
-CRUISE = State(2000.0, 180.0, 0.0)
+CRUISE = PitchState(2000.0, 180.0, 0.0)
 
 
 def flown(aircraft, state, sticks, hold_s=0.5):
@@ -41,7 +41,7 @@ def flown(aircraft, state, sticks, hold_s=0.5):
 
 @pytest.mark.parametrize("path", [-60.0, -10.0, 0.0, 40.0])
 def test_energy_is_kept_without_drag_and_thrust_and_lost_with_drag(path):
-    start = State(3000.0, 180.0, math.radians(path))
+    start = PitchState(3000.0, 180.0, math.radians(path))
     sticks = [1.0, 1.0, -0.5, 0.3, 0.0, 0.7]
     kept = energy_height(flown(GLIDER, start, sticks)[-1].state) - energy_height(start)
     assert abs(kept) < 0.05  # metres, of thousands
@@ -53,15 +53,15 @@ def test_level_flight_stays_level_and_a_pull_turns_as_it_should():
     for felt in flown(JET, CRUISE, [0.0] * 20):
         assert felt.state.path == felt.path_rate == 0.0 and felt.pilot == felt.state.load == 1.0
         assert felt.state.altitude == 2000.0
-    pulled = State(2000.0, 180.0, 0.0, load=5.0)
+    pulled = PitchState(2000.0, 180.0, 0.0, load=5.0)
     assert moment(JET, pulled, 0.5).path_rate == pytest.approx(GRAVITY * 4.0 / 180.0)
-    assert moment(JET, State(2000.0, 180.0, math.pi / 2, load=0.0), 0.0).path_rate == pytest.approx(
+    assert moment(JET, PitchState(2000.0, 180.0, math.pi / 2, load=0.0), 0.0).path_rate == pytest.approx(
         0.0, abs=1e-9
     )
 
 
 def test_the_load_follows_the_stick_and_the_pilot_feels_the_pitching_first():
-    moments = flown(JET, State(2000.0, 250.0, 0.0), [0.5] * 4)
+    moments = flown(JET, PitchState(2000.0, 250.0, 0.0), [0.5] * 4)
     assert moments[-1].state.load == pytest.approx(1.0 + 0.5 * STICK_PULL, rel=0.05)
     assert max(one.state.load for one in moments) < 1.08 * (1.0 + 0.5 * STICK_PULL)
     assert moments[0].state.load == 1.0 and moments[0].pilot > 1.3
@@ -70,14 +70,14 @@ def test_the_load_follows_the_stick_and_the_pilot_feels_the_pitching_first():
 
 
 def test_a_slow_wing_gives_no_more_lift_than_it_has():
-    slow = State(2000.0, 80.0, 0.0)
+    slow = PitchState(2000.0, 80.0, 0.0)
     assert 1.0 < commanded(JET, slow, 1.0) < 2.0
-    assert commanded(JET, State(2000.0, 260.0, 0.0), 1.0) == 1.0 + STICK_PULL
-    assert commanded(JET, State(12_000.0, 180.0, 0.0), 1.0) < commanded(JET, CRUISE, 1.0)
+    assert commanded(JET, PitchState(2000.0, 260.0, 0.0), 1.0) == 1.0 + STICK_PULL
+    assert commanded(JET, PitchState(12_000.0, 180.0, 0.0), 1.0) < commanded(JET, CRUISE, 1.0)
 
 
 def test_smaller_steps_change_nothing_that_matters():
-    state = fine = State(2000.0, 180.0, math.radians(-40.0))
+    state = fine = PitchState(2000.0, 180.0, math.radians(-40.0))
     for _ in range(60):
         state = advanced(JET, state, 0.7)
     for _ in range(600):

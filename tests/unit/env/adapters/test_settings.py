@@ -3,15 +3,15 @@
 import pytest
 
 from earl.env.adapters import said
-from earl.env.adapters.settings import Choice, Number, Table, Text, Whole, checked
+from earl.env.adapters.settings import ChoiceSetting, Number, TableSetting, Text, Whole, checked
 
 KEYS = {
     "turns": Whole(64, 1, 100),
     "share": Number(0.5, 0, 1),
-    "opponent": Choice("random", "minimax"),
-    "slippery": Choice(True, False),
+    "opponent": ChoiceSetting("random", "minimax"),
+    "slippery": ChoiceSetting(True, False),
     "note": Text(None, 5),
-    "parameters": Table(),
+    "parameters": TableSetting(),
 }
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from earl.env.adapters.verifiers_seat import Seat
+from earl.env.adapters.verifiers_seat import VerifiersSeat
 from earl.errors import EnvProtocolError
 
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -18,11 +18,11 @@ CALLS = [{"id": "a", "type": "function", "function": {"name": "look", "arguments
 async def asked(seat, messages, session="trace", **body):
     """(what the agent is asked, the call that waits for its answer)."""
     call = asyncio.create_task(seat.complete({"messages": messages, **body}, session))
-    return await seat.asked(), call
+    return await seat.next_call(), call
 
 
 async def test_what_is_new_is_asked():
-    seat = Seat("earl-1")
+    seat = VerifiersSeat("earl-1")
     ask, call = await asked(seat, FIRST, tools=[{"type": "function"}])
     assert [(one["role"], one["text"]) for one in ask.messages] == [("system", "be brief"), ("user", "one?")]
     assert ask.tools == [{"type": "function"}]
@@ -50,7 +50,7 @@ async def test_what_is_new_is_asked():
     ],
 )
 async def test_what_is_no_growing_context_is_refused(messages, body, session, named):
-    seat = Seat("earl-1")
+    seat = VerifiersSeat("earl-1")
     _, call = await asked(seat, FIRST)
     seat.say({"content": "so"})
     await call
@@ -60,7 +60,7 @@ async def test_what_is_no_growing_context_is_refused(messages, body, session, na
 
 
 async def test_two_calls_at_a_time_are_refused():
-    seat = Seat("earl-1")
+    seat = VerifiersSeat("earl-1")
     _, call = await asked(seat, FIRST)
     with pytest.raises(EnvProtocolError, match="twice at a time"):
         await seat.complete({"messages": FIRST}, "trace")

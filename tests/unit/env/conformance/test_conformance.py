@@ -11,8 +11,8 @@ from earl.env import ToolEnvironment, tool
 from earl.env.codec import info
 from earl.env.conformance import policies
 from earl.env.conformance.acts import Act, tools_of
-from earl.env.conformance.card import CHECKS, Card, Check, Verdict, in_order
-from earl.env.conformance.plan import Plan, chosen, recorded
+from earl.env.conformance.card import CHECKS, Card, Check, CheckVerdict, in_order
+from earl.env.conformance.plan import ExamPlan, chosen, recorded
 from earl.env.conformance.rules import Judge
 from earl.env.conformance.usage import trend
 from earl.env.tool_calls import Fault, calls_in, check
@@ -143,7 +143,9 @@ def test_lines_that_are_no_recorded_episode(tmp_path: Path, line: str):
 
 
 def test_a_check_that_there_is_not():
-    assert Plan(only=chosen(["leaks"])).wants("leaks") and not Plan(only=chosen(["leaks"])).wants("drain")
+    assert ExamPlan(only=chosen(["leaks"])).wants("leaks") and not ExamPlan(only=chosen(["leaks"])).wants(
+        "drain"
+    )
     with pytest.raises(ConfigError, match="'leak'; name some of reset,"):
         chosen(["leak"])
 
@@ -153,11 +155,11 @@ def test_a_check_that_there_is_not():
 
 def test_a_card_is_in_order_and_fails_by_one_check():
     names = list(CHECKS)
-    checks = [Check(name, "host", Verdict.PASS, "") for name in reversed(names)]
+    checks = [Check(name, "host", CheckVerdict.PASS, "") for name in reversed(names)]
     assert [check.name for check in in_order(checks)] == names
-    card = Card("host", ["a"], [*checks, Check("leaks", "a", Verdict.FAIL, "grows", "mend it")], 1.5)
+    card = Card("host", ["a"], [*checks, Check("leaks", "a", CheckVerdict.FAIL, "grows", "mend it")], 1.5)
     assert not card.passed and card.as_object()["counts"]["fail"] == 1
-    assert Card("host", ["a"], [Check("leaks", "a", Verdict.WARN, "")], 1.5).passed
+    assert Card("host", ["a"], [Check("leaks", "a", CheckVerdict.WARN, "")], 1.5).passed
     assert json.loads(json.dumps(card.as_object())) == card.as_object()
 
 
@@ -167,7 +169,7 @@ def test_a_card_is_in_order_and_fails_by_one_check():
 def asked(judge: Judge, session: int, *seqs: int) -> None:
     judge.opened(session, "game")
     for seq in seqs:
-        judge.asked(session, seq)
+        judge.requested(session, seq)
 
 
 def result(session: int, seq: int, **fields: Any) -> env_pb2.Result:

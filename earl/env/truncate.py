@@ -13,7 +13,7 @@ _MARK = "\n[... {} characters left out ...]\n"
 _LEAST = 64
 
 
-def cut(text: str, limit: int) -> str:
+def truncate(text: str, limit: int) -> str:
     """At most `limit` characters of `text`, at least 64: its two ends and how much is missing between.
 
     What cannot be sent as UTF-8 (lone surrogates) becomes "?".
@@ -44,7 +44,7 @@ def shares(lengths: Sequence[int], total: int) -> list[int]:
     return [min(length, bound) for length in lengths]
 
 
-def cut_all(texts: Sequence[str], each: int, total: int) -> list[str]:
+def truncate_all(texts: Sequence[str], each: int, total: int) -> list[str]:
     """The texts, none longer than `each` and all together no longer than `total` (or 64 a text)."""
     allowed = shares([min(len(text), each) for text in texts], total)
-    return [cut(text, room) for text, room in zip(texts, allowed, strict=True)]
+    return [truncate(text, room) for text, room in zip(texts, allowed, strict=True)]
