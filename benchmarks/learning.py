@@ -20,7 +20,7 @@ from earl.cli.run.launch import INTERRUPTED, overrides_of, resume_hint, run_to_e
 from earl.config.load import Override, load_run
 from earl.config.run import RunConfig
 from earl.stack.auto_dtype import settle
-from earl.stack.launcher import Outcome
+from earl.stack.launcher import LaunchOutcome
 from earl.stack.rundir import free_name
 
 app = typer.Typer(add_completion=False)
@@ -145,7 +145,7 @@ def over_seeds(seeds: list[int], config_of: Callable[[int], RunConfig], runs: li
         runs.append(figures(to_end(config_of(seed)), seed))
 
 
-def to_end(config: RunConfig) -> Outcome:
+def to_end(config: RunConfig) -> LaunchOutcome:
     """Makes a whole run in new processes; ends the command if it is stopped."""
     outcome = run_to_end(config, resume=False, plain=False, started_at=time.monotonic())
     if not outcome.complete:

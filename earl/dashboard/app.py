@@ -16,9 +16,9 @@ from fastapi.responses import Response
 from earl.cli.report.style import palette
 from earl.dashboard.door import Door
 from earl.dashboard.feed import Feed, encoded
-from earl.dashboard.guard import Application, Guard, Receive, Scope, Send
+from earl.dashboard.guard import Application, Receive, RequestGuard, Scope, Send
 from earl.dashboard.trajectories import Filters, Trajectories
-from earl.dashboard.watch import Watch
+from earl.dashboard.watch import RunWatch
 
 # A browser that takes nothing for so long has lost its stream.
 STUCK_S = 30.0
@@ -30,13 +30,13 @@ Step = Annotated[int | None, Query(ge=0, le=MOST)]
 
 
 def application(
-    door: Door, hosts: frozenset[str], feed: Feed, watch: Watch, trajectories: Trajectories
+    door: Door, hosts: frozenset[str], feed: Feed, watch: RunWatch, trajectories: Trajectories
 ) -> Application:
     """The guarded application. hosts: names under which it may be called."""
-    return Guard(routes(feed, watch, trajectories), door, hosts)
+    return RequestGuard(routes(feed, watch, trajectories), door, hosts)
 
 
-def routes(feed: Feed, watch: Watch, trajectories: Trajectories) -> FastAPI:
+def routes(feed: Feed, watch: RunWatch, trajectories: Trajectories) -> FastAPI:
     """What the guard lets through to."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     files = page_files()
@@ -65,10 +65,10 @@ def routes(feed: Feed, watch: Watch, trajectories: Trajectories) -> FastAPI:
 
     @app.get("/api/trajectories/{ticket}")
     async def whole(ticket: Annotated[int, Path(ge=0, le=MOST)]) -> Response:
-        found = trajectories.whole(ticket)
-        if found is None:
+        trajectory = trajectories.whole(ticket)
+        if trajectory is None:
             raise HTTPException(404, f"trajectory {ticket} is not kept")
-        return answer(found)
+        return answer(trajectory)
 
     return app
 
@@ -79,12 +79,12 @@ def answer(value: Any) -> Response:
 
 def page_files() -> dict[str, Response]:
     """The page's files by name, read once; the palette is the report's."""
-    found = {"palette.css": Response(palette(), media_type="text/css")}
+    responses = {"palette.css": Response(palette(), media_type="text/css")}
     for file in resources.files("earl.dashboard").joinpath("page").iterdir():
         kind = file.name.rpartition(".")[2]
         if kind in TYPES:
-            found[file.name] = Response(file.read_bytes(), media_type=TYPES[kind])
-    return found
+            responses[file.name] = Response(file.read_bytes(), media_type=TYPES[kind])
+    return responses
 
 
 class Stream(Response):
@@ -92,7 +92,7 @@ class Stream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, feed: Feed, watch: Watch, last_id: str) -> None:
+    def __init__(self, feed: Feed, watch: RunWatch, last_id: str) -> None:
         super().__init__()
         del self.headers["content-length"]
         self._feed = feed

@@ -41,19 +41,19 @@ class Chosen:
                 stage.changes.append((line.step, line.verdict.reason))
 
     def changes(self, stage: str) -> list[tuple[int, str]]:
-        found = self._stages.get(stage)
-        return list(found.changes) if found else []
+        decided = self._stages.get(stage)
+        return list(decided.changes) if decided else []
 
     def section(self) -> list[dict[str, Any]]:
         """The last decision of every stage."""
         return [
-            {"changed": len(stage.changes), **told(stage.last)}
+            {"changed": len(stage.changes), **decision_fields(stage.last)}
             for _, stage in sorted(self._stages.items())
             if stage.last is not None
         ]
 
 
-def told(line: Line) -> dict[str, Any]:
+def decision_fields(line: Line) -> dict[str, Any]:
     """A decision as JSON, layouts as text."""
     shown = line.model_dump(mode="json", exclude={"running", "candidates", "verdict"})
     verdict = line.verdict.model_dump(mode="json", exclude={"before", "after"})
@@ -61,7 +61,7 @@ def told(line: Line) -> dict[str, Any]:
     shown["running"] = str(line.running)
     shown["verdict"] = {**verdict, "after": str(line.verdict.after), "before": str(before) if before else ""}
     shown["candidates"] = [
-        {**one.model_dump(mode="json", exclude={"parallelism"}), "layout": str(one.parallelism)}
-        for one in line.candidates
+        {**candidate.model_dump(mode="json", exclude={"parallelism"}), "layout": str(candidate.parallelism)}
+        for candidate in line.candidates
     ]
     return shown

@@ -6,7 +6,7 @@ from typing import Any
 
 from earl.rpc.access import Access
 from earl.rpc.client import Client
-from earl.stack.codec import SchedulerClient
+from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus
 from earl.v1 import common_pb2, env_pb2, env_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
@@ -19,7 +19,7 @@ class Services:
 
     def __init__(self, scheduler: str, gateway: str, access: Access) -> None:
         self.scheduler = scheduler
-        self._scheduler = SchedulerClient(scheduler, access)
+        self._scheduler = OperatorClient(scheduler, access)
         token, tls = access.token, access.tls
         self._ledger = Client(scheduler, scheduler_pb2_grpc.SchedulerServiceStub, token=token, tls=tls)
         self._gateway = Client(gateway, env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=tls)
@@ -32,7 +32,7 @@ class Services:
         """Those that are under way, the longest in their state first."""
         request = scheduler_pb2.ListTicketsRequest(limit=TICKETS)
         answer = await self._ledger.call("ListTickets", request, deadline_s=deadline_s)
-        return {"rows": [ticket(one) for one in answer.tickets]}
+        return {"rows": [ticket(state) for state in answer.tickets]}
 
     async def gateway(self, deadline_s: float) -> dict[str, Any]:
         """Environments and the hosts that serve them."""
@@ -40,8 +40,8 @@ class Services:
         answer = await self._gateway.call("ListEnvironments", request, deadline_s=deadline_s)
         hosts = await self._gateway.call("ListHosts", env_pb2.ListHostsRequest(), deadline_s=deadline_s)
         return {
-            "environments": [environment(one) for one in answer.entries],
-            "rows": [host(one) for one in hosts.hosts],
+            "environments": [environment(entry) for entry in answer.entries],
+            "rows": [host(state) for state in hosts.hosts],
             "waits": {
                 "count": hosts.waits,
                 "p50": hosts.wait_p50_s,
@@ -57,17 +57,17 @@ class Services:
             await client.close()
 
 
-def ticket(one: Any) -> dict[str, Any]:
+def ticket(state: Any) -> dict[str, Any]:
     return {
-        "ticket": one.ticket_id,
-        "group": one.group_id,
-        "purpose": name_of(common_pb2.Purpose, one.purpose, "PURPOSE_"),
-        "evaluation": one.evaluation,
-        "state": name_of(scheduler_pb2.TicketState, one.state, "TICKET_STATE_"),
-        "attempt": one.attempt,
-        "worker": one.worker,
-        "tokens": one.tokens,
-        "age_s": round(one.age_s, 1),
+        "ticket": state.ticket_id,
+        "group": state.group_id,
+        "purpose": name_of(common_pb2.Purpose, state.purpose, "PURPOSE_"),
+        "evaluation": state.evaluation,
+        "state": name_of(scheduler_pb2.TicketState, state.state, "TICKET_STATE_"),
+        "attempt": state.attempt,
+        "worker": state.worker,
+        "tokens": state.tokens,
+        "age_s": round(state.age_s, 1),
     }
 
 
@@ -90,13 +90,13 @@ def environment(entry: Any) -> dict[str, Any]:
     }
 
 
-def host(one: Any) -> dict[str, Any]:
+def host(state: Any) -> dict[str, Any]:
     return {
-        "name": one.host,
-        "capacity": one.capacity,
-        "open": one.open_sessions,
-        "faults": one.faults,
-        "quarantined": list(one.quarantined),
-        "draining": one.draining,
-        "attached": one.attached,
+        "name": state.host,
+        "capacity": state.capacity,
+        "open": state.open_sessions,
+        "faults": state.faults,
+        "quarantined": list(state.quarantined),
+        "draining": state.draining,
+        "attached": state.attached,
     }

@@ -66,10 +66,10 @@ def show(link: str, in_browser: bool) -> None:
 
 def last_run() -> Path:
     """Raises ConfigError."""
-    found = newest()
-    if not found:
+    runs = newest()
+    if not runs:
         raise ConfigError(f"there is no run in ./{RUNS}", "name the directory of one: earl dashboard RUN_DIR")
-    return found[0]
+    return runs[0]
 
 
 def served(directory: Path) -> str:

@@ -7,7 +7,7 @@ import asyncio
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
-class Connection(H11Protocol):
+class IdleClosingConnection(H11Protocol):
     """HTTP/1.1. From `limit_concurrency` connections on, the oldest on which nothing is being answered is
     closed for a new one; uvicorn, which closes none that has not asked yet, would refuse the new one.
 
@@ -18,12 +18,16 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.made_s = self.loop.time()
         # What was closed is among them until the loop comes to it.
-        others = [one for one in self.connections if not one.transport.is_closing()]
+        others = [connection for connection in self.connections if not connection.transport.is_closing()]
         if self.limit_concurrency is None or len(others) < self.limit_concurrency:
             return
-        idle = [one for one in others if isinstance(one, Connection) and one is not self and one.is_idle]
+        idle = [
+            connection
+            for connection in others
+            if isinstance(connection, IdleClosingConnection) and connection is not self and connection.is_idle
+        ]
         if idle:
-            min(idle, key=lambda one: one.made_s).transport.abort()
+            min(idle, key=lambda connection: connection.made_s).transport.abort()
 
     @property
     def is_idle(self) -> bool:

@@ -65,9 +65,9 @@ def key_of(directory: Path) -> bytes:
     """The run's key, made on first use; one for this process alone where the directory takes no file."""
     path = directory / KEY_FILE
     try:
-        found = bytes.fromhex(path.read_text(encoding="ascii"))
-        if len(found) == KEY_BYTES:
-            return found
+        key = bytes.fromhex(path.read_text(encoding="ascii"))
+        if len(key) == KEY_BYTES:
+            return key
     except (OSError, ValueError):
         pass
     made = secrets.token_bytes(KEY_BYTES)

@@ -63,13 +63,13 @@ class Feed:
         self.followers += 1
         self.watched.set()
         try:
-            seen = self._revision_of(last_id)
+            sent = self._revision_of(last_id)
             yield b"retry: %d\n\n" % RETRY_MS
             while not self._closed:
                 news = self._news
-                for name, (revision, data) in sorted(self._sections.items(), key=lambda one: one[1][0]):
-                    if revision > seen:
-                        seen = revision
+                for name, (revision, data) in sorted(self._sections.items(), key=lambda item: item[1][0]):
+                    if revision > sent:
+                        sent = revision
                         yield self._event(name, revision, data)
                 try:
                     async with asyncio.timeout(PULSE_S):

@@ -50,7 +50,7 @@ CLOSED = (
 )
 
 
-class Guard:
+class RequestGuard:
     """In front of `application`. hosts: names under which this server may be called, without ports."""
 
     def __init__(self, application: Application, door: Door, hosts: frozenset[str]) -> None:
@@ -108,7 +108,7 @@ class Guard:
 
 
 def host_name(header: str) -> str:
-    """Of a Host header, without the port: "[::1]:80" → "::1"."""
+    """The name in a Host header, without the port: "[::1]:80" → "::1"."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()

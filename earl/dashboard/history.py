@@ -35,8 +35,8 @@ FIGURES = ("win_rate", "mean_reward", "gain")
 TIMELINE_BYTES = 64 << 10
 
 
-class History:
-    """Of one run's directory. update: sections that may have changed, by name."""
+class RunHistory:
+    """Reads one run's directory. update: sections that may have changed, by name."""
 
     def __init__(self, directory: Path, config: RunConfig) -> None:
         self._config = config
@@ -55,7 +55,7 @@ class History:
     @property
     def newest(self) -> int | None:
         """The version after the last step; None before the first."""
-        return max((int(one.get("version", 0)) for one in self._metrics), default=None)
+        return max((int(record.get("version", 0)) for record in self._metrics), default=None)
 
     @property
     def last(self) -> Record:
@@ -84,20 +84,21 @@ class History:
         if tail.renewed:
             self._forget(name)
         if name == "metrics" and new:
-            found = surviving([*self._metrics, *map(kept, new)])
-            self._metrics = found if len(found) <= STEPS else [*found[: STEPS // 2 : 2], *found[STEPS // 2 :]]
+            steps = surviving([*self._metrics, *map(kept, new)])
+            self._metrics = steps if len(steps) <= STEPS else [*steps[: STEPS // 2 : 2], *steps[STEPS // 2 :]]
         elif name == "evaluations":
             # Every episode's reward is in the file; the page shows their means.
             self._evaluations += [
-                {key: value for key, value in one.items() if key not in ("rewards", "wins")} for one in new
+                {key: value for key, value in evaluation.items() if key not in ("rewards", "wins")}
+                for evaluation in new
             ]
         elif name == "switches":
-            self._switches += [one for one in map(record_of, new) if one is not None]
+            self._switches += [switch for switch in map(record_of, new) if switch is not None]
         elif name == "decisions":
             self._chosen.add(new)
         elif name == "endings":
-            for one in new:
-                for kind, count in one.items():
+            for counts in new:
+                for kind, count in counts.items():
                     if kind != "time_s" and isinstance(count, int):
                         self._endings[kind] = self._endings.get(kind, 0) + count
         return bool(new) or tail.renewed
@@ -117,7 +118,7 @@ class History:
     # --- sections ---------------------------------------------------------------------------
 
     def _trained(self) -> list[Record]:
-        return [one for one in self._metrics if one.get("phase") == TRAIN]
+        return [record for record in self._metrics if record.get("phase") == TRAIN]
 
     def _learning(self) -> dict[str, Any]:
         trained = self._trained()
@@ -127,33 +128,41 @@ class History:
             "throughput": points(self._metrics, "tokens_per_s", over="time_s"),
             "smoothing": SMOOTHING_STEPS,
             "staleness_most": self._config.scheduler.staleness,
-            "evaluations": [self._evaluation(one) for one in evaluations],
+            "evaluations": [self._evaluation(evaluation) for evaluation in evaluations],
             "steps": trained[-1]["step"] if trained else 0,
         }
 
-    def _evaluation(self, one: Record) -> dict[str, Any]:
+    def _evaluation(self, evaluation: Record) -> dict[str, Any]:
         shown = {
-            key: one.get(key) for key in ("name", "version", "episodes", "done", "failed", "gain_episodes")
+            key: evaluation.get(key)
+            for key in ("name", "version", "episodes", "done", "failed", "gain_episodes")
         }
-        shown["step"] = max(0, int(one.get("version", 1)) - 1 - self._config.warmup.batches)
+        shown["step"] = max(0, int(evaluation.get("version", 1)) - 1 - self._config.warmup.batches)
         for figure in FIGURES:
-            shown[figure] = [one.get(f"{figure}{end}") for end in ("", "_low", "_high")]
+            shown[figure] = [evaluation.get(f"{figure}{end}") for end in ("", "_low", "_high")]
         return shown
 
     def _lengths(self) -> dict[str, Any]:
         trained = self._trained()
-        found, per_octave = columns(trained)
-        stages = sorted({stage for one in trained for stage in one.get("cuts", {})})
+        drawn, per_octave = columns(trained)
+        stages = sorted({stage for record in trained for stage in record.get("cuts", {})})
         return {
             "per_octave": per_octave,
             "columns": [
-                {"first": one.first, "last": one.last, "mean": one.tokens / one.total, "bins": one.counts}
-                for one in found
+                {
+                    "first": column.first,
+                    "last": column.last,
+                    "mean": column.tokens / column.total,
+                    "bins": column.counts,
+                }
+                for column in drawn
             ],
             "stages": [
                 {
                     "name": stage,
-                    "ran": bands([(one["step"] - 1, one.get("cuts", {}).get(stage, "")) for one in trained]),
+                    "ran": bands(
+                        [(record["step"] - 1, record.get("cuts", {}).get(stage, "")) for record in trained]
+                    ),
                     "changes": self._chosen.changes(stage)[-LISTED:],
                 }
                 for stage in stages
@@ -163,17 +172,17 @@ class History:
 
     def _switched(self, trained: Sequence[Record]) -> list[dict[str, Any]]:
         """Every switch that ended, with the training step that it came before."""
-        times = [float(one.get("time_s", 0.0)) for one in trained]
+        times = [float(record.get("time_s", 0.0)) for record in trained]
         origin_ns = start_ns(self._metrics, last_spans(self._timeline)) if self._switches else 0
         shown = []
-        for one in self._switches:
-            time_s = (one.end_ns - origin_ns) / 1e9
-            at = bisect_left(times, time_s)
-            step = one.step - 1 if one.step else trained[at - 1]["step"] if at else 0
-            fields = one.as_json()
+        for switch in self._switches:
+            time_s = (switch.end_ns - origin_ns) / 1e9
+            place = bisect_left(times, time_s)
+            step = switch.step - 1 if switch.step else trained[place - 1]["step"] if place else 0
+            fields = switch.as_json()
             del fields["end_ns"]
             fields |= {"at_step": max(0, step), "time_s": time_s}
-            shown.append(fields | {"before": str(one.before), "after": str(one.after)})
+            shown.append(fields | {"before": str(switch.before), "after": str(switch.after)})
         return shown
 
     def _moved(self) -> list[dict[str, Any]]:
@@ -184,7 +193,9 @@ class History:
         shown = []
         for path in names:
             key = f"transfers.{path}.size_bytes"
-            sizes = [(float(one["step"]), float(one[key])) for one in self._trained() if key in one]
+            sizes = [
+                (float(record["step"]), float(record[key])) for record in self._trained() if key in record
+            ]
             shown.append(
                 {
                     "path": path,
@@ -202,16 +213,18 @@ MOVED = ("size_bytes", "seconds", "transfers", "retries")
 
 def kept(record: Mapping[str, Any]) -> dict[str, Any]:
     """What the page needs of a line of metrics.jsonl, flat; `cuts`: how each stage was cut, as text."""
-    found = {key: value for key, value in flat(record).items() if key in KEPT or key.startswith(KEPT_GROUPS)}
-    cuts = record.get("parallelism")
-    if isinstance(cuts, Mapping):
-        found["cuts"] = {str(stage): text for stage, cut in cuts.items() if (text := cut_text(cut))}
-    return found
+    fields = {key: value for key, value in flat(record).items() if key in KEPT or key.startswith(KEPT_GROUPS)}
+    parallelism = record.get("parallelism")
+    if isinstance(parallelism, Mapping):
+        fields["cuts"] = {
+            str(stage): text for stage, degrees in parallelism.items() if (text := layout_text(degrees))
+        }
+    return fields
 
 
-def cut_text(cut: Any) -> str:
+def layout_text(degrees: Any) -> str:
     try:
-        return str(Parallelism(**cut))
+        return str(Parallelism(**degrees))
     except (TypeError, IllegalParallelism):
         return ""
 
@@ -220,9 +233,9 @@ def points(records: Iterable[Record], key: str, over: str = "step") -> list[tupl
     """(step or seconds, value) of the records that have both, as many as a screen shows."""
     return thinned(
         [
-            (float(one[over]), float(one[key]))
-            for one in records
-            if isinstance(one.get(key), (int, float)) and isinstance(one.get(over), (int, float))
+            (float(record[over]), float(record[key]))
+            for record in records
+            if isinstance(record.get(key), (int, float)) and isinstance(record.get(over), (int, float))
         ]
     )
 
@@ -232,14 +245,14 @@ def thinned(every: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     size = -(-len(every) // POINTS)
     if size <= 1:
         return list(every)
-    parts = (every[at : at + size] for at in range(0, len(every), size))
+    parts = (every[start : start + size] for start in range(0, len(every), size))
     return [(part[-1][0], sum(value for _, value in part) / len(part)) for part in parts]
 
 
-def bands(cuts: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
+def bands(layouts: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
     """One a stretch of steps with the same layout, from the start of its first to the end of its last."""
     shown = []
-    for layout, run in groupby(cuts, key=lambda cut: cut[1]):
+    for layout, run in groupby(layouts, key=lambda step_layout: step_layout[1]):
         steps = [step for step, _ in run]
         shown.append({"layout": layout, "start": steps[0], "end": steps[-1] + 1})
     return shown
@@ -252,4 +265,4 @@ def last_spans(path: Path) -> list[Record]:
         tail.skip_to_last(TIMELINE_BYTES)
     except OSError:
         return []
-    return [one for one in tail.read() if {"who", "start_ns", "end_ns"} <= one.keys()]
+    return [record for record in tail.read() if {"who", "start_ns", "end_ns"} <= record.keys()]

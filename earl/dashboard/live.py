@@ -43,7 +43,7 @@ class Live:
         """The sections as they are now. last_step: what the last line of the metrics says."""
         goes_on = is_held(self._directory) or "EARL_SCHEDULER" in os.environ
         bound_s = CALL_S if goes_on else PROBE_S
-        status = await self._asked("scheduler", self._services.status(bound_s))
+        status = await self._answered("scheduler", self._services.status(bound_s))
         if status is not None and status.run != self._config.name:
             text = f"{self._services.scheduler} belongs to run {status.run!r} now"
             status = None
@@ -55,7 +55,7 @@ class Live:
         sections: dict[str, Any] = {
             "run": self._run(state, last_step),
             "ledger": self._ledger(state, last_step),
-            "workers": {"state": state, "rows": [worker_row(one) for one in self._status.workers]},
+            "workers": {"state": state, "rows": [worker_row(worker) for worker in self._status.workers]},
         }
         if state != "live":
             sections["workers"]["heard"] = self._heard.get("scheduler")
@@ -68,7 +68,7 @@ class Live:
         """The scheduler said so, and its launcher is gone."""
         return self._status.done and not is_held(self._directory)
 
-    async def _asked(self, service: str, call: Any) -> Any:
+    async def _answered(self, service: str, call: Any) -> Any:
         """The answer, or None and the reason kept."""
         try:
             answer = await call
@@ -83,18 +83,18 @@ class Live:
     async def _hosts(self, state: str) -> dict[str, Any]:
         if state == "ended":
             return {"state": state, "rows": [], "environments": []}
-        found = await self._asked("gateway", self._services.gateway(CALL_S))
-        if found is None:
+        answer = await self._answered("gateway", self._services.gateway(CALL_S))
+        if answer is None:
             return {"state": "silent", "rows": [], "environments": [], **self._silence("gateway")}
-        return {"state": "live", **found}
+        return {"state": "live", **answer}
 
     async def _tickets(self, state: str) -> dict[str, Any]:
         if state != "live":
             return {"state": state, "rows": []}
-        found = await self._asked("tickets", self._services.tickets(CALL_S))
-        if found is None:
+        answer = await self._answered("tickets", self._services.tickets(CALL_S))
+        if answer is None:
             return {"state": "silent", "rows": [], **self._silence("tickets")}
-        return {"state": "live", **found}
+        return {"state": "live", **answer}
 
     def _silence(self, service: str) -> dict[str, Any]:
         since, error = self._silent[service]
@@ -140,31 +140,32 @@ class Live:
         counts = {key.removeprefix("ledger."): value for key, value in last_step.items()
                   if key.startswith("ledger.")}  # fmt: skip
         names = ("issued", "trained", "evaluated", "pending", "leased", "ready", "planned")
-        found: dict[str, Any] = {name: counts.get(name, 0) for name in names}
-        found["dropped"] = {key.partition(":")[2]: value for key, value in counts.items() if ":" in key}
-        found["live"] = sum(found[name] for name in names[3:])
-        return {"state": state, **found, "roles": [], "step": last_step.get("step", 0)}
+        shown: dict[str, Any] = {name: counts.get(name, 0) for name in names}
+        shown["dropped"] = {key.partition(":")[2]: value for key, value in counts.items() if ":" in key}
+        shown["live"] = sum(shown[name] for name in names[3:])
+        return {"state": state, **shown, "roles": [], "step": last_step.get("step", 0)}
 
 
 TILES = ("win_rate", "reward_mean", "tokens_per_s", "staleness_mean", "staleness_max", "length_mean")
 
 
-def worker_row(one: WorkerState) -> dict[str, Any]:
-    shown = asdict(replace(one, gauges=dict(one.gauges), transfers={}))
+def worker_row(worker: WorkerState) -> dict[str, Any]:
+    shown = asdict(replace(worker, gauges=dict(worker.gauges), transfers={}))
     shown["transfers"] = [
-        {"path": path, **asdict(moved), "gb_per_s": moved.gb_per_s} for path, moved in one.transfers.items()
+        {"path": path, **asdict(moved), "gb_per_s": moved.gb_per_s}
+        for path, moved in worker.transfers.items()
     ]
-    shown["silent_s"] = round(one.silent_s, 1)
+    shown["silent_s"] = round(worker.silent_s, 1)
     return shown
 
 
 def evaluating(status: RunStatus) -> dict[str, Any] | None:
     """The evaluation that is under way."""
-    under_way = [one for one in status.evaluations if one.done + one.failed < one.episodes]
+    under_way = [latest for latest in status.evaluations if latest.done + latest.failed < latest.episodes]
     if not under_way:
         return None
-    one = under_way[-1]
-    return {"name": one.name, "done": one.done + one.failed, "episodes": one.episodes}
+    latest = under_way[-1]
+    return {"name": latest.name, "done": latest.done + latest.failed, "episodes": latest.episodes}
 
 
 def model_text(config: RunConfig) -> str:
@@ -175,7 +176,7 @@ def model_text(config: RunConfig) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -14,13 +14,13 @@ import uvicorn
 from earl.config.run import RunConfig
 from earl.dashboard.app import application
 from earl.dashboard.codec_services import Services
-from earl.dashboard.connection import Connection
+from earl.dashboard.connection import IdleClosingConnection
 from earl.dashboard.door import Door, key_of
 from earl.dashboard.feed import Feed
-from earl.dashboard.history import History
+from earl.dashboard.history import RunHistory
 from earl.dashboard.live import Live
 from earl.dashboard.trajectories import Trajectories
-from earl.dashboard.watch import Watch
+from earl.dashboard.watch import RunWatch
 from earl.errors import PortInUse
 from earl.expendable import ExpendableFile
 from earl.loopback import is_loopback
@@ -65,8 +65,8 @@ async def serve(
         door = Door(
             key_of(directory), lambda token: on_link(f"{scheme}://{address}/?token={token}"), secure=secure
         )
-        feed, history, trajectories = Feed(), History(directory, config), Trajectories(directory)
-        watch = Watch(history, trajectories, Live(directory, config, services), feed)
+        feed, history, trajectories = Feed(), RunHistory(directory, config), Trajectories(directory)
+        watch = RunWatch(history, trajectories, Live(directory, config, services), feed)
         app = application(door, hosts_of(bind), feed, watch, trajectories)
         async with serving(app, listener, tls, feed):
             watching = asyncio.create_task(watch.run())
@@ -114,7 +114,7 @@ async def serving(
             server_header=False,
             lifespan="off",
             ws="none",
-            http=Connection,
+            http=IdleClosingConnection,
             limit_concurrency=REQUESTS,
             h11_max_incomplete_event_size=16 << 10,
             timeout_graceful_shutdown=1,

@@ -29,21 +29,21 @@ class Filters:
     first: int | None = None
     last: int | None = None
 
-    def takes(self, one: Record) -> bool:
-        evaluation = str(one.get("evaluation") or "")
+    def takes(self, record: Record) -> bool:
+        evaluation = str(record.get("evaluation") or "")
         kinds = {"training"} if not evaluation else {"evaluation", evaluation}
-        step = one.get("step", 0)
+        step = record.get("step", 0)
         return (
             (self.kind is None or self.kind in kinds)
-            and (self.ending is None or self.ending == one.get("ending"))
-            and (self.reward is None or self.reward == sign(one.get("reward")))
+            and (self.ending is None or self.ending == record.get("ending"))
+            and (self.reward is None or self.reward == sign(record.get("reward")))
             and (self.first is None or step >= self.first)
             and (self.last is None or step <= self.last)
         )
 
 
 class Trajectories:
-    """Of one run's directory."""
+    """The trajectories that one run's directory keeps."""
 
     def __init__(self, directory: Path) -> None:
         self._tail = Tail(directory / "samples.jsonl")
@@ -57,35 +57,39 @@ class Trajectories:
             self._lines = []
         self._lines += new
         self._kept = {
-            one["ticket"]: one for one in heard(self._lines, newest) if isinstance(one.get("ticket"), int)
+            record["ticket"]: record
+            for record in heard(self._lines, newest)
+            if isinstance(record.get("ticket"), int)
         }
         every = self._kept.values()
         return {
             "count": len(self._kept),
             "newest": max(self._kept, default=0),
-            "endings": sorted({str(one.get("ending")) for one in every}),
-            "evaluations": sorted({str(one["evaluation"]) for one in every if one.get("evaluation")}),
+            "endings": sorted({str(record.get("ending")) for record in every}),
+            "evaluations": sorted(
+                {str(record["evaluation"]) for record in every if record.get("evaluation")}
+            ),
             "steps": [
-                min((one.get("step", 0) for one in every), default=0),
-                max((one.get("step", 0) for one in every), default=0),
+                min((record.get("step", 0) for record in every), default=0),
+                max((record.get("step", 0) for record in every), default=0),
             ],
         }
 
     def listing(self, filters: Filters) -> dict[str, Any]:
         """The newest that the filters take, the newest first, at most ROWS."""
-        found = [one for one in self._kept.values() if filters.takes(one)]
-        return {"count": len(found), "rows": [row(one) for one in reversed(found[-ROWS:])]}
+        taken = [record for record in self._kept.values() if filters.takes(record)]
+        return {"count": len(taken), "rows": [row(record) for record in reversed(taken[-ROWS:])]}
 
     def whole(self, ticket: int) -> dict[str, Any] | None:
         """One of them, with what was said; None if it is not kept (any more)."""
-        one = self._kept.get(ticket)
-        if one is None:
+        record = self._kept.get(ticket)
+        if record is None:
             return None
-        turns = one.get("turns")
-        found = (
+        turns = record.get("turns")
+        said_turns = (
             [turn_of(turn) for turn in turns if isinstance(turn, Mapping)] if isinstance(turns, list) else []
         )
-        return {**row(one), "turns": found}
+        return {**row(record), "turns": said_turns}
 
 
 def sign(reward: object) -> str:
@@ -94,13 +98,13 @@ def sign(reward: object) -> str:
     return "positive" if reward > 0 else "negative"
 
 
-def row(one: Record) -> dict[str, Any]:
+def row(record: Record) -> dict[str, Any]:
     names = ("ticket", "step", "group", "index", "version", "reward", "tokens")
-    shown = {name: one.get(name) for name in names}
+    shown = {name: record.get(name) for name in names}
     return {
         **shown,
-        "evaluation": visible(str(one.get("evaluation") or "")),
-        "ending": visible(str(one.get("ending") or "")),
+        "evaluation": visible(str(record.get("evaluation") or "")),
+        "ending": visible(str(record.get("ending") or "")),
     }
 
 
@@ -113,8 +117,9 @@ def turn_of(turn: Mapping[str, Any]) -> dict[str, Any]:
     }
     sampled = turn.get("sampled")
     if isinstance(sampled, Mapping):
-        columns = [sampled.get(name) for name in ("texts", "ids", "logprobs", "versions")]
-        if all(isinstance(column, list) for column in columns) and len({len(one) for one in columns}) == 1:  # type: ignore[arg-type]
+        named = [sampled.get(name) for name in ("texts", "ids", "logprobs", "versions")]
+        columns = [column for column in named if isinstance(column, list)]
+        if len(columns) == len(named) and len({len(column) for column in columns}) == 1:
             texts, *numbers = columns
             shown["sampled"] = {
                 "texts": [visible(str(text)) for text in texts or ()],

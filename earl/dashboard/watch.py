@@ -7,7 +7,7 @@ import logging
 import time
 
 from earl.dashboard.feed import Feed
-from earl.dashboard.history import History
+from earl.dashboard.history import RunHistory
 from earl.dashboard.live import Live
 from earl.dashboard.trajectories import Trajectories
 
@@ -20,10 +20,10 @@ FRESH_S = 3.0
 FIRST_S = 5.0
 
 
-class Watch:
+class RunWatch:
     """Fills the feed from the run's files and services."""
 
-    def __init__(self, history: History, trajectories: Trajectories, live: Live, feed: Feed) -> None:
+    def __init__(self, history: RunHistory, trajectories: Trajectories, live: Live, feed: Feed) -> None:
         self._history = history
         self._trajectories = trajectories
         self._live = live

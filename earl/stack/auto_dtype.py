@@ -89,16 +89,16 @@ def cuda_capabilities(devices: Collection[str]) -> tuple[tuple[int, int], ...]:
         ) from error
 
 
-def notes(asked: RunConfig, resolved: RunConfig, *, resume: bool, flags: Collection[str]) -> list[str]:
+def notes(requested: RunConfig, resolved: RunConfig, *, resume: bool, flags: Collection[str]) -> list[str]:
     """What a person should know of a launch's dtypes, a line each: what "auto" became, and what is slow.
 
     asked, resolved: before and after `settle`. flags: the processor's instruction sets.
     """
-    said: list[str] = []
-    keys = auto_dtype.auto_keys(asked)
+    lines: list[str] = []
+    keys = auto_dtype.auto_keys(requested)
     if keys:
         reason = "as the run was launched" if resume else _reason(flags)
-        said.append(f'dtype "auto": {auto_dtype.described(resolved, keys)} ({reason})')
+        lines.append(f'dtype "auto": {auto_dtype.described(resolved, keys)} ({reason})')
     slow = auto_dtype.emulated_keys(resolved, Devices(flags).may_be_native)
     if slow:
         remedy = (
@@ -106,11 +106,11 @@ def notes(asked: RunConfig, resolved: RunConfig, *, resume: bool, flags: Collect
             if resume
             else f'write {" and ".join(slow)} = "auto", or "float32"'
         )
-        said.append(
+        lines.append(
             f"{auto_dtype.described(resolved, slow)} is slow here: this processor emulates bfloat16, {COST}; "
             f"{remedy}"
         )
-    return said
+    return lines
 
 
 def _reason(flags: Collection[str]) -> str:

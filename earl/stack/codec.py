@@ -9,11 +9,10 @@ from earl.reparallelize import StageSwitch
 from earl.rpc.access import OPEN, Access
 from earl.rpc.client import Client
 from earl.stack.status import (
-    Bounds,
-    Evaluation,
+    ConfidenceBounds,
+    EvaluationStatus,
     Gain,
-    Lease,
-    Ledger,
+    LedgerStatus,
     Lengths,
     RoleState,
     RunStatus,
@@ -24,7 +23,7 @@ from earl.stack.status import (
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 
-class SchedulerClient:
+class OperatorClient:
     """An operator's side of SchedulerService; a viewer's, but for what changes the run."""
 
     def __init__(self, address: str, access: Access = OPEN) -> None:
@@ -37,7 +36,7 @@ class SchedulerClient:
         answer = await self._client.call("GetStatus", scheduler_pb2.GetStatusRequest(), deadline_s=deadline_s)
         return decode_status(answer)
 
-    async def oldest_leases(self, limit: int, deadline_s: float) -> tuple[Lease, ...]:
+    async def oldest_leases(self, limit: int, deadline_s: float) -> tuple[TicketLease, ...]:
         """At most `limit` tickets that are being played, the longest first; raises as `status` does."""
         request = scheduler_pb2.ListTicketsRequest(limit=limit)
         answer = await self._client.call("ListTickets", request, deadline_s=deadline_s)
@@ -49,7 +48,7 @@ class SchedulerClient:
         await self._client.call("StopRun", request, deadline_s=deadline_s)
 
     async def set_parallelism(
-        self, stage: str, wanted: Mapping[str, int] | None, *, pin: bool, wait_s: float, deadline_s: float
+        self, stage: str, degrees: Mapping[str, int] | None, *, pin: bool, wait_s: float, deadline_s: float
     ) -> tuple[int, StageSwitch[str] | None]:
         """Cuts a stage so, or with None only pins or unpins it: (epoch, how the switch ended, if it has).
 
@@ -59,8 +58,8 @@ class SchedulerClient:
         """
         name = f"STAGE_{stage.upper()}"
         request = scheduler_pb2.SetParallelismRequest(stage=name, pin=pin, wait_s=wait_s)  # type: ignore[arg-type]
-        if wanted is not None:
-            request.parallelism.CopyFrom(common_pb2.Parallelism(**wanted))
+        if degrees is not None:
+            request.parallelism.CopyFrom(common_pb2.Parallelism(**degrees))
         answer = await self._client.call("SetParallelism", request, deadline_s=deadline_s)
         return answer.epoch, decode_switch(answer.outcome) if answer.HasField("outcome") else None
 
@@ -68,18 +67,18 @@ class SchedulerClient:
         await self._client.close()
 
 
-def decode_leases(answer: scheduler_pb2.ListTicketsResponse) -> tuple[Lease, ...]:
+def decode_leases(answer: scheduler_pb2.ListTicketsResponse) -> tuple[TicketLease, ...]:
     kinds = {common_pb2.PURPOSE_WARMUP: "warmup", common_pb2.PURPOSE_EVALUATE: "evaluate"}
     return tuple(
-        Lease(
-            one.ticket_id,
-            one.worker,
-            one.age_s,
-            one.attempt,
-            one.evaluation or kinds.get(one.purpose, "train"),
+        TicketLease(
+            ticket.ticket_id,
+            ticket.worker,
+            ticket.age_s,
+            ticket.attempt,
+            ticket.evaluation or kinds.get(ticket.purpose, "train"),
         )
-        for one in answer.tickets
-        if one.state == scheduler_pb2.TICKET_STATE_LEASED
+        for ticket in answer.tickets
+        if ticket.state == scheduler_pb2.TICKET_STATE_LEASED
     )
 
 
@@ -91,7 +90,7 @@ def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:
         step=answer.step,
         steps=answer.steps,
         version=answer.version,
-        ledger=Ledger(
+        ledger=LedgerStatus(
             issued=ledger.issued,
             trained=ledger.trained,
             evaluated=ledger.evaluated,
@@ -110,18 +109,18 @@ def decode_status(answer: scheduler_pb2.GetStatusResponse) -> RunStatus:
         done=answer.done,
         message=answer.message,
         best_version=answer.best_version,
-        roles=tuple(RoleState(one.role, one.waiting, one.leased, one.done) for one in answer.roles),
-        stages=tuple(decode_stage(one) for one in answer.stages),
+        roles=tuple(RoleState(role.role, role.waiting, role.leased, role.done) for role in answer.roles),
+        stages=tuple(decode_stage(stage) for stage in answer.stages),
         heartbeat_s=answer.heartbeat_s,
     )
 
 
-def decode_evaluation(item: scheduler_pb2.EvaluationResult) -> Evaluation:
+def decode_evaluation(item: scheduler_pb2.EvaluationResult) -> EvaluationStatus:
     gain = None
     if item.HasField("gain"):
-        bounds = Bounds(item.gain_low, item.gain_high) if item.HasField("gain_low") else None
+        bounds = ConfidenceBounds(item.gain_low, item.gain_high) if item.HasField("gain_low") else None
         gain = Gain(item.gain, bounds, item.gain_episodes)
-    return Evaluation(
+    return EvaluationStatus(
         name=item.name,
         version=item.version,
         episodes=item.episodes,
@@ -130,8 +129,8 @@ def decode_evaluation(item: scheduler_pb2.EvaluationResult) -> Evaluation:
         win_rate=item.win_rate,
         mean_reward=item.mean_reward,
         metrics=dict(item.metrics),
-        win_bounds=Bounds(item.win_low, item.win_high) if item.done else None,
-        reward_bounds=Bounds(item.reward_low, item.reward_high) if item.done > 1 else None,
+        win_bounds=ConfidenceBounds(item.win_low, item.win_high) if item.done else None,
+        reward_bounds=ConfidenceBounds(item.reward_low, item.reward_high) if item.done > 1 else None,
         gain=gain,
     )
 

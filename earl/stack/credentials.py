@@ -38,15 +38,17 @@ def check(scheduler: str) -> None:
 
 
 def peers(role: str, addresses: Mapping[str, str]) -> dict[str, str]:
-    """Of the run's addresses those that a process of this role is told: the bus's holds its password, so only
-    workers are told that one; who calls nobody is told none."""
-    told = {
+    """The run's addresses by name, "" for each that a process of this role is not told.
+
+    The bus's holds its password, so only workers are told it; a role that calls nobody is told none.
+    """
+    names = {
         "": (),
         Role.ENVIRONMENT: ("EARL_GATEWAY",),
         Role.OPERATOR: ("EARL_GATEWAY", "EARL_SCHEDULER"),
         Role.VIEWER: ("EARL_GATEWAY", "EARL_SCHEDULER"),
     }.get(role, tuple(addresses))
-    return {name: address if name in told else "" for name, address in addresses.items()}
+    return {name: address if name in names else "" for name, address in addresses.items()}
 
 
 def environment(role: str) -> dict[str, str]:

@@ -29,18 +29,18 @@ class Endpoints:
     def show(self, addresses: Mapping[str, str]) -> None:
         """host:port by process; those without one are left out. Writes only what changed; what
         cannot be written is tried again with the next call."""
-        found = {process: address for process, address in addresses.items() if address}
-        if found != self._written:
+        served = {process: address for process, address in addresses.items() if address}
+        if served != self._written:
             groups = [
                 {
                     "targets": [address],
                     "labels": {"run": self._run, "process": process, "service": service(process)},
                 }
-                for process, address in found.items()
+                for process, address in served.items()
             ]
             with self._expendable.written():
                 replace(self._path, json.dumps(groups, indent=1) + "\n")
-                self._written = found
+                self._written = served
 
     def close(self) -> None:
         """Nothing is served any more."""
@@ -57,6 +57,6 @@ def endpoints_of(directory: Path) -> dict[str, str]:
     """host:port of GET /metrics by process; empty where nothing is served, or no run goes on."""
     try:
         groups = json.loads((directory / NAME).read_text(encoding="utf-8"))
-        return {one["labels"]["process"]: one["targets"][0] for one in groups}
+        return {group["labels"]["process"]: group["targets"][0] for group in groups}
     except (OSError, ValueError, LookupError, TypeError):
         return {}

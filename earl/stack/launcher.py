@@ -26,10 +26,10 @@ from earl.rpc.access import Access
 from earl.rpc.token_file import Role
 from earl.stack import credentials, plan, warden
 from earl.stack.auto_dtype import settle
-from earl.stack.codec import SchedulerClient
+from earl.stack.codec import OperatorClient
 from earl.stack.endpoints import Endpoints
 from earl.stack.ports import resolve_all
-from earl.stack.record import Chronicle
+from earl.stack.record import LaunchRecorder
 from earl.stack.rundir import RunDirectory, run_path
 from earl.stack.status import ProcessState, RunStatus
 from earl.stack.supervisor import Supervisor
@@ -44,7 +44,7 @@ OnUpdate = Callable[[Sequence[ProcessState], RunStatus], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LaunchOutcome:
     """How a launch ended. seconds: from `started_at` (time.monotonic) to the end of the run's work.
 
     begun: False if it was stopped before all processes were ready; a new run left only its logs then.
@@ -84,7 +84,7 @@ async def launch(
     signals: Signals,
     on_update: OnUpdate,
     on_taken: Callable[[RunDirectory], None] | None = None,
-) -> Outcome:
+) -> LaunchOutcome:
     """Runs a whole stack; returns when the run is over or was stopped, with nothing left running.
 
     A dtype "auto" is resolved here, if the caller has not. on_taken: called once the run's directory is this
@@ -98,16 +98,16 @@ async def launch(
         if on_taken is not None:
             on_taken(directory)
         directory.write(config, launched)
-        addresses = plan.Addresses(launched.scheduler.bind, launched.gateway.bind, config.bus.redis_url)
+        addresses = plan.StackAddresses(launched.scheduler.bind, launched.gateway.bind, config.bus.redis_url)
         supervisor = Supervisor(plan.plan(launched, directory.run_json), directory, addresses, config.stack)
         leaves = (arena_directory(config.data_plane, directory.path), supervisor.sockets)
-        chronicle = Chronicle(directory.path, supervisor.mark, leaves, started_at)
+        recorder = LaunchRecorder(directory.path, supervisor.mark, leaves, started_at)
 
         def updated(processes: Sequence[ProcessState], status: RunStatus) -> None:
-            chronicle.update(processes, status)
+            recorder.update(processes, status)
             on_update(processes, status)
 
-        async with Guard(supervisor.mark, leaves):
+        async with LaunchGuard(supervisor.mark, leaves):
             supervisor.sockets.mkdir(mode=0o700)
             endpoints = Endpoints(directory.path, config.name)
             stack = Launch(launched, supervisor, signals, updated, endpoints)
@@ -116,7 +116,7 @@ async def launch(
             except EarlError as error:
                 if stack.was_ready or directory.resumed:
                     directory.failed(error)
-                    chronicle.end("failed")
+                    recorder.end("failed")
                 else:
                     directory.clear()
                 raise
@@ -125,7 +125,7 @@ async def launch(
             if not outcome.begun and not directory.resumed:
                 directory.clear()
             else:
-                chronicle.end("complete" if outcome.complete else "stopped")
+                recorder.end("complete" if outcome.complete else "stopped")
             return outcome
 
 
@@ -145,7 +145,7 @@ def resolve(config: RunConfig) -> RunConfig:
     )
 
 
-class Guard:
+class LaunchGuard:
     """While open, a warden ends the run should this process die; removes what leaves with it either way."""
 
     def __init__(self, mark: str, leaves: Sequence[Path]) -> None:
@@ -188,17 +188,17 @@ class Launch:
         self._on_update = on_update
         self._endpoints = endpoints
         self._status = RunStatus(run=config.name)
-        self._scheduler = SchedulerClient(config.scheduler.bind, Access.of(Role.OPERATOR))
+        self._scheduler = OperatorClient(config.scheduler.bind, Access.of(Role.OPERATOR))
         self._stop_s = config.stack.stop_s
 
-    async def run(self, directory: Path, started_at: float) -> Outcome:
+    async def run(self, directory: Path, started_at: float) -> LaunchOutcome:
         supervisor = self._supervisor
         supervisor.start()
         follower = asyncio.create_task(self._follow())
-        asked = asyncio.create_task(self._signals.stop.wait())
+        stopping = asyncio.create_task(self._signals.stop.wait())
         over = asyncio.create_task(supervisor.run_over.wait())
         try:
-            waits: list[asyncio.Future] = [supervisor.failure, follower, asked, over]
+            waits: list[asyncio.Future] = [supervisor.failure, follower, stopping, over]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             seconds = time.monotonic() - started_at
             if follower.done():
@@ -209,9 +209,9 @@ class Launch:
             await self._last_steps(stopped=not complete)
             if supervisor.failure.done() and not self._signals.hurry.is_set():
                 raise supervisor.failure.result()
-            return Outcome(directory, self._status, complete, seconds, self.was_ready)
+            return LaunchOutcome(directory, self._status, complete, seconds, self.was_ready)
         finally:
-            for task in (follower, asked, over):
+            for task in (follower, stopping, over):
                 task.cancel()
             failed = supervisor.failure.done()
             hurried = self._signals.hurry.is_set()

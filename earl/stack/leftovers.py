@@ -44,10 +44,10 @@ def find(directory: Path, record: LaunchRecord | None) -> Leftovers:
 
 def live(mark: str) -> tuple[int, ...]:
     """Pids of the processes of a launch."""
-    found = warden.marked(mark)
-    for descriptor in found.values():
+    processes = warden.marked(mark)
+    for descriptor in processes.values():
         os.close(descriptor)
-    return tuple(sorted(found))
+    return tuple(sorted(processes))
 
 
 def sockets(directory: Path) -> list[Path]:

@@ -57,7 +57,7 @@ class ProcessSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class StackAddresses:
     """Where the run's services listen (host:port, ports known) and where its Redis is.
 
     redis_url is empty until an embedded Valkey has said where it serves.

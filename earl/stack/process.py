@@ -136,8 +136,8 @@ class StackProcess:
                 text = log.read().decode("utf-8", "replace")
         except FileNotFoundError:
             return []
-        found = [shown for line in text.splitlines() for shown in readable(line)]
-        return [line for line in found if line.strip()][-lines:]
+        readable_lines = [shown for line in text.splitlines() for shown in readable(line)]
+        return [line for line in readable_lines if line.strip()][-lines:]
 
     def failure(self, code: int, doing: str) -> EarlError:
         """Why it ended, as the error that it named itself if it did, with its last lines as a note.
@@ -146,12 +146,14 @@ class StackProcess:
         launcher then ends with the same code and line, so that a mistake reads the same however
         deep it was found. Anything else is ProcessFailed.
         """
-        said = [line for line in self.tail(200) if line.startswith(ERROR_PREFIX)]
-        kind = error_of_exit_code(code) if said else None
-        if said and kind is not None:
-            return kind(f"{self.spec.name}: {said[-1].removeprefix(ERROR_PREFIX)}")
+        errors = [line for line in self.tail(200) if line.startswith(ERROR_PREFIX)]
+        kind = error_of_exit_code(code) if errors else None
+        if errors and kind is not None:
+            return kind(f"{self.spec.name}: {errors[-1].removeprefix(ERROR_PREFIX)}")
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = said[-1].removeprefix(ERROR_PREFIX) if said else next(iter(self.tail(1)), "its log is empty")
+        last = (
+            errors[-1].removeprefix(ERROR_PREFIX) if errors else next(iter(self.tail(1)), "its log is empty")
+        )
         last = last.strip()
         error = ProcessFailed(f"{self.spec.name} {how} {doing}: {last}", f"see {self.log}")
         error.add_note("\n".join(self.tail()))

@@ -59,7 +59,7 @@ def write_record(directory: Path, record: LaunchRecord) -> None:
 
 
 def read_record(directory: Path) -> LaunchRecord | None:
-    """Of a run's last launch; None if it wrote none, or one that this version cannot read."""
+    """The record of a run's last launch; None if it wrote none, or one that this version cannot read."""
     try:
         return _adapter().validate_json((directory / LAUNCH).read_bytes())
     except (OSError, ValidationError):
@@ -81,7 +81,7 @@ def is_held(directory: Path) -> bool:
     return False
 
 
-class Chronicle:
+class LaunchRecorder:
     """Writes the record of one launch as it goes. started_at: time.monotonic() at its start."""
 
     def __init__(self, directory: Path, mark: str, leaves: Iterable[Path], started_at: float) -> None:
@@ -98,9 +98,11 @@ class Chronicle:
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
         """Writes if a process has changed its state."""
         record = replace(self._record, processes=tuple(processes), status=status)
-        if not record.ready_s and processes and all(one.is_settled for one in processes):
+        if not record.ready_s and processes and all(process.is_settled for process in processes):
             record = replace(record, ready_s=time.monotonic() - self._started_at)
-        changed = [one.identity for one in processes] != [one.identity for one in self._record.processes]
+        changed = [process.identity for process in processes] != [
+            process.identity for process in self._record.processes
+        ]
         self._record = replace(record, written_ns=time.time_ns())
         if changed:
             # The status of a run that goes on is the scheduler's to tell.

@@ -72,7 +72,7 @@ class RunDirectory:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         os.close(self._lock)
 
@@ -107,9 +107,9 @@ class RunDirectory:
 
     def failed(self, error: EarlError) -> None:
         """Keeps why this launch failed, after the run had begun; where the disk is full, it is only said."""
-        said = {"error": type(error).__name__, "message": error.message, "exit_code": error.exit_code}
+        fields = {"error": type(error).__name__, "message": error.message, "exit_code": error.exit_code}
         with ExpendableFile(self.path / FAILURE).written():
-            replace(self.path / FAILURE, json.dumps(said) + "\n")
+            replace(self.path / FAILURE, json.dumps(fields) + "\n")
 
     def clear(self) -> None:
         """After a start that failed: only the logs stay, so that the same name can be tried again."""

@@ -22,7 +22,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class LedgerStatus:
     """Tickets by state; issued = trained + evaluated + dropped + live at every moment."""
 
     issued: int = 0
@@ -44,7 +44,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class TicketLease:
     """A ticket that somebody plays. age_s: since it was leased, or the scheduler began if that is later.
 
     purpose: "train", "warmup", or the name of the evaluation that it is of.
@@ -121,7 +121,7 @@ class WorkerState:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConfidenceBounds:
     """A 95 % confidence interval."""
 
     low: float
@@ -133,12 +133,12 @@ class Gain:
     """Mean difference of rewards to the run's first evaluation, over the `episodes` instances of both."""
 
     value: float
-    bounds: Bounds | None
+    bounds: ConfidenceBounds | None
     episodes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationStatus:
     """One evaluation, under way or done. metrics: means of the environment's numbers, 0..1 for rates.
 
     Bounds are None where too few episodes are done, the gain for the run's first evaluation.
@@ -152,8 +152,8 @@ class Evaluation:
     mean_reward: float
     metrics: Mapping[str, float]
     failed: int = 0
-    win_bounds: Bounds | None = None
-    reward_bounds: Bounds | None = None
+    win_bounds: ConfidenceBounds | None = None
+    reward_bounds: ConfidenceBounds | None = None
     gain: Gain | None = None
 
 
@@ -166,9 +166,9 @@ class RunStatus:
     step: int = 0
     steps: int = 0
     version: int = 0
-    ledger: Ledger = Ledger()
+    ledger: LedgerStatus = LedgerStatus()
     workers: tuple[WorkerState, ...] = ()
-    evaluations: tuple[Evaluation, ...] = ()
+    evaluations: tuple[EvaluationStatus, ...] = ()
     episode_tokens: Lengths = Lengths()
     turn_tokens: Lengths = Lengths()
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class RunStatus:
         """Whether nothing has been heard of a worker for longer than is usual."""
         return worker.silent_s > max(SILENT_S, 2 * self.heartbeat_s)
 
-    def evaluation(self, name: str) -> Evaluation | None:
+    def evaluation(self, name: str) -> EvaluationStatus | None:
         """The latest evaluation of that name, for example "final"."""
         return next((item for item in reversed(self.evaluations) if item.name == name), None)
 

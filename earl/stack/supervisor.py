@@ -26,7 +26,7 @@ from pathlib import Path
 from earl.config.run import StackConfig
 from earl.errors import EarlError, ProcessFailed
 from earl.stack import credentials
-from earl.stack.plan import VALKEY, Addresses, ProcessSpec
+from earl.stack.plan import VALKEY, ProcessSpec, StackAddresses
 from earl.stack.process import StackProcess
 from earl.stack.rundir import RunDirectory
 from earl.stack.status import ProcessState
@@ -44,7 +44,11 @@ class Supervisor:
     """All processes of one launch."""
 
     def __init__(
-        self, specs: Iterable[ProcessSpec], directory: RunDirectory, addresses: Addresses, limits: StackConfig
+        self,
+        specs: Iterable[ProcessSpec],
+        directory: RunDirectory,
+        addresses: StackAddresses,
+        limits: StackConfig,
     ) -> None:
         self.mark = secrets.token_hex(8)
         # For sockets of the run: their paths must be short. The launcher makes and removes it.
@@ -195,8 +199,8 @@ class Supervisor:
         process.state = "restarting"
         process.ready.clear()
         process.restarts += 1
-        own = self._own_mark(process)
-        await asyncio.to_thread(sweep, own, variable=PROCESS_VARIABLE, grace_s=0.0)
+        process_mark = self._own_mark(process)
+        await asyncio.to_thread(sweep, process_mark, variable=PROCESS_VARIABLE, grace_s=0.0)
         process.note(f"restart {process.restarts} of {self._limits.restarts}: {error.message}")
         await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** min(process.restarts - 1, 16), LAST_PAUSE_S))
 

@@ -32,7 +32,7 @@ def marked(mark: str, variable: str = MARK_VARIABLE) -> dict[int, int]:
     A pidfd names the process itself: a reused pid is never signalled.
     """
     entry = f"{variable}={mark}".encode()
-    found: dict[int, int] = {}
+    descriptors: dict[int, int] = {}
     for directory in Path("/proc").glob("[0-9]*"):
         pid = int(directory.name)
         if pid == os.getpid():
@@ -46,10 +46,10 @@ def marked(mark: str, variable: str = MARK_VARIABLE) -> dict[int, int]:
         except OSError:  # ended, or another user's
             belongs = False
         if belongs:
-            found[pid] = descriptor
+            descriptors[pid] = descriptor
         else:
             os.close(descriptor)
-    return found
+    return descriptors
 
 
 def send(descriptors: dict[int, int], signal_number: int) -> None:
@@ -79,11 +79,11 @@ def sweep(mark: str, *, variable: str = MARK_VARIABLE, grace_s: float = GRACE_S)
         return []
     ended: list[int] = []
     for signal_number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, GRACE_S)):
-        found = marked(mark, variable)
-        ended += [pid for pid in found if pid not in ended]
-        send(found, signal_number)
-        wait_all(found, wait_s)
-        for descriptor in found.values():
+        descriptors = marked(mark, variable)
+        ended += [pid for pid in descriptors if pid not in ended]
+        send(descriptors, signal_number)
+        wait_all(descriptors, wait_s)
+        for descriptor in descriptors.values():
             os.close(descriptor)
     return ended
 

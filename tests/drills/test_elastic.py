@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from earl.bus import Bus
-from earl.stack.codec import SchedulerClient
+from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus
 from tests.support.runs import tictactoe
 from tests.support.stack import Stack, until
@@ -24,7 +24,7 @@ class Watch:
     """What the scheduler says of the run; each look checks the ledger's equation."""
 
     def __init__(self, stack: Stack, bus: Bus) -> None:
-        self._client = SchedulerClient(stack.scheduler)
+        self._client = OperatorClient(stack.scheduler)
         self._bus = bus
 
     async def look(self) -> RunStatus:

@@ -20,7 +20,7 @@ import pytest
 
 from earl.cli.lib.find_run import with_run
 from earl.errors import DeadlineExceeded, ServiceUnavailable
-from earl.stack.codec import SchedulerClient
+from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus, StageState
 from tests.support.launched import Launched, assert_ledger_adds_up, launch_in
 
@@ -52,7 +52,7 @@ class Fleet:
     def ask(self, stage: str, tp: int) -> int:
         """Asks for a switch without waiting for it; its epoch."""
 
-        async def asked(scheduler: SchedulerClient) -> int:
+        async def asked(scheduler: OperatorClient) -> int:
             epoch, _ = await scheduler.set_parallelism(
                 stage, {"tp": tp}, pin=True, wait_s=0.0, deadline_s=ANSWER_S
             )

@@ -18,7 +18,7 @@ from earl.rpc import TlsFiles
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role, make, write
 from earl.rpc.tokens import TokenFile
-from earl.stack.codec import SchedulerClient
+from earl.stack.codec import OperatorClient
 from earl.stack.plan import ProcessSpec
 from earl.stack.ports import resolve_bind
 from earl.stack.process import StackProcess
@@ -124,7 +124,7 @@ async def test_a_fleet_starts_from_a_run_file_and_its_environment(tmp_path: Path
         await fleet.start("node-0", trainer, nodes | {"EARL_NODE": "0"})
         await fleet.start("rollout-0", ("-m", "services.rollout", *run), free)
         operator = next(entry.token for entry in entries if entry.role is Role.OPERATOR)
-        client = SchedulerClient(scheduler, Access(operator, TlsFiles(authority=tls.authority)))
+        client = OperatorClient(scheduler, Access(operator, TlsFiles(authority=tls.authority)))
         try:
             async with asyncio.timeout(150):
                 while not (status := await client.status(10.0)).done:  # noqa: ASYNC110

@@ -17,7 +17,7 @@ import pytest
 from earl.config.load import load_run
 from earl.config.run import StackConfig
 from earl.errors import EpisodesFailing, ModelNotFound, ProcessFailed
-from earl.stack.plan import Addresses, ProcessSpec
+from earl.stack.plan import ProcessSpec, StackAddresses
 from earl.stack.rundir import RunDirectory
 from earl.stack.supervisor import Supervisor
 from earl.stack.warden import DONE, MARK_VARIABLE
@@ -27,7 +27,7 @@ TICTACTOE = Path(__file__).resolve().parents[2] / "examples" / "tictactoe.toml"
 GATE = "from earl.rpc.main import await_peers; await_peers()\n"
 READY = 'print(\'{"ready": "x", "address": "127.0.0.1:1"}\', flush=True)\n'
 SERVE = READY + "import signal; signal.sigwait([signal.SIGTERM])\n"
-ADDRESSES = Addresses("127.0.0.1:1", "127.0.0.1:2", "redis://127.0.0.1:3")
+ADDRESSES = StackAddresses("127.0.0.1:1", "127.0.0.1:2", "redis://127.0.0.1:3")
 
 
 def script(name: str, code: str, **options) -> ProcessSpec:

@@ -16,7 +16,7 @@ from pathlib import Path
 from earl.errors import EarlError
 from earl.rpc import TlsFiles
 from earl.rpc.access import Access
-from earl.stack.codec import SchedulerClient
+from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,14 +90,14 @@ def place(secrets: Path, name: str) -> Path:
 
 
 @asynccontextmanager
-async def operator(address: str, secrets: Path) -> AsyncIterator[SchedulerClient]:
+async def operator(address: str, secrets: Path) -> AsyncIterator[OperatorClient]:
     """Asks the scheduler at a published port, with the operator's token."""
     file = Path("/out") / place(secrets, "tokens.toml").relative_to(secrets)
     shown = podman(
         "run", "--rm", "--network", "none", "--user", "0:0", "--volume", f"{secrets}:/out:ro", IMAGE,
         "earl", "tokens", "show", "operator", "--file", str(file),
     )  # fmt: skip
-    client = SchedulerClient(address, Access(shown.strip(), TlsFiles(authority=secrets / "ca.pem")))
+    client = OperatorClient(address, Access(shown.strip(), TlsFiles(authority=secrets / "ca.pem")))
     try:
         yield client
     finally:
@@ -125,13 +125,13 @@ async def env_host(gateway: str, secrets: Path, log: Path) -> AsyncIterator[None
             await process.wait()
 
 
-async def finished(client: SchedulerClient, within_s: float, containers: Sequence[str]) -> RunStatus:
+async def finished(client: OperatorClient, within_s: float, containers: Sequence[str]) -> RunStatus:
     """The run's last status. Fails with the logs of these containers if it does not end in time."""
     return await reached(client, within_s, containers, lambda status: status.done)
 
 
 async def reached(
-    client: SchedulerClient,
+    client: OperatorClient,
     within_s: float,
     containers: Sequence[str],
     there: Callable[[RunStatus], bool],

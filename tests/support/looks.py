@@ -9,13 +9,13 @@ from earl.cli.lib.gateway_codec import Latency, Listed
 from earl.cli.lib.snapshot import Look, State
 from earl.reparallelize import StageSwitch
 from earl.stack.status import (
-    Lease,
-    Ledger,
+    LedgerStatus,
     Lengths,
     ProcessState,
     RoleState,
     RunStatus,
     StageState,
+    TicketLease,
     Transfers,
     WorkerState,
 )
@@ -35,7 +35,7 @@ STATUS = RunStatus(
     step=30,
     steps=140,
     version=31,
-    ledger=Ledger(1000, 800, 64, {"group_incomplete": 2}, pending=8, leased=48, ready=62, planned=16),
+    ledger=LedgerStatus(1000, 800, 64, {"group_incomplete": 2}, pending=8, leased=48, ready=62, planned=16),
     workers=(ROLLOUT, TRAINER),
     roles=(RoleState("trainer", 62, 16, 800),),
     stages=(
@@ -59,7 +59,7 @@ LOOK = Look(
     (GAMES,),
     {"gateway metrics": "http://127.0.0.1:9100/metrics"},
     elapsed_s=61.0,
-    leases=(Lease(912, "rollout-0", 75.0, 2, "train"), Lease(940, "rollout-1", 12.0, 1, "final")),
+    leases=(TicketLease(912, "rollout-0", 75.0, 2, "train"), TicketLease(940, "rollout-1", 12.0, 1, "final")),
 )
 
 

@@ -150,7 +150,7 @@ class Stack:
         return self.processes[name].log.read_text(encoding="utf-8", errors="replace")
 
     def _environment(self) -> dict[str, str]:
-        addresses = plan.Addresses(self.scheduler, self.gateway, self.redis_url)
+        addresses = plan.StackAddresses(self.scheduler, self.gateway, self.redis_url)
         return {
             **os.environ,
             "OMP_NUM_THREADS": "1",

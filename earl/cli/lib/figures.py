@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from earl.stack.launcher import Outcome
-from earl.stack.status import Bounds, Evaluation, RunStatus
+from earl.stack.launcher import LaunchOutcome
+from earl.stack.status import ConfidenceBounds, EvaluationStatus, RunStatus
 
 
-def figures(outcome: Outcome, seed: int) -> dict[str, Any]:
+def figures(outcome: LaunchOutcome, seed: int) -> dict[str, Any]:
     """The run's result; what there was no evaluation for is null. Intervals are 95 %, gains paired."""
     ledger = outcome.status.ledger
     start = outcome.status.evaluation("start")
@@ -36,7 +36,7 @@ def figures(outcome: Outcome, seed: int) -> dict[str, Any]:
     }
 
 
-def bounds(name: str, of: Bounds | None) -> dict[str, float | None]:
+def bounds(name: str, of: ConfidenceBounds | None) -> dict[str, float | None]:
     return {f"{name}_low": of.low if of else None, f"{name}_high": of.high if of else None}
 
 
@@ -55,7 +55,7 @@ def closing_lines(status: RunStatus) -> Iterator[str]:
         yield f"{len(evaluations)} evaluations in all; the report shows every one"
 
 
-def evaluation_text(one: Evaluation, first: str) -> str:
+def evaluation_text(one: EvaluationStatus, first: str) -> str:
     """One evaluation in a line; first: name of the one that its gain is over."""
     parts = [
         f"win rate {interval(one.win_rate, one.win_bounds)}",
@@ -73,7 +73,7 @@ def evaluation_text(one: Evaluation, first: str) -> str:
     return ", ".join(parts)
 
 
-def interval(value: float, of: Bounds | None, *, signed: bool = False) -> str:
+def interval(value: float, of: ConfidenceBounds | None, *, signed: bool = False) -> str:
     """For example "+0.21 [+0.14, +0.28]"; the value alone without bounds."""
     form = "+.2f" if signed else ".2f"
     return f"{value:{form}} [{of.low:{form}}, {of.high:{form}}]" if of else f"{value:{form}}"

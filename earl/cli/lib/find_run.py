@@ -23,7 +23,7 @@ from earl.errors import (
 )
 from earl.rpc.access import Access
 from earl.rpc.token_file import Role
-from earl.stack.codec import SchedulerClient
+from earl.stack.codec import OperatorClient
 from earl.stack.endpoints import endpoints_of
 from earl.stack.record import is_held, read_record
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 def with_run(
     run: Path | None,
-    work: Callable[[SchedulerClient], Awaitable[T]],
+    work: Callable[[OperatorClient], Awaitable[T]],
     roles: Sequence[Role] = (Role.OPERATOR,),
 ) -> T:
     """Asks the scheduler of a run, as the first of `roles` that there is a token of.
@@ -58,14 +58,14 @@ def with_run(
     return asyncio.run(asked())
 
 
-async def only(directories: Sequence[Path], roles: Sequence[Role]) -> SchedulerClient:
+async def only(directories: Sequence[Path], roles: Sequence[Role]) -> OperatorClient:
     """Of the only run that goes on among these.
 
     Raises ConfigError if none does, or several do; what barred this caller if that is not known of one.
     """
     barred: list[EarlError] = []
 
-    async def look(directory: Path) -> SchedulerClient | None:
+    async def look(directory: Path) -> OperatorClient | None:
         try:
             return await named(directory, roles, LOOK_S)
         except EarlError as error:
@@ -92,14 +92,14 @@ def has_ended(directory: Path) -> bool:
     return read_record(directory) is not None and not is_held(directory)
 
 
-async def named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL_S) -> SchedulerClient:
+async def named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL_S) -> OperatorClient:
     """Of a run that goes on.
 
     Raises ServiceUnavailable if it does not: what answers at the address that it had may be another run.
     """
     config = config_of(directory)
     address = config.scheduler.bind
-    client = SchedulerClient(address, Access.of(*roles))
+    client = OperatorClient(address, Access.of(*roles))
     try:
         status = await client.status(deadline_s)
         if status.run != config.name:

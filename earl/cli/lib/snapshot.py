@@ -29,10 +29,10 @@ from earl.obs.metrics import plain
 from earl.rpc.access import Access
 from earl.rpc.auth import check_call, split_address
 from earl.rpc.token_file import LOOKS, Role
-from earl.stack.codec import SchedulerClient
+from earl.stack.codec import OperatorClient
 from earl.stack.record import LaunchRecord, is_held, read_record
 from earl.stack.rundir import FAILURE
-from earl.stack.status import Lease, ProcessState, RunStatus
+from earl.stack.status import ProcessState, RunStatus, TicketLease
 
 LOOK_S = 2.0
 # The oldest leases that are shown.
@@ -74,7 +74,7 @@ class Look:
     silent: Mapping[str, str] = field(default_factory=dict)
     failure: Mapping[str, Any] = field(default_factory=dict)
     elapsed_s: float = 0.0
-    leases: tuple[Lease, ...] = ()
+    leases: tuple[TicketLease, ...] = ()
 
     def as_object(self) -> dict[str, Any]:
         """All of it, by the names of its values; live and dropped_total of the ledger too; null for NaN."""
@@ -112,7 +112,7 @@ class Looker:
         self._name = name
         self._addresses = scheduler, gateway
         self._access = Access.of(*LOOKS)
-        self._scheduler: SchedulerClient | None = None
+        self._scheduler: OperatorClient | None = None
         self._gateway: Gateway | None = None
         self._last = Look(directory, State.LOST, RunStatus(run=name or scheduler))
 
@@ -121,7 +121,7 @@ class Looker:
 
         Raises what the scheduler refuses it with.
         """
-        client = SchedulerClient(self._addresses[0], Access.of(Role.OPERATOR))
+        client = OperatorClient(self._addresses[0], Access.of(Role.OPERATOR))
         try:
             await client.set_parallelism(stage, None, pin=pin, wait_s=0.0, deadline_s=deadline_s)
         finally:
@@ -130,9 +130,9 @@ class Looker:
     # Connections belong to the loop that they are made on: at the first look.
 
     @property
-    def scheduler(self) -> SchedulerClient:
+    def scheduler(self) -> OperatorClient:
         if self._scheduler is None:
-            self._scheduler = SchedulerClient(self._addresses[0], self._access)
+            self._scheduler = OperatorClient(self._addresses[0], self._access)
         return self._scheduler
 
     @property
@@ -171,7 +171,7 @@ class Looker:
 
     async def _status(
         self, timeout_s: float, silent: dict[str, str]
-    ) -> tuple[RunStatus | None, tuple[Lease, ...]]:
+    ) -> tuple[RunStatus | None, tuple[TicketLease, ...]]:
         status, leases = await asyncio.gather(
             self.scheduler.status(timeout_s),
             self.scheduler.oldest_leases(LEASES, timeout_s),

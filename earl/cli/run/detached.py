@@ -27,7 +27,7 @@ from earl.cli.run.plain_view import LoggedView
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.obs import log
-from earl.stack.launcher import Outcome, Signals, launch
+from earl.stack.launcher import LaunchOutcome, Signals, launch
 from earl.stack.rundir import RunDirectory
 from earl.stack.status import ProcessState, RunStatus
 
@@ -88,7 +88,7 @@ class Channel:
             self._file = None
 
 
-async def follow(order: Order, channel: Channel, started_at: float) -> Outcome:
+async def follow(order: Order, channel: Channel, started_at: float) -> LaunchOutcome:
     """The whole run. Raises what the launch raises."""
     signals = handled()
     view = LoggedView()

@@ -22,7 +22,7 @@ from earl.config.load import Override, split_overrides
 from earl.config.run import RunConfig
 from earl.obs.processor import flags
 from earl.stack import auto_dtype
-from earl.stack.launcher import Outcome, Signals, launch
+from earl.stack.launcher import LaunchOutcome, Signals, launch
 from earl.stack.rundir import run_path
 
 INTERRUPTED = 130
@@ -48,13 +48,13 @@ def overrides_of(ctx: Any, **top_level: object) -> list[Override]:
     return [*ctx.meta.get(OVERRIDES, []), *given]
 
 
-def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: float) -> Outcome:
+def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: float) -> LaunchOutcome:
     """Launches the stack, shows it, writes the report; Ctrl-C and SIGTERM end it cleanly.
 
     started_at: time.monotonic() at the command's start. Raises what the launch raises.
     """
 
-    async def launched() -> Outcome:
+    async def launched() -> LaunchOutcome:
         signals = handled()
         return await launch(
             config, resume=resume, started_at=started_at, signals=signals, on_update=view.update
@@ -88,18 +88,18 @@ def handled() -> Signals:
     return signals
 
 
-def write_results(outcome: Outcome, config: RunConfig) -> Path:
+def write_results(outcome: LaunchOutcome, config: RunConfig) -> Path:
     """The run's figures and its report; the report's path."""
     result = json.dumps(figures(outcome, config.seed), indent=1)
     (outcome.directory / RESULT).write_text(result + "\n", encoding="utf-8")
     return write_report(outcome.directory)
 
 
-def resume_hint(outcome: Outcome) -> str:
+def resume_hint(outcome: LaunchOutcome) -> str:
     return f"resume with: earl train {outcome.directory}/run.toml --resume"
 
 
-def last_words(outcome: Outcome) -> Iterator[str]:
+def last_words(outcome: LaunchOutcome) -> Iterator[str]:
     """How it went, a line each, the last of which says how to resume if there is reason to."""
     yield from closing_lines(outcome.status)
     if not outcome.begun:
@@ -108,7 +108,7 @@ def last_words(outcome: Outcome) -> Iterator[str]:
         yield f"earl: {outcome.status.message or 'stopped'}; {resume_hint(outcome)}"
 
 
-def finish(outcome: Outcome, config: RunConfig, *, as_json: bool) -> int:
+def finish(outcome: LaunchOutcome, config: RunConfig, *, as_json: bool) -> int:
     """Says how it went, on standard error and, as one JSON object, on standard output; the exit code."""
     for text in last_words(outcome):
         sys.stderr.write(f"{text}\n")

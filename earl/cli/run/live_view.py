@@ -18,8 +18,8 @@ from rich.text import Text
 from earl.cli.lib.figures import interval
 from earl.cli.lib.switches import parallelism_text, switch_text
 from earl.stack.status import (
-    Evaluation,
-    Ledger,
+    EvaluationStatus,
+    LedgerStatus,
     ProcessState,
     RoleState,
     RunStatus,
@@ -205,7 +205,7 @@ def progress_of(status: RunStatus) -> tuple[int, int]:
     return status.step, status.steps
 
 
-def ledger_table(ledger: Ledger) -> RenderableType:
+def ledger_table(ledger: LedgerStatus) -> RenderableType:
     """Counts by state; issued is their sum."""
     counts = {name: getattr(ledger, name) for name, _ in STATES if name != "dropped"}
     counts["dropped"] = ledger.dropped_total
@@ -254,7 +254,7 @@ def role_figures(role: RoleState) -> list[tuple[str, int, str]]:
     return [(word, getattr(role, word), colour) for word, colour in colours]
 
 
-def evaluation_table(evaluations: Sequence[Evaluation], best_version: int) -> RenderableType:
+def evaluation_table(evaluations: Sequence[EvaluationStatus], best_version: int) -> RenderableType:
     """The last evaluations with their 95 % intervals; the gain is over the run's first one, paired."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="grey50")
     shown = evaluations[-5:]

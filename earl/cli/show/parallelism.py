@@ -17,7 +17,7 @@ from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
 from earl.parallelism import Parallelism
 from earl.reparallelize import StageSwitch
 from earl.rpc.token_file import LOOKS
-from earl.stack.codec import SchedulerClient
+from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus, StageState
 
 STAGES = ("rollout", "reference", "trainer")
@@ -131,7 +131,7 @@ def given(degrees: list[str]) -> dict[str, int]:
 
 
 async def change(
-    client: SchedulerClient, stage: str, wanted: dict[str, int] | None, pin: bool, wait_s: float
+    client: OperatorClient, stage: str, wanted: dict[str, int] | None, pin: bool, wait_s: float
 ) -> tuple[int, StageSwitch[str] | None, StageState]:
     """(epoch, how the switch ended, the stage then); no such end if it was cut so already or still runs.
 

@@ -13,11 +13,11 @@ from earl.dashboard.app import application, routes
 from earl.dashboard.door import STAY_S, Door, key_of
 from earl.dashboard.feed import Feed
 from earl.dashboard.guard import POLICY, host_name
-from earl.dashboard.history import History
+from earl.dashboard.history import RunHistory
 from earl.dashboard.live import Live
 from earl.dashboard.serve import LOOPBACK, forget_link, hosts_of, keep_link, listening, serve
 from earl.dashboard.trajectories import Trajectories
-from earl.dashboard.watch import Watch
+from earl.dashboard.watch import RunWatch
 from earl.errors import InsecureBind, PortInUse
 from earl.stack.rundir import DASHBOARD_LINK
 from tests.support.asgi import Answer, call
@@ -34,8 +34,8 @@ class Page:
         self.links: list[str] = []
         self.door = Door(key_of(directory), self.links.append)
         config = config_of(directory)
-        feed, history, trajectories = Feed(), History(directory, config), Trajectories(directory)
-        self.watch = Watch(history, trajectories, Live(directory, config, Silent()), feed)
+        feed, history, trajectories = Feed(), RunHistory(directory, config), Trajectories(directory)
+        self.watch = RunWatch(history, trajectories, Live(directory, config, Silent()), feed)
         self.routes = routes(feed, self.watch, trajectories)
         self.app = application(self.door, LOOPBACK, feed, self.watch, trajectories)
 

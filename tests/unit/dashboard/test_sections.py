@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from earl.dashboard.door import Door
 from earl.dashboard.feed import FOLLOWERS, Feed, encoded
-from earl.dashboard.history import POINTS, History, bands, thinned
+from earl.dashboard.history import POINTS, RunHistory, bands, thinned
 from earl.dashboard.live import Live
 from earl.dashboard.trajectories import Filters, Trajectories
 from earl.obs.metrics import LineFile
 from earl.stack.rundir import LOCK
-from earl.stack.status import Evaluation, Ledger, RunStatus, Transfers, WorkerState
+from earl.stack.status import EvaluationStatus, LedgerStatus, RunStatus, Transfers, WorkerState
 from services.scheduler.files.samples import SampleFile
 from services.scheduler.state.records import Purpose
 from tests.support.dashboard import Says, Silent, config_of
@@ -29,7 +29,7 @@ from tests.support.recorded import recorded, talk, ticket
 
 def test_a_run_that_ended_is_shown_from_its_directory_alone(tmp_path: Path):
     recorded(tmp_path, steps=12, cut=(2, 1, 1, 1))
-    sections = History(tmp_path, config_of(tmp_path)).update()
+    sections = RunHistory(tmp_path, config_of(tmp_path)).update()
     learning = json.loads(encoded(sections["learning"]))
     assert learning["curves"]["reward_mean"][-1] == [12.0, 1.0] and learning["steps"] == 12
     start, final = learning["evaluations"]
@@ -48,7 +48,7 @@ def test_a_run_that_ended_is_shown_from_its_directory_alone(tmp_path: Path):
 
 def test_only_what_grew_is_read_and_only_what_changed_is_told(tmp_path: Path):
     recorded(tmp_path, steps=3)
-    history = History(tmp_path, config_of(tmp_path))
+    history = RunHistory(tmp_path, config_of(tmp_path))
     assert set(history.update()) == {"learning", "lengths", "decisions", "endings", "moved"}
     assert history.update() == {}
     file = LineFile(tmp_path / "endings.jsonl")
@@ -65,7 +65,7 @@ def test_nothing_recorded_yet_is_an_empty_run(tmp_path: Path):
     config = config_of(tmp_path)
     for file in tmp_path.glob("*.jsonl"):
         file.unlink()
-    sections = History(tmp_path, config).update()
+    sections = RunHistory(tmp_path, config).update()
     assert sections["learning"]["curves"]["win_rate"] == [] and sections["lengths"]["columns"] == []
     assert Trajectories(tmp_path).update(None)["count"] == 0
 
@@ -94,12 +94,12 @@ def test_bands_are_stretches_of_one_layout():
 
 STATUS = RunStatus(
     run="tictactoe", phase="train", step=3, steps=10, version=7, elapsed_s=30.0,
-    ledger=Ledger(issued=100, trained=60, dropped={"too_stale": 4}, pending=6, leased=30),
+    ledger=LedgerStatus(issued=100, trained=60, dropped={"too_stale": 4}, pending=6, leased=30),
     workers=(
         WorkerState("rollout-0", "rollout", "dp2", 32, 30, 7, 0.25, {"memory_fraction": 0.5},
                     {"shm": Transfers(1 << 30, 2.0, 1)}),
     ),
-    evaluations=(Evaluation("start", 4, 64, 32, 0.5, 0.1, {}),),
+    evaluations=(EvaluationStatus("start", 4, 64, 32, 0.5, 0.1, {}),),
 )  # fmt: skip
 
 

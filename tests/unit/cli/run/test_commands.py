@@ -19,10 +19,10 @@ from earl.cli.run.plain_view import PlainView, status_line
 from earl.errors import PortInUse
 from earl.reparallelize import StageSwitch
 from earl.stack.status import (
-    Bounds,
-    Evaluation,
+    ConfidenceBounds,
+    EvaluationStatus,
     Gain,
-    Ledger,
+    LedgerStatus,
     Lengths,
     ProcessState,
     RoleState,
@@ -115,12 +115,15 @@ STATUS = RunStatus(
     step=200,
     steps=200,
     version=261,
-    ledger=Ledger(issued=100, trained=60, evaluated=30, dropped={"group_incomplete": 2}, pending=1, leased=7),
+    ledger=LedgerStatus(
+        issued=100, trained=60, evaluated=30, dropped={"group_incomplete": 2}, pending=1, leased=7
+    ),
     evaluations=(
-        Evaluation(
-            "start", 61, 512, 510, 0.5, 0.3, {"illegal": 0.1}, 2, Bounds(0.46, 0.54), Bounds(0.2, 0.4)
+        EvaluationStatus(
+            "start", 61, 512, 510, 0.5, 0.3, {"illegal": 0.1}, 2,
+            ConfidenceBounds(0.46, 0.54), ConfidenceBounds(0.2, 0.4),
         ),
-        Evaluation(
+        EvaluationStatus(
             "final",
             261,
             512,
@@ -129,8 +132,8 @@ STATUS = RunStatus(
             0.9,
             {"illegal": 0.0},
             0,
-            Bounds(0.88, 0.97),
-            Bounds(0.8, 1.0),
+            ConfidenceBounds(0.88, 0.97),
+            ConfidenceBounds(0.8, 1.0),
             Gain(0.41, None, 127),
         ),
     ),

@@ -19,7 +19,7 @@ from earl.errors import ConfigError, EngineLost, InsecureCall, ProcessFailed
 from earl.stack import plan
 from earl.stack.endpoints import Endpoints, endpoints_of
 from earl.stack.launcher import Signals, launch
-from earl.stack.record import Chronicle, LaunchRecord, read_record, write_record
+from earl.stack.record import LaunchRecord, LaunchRecorder, read_record, write_record
 from earl.stack.rundir import FAILURE, RunDirectory
 from earl.stack.status import RunStatus
 from earl.stack.supervisor import Supervisor
@@ -39,9 +39,9 @@ sys.exit(signal.sigwait((signal.SIGTERM, signal.SIGUSR1)))
 async def test_a_run_is_up_without_what_it_goes_on_without(tmp_path: Path):
     config = tictactoe(tmp_path)
     with RunDirectory(config, resume=False) as directory:
-        addresses = plan.Addresses("127.0.0.1:1", "127.0.0.1:2", "")
+        addresses = plan.StackAddresses("127.0.0.1:1", "127.0.0.1:2", "")
         supervisor = Supervisor(plan.plan(config, directory.run_json), directory, addresses, config.stack)
-        chronicle = Chronicle(directory.path, supervisor.mark, (), time.monotonic())
+        chronicle = LaunchRecorder(directory.path, supervisor.mark, (), time.monotonic())
 
         def ready_s(**states: str) -> float:
             for name, process in supervisor.processes.items():
@@ -127,7 +127,7 @@ def test_down_says_where_the_report_is_if_there_is_one(tmp_path: Path):
 def test_why_a_launch_failed_is_not_hidden_by_a_full_disk(tmp_path: Path, caplog):
     config = tictactoe(tmp_path)
     with RunDirectory(config, resume=False) as directory:
-        chronicle = Chronicle(directory.path, "no such mark", (), time.monotonic())
+        chronicle = LaunchRecorder(directory.path, "no such mark", (), time.monotonic())
         with full_at(1):
             directory.failed(EngineLost("engine 0 is gone", "see its log"))
             for _ in range(2):

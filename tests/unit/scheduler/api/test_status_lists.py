@@ -6,7 +6,7 @@ import dataclasses
 
 from earl.dashboard.codec_services import host, ticket
 from earl.stack.codec import decode_leases
-from earl.stack.status import Lease
+from earl.stack.status import TicketLease
 from earl.ticket_ranges import RangeSet
 from earl.v1 import common_pb2
 from services.scheduler.api.codec_tickets import encode_tickets
@@ -56,7 +56,7 @@ def test_tickets_are_listed_by_state_the_longest_in_it_first():
         "train",
     )
     assert decode_leases(encode_tickets(ledger.tables, 1, 120.0)) == (
-        Lease(leased[0].id, "w", 10.0, leased[0].attempt, "train"),
+        TicketLease(leased[0].id, "w", 10.0, leased[0].attempt, "train"),
     )
     few = encode_tickets(ledger.tables, 1, 120.0).tickets
     assert [one.ticket_id for one in few] == [leased[2].id + 1, leased[0].id, done.id]
