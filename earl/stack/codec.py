@@ -17,6 +17,7 @@ from earl.stack.status import (
     RoleState,
     RunStatus,
     StageState,
+    TicketLease,
     Transfers,
     WorkerState,
 )

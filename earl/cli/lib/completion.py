@@ -16,8 +16,8 @@ LOOKED_AT = 64
 
 def newest() -> list[Path]:
     """Directories of runs below RUNS, those first that were launched last."""
-    found = sorted(RUNS.glob("*/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [path.parent for path in found[:LOOKED_AT]]
+    run_files = sorted(RUNS.glob("*/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path.parent for path in run_files[:LOOKED_AT]]
 
 
 def runs(incomplete: str) -> list[str]:

@@ -100,17 +100,17 @@ def read_decisions(directory: Path) -> dict[str, list[Line]]:
 
 def surviving(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Line]]:
     """By stage; a line takes back every earlier one for its step or a later one. No line: left out."""
-    found: dict[str, list[Line]] = {}
+    by_stage: dict[str, list[Line]] = {}
     for record in records:
         try:
             line = Line.model_validate(record)
         except (ValidationError, IllegalParallelism):
             continue
-        lines = found.setdefault(line.stage, [])
+        lines = by_stage.setdefault(line.stage, [])
         while lines and lines[-1].step >= line.step:
             lines.pop()
         lines.append(line)
-    return found
+    return by_stage
 
 
 def changes(lines: Sequence[Line]) -> list[Line]:

@@ -42,34 +42,34 @@ def bounds(name: str, of: ConfidenceBounds | None) -> dict[str, float | None]:
 
 def closing_lines(status: RunStatus) -> Iterator[str]:
     """What the first, the best and the last evaluation found, a line each."""
-    evaluations = [one for one in status.evaluations if one.done]
+    evaluations = [evaluation for evaluation in status.evaluations if evaluation.done]
     if not evaluations:
         return
     first, last = evaluations[0], evaluations[-1]
-    best = next((one for one in evaluations if one.version == status.best_version), last)
-    for one in dict.fromkeys((first.name, best.name, last.name)):
-        shown = next(item for item in evaluations if item.name == one)
+    best = next((evaluation for evaluation in evaluations if evaluation.version == status.best_version), last)
+    for name in dict.fromkeys((first.name, best.name, last.name)):
+        shown = next(item for item in evaluations if item.name == name)
         mark = " (best)" if shown is best and len(evaluations) > 1 else ""
         yield f"evaluation {shown.name}, version {shown.version}{mark}: {evaluation_text(shown, first.name)}"
     if len(evaluations) > 3:
         yield f"{len(evaluations)} evaluations in all; the report shows every one"
 
 
-def evaluation_text(one: EvaluationStatus, first: str) -> str:
+def evaluation_text(evaluation: EvaluationStatus, first: str) -> str:
     """One evaluation in a line; first: name of the one that its gain is over."""
     parts = [
-        f"win rate {interval(one.win_rate, one.win_bounds)}",
-        f"reward {interval(one.mean_reward, one.reward_bounds)}",
+        f"win rate {interval(evaluation.win_rate, evaluation.win_bounds)}",
+        f"reward {interval(evaluation.mean_reward, evaluation.reward_bounds)}",
     ]
-    if one.gain is not None:
-        gained = interval(one.gain.value, one.gain.bounds, signed=True)
-        parts.append(f"gain {gained} in reward over the {first} on the same {one.gain.episodes} tasks")
+    if evaluation.gain is not None:
+        gained = interval(evaluation.gain.value, evaluation.gain.bounds, signed=True)
+        parts.append(f"gain {gained} in reward over the {first} on the same {evaluation.gain.episodes} tasks")
     else:
-        parts.append(f"{one.done} tasks")
-    if one.done + one.failed < one.episodes:
-        parts.append(f"ended after {one.done + one.failed} of {one.episodes}")
-    if one.failed:
-        parts.append(f"{one.failed} failed and do not count")
+        parts.append(f"{evaluation.done} tasks")
+    if evaluation.done + evaluation.failed < evaluation.episodes:
+        parts.append(f"ended after {evaluation.done + evaluation.failed} of {evaluation.episodes}")
+    if evaluation.failed:
+        parts.append(f"{evaluation.failed} failed and do not count")
     return ", ".join(parts)
 
 

@@ -48,18 +48,18 @@ def with_run(
     """
     directories = [run] if run is not None else newest()
 
-    async def asked() -> T:
+    async def answered() -> T:
         client = await (named(directories[0], roles) if run is not None else only(directories, roles))
         try:
             return await work(client)
         finally:
             await client.close()
 
-    return asyncio.run(asked())
+    return asyncio.run(answered())
 
 
 async def only(directories: Sequence[Path], roles: Sequence[Role]) -> OperatorClient:
-    """Of the only run that goes on among these.
+    """A client of the only running run among these.
 
     Raises ConfigError if none does, or several do; what barred this caller if that is not known of one.
     """
@@ -93,7 +93,7 @@ def has_ended(directory: Path) -> bool:
 
 
 async def named(directory: Path, roles: Sequence[Role], deadline_s: float = CALL_S) -> OperatorClient:
-    """Of a run that goes on.
+    """A client of a running run.
 
     Raises ServiceUnavailable if it does not: what answers at the address that it had may be another run.
     """
@@ -121,15 +121,15 @@ def chosen(run: Path | None, *, ended: bool = False) -> Path:
     if run is not None:
         config_of(run)
         return run
-    found = newest()
-    alive = [directory for directory in found if is_held(directory)]
+    runs = newest()
+    alive = [directory for directory in runs if is_held(directory)]
     if len(alive) == 1:
         return alive[0]
     if alive:
         names = ", ".join(map(str, alive))
         raise ConfigError(f"several runs go on: {names}", "name one of them")
-    if ended and found:
-        return found[0]
+    if ended and runs:
+        return runs[0]
     raise ConfigError(
         f"no run in ./{RUNS} goes on", "name a run's directory, or start one with: earl up RUN.toml"
     )

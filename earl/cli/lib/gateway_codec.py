@@ -93,8 +93,8 @@ def _listed(entry: Any) -> Listed:
     )
 
 
-def _latency(said: Any) -> Latency:
-    return Latency(said.count, said.p50_s, said.p99_s, tuple(said.counts), said.longest_s)
+def _latency(sent: Any) -> Latency:
+    return Latency(sent.count, sent.p50_s, sent.p99_s, tuple(sent.counts), sent.longest_s)
 
 
 def signature(tool: Any) -> str:

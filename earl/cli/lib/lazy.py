@@ -34,7 +34,7 @@ class EntryPointGroup(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         # Stand-ins that have the name and the help; `resolve_command` brings the real ones.
-        points = found(self.entry_point_group)
+        points = commands_of(self.entry_point_group)
         headed = [(name, panel) for panel, names in self.panels.items() for name in names if name in points]
         rest = sorted(points.keys() - {name for name, _ in headed})
         more = MORE if headed else None
@@ -45,7 +45,7 @@ class EntryPointGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
-        point = found(self.entry_point_group)[str(name)]
+        point = commands_of(self.entry_point_group)[str(name)]
         command = get_command(load(point))
         command.name = name
         return name, command, rest
@@ -66,7 +66,7 @@ class Benchmarks(EntryPointGroup):
     entry_point_group = "earl.benchmarks"
 
 
-def found(group: str) -> dict[str, EntryPoint]:
+def commands_of(group: str) -> dict[str, EntryPoint]:
     """Entry points of a group by name."""
     return {point.name: point for point in entry_points(group=group)}
 

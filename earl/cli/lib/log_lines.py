@@ -106,7 +106,7 @@ class LogFile:
         return True
 
     def _first_time(self, file: IO[bytes]) -> float:
-        """Of the first record near the beginning, for what stands before it; else of the last write."""
+        """Time of the first record near the beginning, for what stands before it; else of the last write."""
         beginning = file.read(BEGINNING_BYTES).decode("utf-8", "replace")
         file.seek(0)
         times = (

@@ -22,7 +22,7 @@ class Recent:
     """Remembers the looks of the last WINDOW_S at each environment."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._answered: dict[tuple[str, str], _Seen] = {}
 
     def of(self, listed: Sequence[Listed], now_s: float) -> tuple[Listed, ...]:
         """The same with latencies of what was answered in the last WINDOW_S, or since the first look if that
@@ -32,25 +32,25 @@ class Recent:
         """
         return tuple(
             replace(
-                one,
-                reset=self._of((one.name, "reset"), one.reset, now_s),
-                step=self._of((one.name, "step"), one.step, now_s),
+                environment,
+                reset=self._of((environment.name, "reset"), environment.reset, now_s),
+                step=self._of((environment.name, "step"), environment.step, now_s),
             )
-            for one in listed
+            for environment in listed
         )
 
     def _of(self, key: tuple[str, str], latency: Latency, now_s: float) -> Latency:
         total = Histogram()
         if len(latency.counts) != len(total.counts):
             return latency
-        seen = self._seen.setdefault(key, deque())
-        if seen and any(now < then for now, then in zip(latency.counts, seen[-1][1], strict=True)):
-            seen.clear()  # the gateway was started again
-        seen.append((now_s, latency.counts))
-        while len(seen) > 1 and seen[1][0] <= now_s - WINDOW_S:
-            seen.popleft()
-        if len(seen) == 1:
+        counts = self._answered.setdefault(key, deque())
+        if counts and any(now < then for now, then in zip(latency.counts, counts[-1][1], strict=True)):
+            counts.clear()  # the gateway was started again
+        counts.append((now_s, latency.counts))
+        while len(counts) > 1 and counts[1][0] <= now_s - WINDOW_S:
+            counts.popleft()
+        if len(counts) == 1:
             return latency
-        total.counts = [now - then for now, then in zip(latency.counts, seen[0][1], strict=True)]
+        total.counts = [now - then for now, then in zip(latency.counts, counts[0][1], strict=True)]
         total.longest = latency.longest_s
         return replace(latency, count=total.count, p50_s=total.quantile(0.5), p99_s=total.quantile(0.99))

@@ -42,7 +42,7 @@ NOWHERE = Path(os.devnull)
 
 
 class State(StrEnum):
-    """Of a run."""
+    """Where a run stands."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -78,12 +78,12 @@ class Look:
 
     def as_object(self) -> dict[str, Any]:
         """All of it, by the names of its values; live and dropped_total of the ledger too; null for NaN."""
-        found = asdict(self)
-        found["directory"] = str(self.directory)
-        found["state"] = self.state.value
+        shown = asdict(self)
+        shown["directory"] = str(self.directory)
+        shown["state"] = self.state.value
         ledger = self.status.ledger
-        found["status"]["ledger"] |= {"live": ledger.live, "dropped_total": ledger.dropped_total}
-        return plain(found)
+        shown["status"]["ledger"] |= {"live": ledger.live, "dropped_total": ledger.dropped_total}
+        return plain(shown)
 
 
 class Looker:
@@ -98,12 +98,12 @@ class Looker:
     def at(cls, scheduler: str, gateway: str) -> Looker:
         """Of the run of a fleet, by the addresses of its services; "" for no gateway. Raises ConfigError,
         InsecureCall."""
-        found = cls.__new__(cls)
-        found._set(NOWHERE, "", scheduler, gateway)
-        if found._access.token:
+        looker = cls.__new__(cls)
+        looker._set(NOWHERE, "", scheduler, gateway)
+        if looker._access.token:
             for address in filter(None, (scheduler, gateway)):
-                check_call(address, found._access.tls)
-        return found
+                check_call(address, looker._access.tls)
+        return looker
 
     def _set(self, directory: Path, name: str, scheduler: str, gateway: str) -> None:
         for address in filter(None, (scheduler, gateway)):
@@ -221,7 +221,9 @@ def state_of(record: LaunchRecord | None, held: bool, answers: bool, *, failed: 
 def aged(record: LaunchRecord) -> tuple[ProcessState, ...]:
     """The processes, with the seconds in their states until now, or until the launch ended."""
     since_s = ((record.ended_ns or time.time_ns()) - record.written_ns) / 1e9
-    return tuple(replace(one, seconds=one.seconds + max(0.0, since_s)) for one in record.processes)
+    return tuple(
+        replace(process, seconds=process.seconds + max(0.0, since_s)) for process in record.processes
+    )
 
 
 def elapsed_s(record: LaunchRecord | None, status: RunStatus) -> float:
@@ -232,9 +234,9 @@ def elapsed_s(record: LaunchRecord | None, status: RunStatus) -> float:
 
 def failure_of(directory: Path) -> Mapping[str, Any]:
     with suppress(OSError, ValueError):
-        said = json.loads((directory / FAILURE).read_bytes())
-        if isinstance(said, dict):
-            return said
+        failure = json.loads((directory / FAILURE).read_bytes())
+        if isinstance(failure, dict):
+            return failure
     return {}
 
 

@@ -105,17 +105,17 @@ def show(
     from earl.rpc.certificates import SERVER, ends, own
 
     expired = False
-    found: dict[str, str] = {}
-    for name in (*(f"{one}.pem" for one in (SERVER, *own(directory))), "ca.pem"):
+    expires: dict[str, str] = {}
+    for name in (*(f"{role}.pem" for role in (SERVER, *own(directory))), "ca.pem"):
         moment = ends(directory / name)
         left = moment - datetime.datetime.now(datetime.UTC)
         expired = expired or left <= datetime.timedelta()
         how = f"in {left.days} days" if left > datetime.timedelta() else "already"
-        found[name] = moment.isoformat()
+        expires[name] = moment.isoformat()
         if not as_json:
             print(f"{directory / name} expires at {moment:%Y-%m-%d %H:%M %Z}, {how}")
     if as_json:
-        print(json.dumps({"directory": str(directory), "expires": found, "expired": expired}))
+        print(json.dumps({"directory": str(directory), "expires": expires, "expired": expired}))
     if expired:
         raise ConfigError(
             f"a certificate in {directory} has expired",

@@ -68,18 +68,18 @@ def doctor(
 async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
     """Every finding, in the order in which they are read."""
     plane = config.data_plane if config is not None else DataPlaneConfig()
-    found = [*machine.of_machine(machine.machine()), machine.of_bfloat16(flags(), config)]
+    findings = [*machine.of_machine(machine.machine()), machine.of_bfloat16(flags(), config)]
     probed = await probe_all(plane)
     if config is not None:
-        found.append(machine.of_ports(config))
-        model = await asked("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))
-        found.append(machine.of_model(config, model))
-        rollout = await asked("services.rollout.worker.arena_size", needed(config))
-        found.append(machine.of_arenas(config, probed["memory"]["facts"], rollout, model))
-    found += machine.of_redis(await redis(config.bus.redis_url if config is not None else ""))
+        findings.append(machine.of_ports(config))
+        model = await probed_by("earl.models.probe", config.model.model_dump_json(exclude_defaults=True))
+        findings.append(machine.of_model(config, model))
+        rollout = await probed_by("services.rollout.worker.arena_size", needed(config))
+        findings.append(machine.of_arenas(config, probed["memory"]["facts"], rollout, model))
+    findings += machine.of_redis(await redis(config.bus.redis_url if config is not None else ""))
     if gateway:
-        found.append(await at_gateway(gateway, config.environment.name if config is not None else ""))
-    return [*found, *data_plane(plane, probed)]
+        findings.append(await at_gateway(gateway, config.environment.name if config is not None else ""))
+    return [*findings, *data_plane(plane, probed)]
 
 
 def needed(config: RunConfig) -> str:
@@ -95,10 +95,10 @@ async def redis(configured: str) -> dict[str, Any]:
     except EarlError as error:
         return _failed(error.message, error.remedy)
     if url:
-        return await asked("earl.bus.probe", url, piped="echo REDIS_URL")
+        return await probed_by("earl.bus.probe", url, piped="echo REDIS_URL")
     # Also of a probe that had to be killed nothing stays.
     with tempfile.TemporaryDirectory(prefix="earl-doctor-", ignore_cleanup_errors=True) as scratch:
-        return await asked("earl.bus.probe", "", piped="true", environment={"TMPDIR": scratch})
+        return await probed_by("earl.bus.probe", "", piped="true", environment={"TMPDIR": scratch})
 
 
 async def at_gateway(address: str, name: str) -> Finding:
@@ -107,10 +107,12 @@ async def at_gateway(address: str, name: str) -> Finding:
     from earl.rpc.token_file import LOOKS
 
     try:
-        found = await listed(address, access(*LOOKS), CALL_S)
+        environments = await listed(address, access(*LOOKS), CALL_S)
     except EarlError as error:
         return machine.of_gateway(address, name, None, error)
-    return machine.of_gateway(address, name, {one.name: one.hosts for one in found}, None)
+    return machine.of_gateway(
+        address, name, {environment.name: environment.hosts for environment in environments}, None
+    )
 
 
 def lines(findings: Sequence[Finding], who: str) -> Iterable[str]:
@@ -132,10 +134,10 @@ async def probe_all(config: DataPlaneConfig) -> dict[str, dict[str, Any]]:
 async def probe(name: str, config: DataPlaneConfig, timeout_s: float = PROBE_S) -> dict[str, Any]:
     """{"facts", "error"} of one probe of the data plane."""
     written = config.model_dump_json(exclude_defaults=True)
-    return await asked("earl.dispatch.probe", written, name, timeout_s=timeout_s)
+    return await probed_by("earl.dispatch.probe", written, name, timeout_s=timeout_s)
 
 
-async def asked(
+async def probed_by(
     module: str,
     given: str,
     *arguments: str,
@@ -174,10 +176,10 @@ async def asked(
     with suppress(ValueError, IndexError):
         return json.loads(out.decode().splitlines()[-1])  # libraries may talk before it
     last = (err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-    said = f"its probe ended with {process.returncode}: {last}"
+    failure = f"its probe ended with {process.returncode}: {last}"
     if last.startswith("ModuleNotFoundError"):
-        return _failed(said, 'pip install "earl[stack]", or what is missing alone')
-    return _failed(said, f"see all of it: {by_hand}")
+        return _failed(failure, 'pip install "earl[stack]", or what is missing alone')
+    return _failed(failure, f"see all of it: {by_hand}")
 
 
 def _failed(message: str, remedy: str) -> dict[str, Any]:

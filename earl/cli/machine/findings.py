@@ -52,9 +52,9 @@ def _arena_dir(memory: Mapping[str, Any]) -> Finding:
     if error is not None and "path" not in facts:
         return Finding("arena directory", False, True, error["message"], error["remedy"], shown)
     kind = facts["file_system"]
-    said = f"{facts['directory']} is a {kind} with {facts['free_bytes'] / (1 << 30):.1f} GiB free"
+    text = f"{facts['directory']} is a {kind} with {facts['free_bytes'] / (1 << 30):.1f} GiB free"
     remedy = "" if kind in IN_MEMORY else "name a tmpfs in data_plane.arena_dir: this is written to disk"
-    return Finding("arena directory", True, True, said, remedy, shown)
+    return Finding("arena directory", True, True, text, remedy, shown)
 
 
 _FILE_SYSTEM = ("directory", "file_system", "size_bytes", "free_bytes")
@@ -64,8 +64,8 @@ def _shared_memory(memory: Mapping[str, Any], needed: bool) -> Finding:
     facts, error = memory["facts"], memory["error"]
     shown = {name: value for name, value in facts.items() if name not in _FILE_SYSTEM}
     if error is not None:
-        said = error["message"] if "path" in facts else "not tried: no arena could be made"
-        return Finding("shared memory", False, needed, said, error["remedy"], shown)
+        text = error["message"] if "path" in facts else "not tried: no arena could be made"
+        return Finding("shared memory", False, needed, text, error["remedy"], shown)
     return Finding("shared memory", True, needed, _moved(facts), "", shown)
 
 
@@ -78,8 +78,8 @@ def _wire(name: str, probed: Mapping[str, Any], offers: Any, needed: bool) -> Fi
 
 def _ucx_offers(facts: Mapping[str, Any]) -> str:
     transports = ", ".join(f"{name} ({', '.join(on)})" for name, on in facts["transports"].items())
-    why = facts["gathers_because"]
-    gathers = f", what lies in pieces is gathered first ({why})" if why else ""
+    reason = facts["gathers_because"]
+    gathers = f", what lies in pieces is gathered first ({reason})" if reason else ""
     return f"UCX {facts['version']} {'with' if facts['verbs'] else 'without'} verbs: {transports}{gathers}"
 
 
@@ -121,9 +121,11 @@ def _rdma(probed: Mapping[str, Mapping[str, Any]], config: DataPlaneConfig) -> F
             facts,
         )
     if nixl["error"] is not None or nixl["facts"].get("path") != "nixl-rdma":
-        why = nixl["error"]["message"] if nixl["error"] is not None else "NIXL moved bytes over TCP"
+        reason = nixl["error"]["message"] if nixl["error"] is not None else "NIXL moved bytes over TCP"
         remedy = nixl["error"]["remedy"] if nixl["error"] is not None else "unset what forces NIXL's wire"
-        return Finding("rdma", False, needed, f"not usable: {ports} is up, but {why}{without}", remedy, facts)
+        return Finding(
+            "rdma", False, needed, f"not usable: {ports} is up, but {reason}{without}", remedy, facts
+        )
     remedy = "" if config.wire == "nixl" else 'set data_plane.transport = "nixl" to use it'
     return Finding(
         "rdma", True, needed, f"there: {ports} is up, and NIXL read over it{without}", remedy, facts

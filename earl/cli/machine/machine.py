@@ -80,14 +80,14 @@ def quota(text: str) -> float:
 def of_machine(here: Machine) -> Iterator[Finding]:
     """What is always said."""
     usable = min(here.cores, here.quota) if here.quota else here.cores
-    said = f"{here.cores} to use" + (f", bounded to {here.quota:g} by the cgroup" if here.quota else "")
+    text = f"{here.cores} to use" + (f", bounded to {here.quota:g} by the cgroup" if here.quota else "")
     few = "give it two or more: rollout and trainer take turns on one" if usable < 2 else ""
-    yield Finding("cores", usable > 0, True, said, few, {"cores": here.cores, "quota": here.quota})
-    said = f"{here.available_bytes / GIB:.1f} of {here.memory_bytes / GIB:.1f} GiB are free"
+    yield Finding("cores", usable > 0, True, text, few, {"cores": here.cores, "quota": here.quota})
+    text = f"{here.available_bytes / GIB:.1f} of {here.memory_bytes / GIB:.1f} GiB are free"
     little = here.available_bytes < LEAST_BYTES
     remedy = f"free some: a small run takes {LEAST_BYTES / GIB:g} GiB" if little else ""
     facts = {"memory_bytes": here.memory_bytes, "available_bytes": here.available_bytes}
-    yield Finding("memory", not little, True, said, remedy, facts)
+    yield Finding("memory", not little, True, text, remedy, facts)
     enough = here.open_files == resource.RLIM_INFINITY or here.open_files >= LEAST_FILES
     remedy = "" if enough else f"raise it: ulimit -n {LEAST_FILES}"
     yield Finding(
@@ -95,8 +95,8 @@ def of_machine(here: Machine) -> Iterator[Finding]:
     )
     steady = here.clock_error < 0.5
     remedy = "" if steady else "let NTP slew the clock instead of setting it"
-    said = f"the wall clock runs with the monotonic one to {here.clock_error:.1%}"
-    yield Finding("clock", steady, True, said, remedy, {"clock_error": here.clock_error})
+    text = f"the wall clock runs with the monotonic one to {here.clock_error:.1%}"
+    yield Finding("clock", steady, True, text, remedy, {"clock_error": here.clock_error})
 
 
 def of_bfloat16(flags: Collection[str], config: RunConfig | None) -> Finding:
@@ -108,24 +108,24 @@ def of_bfloat16(flags: Collection[str], config: RunConfig | None) -> Finding:
     facts = {"instructions": computes}
     if computes:
         return Finding("bfloat16", True, False, f"computed by {' and '.join(computes)}", "", facts)
-    said = f"emulated: the processor has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
+    text = f"emulated: the processor has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
     slow = emulated_keys(config, Devices(flags).may_be_native) if config is not None else []
     if config is None or not slow:
-        return Finding("bfloat16", False, False, said, "", facts)
-    said += f". With {described(config, slow)} {COST}"
-    return Finding("bfloat16", False, False, said, f'write {" and ".join(slow)} = "auto" or "float32"', facts)
+        return Finding("bfloat16", False, False, text, "", facts)
+    text += f". With {described(config, slow)} {COST}"
+    return Finding("bfloat16", False, False, text, f'write {" and ".join(slow)} = "auto" or "float32"', facts)
 
 
 def of_ports(config: RunConfig) -> Finding:
     """Whether all that the run file binds on this machine is free now."""
-    asked = binds(config)
+    addresses = binds(config)
     try:
         resolve_all(config)
     except EarlError as error:
-        return Finding("ports", False, True, error.message, error.remedy, asked)
-    chosen = sum(bind.endswith(":0") for bind in asked.values())
-    said = f"{len(asked) - chosen} are asked for and free, {chosen} are chosen at the start"
-    return Finding("ports", True, True, said, "", asked)
+        return Finding("ports", False, True, error.message, error.remedy, addresses)
+    chosen = sum(bind.endswith(":0") for bind in addresses.values())
+    text = f"{len(addresses) - chosen} are asked for and free, {chosen} are chosen at the start"
+    return Finding("ports", True, True, text, "", addresses)
 
 
 def of_arenas(
@@ -139,7 +139,7 @@ def of_arenas(
     need = config.rollout.workers * int(rollout["facts"]["arena_bytes"])
     need += SLOTS * int(model["facts"].get("bytes", 0))
     free = int(memory.get("free_bytes", 0))
-    said = (
+    text = (
         f"about {need / GIB:.2f} GiB are needed in {config.data_plane.arena_dir}, {free / GIB:.2f} are free"
     )
     fits = need <= free
@@ -151,7 +151,7 @@ def of_arenas(
             "data_plane.arena_dir, or set rollout.arena_bytes"
         )
     )
-    return Finding("arenas", fits, True, said, remedy, {"need_bytes": need, "free_bytes": free})
+    return Finding("arenas", fits, True, text, remedy, {"need_bytes": need, "free_bytes": free})
 
 
 def of_model(config: RunConfig, probed: Mapping[str, Any]) -> Finding:
@@ -159,17 +159,17 @@ def of_model(config: RunConfig, probed: Mapping[str, Any]) -> Finding:
     if error is not None:
         return Finding("model", False, True, error["message"], error["remedy"], facts)
     if not config.model.path:
-        said = f"made at the start, with random weights and a vocabulary of {facts['words']} words"
+        text = f"made at the start, with random weights and a vocabulary of {facts['words']} words"
     elif "package" in facts:
-        said = f"out of package {facts['package']} {facts['version']}, converted once"
+        text = f"out of package {facts['package']} {facts['version']}, converted once"
     else:
-        said = f"{facts['family']} of {facts['parameters'] / 1e6:,.0f} M parameters in {facts['path']}"
-        said += ", with its chat template" if facts["chat_template"] else ""
-    return Finding("model", True, True, said, "", facts)
+        text = f"{facts['family']} of {facts['parameters'] / 1e6:,.0f} M parameters in {facts['path']}"
+        text += ", with its chat template" if facts["chat_template"] else ""
+    return Finding("model", True, True, text, "", facts)
 
 
 def of_redis(probed: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of a server that the run file or EARL_REDIS_URL names, or of the embedded one where none does."""
+    """About a server that the run file or EARL_REDIS_URL names, or of the embedded one where none does."""
     facts, error = probed["facts"], probed["error"]
     if error is not None:
         yield Finding("redis", False, True, error["message"], error["remedy"], facts)
@@ -177,16 +177,16 @@ def of_redis(probed: Mapping[str, Any]) -> Iterator[Finding]:
     if facts["embedded"]:
         yield Finding("redis", True, True, f"the embedded Valkey {facts['version']} starts", "", facts)
         return
-    said = f"{facts['server']} {facts['version']} at {facts['url']}"
+    text = f"{facts['server']} {facts['version']} at {facts['url']}"
     if facts["evicts"]:
         remedy = "set maxmemory-policy noeviction: the ledger must not be thrown away"
-        yield Finding("redis", False, True, f"{said} evicts ({facts['maxmemory_policy']})", remedy, facts)
+        yield Finding("redis", False, True, f"{text} evicts ({facts['maxmemory_policy']})", remedy, facts)
         return
     kept = "keeps what it is told" if facts["appendonly"] else "forgets all when it ends"
     remedy = (
         "" if facts["appendonly"] else "set appendonly yes and appendfsync always, to resume after its end"
     )
-    yield Finding("redis", True, True, f"{said}, {kept}", remedy, facts)
+    yield Finding("redis", True, True, f"{text}, {kept}", remedy, facts)
     near = abs(facts["skew_s"]) <= MOST_SKEW_S
     remedy = "" if near else "keep both clocks by NTP: times in logs and traces are compared"
     yield Finding(
@@ -197,14 +197,14 @@ def of_redis(probed: Mapping[str, Any]) -> Iterator[Finding]:
 def of_gateway(address: str, name: str, listed: Mapping[str, int] | None, error: EarlError | None) -> Finding:
     """listed: hosts by environment. name: that the run file asks for, "" for any."""
     if error is not None or listed is None:
-        said = error.message if error is not None else "no answer"
+        text = error.message if error is not None else "no answer"
         remedy = error.remedy if error is not None else ""
-        return Finding("environments", False, True, said, remedy or f"start a gateway at {address}")
+        return Finding("environments", False, True, text, remedy or f"start a gateway at {address}")
     facts = {"gateway": address, "hosts": dict(listed)}
     if not listed or (name and name not in listed):
-        said = f"no host serves {name or 'anything'} at {address}"
+        text = f"no host serves {name or 'anything'} at {address}"
         remedy = f"start one: earl env serve MODULE:CLASS --gateway {address}"
-        return Finding("environments", False, True, said, remedy, facts)
+        return Finding("environments", False, True, text, remedy, facts)
     hosts = listed[name] if name else sum(listed.values())
     return Finding(
         "environments", True, True, f"{hosts} hosts serve {name or 'environments'} at {address}", "", facts

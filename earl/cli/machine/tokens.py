@@ -46,7 +46,7 @@ def new(role: Which = "", expires: Expires = "", file: File = None) -> None:
     """
     path, ends = place(file), moment(expires)
     entries = token_file.read(path) if path.exists() else []
-    made = [token_file.make(one, ends) for one in roles(role)]
+    made = [token_file.make(role_name, ends) for role_name in roles(role)]
     token_file.write(path, entries + made)
     for entry in made:
         print(line(entry))
@@ -70,7 +70,7 @@ def rotate(
     chosen, now = roles(role), datetime.datetime.now(datetime.UTC)
     kept = [entry for entry in token_file.read(path) if entry.good_for_s(now) > 0]
     former = [shortened(entry, until) if entry.role in chosen else entry for entry in kept]
-    made = [token_file.make(one, ends) for one in chosen]
+    made = [token_file.make(role_name, ends) for role_name in chosen]
     token_file.write(path, [entry for entry in former if entry.good_for_s(now) > 0] + made)
     for entry in made:
         print(line(entry))
@@ -101,16 +101,16 @@ def show(
 
     With --all it is the last one: what EARL_TOKEN_FILE of an env host needs while tokens are rotated.
     """
-    (wanted,) = roles(role)
+    (role_name,) = roles(role)
     path, now = place(file), datetime.datetime.now(datetime.UTC)
-    good = [one for one in token_file.read(path) if one.role == wanted and one.good_for_s(now) > 0]
+    good = [entry for entry in token_file.read(path) if entry.role == role_name and entry.good_for_s(now) > 0]
     if not good:
         raise ConfigError(
-            f"{path} has no {wanted} token that has not expired",
-            f"earl tokens new --role {wanted} --file {path}",
+            f"{path} has no {role_name} token that has not expired",
+            f"earl tokens new --role {role_name} --file {path}",
         )
-    for one in good if every else good[-1:]:
-        print(one.token)
+    for entry in good if every else good[-1:]:
+        print(entry.token)
 
 
 def place(file: Path | None) -> Path:
@@ -130,8 +130,8 @@ def moment(lasts: str) -> datetime.datetime | None:
     """So long from now, rounded to seconds; None for "". Raises ConfigError."""
     if not lasts:
         return None
-    found = re.fullmatch(r"(\d{1,9})([smhd])", lasts)
-    span = datetime.timedelta(seconds=int(found[1]) * UNITS_S[found[2]]) if found else datetime.timedelta()
+    match = re.fullmatch(r"(\d{1,9})([smhd])", lasts)
+    span = datetime.timedelta(seconds=int(match[1]) * UNITS_S[match[2]]) if match else datetime.timedelta()
     if not datetime.timedelta() < span <= LONGEST:
         raise ConfigError(f"{lasts!r} is no span of time up to ten years", "write it like 30d, 12h or 90m")
     return (datetime.datetime.now(datetime.UTC) + span).replace(microsecond=0)
@@ -139,7 +139,7 @@ def moment(lasts: str) -> datetime.datetime | None:
 
 def shortened(entry: Entry, until: datetime.datetime | None) -> Entry:
     """Good until then at the latest."""
-    ends = [one for one in (entry.expires, until) if one]
+    ends = [time for time in (entry.expires, until) if time]
     return Entry(entry.role, entry.token, min(ends, default=None))
 
 

@@ -34,7 +34,7 @@ def show(
     if as_json:
         print(json.dumps(versions))
     else:
-        print("\n".join(f"{name} {found or '(not installed)'}" for name, found in versions.items()))
+        print("\n".join(f"{name} {version or '(not installed)'}" for name, version in versions.items()))
 
 
 def installed(name: str) -> str | None:

@@ -159,7 +159,9 @@ def line_chart(
     parts += [mark_line(mark, place(mark.x, 1.0)[0]) for mark in marks]
     parts.append("</svg>")
     entries = [(line.name, f"c{line.colour % COLOURS}{' faint' * line.faint}") for line in drawn]
-    return "".join(parts) + legend([*entries, *dict.fromkeys((one.name, f"c{one.colour}") for one in bands)])
+    return "".join(parts) + legend(
+        [*entries, *dict.fromkeys((band.name, f"c{band.colour}") for band in bands)]
+    )
 
 
 def text_at(x: float, y: float, text: str) -> str:
@@ -181,7 +183,9 @@ def draw(line: Series, place: Callable[[float, float], tuple[float, float]], per
         bounds = {x: (low, high) for x, low, high in line.bars}
         for x, y in line.points:
             right, down = place(x, y)
-            text = " to ".join(f"{one:.1%}" if percent else label(round(one, 4)) for one in bounds.get(x, ()))
+            text = " to ".join(
+                f"{bound:.1%}" if percent else label(round(bound, 4)) for bound in bounds.get(x, ())
+            )
             text = f"{line.name}: {f'{y:.1%}' if percent else label(round(y, 4))}{f' ({text})' * bool(text)}"
             title = f"<title>{escape(text)}</title>"
             marks.append(f'<circle class="{colour}" cx="{right}" cy="{down}" r="4.5">{title}</circle>')
@@ -302,10 +306,10 @@ def merged(spans: Sequence[tuple[str, float, float]], gap_s: float) -> list[tupl
     gaps_s: list[float] = []
     latest: dict[str, int] = {}
     for what, start, end in sorted(spans, key=lambda span: span[1]):
-        at = latest.get(what)
-        if at is not None and start - out[at][2] <= gap_s:
-            gaps_s[at] += max(0.0, start - out[at][2])
-            out[at] = (what, out[at][1], max(end, out[at][2]))
+        index = latest.get(what)
+        if index is not None and start - out[index][2] <= gap_s:
+            gaps_s[index] += max(0.0, start - out[index][2])
+            out[index] = (what, out[index][1], max(end, out[index][2]))
         else:
             latest[what] = len(out)
             out.append((what, start, end))

@@ -119,8 +119,8 @@ def judged(evaluations: Iterable[Record], newest: int | None) -> list[Record]:
     newest: version after the run's last step; what was judged of a version beyond it was rolled back.
     """
     last = {record.get("name"): flat(record) for record in evaluations}
-    kept = [one for one in last.values() if newest is None or one.get("version", 0) <= newest]
-    return sorted(kept, key=lambda one: (one.get("version", 0), one.get("name") == "final"))
+    kept = [record for record in last.values() if newest is None or record.get("version", 0) <= newest]
+    return sorted(kept, key=lambda record: (record.get("version", 0), record.get("name") == "final"))
 
 
 def heard(samples: Iterable[Record], newest: int | None) -> list[Record]:
@@ -140,8 +140,8 @@ def heard(samples: Iterable[Record], newest: int | None) -> list[Record]:
         if not trained or trained[-1].get("ticket") != record.get("ticket"):
             trained.append(record)
     every = [*evaluated.values(), *trained]
-    kept = [one for one in every if newest is None or max(one.get("version", [0])) <= newest]
-    return sorted(kept, key=lambda one: (one.get("step", 0), bool(one.get("evaluation"))))
+    kept = [record for record in every if newest is None or max(record.get("version", [0])) <= newest]
+    return sorted(kept, key=lambda record: (record.get("step", 0), bool(record.get("evaluation"))))
 
 
 def start_ns(metrics: Sequence[Record], spans: Sequence[Record]) -> int:
@@ -159,7 +159,7 @@ def start_ns(metrics: Sequence[Record], spans: Sequence[Record]) -> int:
 
 def timed(records: Iterable[Record], origin_ns: int) -> list[Record]:
     """Records with an end_ns, with their time_s in seconds since the origin."""
-    return [{**one, "time_s": (int(one["end_ns"]) - origin_ns) / 1e9} for one in records]
+    return [{**record, "time_s": (int(record["end_ns"]) - origin_ns) / 1e9} for record in records]
 
 
 def in_seconds(spans: Sequence[Record], origin_ns: int) -> Spans:

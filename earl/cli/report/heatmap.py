@@ -49,20 +49,20 @@ def columns(records: Sequence[Mapping[str, object]]) -> tuple[list[Column], int]
         width, mean = record.get("length_histogram.per_octave"), record.get("length_mean")
         if isinstance(counts, list) and isinstance(first, int) and isinstance(width, int) and counts:
             step = int(str(record["step"]))
-            found = {first + at: int(count) for at, count in enumerate(counts) if count}
-            tokens = float(mean) * sum(found.values()) if isinstance(mean, (int, float)) else math.nan
-            steps.append(Column(step, step, found, tokens))
+            bins = {first + place: int(count) for place, count in enumerate(counts) if count}
+            tokens = float(mean) * sum(bins.values()) if isinstance(mean, (int, float)) else math.nan
+            steps.append(Column(step, step, bins, tokens))
             per_octave = width
     size = math.ceil(len(steps) / COLUMNS) or 1
-    return [joined(steps[at : at + size]) for at in range(0, len(steps), size)], per_octave
+    return [joined(steps[start : start + size]) for start in range(0, len(steps), size)], per_octave
 
 
 def joined(steps: Sequence[Column]) -> Column:
     """Several steps as one column."""
     counts: dict[int, int] = {}
     for step in steps:
-        for at, count in step.counts.items():
-            counts[at] = counts.get(at, 0) + count
+        for bin_number, count in step.counts.items():
+            counts[bin_number] = counts.get(bin_number, 0) + count
     return Column(steps[0].first, steps[-1].last, counts, sum(step.tokens for step in steps))
 
 
@@ -77,12 +77,12 @@ class Frame:
     tall: float
 
     @classmethod
-    def around(cls, found: Sequence[Column], per_octave: int) -> Frame:
-        low = min(min(column.counts) for column in found)
-        high = max(max(column.counts) for column in found) + 1
+    def around(cls, drawn: Sequence[Column], per_octave: int) -> Frame:
+        low = min(min(column.counts) for column in drawn)
+        high = max(max(column.counts) for column in drawn) + 1
         spare = max(0, LEAST_BINS - (high - low))
         low, high = low - spare // 2, high + spare - spare // 2
-        wide, tall = (WIDTH - LEFT - RIGHT) / len(found), (HEIGHT - TOP - BOTTOM) / (high - low)
+        wide, tall = (WIDTH - LEFT - RIGHT) / len(drawn), (HEIGHT - TOP - BOTTOM) / (high - low)
         return cls(low, high, per_octave, wide, tall)
 
     def right(self, place: float) -> float:
@@ -95,42 +95,42 @@ class Frame:
         return self.per_octave * math.log2(max(1.0, tokens))
 
 
-def heat_map(found: Sequence[Column], per_octave: int, *, x_label: str) -> str:
+def heat_map(drawn: Sequence[Column], per_octave: int, *, x_label: str) -> str:
     """An SVG element: a column per step or few, a row per bin, darker where more trajectories ended."""
-    frame = Frame.around(found, per_octave)
-    most = max(count / column.total for column in found for count in column.counts.values())
+    frame = Frame.around(drawn, per_octave)
+    most = max(count / column.total for column in drawn for count in column.counts.values())
     middle = (LEFT + WIDTH - RIGHT) / 2
-    mean = mean_line(found, frame)
+    mean = mean_line(drawn, frame)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        *cells(found, frame, most),
+        *cells(drawn, frame, most),
         *length_axis(frame),
-        *step_ticks(found, frame),
+        *step_ticks(drawn, frame),
         mean,
-        *tips(found, frame),
+        *tips(drawn, frame),
         f'<text class="axis" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>',
         "</svg>",
     ]
     return "".join(parts) + scale(most, bool(mean))
 
 
-def cells(found: Sequence[Column], frame: Frame, most: float) -> list[str]:
+def cells(drawn: Sequence[Column], frame: Frame, most: float) -> list[str]:
     """One path per level, with a box for every bin of every column that reaches it."""
     paths: dict[int, list[str]] = {}
-    for place, column in enumerate(found):
+    for place, column in enumerate(drawn):
         left, right = frame.right(place), frame.right(place + 1)
-        for at, count in column.counts.items():
+        for bin_number, count in column.counts.items():
             level = max(1, math.ceil(LEVELS * math.sqrt(count / column.total / most)))
-            box = f"M{left} {frame.down(at + 1)}H{right}V{frame.down(at)}H{left}z"
+            box = f"M{left} {frame.down(bin_number + 1)}H{right}V{frame.down(bin_number)}H{left}z"
             paths.setdefault(level, []).append(box)
     return [f'<path class="h{level}" d="{"".join(paths[level])}"/>' for level in sorted(paths)]
 
 
-def mean_line(found: Sequence[Column], frame: Frame) -> str:
+def mean_line(drawn: Sequence[Column], frame: Frame) -> str:
     """The mean length of each column; empty if fewer than two are known."""
     points = [
         f"{frame.right(place + 0.5)},{frame.down(frame.bin_of(column.tokens / column.total))}"
-        for place, column in enumerate(found)
+        for place, column in enumerate(drawn)
         if math.isfinite(column.tokens)
     ]
     if len(points) < 2:
@@ -138,12 +138,12 @@ def mean_line(found: Sequence[Column], frame: Frame) -> str:
     return f'<polyline class="line mean" points="{" ".join(points)}"><title>mean</title></polyline>'
 
 
-def tips(found: Sequence[Column], frame: Frame) -> list[str]:
+def tips(drawn: Sequence[Column], frame: Frame) -> list[str]:
     """What a pointer over a column reads."""
     return [
         f'<rect class="clear" x="{frame.right(place)}" y="{TOP}" width="{frame.wide:.1f}" '
         f'height="{HEIGHT - TOP - BOTTOM}"><title>{escape(summary(column, frame.per_octave))}</title></rect>'
-        for place, column in enumerate(found)
+        for place, column in enumerate(drawn)
     ]
 
 
@@ -157,12 +157,12 @@ def length_axis(frame: Frame) -> list[str]:
     return parts
 
 
-def step_ticks(found: Sequence[Column], frame: Frame) -> list[str]:
+def step_ticks(drawn: Sequence[Column], frame: Frame) -> list[str]:
     """Numbers of some of the steps, under the middle of their columns."""
-    wanted = nice_ticks(found[0].first, found[-1].last, 7)
+    ticks = nice_ticks(drawn[0].first, drawn[-1].last, 7)
     parts = []
-    for place, column in enumerate(found):
-        inside = [tick for tick in wanted if column.first <= tick <= column.last]
+    for place, column in enumerate(drawn):
+        inside = [tick for tick in ticks if column.first <= tick <= column.last]
         if inside:
             parts.append(text_at(frame.right(place + 0.5), HEIGHT - BOTTOM + 16, label(inside[0])))
     return parts
@@ -180,7 +180,7 @@ def summary(column: Column, per_octave: int) -> str:
     steps = f"step {column.first}"
     if column.first < column.last:
         steps = f"steps {column.first} to {column.last}"
-    low, high = (2 ** (at / per_octave) for at in (min(column.counts), max(column.counts) + 1))
+    low, high = (2 ** (edge / per_octave) for edge in (min(column.counts), max(column.counts) + 1))
     mean = f", mean {column.tokens / column.total:.0f}" if math.isfinite(column.tokens) else ""
     return f"{steps}: {column.total} trajectories of {math.ceil(low)} to {math.ceil(high) - 1} tokens{mean}"
 

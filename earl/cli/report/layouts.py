@@ -31,31 +31,31 @@ def layouts_chart(lines: Sequence[Line], *, x_label: str) -> str:
     # A decision is for the step after the one that it saw, which ran as it says.
     chosen = bands([(line.step, line.verdict.after) for line in lines], tints, floor=False)
     ran = bands([(line.step - 1, line.running) for line in lines], tints, floor=True)
-    found = changes(lines)
-    marks = [Mark(f"step {line.step}: {line.verdict.reason}", float(line.step)) for line in found]
+    changed = changes(lines)
+    marks = [Mark(f"step {line.step}: {line.verdict.reason}", float(line.step)) for line in changed]
     chart = line_chart(series, x_label=x_label, doubling=True, bands=[*chosen, *ran], marks=marks)
-    return chart + listed(found)
+    return chart + listed(changed)
 
 
-def tints_of(cuts: Iterable[Parallelism]) -> dict[Parallelism, int]:
+def tints_of(layouts: Iterable[Parallelism]) -> dict[Parallelism, int]:
     """A colour for each layout, in order of their first appearance."""
-    return {one: TINTS[at % len(TINTS)] for at, one in enumerate(dict.fromkeys(cuts))}
+    return {layout: TINTS[place % len(TINTS)] for place, layout in enumerate(dict.fromkeys(layouts))}
 
 
 def bands(
-    cuts: Sequence[tuple[int, Parallelism]], tints: Mapping[Parallelism, int], *, floor: bool
+    layouts: Sequence[tuple[int, Parallelism]], tints: Mapping[Parallelism, int], *, floor: bool
 ) -> list[Band]:
     """One a stretch of steps with the same layout, up to the step after its last one."""
     out = []
-    for one, run in groupby(cuts, key=lambda cut: cut[1]):
+    for layout, run in groupby(layouts, key=lambda step_layout: step_layout[1]):
         steps = [step for step, _ in run]
-        out.append(Band(str(one), float(steps[0]), float(steps[-1] + 1), tints[one], floor))
+        out.append(Band(str(layout), float(steps[0]), float(steps[-1] + 1), tints[layout], floor))
     return out
 
 
-def listed(found: Sequence[Line]) -> str:
+def listed(changed: Sequence[Line]) -> str:
     """The changes in words."""
-    items = [f"<li><b>step {line.step}</b> {escape(line.verdict.reason)}</li>" for line in found[-LISTED:]]
-    if len(found) > LISTED:
-        items.append(f"<li>and {len(found) - LISTED} before these: earl explain lists them all</li>")
+    items = [f"<li><b>step {line.step}</b> {escape(line.verdict.reason)}</li>" for line in changed[-LISTED:]]
+    if len(changed) > LISTED:
+        items.append(f"<li>and {len(changed) - LISTED} before these: earl explain lists them all</li>")
     return f'<ul class="changes">{"".join(items)}</ul>' if items else ""

@@ -24,12 +24,12 @@ def page(run: RunRecord) -> str:
     """The whole document."""
     busy = f'<div class="scroll">{timeline(run.spans, phase_starts(run), run.end_s)}</div>'
     measured, missing = panels(run)
-    said, rules = conversations(run.samples)
+    spoken, rules = conversations(run.samples)
     sections = [
         tiles(run),
         f'<div class="charts">{measured}</div>',
         missing,
-        card("What was said", said, wide=True),
+        card("What was said", spoken, wide=True),
         card("Who was busy when", busy, wide=True),
         evaluation_table(run) if run.evaluations else "",
         f'<div class="charts">{"".join(tables(run))}</div>',
@@ -99,7 +99,7 @@ def bounds(evaluation: Record, key: str, *, share: bool = False, signed: bool = 
     low, high = evaluation.get(f"{key}_low"), evaluation.get(f"{key}_high")
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return ""
-    ends = (percent(one) if share else number(one, signed=signed) for one in (low, high))
+    ends = (percent(end) if share else number(end, signed=signed) for end in (low, high))
     return f"[{', '.join(ends)}]"
 
 
@@ -175,13 +175,13 @@ LEDGER = ("issued", "trained", "evaluated", "dropped", "live")
 
 def transfers(last: Mapping[str, object]) -> list[list[str]]:
     """Rows of (path, bytes, reads, GB/s, retries) from the last step's totals."""
-    found = []
+    rows = []
     for key, value in last.items():
         path = key.removeprefix("transfers.").removesuffix(".size_bytes")
         if key == f"transfers.{path}.size_bytes" and isinstance(value, (int, float)):
             reads, rate, retries = (last.get(f"transfers.{path}.{name}") for name in FIGURES)
-            found.append([path, f"{value / (1 << 20):,.1f} MiB", count(reads), number(rate), count(retries)])
-    return found
+            rows.append([path, f"{value / (1 << 20):,.1f} MiB", count(reads), number(rate), count(retries)])
+    return rows
 
 
 FIGURES = ("transfers", "gb_per_s", "retries")

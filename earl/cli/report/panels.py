@@ -33,10 +33,10 @@ class Absent:
 
 def panels(run: RunRecord) -> tuple[str, str]:
     """(the cards of what was measured, one card that says what was not; empty if nothing is missing)."""
-    found = list(charts(run))
-    missing = [one for one in found if isinstance(one, Absent)]
-    items = "".join(f"<li><b>{escape(one.title)}</b>: {escape(one.why)}</li>" for one in missing)
-    cards = "".join(one for one in found if isinstance(one, str))
+    cards_or_absent = list(charts(run))
+    missing = [absent for absent in cards_or_absent if isinstance(absent, Absent)]
+    items = "".join(f"<li><b>{escape(absent.title)}</b>: {escape(absent.why)}</li>" for absent in missing)
+    cards = "".join(shown_card for shown_card in cards_or_absent if isinstance(shown_card, str))
     return cards, card("Not measured", f"<ul>{items}</ul>", wide=True) if missing else ""
 
 
@@ -122,13 +122,17 @@ def gain(run: RunRecord) -> str | Absent:
     title = "Gain over the first evaluation"
     series = evaluated(run, "gain", "gain")
     if not series.points:
-        why = "one evaluation alone: there is no other to compare it with."
+        reason = "one evaluation alone: there is no other to compare it with."
         if not run.evaluations:
-            why = "no evaluation has been finished."
+            reason = "no evaluation has been finished."
         elif len(run.evaluations) > 1:
-            why = "this run did not record its evaluations task by task, so they cannot be paired."
-        return Absent(title, why)
-    pairs = [one["gain_episodes"] for one in run.evaluations if isinstance(one.get("gain_episodes"), int)]
+            reason = "this run did not record its evaluations task by task, so they cannot be paired."
+        return Absent(title, reason)
+    pairs = [
+        evaluation["gain_episodes"]
+        for evaluation in run.evaluations
+        if isinstance(evaluation.get("gain_episodes"), int)
+    ]
     tasks = f"{min(pairs)}" if min(pairs) == max(pairs) else f"{min(pairs)} to {max(pairs)}"
     return card(
         title,
@@ -140,9 +144,9 @@ def gain(run: RunRecord) -> str | Absent:
 
 def lengths(run: RunRecord) -> str:
     title = "Episode length"
-    found, per_octave = columns([one for one in run.metrics if one.get("phase") == TRAIN])
-    if found:
-        body = heat_map(found, per_octave, x_label=STEP)
+    binned, per_octave = columns([record for record in run.metrics if record.get("phase") == TRAIN])
+    if binned:
+        body = heat_map(binned, per_octave, x_label=STEP)
         return card(title, body, note="Tokens of the whole episodes that each step trained on.")
     # A run of before the histogram: quantiles of what was played of late.
     names = (("95th percentile", "p95", 3), ("mean", "mean", 0), ("median", "p50", 2))
@@ -157,10 +161,10 @@ def lengths(run: RunRecord) -> str:
 def parallelism(run: RunRecord) -> Iterable[str | Absent]:
     """What the selector decided, a card a stage."""
     if not run.decisions:
-        why = "there was no profile to decide by; `earl profile` measures one."
+        reason = "there was no profile to decide by; `earl profile` measures one."
         if run.config.scheduler.selector == "static":
-            why = 'nothing was decided (scheduler.selector = "static").'
-        yield Absent("Parallelism", why)
+            reason = 'nothing was decided (scheduler.selector = "static").'
+        yield Absent("Parallelism", reason)
     for stage, lines in run.decisions.items():
         changed = len(changes(lines))
         yield card(
@@ -186,15 +190,15 @@ def switch_table(switches: Iterable[Record]) -> str:
     heads = ("second", "stage", "switch", "asked for by", "stall", "seconds", "moved", "why")
     rows = []
     for line in switches:
-        one = record_of(line)
-        if one is None:
+        switch = record_of(line)
+        if switch is None:
             continue
-        why = f"rolled back: {one.message}" if one.rolled_back else one.reason
+        reason = f"rolled back: {switch.message}" if switch.rolled_back else switch.reason
         rows.append(
             (
-                f"{line['time_s']:.1f}", one.stage, f"{one.before} → {one.after}", one.by,
-                f"{one.stall_s:.2f} s", f"{one.seconds:.2f} s", f"{one.moved_bytes / (1 << 20):,.1f} MiB",
-                why,
+                f"{line['time_s']:.1f}", switch.stage, f"{switch.before} → {switch.after}", switch.by,
+                f"{switch.stall_s:.2f} s", f"{switch.seconds:.2f} s",
+                f"{switch.moved_bytes / (1 << 20):,.1f} MiB", reason,
             )
         )  # fmt: skip
     return table(heads, rows)
@@ -260,13 +264,13 @@ def step_of(run: RunRecord, evaluation: Record) -> int:
 def evaluated(run: RunRecord, name: str, key: str) -> Series:
     """A figure of every evaluation that has it, with its interval where that was recorded."""
     points, bars = [], []
-    for one in run.evaluations:
-        value, low, high = (one.get(f"{key}{end}") for end in ("", "_low", "_high"))
+    for evaluation in run.evaluations:
+        value, low, high = (evaluation.get(f"{key}{end}") for end in ("", "_low", "_high"))
         if not isinstance(value, (int, float)):
             continue
-        points.append((float(step_of(run, one)), float(value)))
+        points.append((float(step_of(run, evaluation)), float(value)))
         if isinstance(low, (int, float)) and isinstance(high, (int, float)):
-            bars.append((float(step_of(run, one)), float(low), float(high)))
+            bars.append((float(step_of(run, evaluation)), float(low), float(high)))
     return Series(name, points, 2, dots=True, bars=bars)
 
 

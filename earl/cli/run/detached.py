@@ -94,16 +94,16 @@ async def follow(order: Order, channel: Channel, started_at: float) -> LaunchOut
     view = LoggedView()
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), left_alone, signals)
-    said: dict[str, str] = {}
+    reported: dict[str, str] = {}
 
     def update(processes: Sequence[ProcessState], status: RunStatus) -> None:
         view.update(processes, status)
-        states = {one.name: one.state for one in processes}
-        if not channel.open or states == said:
+        states = {process.name: process.state for process in processes}
+        if not channel.open or states == reported:
             return
-        said.update(states)
+        reported.update(states)
         channel.say(News(kind="processes", states=states))
-        if all(one.is_settled for one in processes) and not signals.stop.is_set():
+        if all(process.is_settled for process in processes) and not signals.stop.is_set():
             loop.remove_reader(sys.stdin.fileno())
             channel.say(News(kind="ready", seconds=time.monotonic() - started_at))
             channel.close()
@@ -160,8 +160,8 @@ def main() -> int:
     try:
         outcome = asyncio.run(follow(order, channel, started_at))
     except EarlError as error:
-        told: dict[str, Any] = {"fields": {"error": type(error).__name__, "exit_code": error.exit_code}}
-        logger.error("%s", error, extra=told)
+        extra: dict[str, Any] = {"fields": {"error": type(error).__name__, "exit_code": error.exit_code}}
+        logger.error("%s", error, extra=extra)
         channel.say(failed(error))
         return error.exit_code
     if outcome.begun:

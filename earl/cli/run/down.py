@@ -47,7 +47,7 @@ def down(
     Of a run whose launcher was killed, what is left is ended and removed. Ends with code 13 if anything
     could not be, and with 2 for services that no launcher started, which it does not touch.
     """
-    ended = end(found(run), now=now)
+    ended = end(to_end(run), now=now)
     if as_json:
         print(json.dumps(ended.as_object()))
     else:
@@ -57,7 +57,7 @@ def down(
         raise ProcessFailed(f"of {ended.directory} there still is {ended.remains}", "end it yourself")
 
 
-def found(run: Path | None) -> Path:
+def to_end(run: Path | None) -> Path:
     """The run that goes on, or else the newest one of which something is left. Raises ConfigError."""
     try:
         return chosen(run)
@@ -102,14 +102,16 @@ class Ended:
     def lines(self) -> list[str]:
         name = str(self.directory)
         if self.was_running:
-            said = [f"{name} is down after {self.seconds:.1f} s: {self.outcome or 'its launcher was killed'}"]
+            words = [
+                f"{name} is down after {self.seconds:.1f} s: {self.outcome or 'its launcher was killed'}"
+            ]
         else:
-            said = [f"{name} did not run{'' if self.left else ', and nothing of it was left'}"]
+            words = [f"{name} did not run{'' if self.left else ', and nothing of it was left'}"]
         if self.left:
-            said.append(f"cleaned up: {self.left}")
+            words.append(f"cleaned up: {self.left}")
         if (report := self.directory / "report.html").is_file():
-            said.append(f"report: {report}")
-        return [*said, *([f"resume with: {self.resume}"] if self.resume else [])]
+            words.append(f"report: {report}")
+        return [*words, *([f"resume with: {self.resume}"] if self.resume else [])]
 
 
 def end(directory: Path, *, now: bool) -> Ended:

@@ -61,7 +61,7 @@ class LiveView:
         self._processes: Sequence[ProcessState] = ()
         self._status = RunStatus()
         self._history: dict[str, deque[float]] = {}
-        self._seen = (0, "")
+        self._last_step = (0, "")
         self._spinners: dict[str, Spinner] = {}
         self._live = Live(
             get_renderable=self._render, console=console, refresh_per_second=REFRESH_PER_S, transient=False
@@ -72,16 +72,16 @@ class LiveView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._live.stop()
 
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
         self._processes, self._status = processes, status
-        if (status.step, status.phase) != self._seen:
-            if status.phase != self._seen[1]:
+        if (status.step, status.phase) != self._last_step:
+            if status.phase != self._last_step[1]:
                 self._history.clear()  # a phase's trends are its own
-            self._seen = (status.step, status.phase)
+            self._last_step = (status.step, status.phase)
             for name, value in status.metrics.items():
                 self._history.setdefault(name, deque(maxlen=HISTORY_STEPS)).append(value)
 
@@ -233,18 +233,18 @@ def roles_table(roles: Sequence[RoleState]) -> RenderableType:
 
 def stage_lines(stages: Sequence[StageState]) -> RenderableType:
     """How each stage is cut; where the selector decides for it, what it said last; switches."""
-    undecided = " · ".join(parallelism_text(one) for one in stages if not one.chosen)
+    undecided = " · ".join(parallelism_text(stage) for stage in stages if not stage.chosen)
     lines = [Text(f"parallelism  {undecided}", style="grey50")] if undecided else []
-    for one in stages:
-        if one.chosen:
-            pinned = " (pinned)" if one.pinned else ""
-            lines.append(Text(f"{one.sentence}{pinned}", style="yellow" if one.differs else ""))
-    for one in stages:
-        if one.switching is not None:
-            lines.append(Text(f"{one.name} {switch_text(one.switching, runs=True)}", style="bold yellow"))
-        elif one.last is not None:
-            style = "red" if one.last.rolled_back else "green"
-            lines.append(Text(f"{one.name} {switch_text(one.last)}", style=style))
+    for stage in stages:
+        if stage.chosen:
+            pinned = " (pinned)" if stage.pinned else ""
+            lines.append(Text(f"{stage.sentence}{pinned}", style="yellow" if stage.differs else ""))
+    for stage in stages:
+        if stage.switching is not None:
+            lines.append(Text(f"{stage.name} {switch_text(stage.switching, runs=True)}", style="bold yellow"))
+        elif stage.last is not None:
+            style = "red" if stage.last.rolled_back else "green"
+            lines.append(Text(f"{stage.name} {switch_text(stage.last)}", style=style))
     return Group(*lines)
 
 

@@ -27,7 +27,7 @@ class PlainView:
         self._file = file
         self._every_s = every_s
         self._started = time.monotonic()
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._phase = ""
         self._last_line_at = 0.0
 
@@ -35,24 +35,24 @@ class PlainView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         return None
 
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
         for process in processes:
-            if self._said.get(process.name, "waiting") != process.state:
-                self._said[process.name] = process.state
+            if self._reported.get(process.name, "waiting") != process.state:
+                self._reported[process.name] = process.state
                 self._say(f"{process.name} {process.state}")
         for stage in status.stages:
-            if stage.chosen and self._said.get(f"{stage.name} should be") != stage.chosen:
-                self._said[f"{stage.name} should be"] = stage.chosen
+            if stage.chosen and self._reported.get(f"{stage.name} should be") != stage.chosen:
+                self._reported[f"{stage.name} should be"] = stage.chosen
                 self._say(stage.sentence)
-            for one, runs in ((stage.switching, True), (stage.last, False)):
-                said = f"{stage.name} {'switches' if runs else 'switched'}"
-                if one is not None and self._said.get(said) != str(one.epoch):
-                    self._said[said] = str(one.epoch)
-                    self._say(f"{stage.name} {switch_text(one, runs=runs)}")
+            for switch, runs in ((stage.switching, True), (stage.last, False)):
+                key = f"{stage.name} {'switches' if runs else 'switched'}"
+                if switch is not None and self._reported.get(key) != str(switch.epoch):
+                    self._reported[key] = str(switch.epoch)
+                    self._say(f"{stage.name} {switch_text(switch, runs=runs)}")
         now = time.monotonic()
         if status.phase and (status.phase != self._phase or now - self._last_line_at >= self._every_s):
             self._phase = status.phase

@@ -186,7 +186,7 @@ async def ended(process: asyncio.subprocess.Process) -> int:
 def begun(config: RunConfig, news: News, pid: int) -> Begun:
     directory = run_path(config)
     record = read_record(directory)
-    names = [one.name for one in record.processes] if record is not None else []
+    names = [process.name for process in record.processes] if record is not None else []
     addresses = addresses_of(directory)
     with suppress(OSError):
         addresses["dashboard"] = (directory / DASHBOARD_LINK).read_text(encoding="utf-8").strip()
@@ -222,11 +222,11 @@ def tail(log: Path) -> list[str]:
 
 def shown_on(console: Console) -> Show:
     """On a terminal one line that is written over; elsewhere a line when a process's state changes."""
-    said: dict[str, str] = {}
+    reported: dict[str, str] = {}
 
     def show(states: Mapping[str, str]) -> None:
-        changed = [f"{name} {state}" for name, state in states.items() if said.get(name) != state]
-        said.update(states)
+        changed = [f"{name} {state}" for name, state in states.items() if reported.get(name) != state]
+        reported.update(states)
         if not console.is_terminal:
             for text in changed:
                 if not text.endswith("waiting"):

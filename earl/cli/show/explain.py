@@ -31,7 +31,7 @@ def explain(
     """
     decided = chosen(run_dir, stage)
     told = [at(lines, step, run_dir) for lines in decided.values()]
-    ended = {(one.stage, one.epoch): one for one in read_switches(run_dir)}
+    ended = {(switch.stage, switch.epoch): switch for switch in read_switches(run_dir)}
     if as_json:
         print(json.dumps(as_object(told, decided if step is None else {}, ended)))
         return
@@ -81,13 +81,13 @@ def at(lines: Sequence[Line], step: int | None, run_dir: Path) -> Line:
     """The decision for a step, the last one for None. Raises ConfigError naming the steps that there are."""
     if step is None:
         return lines[-1]
-    found = next((line for line in lines if line.step == step), None)
-    if found is None:
+    decision = next((line for line in lines if line.step == step), None)
+    if decision is None:
         raise ConfigError(
             f"{run_dir} has no decision for {lines[0].stage} at step {step}",
             f"it has some for steps {lines[0].step} to {lines[-1].step}",
         )
-    return found
+    return decision
 
 
 def as_object(
@@ -124,9 +124,11 @@ def decision_lines(line: Line, switch: RecordedSwitch | None = None) -> Iterable
     yield from aligned(workload_rows(line), "<>>")
     yield f"  {'; '.join(beside(line))}"
     yield ""
-    order = sorted(line.candidates, key=lambda one: (not one.fits, one.step_s or float("inf")))
+    order = sorted(
+        line.candidates, key=lambda candidate: (not candidate.fits, candidate.step_s or float("inf"))
+    )
     rows = [("parallelism", "tokens/s/device", "step", "memory", "")]
-    rows += [candidate_row(one, line) for one in order]
+    rows += [candidate_row(candidate, line) for candidate in order]
     yield from aligned(rows, "<>>><")
     yield ""
     yield f"  {'; '.join(grounds(line))}"
@@ -142,13 +144,21 @@ def outcome(line: Line, switch: RecordedSwitch | None) -> str:
 
 
 def workload_rows(line: Line) -> list[tuple[str, ...]]:
-    seen, expected = line.seen, line.expected
-    most = f" (most {seen.concurrency_most:.4g})" if seen.concurrency_most > seen.concurrency * 1.005 else ""
+    measured, expected = line.seen, line.expected
+    most = (
+        f" (most {measured.concurrency_most:.4g})"
+        if measured.concurrency_most > measured.concurrency * 1.005
+        else ""
+    )
     rows = [
-        ("mean tokens", f"{seen.mean_tokens:,.0f}", expected and f"{expected.mean_tokens:,.0f}"),
-        ("95th percentile", f"{seen.p95_tokens:,.0f}", expected and f"{expected.p95_tokens:,.0f}"),
-        ("longest", f"{seen.max_tokens:,.0f}", expected and f"{expected.max_tokens:,.0f}"),
-        ("sequences at once", f"{seen.concurrency:.4g}{most}", expected and f"{expected.concurrency:.4g}"),
+        ("mean tokens", f"{measured.mean_tokens:,.0f}", expected and f"{expected.mean_tokens:,.0f}"),
+        ("95th percentile", f"{measured.p95_tokens:,.0f}", expected and f"{expected.p95_tokens:,.0f}"),
+        ("longest", f"{measured.max_tokens:,.0f}", expected and f"{expected.max_tokens:,.0f}"),
+        (
+            "sequences at once",
+            f"{measured.concurrency:.4g}{most}",
+            expected and f"{expected.concurrency:.4g}",
+        ),
     ]
     head = ("workload", "seen", "expected" if expected else "")
     return [head, *((name, value, other or "") for name, value, other in rows)]
@@ -156,29 +166,29 @@ def workload_rows(line: Line) -> list[tuple[str, ...]]:
 
 def beside(line: Line) -> Iterable[str]:
     """What was measured beside the workload."""
-    seen = line.seen
+    measured = line.seen
     yield f"growth {line.growth:+.1%} a step"
-    if seen.tokens_per_device_s is not None:
-        yield f"{seen.tokens_per_device_s:,.0f} tokens/s a device measured"
-    if seen.memory_fraction is not None:
-        yield f"{seen.memory_fraction:.0%} of the fullest device's memory"
-    if seen.kv is not None:
-        yield f"KV {seen.kv.used_fraction:.0%} of {seen.kv.total_tokens:,.0f} tokens"
+    if measured.tokens_per_device_s is not None:
+        yield f"{measured.tokens_per_device_s:,.0f} tokens/s a device measured"
+    if measured.memory_fraction is not None:
+        yield f"{measured.memory_fraction:.0%} of the fullest device's memory"
+    if measured.kv is not None:
+        yield f"KV {measured.kv.used_fraction:.0%} of {measured.kv.total_tokens:,.0f} tokens"
 
 
-def candidate_row(one: Candidate, line: Line) -> tuple[str, ...]:
-    marks = [] if one.fits else [f"does not fit: {one.why}" if one.why else "does not fit"]
-    if one.source == "extrapolated":
+def candidate_row(candidate: Candidate, line: Line) -> tuple[str, ...]:
+    marks = [] if candidate.fits else [f"does not fit: {candidate.why}" if candidate.why else "does not fit"]
+    if candidate.source == "extrapolated":
         marks.append("beyond the profile")
-    if one.parallelism.replica == line.verdict.after.replica:
+    if candidate.parallelism.replica == line.verdict.after.replica:
         marks.insert(0, "chosen")
-    if one.parallelism.replica == line.running.replica:
+    if candidate.parallelism.replica == line.running.replica:
         marks.insert(0, "runs")
     return (
-        str(one.parallelism),
-        _number(one.tokens_per_device_s) if one.tokens_per_device_s else "unknown",
-        f"{_number(one.step_s)} s" if one.step_s is not None else "",
-        f"{one.memory_fraction:.0%}" if one.memory_fraction is not None else "unknown",
+        str(candidate.parallelism),
+        _number(candidate.tokens_per_device_s) if candidate.tokens_per_device_s else "unknown",
+        f"{_number(candidate.step_s)} s" if candidate.step_s is not None else "",
+        f"{candidate.memory_fraction:.0%}" if candidate.memory_fraction is not None else "unknown",
         ", ".join(marks),
     )
 
@@ -201,25 +211,25 @@ def grounds(line: Line) -> Iterable[str]:
 def change_lines(decided: Mapping[str, Sequence[Line]]) -> Iterable[str]:
     """The steps at which verdicts changed."""
     for stage, lines in decided.items():
-        found = changes(lines)
+        changed = changes(lines)
         span = f"steps {lines[0].step} to {lines[-1].step}"
-        if not found:
+        if not changed:
             yield f"{stage}: the verdict was {lines[-1].verdict.after} throughout, {span}"
             continue
-        yield f"{stage}: the verdict changed {len(found)} time{'s' * (len(found) > 1)}, {span}"
-        yield from (f"  step {line.step}: {line.verdict.reason}" for line in found)
+        yield f"{stage}: the verdict changed {len(changed)} time{'s' * (len(changed) > 1)}, {span}"
+        yield from (f"  step {line.step}: {line.verdict.reason}" for line in changed)
 
 
 def switch_lines(ended: Iterable[RecordedSwitch], stage: str) -> Iterable[str]:
     """What was switched in all, whoever asked for it."""
-    for one in ended:
-        if stage in ("", one.stage):
-            yield f"{one.stage} {switch_text(one)}; {one.by}: {one.reason}"
+    for switch in ended:
+        if stage in ("", switch.stage):
+            yield f"{switch.stage} {switch_text(switch)}; {switch.by}: {switch.reason}"
 
 
 def aligned(rows: Sequence[Sequence[str]], sides: str) -> Iterable[str]:
     """Rows in columns, each to its side (< or >)."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(sides))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(sides))]
     for row in rows:
         cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
         yield f"  {'   '.join(cells)}".rstrip()

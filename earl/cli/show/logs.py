@@ -56,8 +56,8 @@ def logs(
     resumed. With --json one object a line, as it was logged.
     """
     run, processes = split(which or [])
-    wanted = Wanted(level_of(level), time.time() - seconds_of(since) if since else 0.0)
-    source = Logs(run / LOGS, known(run, processes), wanted)
+    filters = Wanted(level_of(level), time.time() - seconds_of(since) if since else 0.0)
+    source = Logs(run / LOGS, known(run, processes), filters)
     show = as_object if as_json else Readable(Console(highlight=False, soft_wrap=True), run)
     try:
         for line in deque(source.lines(), maxlen=last) if last else source.lines():
@@ -122,12 +122,12 @@ class Readable:
         self._width = max(map(len, self._colours), default=0)
 
     def __call__(self, line: Line) -> None:
-        at = datetime.fromtimestamp(line.at).strftime("%H:%M:%S.%f")[:-3]
+        written_at = datetime.fromtimestamp(line.at).strftime("%H:%M:%S.%f")[:-3]
         style = STYLES.get(line.level, "")
         mark = f"{logging.getLevelName(line.level).lower()}: " if style else ""
         for number, words in enumerate(line.words()):
             text = Text.assemble(
-                (at, "grey50"),
+                (written_at, "grey50"),
                 " ",
                 (f"{line.process:{self._width}}", self._colours.get(line.process, "")),
                 " ",

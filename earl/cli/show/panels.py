@@ -49,9 +49,9 @@ def headline(look: Look) -> str:
 
 def remarks(look: Look) -> Iterator[str]:
     """What is not as it should be, a line each."""
-    for name, why in look.silent.items():
+    for name, reason in look.silent.items():
         if look.state is State.RUNNING or look.directory == NOWHERE:
-            yield f"{name} does not answer: {why}"
+            yield f"{name} does not answer: {reason}"
     if look.failure and not look.state.goes_on:
         yield f"{look.failure.get('error')}: {look.failure.get('message')}"
     if look.state is State.LOST and look.directory != NOWHERE:
@@ -82,17 +82,17 @@ def stages(status: RunStatus) -> Table:
     """Every stage: how it is cut, its tokens/s, and what the selector says."""
     rows = tuple(
         (
-            one.name,
-            f"{one.running or 'cut unevenly'}{' (pinned)' if one.pinned else ''}",
-            tokens_per_s(status, one.name),
-            f"{memory:.0%}" if (memory := fullest(status, one.name)) else NONE,
-            one.sentence or ("it is pinned" if one.pinned else NONE),
+            stage.name,
+            f"{stage.running or 'cut unevenly'}{' (pinned)' if stage.pinned else ''}",
+            tokens_per_s(status, stage.name),
+            f"{memory:.0%}" if (memory := fullest(status, stage.name)) else NONE,
+            stage.sentence or ("it is pinned" if stage.pinned else NONE),
         )
-        for one in status.stages
+        for stage in status.stages
     )
     columns = ("stage", "layout", "tokens/s", "memory", "selector")
     return Table(
-        "stages", columns, rows, tuple(one.name for one in status.stages), numbers("tokens/s", "memory")
+        "stages", columns, rows, tuple(stage.name for stage in status.stages), numbers("tokens/s", "memory")
     )
 
 
@@ -102,31 +102,32 @@ def tokens_per_s(status: RunStatus, stage: str) -> str:
         rate = status.metrics.get("train_tokens_per_s", 0.0)
     else:
         name = "generated_tokens_per_s" if stage == "rollout" else "tokens_per_s"
-        rate = sum(one.gauges.get(name, 0.0) for one in status.workers if one.stage == stage)
+        rate = sum(worker.gauges.get(name, 0.0) for worker in status.workers if worker.stage == stage)
     return f"{rate:,.0f}" if rate else NONE
 
 
 def fullest(status: RunStatus, stage: str) -> float:
     return max(
-        (one.gauges.get("memory_fraction", 0.0) for one in status.workers if one.stage == stage), default=0.0
+        (worker.gauges.get("memory_fraction", 0.0) for worker in status.workers if worker.stage == stage),
+        default=0.0,
     )
 
 
 def workers(status: RunStatus) -> Table:
     columns = ("worker", "stage", "layout", "version", "busy", "KV used", "heard", "read")
-    rows = tuple(worker(one, silent=status.silent(one)) for one in status.workers)
-    keys = tuple(one.name for one in status.workers)
+    rows = tuple(worker(state, silent=status.silent(state)) for state in status.workers)
+    keys = tuple(state.name for state in status.workers)
     return Table("workers", columns, rows, keys, numbers("version", "busy", "KV used", "heard"))
 
 
-def worker(one: WorkerState, *, silent: bool) -> tuple[str, ...]:
-    busy = f"{one.capacity} rank{'s' if one.capacity != 1 else ''}"
-    if one.stage == "rollout":
-        busy = f"{one.running}/{one.capacity}"
-    kv = f"{one.gauges['kv_used_fraction']:.0%}" if one.gauges.get("kv_tokens") else NONE
-    heard = f"silent for {one.silent_s:.0f} s" if silent else f"{one.silent_s:.1f} s ago"
-    read = " · ".join(transfer(path, moved) for path, moved in one.transfers.items()) or NONE
-    return one.name, one.stage, one.parallelism, str(one.version or NONE), busy, kv, heard, read
+def worker(state: WorkerState, *, silent: bool) -> tuple[str, ...]:
+    busy = f"{state.capacity} rank{'s' if state.capacity != 1 else ''}"
+    if state.stage == "rollout":
+        busy = f"{state.running}/{state.capacity}"
+    kv = f"{state.gauges['kv_used_fraction']:.0%}" if state.gauges.get("kv_tokens") else NONE
+    heard = f"silent for {state.silent_s:.0f} s" if silent else f"{state.silent_s:.1f} s ago"
+    read = " · ".join(transfer(path, moved) for path, moved in state.transfers.items()) or NONE
+    return state.name, state.stage, state.parallelism, str(state.version or NONE), busy, kv, heard, read
 
 
 def ledger(status: RunStatus) -> Table:
@@ -150,12 +151,12 @@ def queues(look: Look) -> Table:
         held = f", oldest {clock(oldest.age_s)} {oldest.worker}" if oldest is not None else ""
         rows.append(("tickets", f"{counts.pending:,}", f"{counts.leased:,} leased{held}"))
     if look.environments:
-        opened = sum(one.open for one in look.environments)
-        room = sum(one.capacity for one in look.environments)
-        queued = sum(one.queued for one in look.environments)
+        opened = sum(environment.open for environment in look.environments)
+        room = sum(environment.capacity for environment in look.environments)
+        queued = sum(environment.queued for environment in look.environments)
         rows.append(("sessions for a host", f"{queued:,}", f"{opened:,} of {room:,} open"))
-    waiting = sum(one.gauges.get("engine_waiting", 0.0) for one in status.workers)
-    running = sum(one.gauges.get("engine_running", 0.0) for one in status.workers)
+    waiting = sum(worker.gauges.get("engine_waiting", 0.0) for worker in status.workers)
+    running = sum(worker.gauges.get("engine_running", 0.0) for worker in status.workers)
     if running or waiting:
         rows.append(("sequences for an engine", f"{waiting:,.0f}", f"{running:,.0f} computed"))
     for role in status.roles:
@@ -167,8 +168,8 @@ def queues(look: Look) -> Table:
 def leases(look: Look) -> Table:
     """Those that are being played for longest, and by whom."""
     rows = tuple(
-        (one.worker, clock(one.age_s), f"{one.ticket:,}", str(one.attempt), one.purpose)
-        for one in look.leases
+        (lease.worker, clock(lease.age_s), f"{lease.ticket:,}", str(lease.attempt), lease.purpose)
+        for lease in look.leases
     )
     columns = ("oldest leases", "for", "ticket", "attempt", "purpose")
     return Table("leases", columns, rows, numbers=numbers("for", "ticket", "attempt"))
@@ -178,22 +179,22 @@ def environments(look: Look) -> Table:
     columns = ("environment", "hosts", "open", "queued", "quarantined", "reset p50 / p99", "step p50 / p99")
     rows = tuple(
         (
-            one.name,
-            str(one.hosts),
-            f"{one.open}/{one.capacity}",
-            str(one.queued),
-            str(one.quarantined),
-            latency(one.reset),
-            latency(one.step),
+            environment.name,
+            str(environment.hosts),
+            f"{environment.open}/{environment.capacity}",
+            str(environment.queued),
+            str(environment.quarantined),
+            latency(environment.reset),
+            latency(environment.step),
         )
-        for one in look.environments
+        for environment in look.environments
     )
     return Table("environments", columns, rows, numbers=frozenset(columns[1:]))
 
 
-def latency(one: Latency) -> str:
+def latency(latency_s: Latency) -> str:
     """For example "0.4 / 2.1 ms"."""
-    return f"{one.p50_s * 1e3:.1f} / {one.p99_s * 1e3:.1f} ms" if one.count else NONE
+    return f"{latency_s.p50_s * 1e3:.1f} / {latency_s.p99_s * 1e3:.1f} ms" if latency_s.count else NONE
 
 
 LEARNING = (
@@ -209,15 +210,17 @@ LEARNING = (
 def learning(status: RunStatus) -> Table:
     """The last step's figures, in one row; staleness is of its trajectories, in versions."""
     metrics = status.metrics
-    found = [(label, form.format(metrics[name])) for name, label, form in LEARNING if name in metrics]
+    figures = [(label, form.format(metrics[name])) for name, label, form in LEARNING if name in metrics]
     if "staleness_mean" in metrics:
         stale = f"{metrics['staleness_mean']:.2f} (max {metrics.get('staleness_max', 0.0):.0f})"
-        found.append(("staleness", stale))
+        figures.append(("staleness", stale))
     if status.episode_tokens.max:
         lengths = status.episode_tokens
-        found.append(("episode tokens", f"{lengths.mean:.0f} (p95 {lengths.p95:.0f}, max {lengths.max:.0f})"))
-    columns = tuple(name for name, _ in found)
-    row = tuple(text for _, text in found)
+        figures.append(
+            ("episode tokens", f"{lengths.mean:.0f} (p95 {lengths.p95:.0f}, max {lengths.max:.0f})")
+        )
+    columns = tuple(name for name, _ in figures)
+    row = tuple(text for _, text in figures)
     return Table("learning", columns, (row,) if row else (), numbers=frozenset(columns))
 
 
@@ -234,8 +237,8 @@ def switches(stages: Sequence[StageState]) -> Table:
 
 def processes(look: Look) -> Table:
     rows = tuple(
-        (one.name, one.state, clock(one.seconds), str(one.pid or NONE), str(one.restarts))
-        for one in look.processes
+        (process.name, process.state, clock(process.seconds), str(process.pid or NONE), str(process.restarts))
+        for process in look.processes
     )
     columns = ("process", "state", "for", "pid", "restarts")
     return Table("processes", columns, rows, numbers=numbers("for", "pid", "restarts"))

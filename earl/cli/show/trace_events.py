@@ -72,9 +72,19 @@ class Tracks:
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}}
 
 
-def _span(name: str, start_s: float, end_s: float, at: Mapping[str, int], args: Mapping[str, Any]) -> Event:
+def _span(
+    name: str, start_s: float, end_s: float, track: Mapping[str, int], args: Mapping[str, Any]
+) -> Event:
     dur = round(max(0.0, end_s - start_s) * 1e6, 3)
-    return {"ph": "X", "name": name, "cat": "earl", "ts": start_s * 1e6, "dur": dur, **at, "args": dict(args)}
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": "earl",
+        "ts": start_s * 1e6,
+        "dur": dur,
+        **track,
+        "args": dict(args),
+    }
 
 
 def _work(run: RunRecord, tracks: Tracks) -> Iterator[Event]:
@@ -91,15 +101,15 @@ def _work(run: RunRecord, tracks: Tracks) -> Iterator[Event]:
 
 
 def _switches(run: RunRecord, tracks: Tracks) -> Iterator[Event]:
-    for one in run.switches:
-        end_s, stage = float(one["time_s"]), str(one.get("stage", ""))
-        at = tracks.at(SWITCHES, stage)
-        back = "back to " if one.get("rolled_back") else ""
-        name = f"{back}{_cut(one.get('before' if back else 'after'))}"
-        told = {key: value for key, value in one.items() if key not in ("time_s", "end_ns", "stage")}
-        yield _span(name, end_s - float(one.get("seconds") or 0.0), end_s, at, told)
-        if stall_s := float(one.get("stall_s") or 0.0):
-            yield _span("stall", end_s - stall_s, end_s, at, {"epoch": one.get("epoch")})
+    for switch in run.switches:
+        end_s, stage = float(switch["time_s"]), str(switch.get("stage", ""))
+        track = tracks.at(SWITCHES, stage)
+        back = "back to " if switch.get("rolled_back") else ""
+        name = f"{back}{_cut(switch.get('before' if back else 'after'))}"
+        args = {key: value for key, value in switch.items() if key not in ("time_s", "end_ns", "stage")}
+        yield _span(name, end_s - float(switch.get("seconds") or 0.0), end_s, track, args)
+        if stall_s := float(switch.get("stall_s") or 0.0):
+            yield _span("stall", end_s - stall_s, end_s, track, {"epoch": switch.get("epoch")})
 
 
 def _cut(degrees: Any) -> str:
@@ -123,12 +133,22 @@ def _moments(run: RunRecord, tracks: Tracks) -> Iterator[Event]:
     """Evaluations, when they ended."""
 
     def moment(name: str, at_s: float, track: str, args: Mapping[str, Any]) -> Event:
-        at = tracks.at(RUN, track)
-        return {"ph": "i", "s": "p", "name": name, "cat": "earl", "ts": at_s * 1e6, **at, "args": dict(args)}
+        place = tracks.at(RUN, track)
+        return {
+            "ph": "i",
+            "s": "p",
+            "name": name,
+            "cat": "earl",
+            "ts": at_s * 1e6,
+            **place,
+            "args": dict(args),
+        }
 
-    for one in _timed(run.evaluations):
-        args = {key: value for key, value in one.items() if key not in ("rewards", "wins")}
-        yield moment(f"evaluation {one.get('name', '')}", float(one["time_s"]), "evaluations", args)
+    for evaluation in _timed(run.evaluations):
+        args = {key: value for key, value in evaluation.items() if key not in ("rewards", "wins")}
+        yield moment(
+            f"evaluation {evaluation.get('name', '')}", float(evaluation["time_s"]), "evaluations", args
+        )
 
 
 def _counters(run: RunRecord, tracks: Tracks) -> Iterator[Event]:
@@ -141,7 +161,7 @@ def _counters(run: RunRecord, tracks: Tracks) -> Iterator[Event]:
 
 
 def _timed(records: Iterable[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    return [one for one in records if _is_number(one.get("time_s"))]
+    return [record for record in records if _is_number(record.get("time_s"))]
 
 
 def _is_number(value: Any) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from earl.cli.lib.lazy import Commands, found, load
+from earl.cli.lib.lazy import Commands, commands_of, load
 from earl.cli.show.status import EXIT_CODES
 from earl.rpc.errors import catalogue
 from tests.support.paths import ROOT
@@ -31,7 +31,7 @@ WITHOUT_JSON = {
 
 def commands() -> Iterator[tuple[str, Any]]:
     """(name, command) of each that does something, those below `earl bench` left out."""
-    for name, point in sorted(found("earl.commands").items()):
+    for name, point in sorted(commands_of("earl.commands").items()):
         command = get_command(load(point))
         if name == "bench":
             continue
@@ -65,7 +65,7 @@ def test_the_documentation_names_every_command(name: str):
 def test_every_command_of_the_panels_is_in_one_of_them():
     named = [name for names in Commands.panels.values() for name in names]
     assert len(named) == len(set(named))
-    assert found("earl.commands").keys() <= set(named)
+    assert commands_of("earl.commands").keys() <= set(named)
 
 
 @pytest.mark.slow

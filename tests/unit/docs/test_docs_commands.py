@@ -14,7 +14,7 @@ import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from earl.cli.lib.lazy import found, load
+from earl.cli.lib.lazy import commands_of, load
 from earl.cli.run.launch import OverridableCommand
 from earl.config.keys import field_of, free_table_above
 from tests.integration.test_documented_commands import PLACEHOLDERS, SCENARIOS
@@ -149,12 +149,12 @@ def test_wrapped_lines_comments_and_languages_are_understood(tmp_path: Path, mon
 
 def described(words: list[str]) -> tuple[Any, list[str]]:
     """The command that the words after `earl` call, and the words that are its own."""
-    points = found("earl.commands")
+    points = commands_of("earl.commands")
     name, *rest = words
     assert name in points, f"there is no `earl {name}`"
     if name == "bench" and rest:
         name, *rest = ["up" if word == "NAME" else word for word in rest]
-        points = found("earl.benchmarks")
+        points = commands_of("earl.benchmarks")
         assert name in points, f"there is no `earl bench {name}`"
     command = get_command(load(points[name]))
     if isinstance(command, TyperGroup) and rest and rest[0] in command.commands:
@@ -200,7 +200,7 @@ def test_a_documented_command_names_what_there_is(command: Command):
 def exemplified() -> Iterator[str]:
     """The examples of --help, of groups and benchmarks too."""
     for group in ("earl.commands", "earl.benchmarks"):
-        for point in found(group).values():
+        for point in commands_of(group).values():
             command = get_command(load(point))
             below = command.commands.values() if isinstance(command, TyperGroup) else ()
             for one in (command, *below):
@@ -227,7 +227,7 @@ def test_what_is_not_there_is_found():
 
 def test_every_benchmark_is_in_the_table_of_its_page():
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (ROOT / "docs" / "benchmarks.md").read_text(), re.MULTILINE)
-    assert found("earl.benchmarks").keys() <= set(rows)
+    assert commands_of("earl.benchmarks").keys() <= set(rows)
 
 
 def test_every_run_file_that_is_named_is_shipped():
@@ -250,5 +250,5 @@ def test_every_kind_of_result_has_a_row_in_its_readme():
     assert [name for name in names if not any(name.startswith(f"{kind}-") for kind, _ in rows)] == []
     assert (
         all(kind == made_by for kind, made_by in rows)
-        and {kind for kind, _ in rows} == found("earl.benchmarks").keys()
+        and {kind for kind, _ in rows} == commands_of("earl.benchmarks").keys()
     )

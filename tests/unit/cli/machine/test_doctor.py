@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from earl.cli.machine.doctor import asked, lines, needed, probe
+from earl.cli.machine.doctor import lines, needed, probe, probed_by
 from earl.cli.machine.findings import Finding, data_plane
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.probe import file_system_of, offers
@@ -160,7 +160,7 @@ async def test_a_probe_that_crashes_or_hangs_is_a_finding():
 
 async def test_a_probe_can_be_tried_by_hand_as_the_remedy_says(tmp_path: Path):
     config = tictactoe(tmp_path / "it's", rollout={"arena_bytes": 0}, bus={"redis_url": "redis://:x@h:1"})
-    hung = await asked("services.rollout.worker.arena_size", needed(config), timeout_s=0.0)
+    hung = await probed_by("services.rollout.worker.arena_size", needed(config), timeout_s=0.0)
     _, _, by_hand = hung["error"]["remedy"].partition("look why: ")
     assert "redis" not in by_hand
     by_hand = by_hand.replace("| python ", f"| {shlex.quote(sys.executable)} ")
