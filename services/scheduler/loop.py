@@ -19,7 +19,6 @@ from earl.bus import Bus
 from earl.config.run import RunConfig
 from earl.errors import EpisodesFailing
 from earl.rpc.access import OPEN, Access
-from services.scheduler.api.codec import rules_of
 from services.scheduler.batches import consumers
 from services.scheduler.files.recorder import RunRecorder
 from services.scheduler.files.traces import TicketTraces, tickets_of
@@ -29,6 +28,7 @@ from services.scheduler.ledger import phases
 from services.scheduler.ledger.ledger import Ledger
 from services.scheduler.parallelism.controller import ParallelismController
 from services.scheduler.state.records import TicketState
+from services.scheduler.state.rules import rules_of
 from services.scheduler.wakeup import Wakeup
 
 TICK_S = 0.1

@@ -15,7 +15,7 @@ from earl.parallelism_codec import decode_command, decode_outcome, encode_comman
 from earl.reparallelize import LOGPROB_TOLERANCE, SwitchCommand, SwitchFigures, SwitchOutcome
 from earl.stack.codec import decode_switch
 from earl.v1 import common_pb2, rollout_pb2, trainer_pb2
-from services.scheduler.api.codec_stages import encode_changed, encode_switch
+from services.scheduler.journal.events import encode_changed, encode_switch
 from services.scheduler.state.records import decode, encode
 from services.scheduler.state.switch_records import By, StageRecord, SwitchEnded, SwitchRecord
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -10,101 +9,32 @@ from collections.abc import Iterable, Mapping
 from earl.config.run import RunConfig
 from earl.errors import LedgerError
 from earl.ticket_ranges import RangeSet
-from earl.v1 import common_pb2, events_pb2, scheduler_pb2
-from services.scheduler.api import codec_evaluation, codec_stages
+from earl.v1 import common_pb2, scheduler_pb2
 from services.scheduler.batches.batch_plan import BatchPlan
 from services.scheduler.batches.columns import ColumnProgress
+from services.scheduler.journal.events import ENDINGS, PURPOSES
 from services.scheduler.monitor.length_sketch import Quantiles
 from services.scheduler.state.records import (
     Attempt,
-    BatchCommitted,
-    BatchPlanned,
     EpisodeEnding,
-    EvaluationDone,
-    Fact,
     Purpose,
     Result,
     Ticket,
     TicketState,
     TicketVerdict,
-    TrajectoryReady,
-    WorkerJoined,
-    WorkerLeft,
     WorkerRecord,
 )
-from services.scheduler.state.rules import Rules
-from services.scheduler.state.switch_records import SwitchEnded
 
 MESSAGE_CHARACTERS = 500
 METRICS = 64
 TURNS = 4096
 RANGES = 1_000_000
 
-PURPOSES = {
-    Purpose.TRAIN: common_pb2.PURPOSE_TRAIN,
-    Purpose.EVALUATE: common_pb2.PURPOSE_EVALUATE,
-    Purpose.WARMUP: common_pb2.PURPOSE_WARMUP,
-}
-ENDINGS = {
-    common_pb2.ENDING_OK: EpisodeEnding.OK,
-    common_pb2.ENDING_TRUNCATED: EpisodeEnding.TRUNCATED,
-    common_pb2.ENDING_ENV_ERROR: EpisodeEnding.ENV_ERROR,
-    common_pb2.ENDING_INFRA_ERROR: EpisodeEnding.INFRA_ERROR,
-    common_pb2.ENDING_TIMEOUT: EpisodeEnding.TIMEOUT,
-}
-ENDING_NUMBERS = {ending: number for number, ending in ENDINGS.items()}
 VERDICTS = {
     TicketVerdict.ACCEPTED: scheduler_pb2.VERDICT_ACCEPTED,
     TicketVerdict.RETRIED: scheduler_pb2.VERDICT_RETRIED,
     TicketVerdict.REFUSED: scheduler_pb2.VERDICT_REFUSED,
 }
-
-
-def rules_of(config: RunConfig) -> Rules:
-    """What the run file says to the ledger."""
-    scheduler, warmup, evaluation = config.scheduler, config.warmup, config.evaluation
-    return Rules(
-        seed=config.seed,
-        warmup_batches=warmup.batches,
-        warmup_episodes=warmup.batch_episodes,
-        steps=scheduler.steps,
-        group_size=scheduler.group_size,
-        batch_groups=scheduler.batch_groups,
-        staleness=scheduler.staleness,
-        attempts=scheduler.attempts,
-        lease_s=scheduler.lease_s,
-        episode_s=scheduler.episode_s,
-        membership_s=scheduler.membership_s,
-        heartbeat_s=scheduler.heartbeat_s,
-        heartbeats_per_s=scheduler.heartbeats_per_s,
-        temperature=scheduler.temperature,
-        train_limit_s=scheduler.train_limit_s,
-        checkpoint_every=config.trainer.checkpoint_every,
-        evaluation_episodes=evaluation.episodes,
-        evaluate_at_start=evaluation.at_start,
-        evaluate_at_end=evaluation.at_end,
-        evaluate_every_steps=evaluation.every_steps,
-        evaluate_every_episodes=evaluation.every_episodes,
-        evaluation_temperature=evaluation.temperature,
-        deterministic=config.deterministic,
-        transcripts=scheduler.transcripts,
-        keep_best=evaluation.keep_best,
-        evaluation_setting=_evaluation_setting(config),
-    )
-
-
-def _evaluation_setting(config: RunConfig) -> str:
-    """Two runs of one policy in which this is the same play an evaluation's instances alike."""
-    parts = (
-        config.model.model_dump(mode="json"),
-        config.environment.name,
-        config.environment.task,
-        config.evaluation.temperature,
-        config.scheduler.max_turns,
-        config.longest_sequence,
-        config.rollout.max_new_tokens,
-    )
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class TicketEncoder:
@@ -193,15 +123,6 @@ def decode_ranges(ranges: Iterable[scheduler_pb2.TicketRange]) -> RangeSet:
     return RangeSet(pairs)
 
 
-def encode_worker(member: WorkerRecord) -> common_pb2.Worker:
-    return common_pb2.Worker(
-        name=member.name,
-        incarnation=member.incarnation,
-        stage=member.stage,  # type: ignore[arg-type]
-        address=member.address,
-    )
-
-
 def encode_plan(plan: BatchPlan) -> scheduler_pb2.BatchPlan:
     batch = plan.batch
     imitate = batch.purpose is Purpose.WARMUP
@@ -263,38 +184,3 @@ def encode_quantiles(quantiles: Quantiles) -> scheduler_pb2.LengthQuantiles:
     return scheduler_pb2.LengthQuantiles(
         mean=quantiles.mean, p50=quantiles.p50, p95=quantiles.p95, max=quantiles.max
     )
-
-
-def encode_fact(fact: Fact) -> events_pb2.Event:
-    """The bus event that states a fact of the ledger."""
-    event = events_pb2.Event()
-    match fact:
-        case TrajectoryReady(ticket_id, attempt, worker, purpose, result):
-            # Field by field in place: this is done once for every episode of the run.
-            ready = event.trajectory_ready
-            ready.ticket_id, ready.attempt, ready.worker = ticket_id, attempt, worker
-            ready.descriptor_key, ready.reward = result.descriptor_key, result.reward
-            ready.prompt_tokens, ready.total_tokens = result.prompt_tokens, result.total_tokens
-            ready.oldest_version, ready.newest_version = result.oldest_version, result.newest_version
-            ready.ending, ready.purpose = ENDING_NUMBERS[result.ending], PURPOSES[purpose]
-            ready.turns = result.turns
-        case BatchPlanned(batch_id, version, sequences, tokens):
-            event.batch_planned.CopyFrom(
-                events_pb2.BatchPlanned(
-                    batch_id=batch_id, version=version, sequences=sequences, tokens=tokens
-                )
-            )
-        case BatchCommitted(batch_id, version, keys):
-            event.batch_committed.CopyFrom(
-                events_pb2.BatchCommitted(batch_id=batch_id, version=version, descriptor_keys=keys)
-            )
-        case EvaluationDone(evaluation, baseline):
-            event.evaluation_done.CopyFrom(codec_evaluation.encode_done(evaluation, baseline))
-        case WorkerJoined(member):
-            event.worker_joined.worker.CopyFrom(encode_worker(member))
-        case WorkerLeft(member, reason):
-            event.worker_left.worker.CopyFrom(encode_worker(member))
-            event.worker_left.reason = reason
-        case SwitchEnded():
-            event.parallelism_changed.CopyFrom(codec_stages.encode_changed(fact))
-    return event

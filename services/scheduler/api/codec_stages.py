@@ -6,20 +6,18 @@ from collections.abc import Mapping
 
 from earl.errors import LedgerError
 from earl.parallelism import Parallelism
-from earl.parallelism_codec import encode_parallelism, put_figures
-from earl.v1 import common_pb2, events_pb2, scheduler_pb2
+from earl.parallelism_codec import encode_parallelism
+from earl.v1 import common_pb2, scheduler_pb2
+from services.scheduler.journal.events import STAGE_NUMBERS, encode_switch
 from services.scheduler.monitor.workers import STAGES
 from services.scheduler.parallelism.switch_state import Switching
 from services.scheduler.selector import stages
-from services.scheduler.state.switch_records import SwitchEnded, SwitchRecord
-
-NUMBERS = {name: number for number, name in STAGES.items()}
 
 
 def decode_stage(number: common_pb2.Stage) -> str:
     """The stage's name. Raises LedgerError for a number that no stage has."""
     if number not in STAGES:
-        raise LedgerError(f"stage {number} is none", f"name one of {', '.join(NUMBERS)}")
+        raise LedgerError(f"stage {number} is none", f"name one of {', '.join(STAGE_NUMBERS)}")
     return STAGES[number]
 
 
@@ -53,23 +51,3 @@ def encode_stages(
             status.last.CopyFrom(encode_switch(stage.last))
         statuses.append(status)
     return statuses
-
-
-def encode_switch(switch: SwitchRecord) -> scheduler_pb2.Switch:
-    message = scheduler_pb2.Switch()
-    _put_switch(switch, message)
-    return message
-
-
-def encode_changed(fact: SwitchEnded) -> events_pb2.ParallelismChanged:
-    message = events_pb2.ParallelismChanged(stage=NUMBERS[fact.stage])  # type: ignore[arg-type]
-    _put_switch(fact.switch, message)
-    return message
-
-
-def _put_switch(switch: SwitchRecord, message: scheduler_pb2.Switch | events_pb2.ParallelismChanged) -> None:
-    message.epoch, message.reason = switch.epoch, switch.reason
-    message.rolled_back, message.message = switch.rolled_back, switch.message
-    message.before.CopyFrom(encode_parallelism(switch.former))
-    message.after.CopyFrom(encode_parallelism(switch.target))
-    put_figures(switch, message)

@@ -10,6 +10,7 @@ from earl.parallelism_codec import decode_parallelism
 from earl.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.api import codec, codec_evaluation, codec_reference, codec_stages, codec_tickets
 from services.scheduler.batches import consumers
+from services.scheduler.journal.events import encode_switch, encode_worker
 from services.scheduler.ledger import evaluation, phases
 from services.scheduler.monitor.workers import TransferRates, WorkerReport
 from services.scheduler.scheduler import Scheduler
@@ -181,7 +182,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         response = scheduler_pb2.SetParallelismResponse(epoch=epoch)
         if outcome is not None:
-            response.outcome.CopyFrom(codec_stages.encode_switch(outcome))
+            response.outcome.CopyFrom(encode_switch(outcome))
         return response
 
     def _workers(self) -> list[scheduler_pb2.WorkerStatus]:
@@ -193,7 +194,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 report = WorkerReport(member.incarnation, now)
             dp, tp, cp, pp = member.parallelism
             status = scheduler_pb2.WorkerStatus(
-                worker=codec.encode_worker(member),
+                worker=encode_worker(member),
                 parallelism=common_pb2.Parallelism(dp=dp, tp=tp, cp=cp, pp=pp),
                 capacity=member.capacity,
                 running=report.running,

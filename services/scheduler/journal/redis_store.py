@@ -18,7 +18,7 @@ import msgspec
 
 from earl.bus import Bus, redis_errors
 from earl.errors import LedgerFenced
-from services.scheduler.api.codec import encode_fact
+from services.scheduler.journal.events import encode_fact
 from services.scheduler.state.records import KINDS, LedgerChanges, RecordChange, TrajectoryReady
 
 # KEYS: guard, the bus's streams, hashes.  ARGV: term, revision, stream length, what changes (see `pack`), the

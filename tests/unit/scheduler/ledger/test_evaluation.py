@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from earl.ticket_ranges import RangeSet
-from services.scheduler.api.codec_evaluation import encode_done, encode_evaluations
+from services.scheduler.api.codec_evaluation import encode_evaluations
+from services.scheduler.journal.events import encode_done
 from services.scheduler.ledger import phases
 from services.scheduler.ledger.evaluation import (
     Judgement,

@@ -1,0 +1,144 @@
+"""The ledger's facts as events of the bus, and the messages that events and answers share."""
+
+from __future__ import annotations
+
+import math
+
+from earl.parallelism_codec import encode_parallelism, put_figures
+from earl.v1 import common_pb2, events_pb2, scheduler_pb2
+from services.scheduler.ledger.evaluation import Judgement, judge
+from services.scheduler.monitor.workers import STAGES
+from services.scheduler.state.records import (
+    BatchCommitted,
+    BatchPlanned,
+    EpisodeEnding,
+    EvaluationDone,
+    EvaluationRecord,
+    Fact,
+    Purpose,
+    TrajectoryReady,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerRecord,
+)
+from services.scheduler.state.switch_records import SwitchEnded, SwitchRecord
+
+PURPOSES = {
+    Purpose.TRAIN: common_pb2.PURPOSE_TRAIN,
+    Purpose.EVALUATE: common_pb2.PURPOSE_EVALUATE,
+    Purpose.WARMUP: common_pb2.PURPOSE_WARMUP,
+}
+ENDINGS = {
+    common_pb2.ENDING_OK: EpisodeEnding.OK,
+    common_pb2.ENDING_TRUNCATED: EpisodeEnding.TRUNCATED,
+    common_pb2.ENDING_ENV_ERROR: EpisodeEnding.ENV_ERROR,
+    common_pb2.ENDING_INFRA_ERROR: EpisodeEnding.INFRA_ERROR,
+    common_pb2.ENDING_TIMEOUT: EpisodeEnding.TIMEOUT,
+}
+ENDING_NUMBERS = {ending: number for number, ending in ENDINGS.items()}
+STAGE_NUMBERS = {name: number for number, name in STAGES.items()}
+
+
+def encode_fact(fact: Fact) -> events_pb2.Event:
+    """The bus event that states a fact of the ledger."""
+    event = events_pb2.Event()
+    match fact:
+        case TrajectoryReady(ticket_id, attempt, worker, purpose, result):
+            # Field by field in place: this is done once for every episode of the run.
+            ready = event.trajectory_ready
+            ready.ticket_id, ready.attempt, ready.worker = ticket_id, attempt, worker
+            ready.descriptor_key, ready.reward = result.descriptor_key, result.reward
+            ready.prompt_tokens, ready.total_tokens = result.prompt_tokens, result.total_tokens
+            ready.oldest_version, ready.newest_version = result.oldest_version, result.newest_version
+            ready.ending, ready.purpose = ENDING_NUMBERS[result.ending], PURPOSES[purpose]
+            ready.turns = result.turns
+        case BatchPlanned(batch_id, version, sequences, tokens):
+            event.batch_planned.CopyFrom(
+                events_pb2.BatchPlanned(
+                    batch_id=batch_id, version=version, sequences=sequences, tokens=tokens
+                )
+            )
+        case BatchCommitted(batch_id, version, keys):
+            event.batch_committed.CopyFrom(
+                events_pb2.BatchCommitted(batch_id=batch_id, version=version, descriptor_keys=keys)
+            )
+        case EvaluationDone(evaluation, baseline):
+            event.evaluation_done.CopyFrom(encode_done(evaluation, baseline))
+        case WorkerJoined(member):
+            event.worker_joined.worker.CopyFrom(encode_worker(member))
+        case WorkerLeft(member, reason):
+            event.worker_left.worker.CopyFrom(encode_worker(member))
+            event.worker_left.reason = reason
+        case SwitchEnded():
+            event.parallelism_changed.CopyFrom(encode_changed(fact))
+    return event
+
+
+def encode_worker(member: WorkerRecord) -> common_pb2.Worker:
+    return common_pb2.Worker(
+        name=member.name,
+        incarnation=member.incarnation,
+        stage=member.stage,  # type: ignore[arg-type]
+        address=member.address,
+    )
+
+
+def encode_evaluation(evaluation: EvaluationRecord, judgement: Judgement) -> scheduler_pb2.EvaluationResult:
+    """Figures of an evaluation without an episode done are 0, bounds of a single episode's reward NaN."""
+    message = scheduler_pb2.EvaluationResult(
+        name=evaluation.name,
+        version=evaluation.version,
+        episodes=evaluation.episodes,
+        done=evaluation.done,
+        failed=evaluation.failed,
+        metrics=evaluation.metrics,
+    )
+    if evaluation.done:
+        reward, wins = judgement.reward, judgement.win_rate
+        message.mean_reward, message.reward_low, message.reward_high = reward.value, reward.low, reward.high
+        message.win_rate, message.win_low, message.win_high = wins.value, wins.low, wins.high
+    if judgement.gain is not None:
+        gain = judgement.gain
+        message.gain, message.gain_episodes = gain.value, judgement.pairs
+        if judgement.pairs > 1:
+            message.gain_low, message.gain_high = gain.low, gain.high
+    return message
+
+
+def encode_done(evaluation: EvaluationRecord, baseline: EvaluationRecord | None) -> events_pb2.EvaluationDone:
+    """The bus event; the bounds and the gain are among its metrics."""
+    message = encode_evaluation(evaluation, judge(evaluation, baseline))
+    names = ["reward_low", "reward_high", "win_low", "win_high"]
+    names += [name for name in ("gain", "gain_low", "gain_high") if message.HasField(name)]
+    numbers = {name: getattr(message, name) for name in names}
+    return events_pb2.EvaluationDone(
+        name=message.name,
+        version=message.version,
+        episodes=message.episodes,
+        mean_reward=message.mean_reward,
+        win_rate=message.win_rate,
+        metrics={
+            **dict(message.metrics),
+            **{name: value for name, value in numbers.items() if math.isfinite(value)},
+        },
+    )
+
+
+def encode_switch(switch: SwitchRecord) -> scheduler_pb2.Switch:
+    message = scheduler_pb2.Switch()
+    _put_switch(switch, message)
+    return message
+
+
+def encode_changed(fact: SwitchEnded) -> events_pb2.ParallelismChanged:
+    message = events_pb2.ParallelismChanged(stage=STAGE_NUMBERS[fact.stage])  # type: ignore[arg-type]
+    _put_switch(fact.switch, message)
+    return message
+
+
+def _put_switch(switch: SwitchRecord, message: scheduler_pb2.Switch | events_pb2.ParallelismChanged) -> None:
+    message.epoch, message.reason = switch.epoch, switch.reason
+    message.rolled_back, message.message = switch.rolled_back, switch.message
+    message.before.CopyFrom(encode_parallelism(switch.former))
+    message.after.CopyFrom(encode_parallelism(switch.target))
+    put_figures(switch, message)
