@@ -153,7 +153,7 @@ def measured(
     def say(line: str) -> None:
         sys.stderr.write(line + "\n")
 
-    asyncio.run(measure(config, stages, *grid, seconds=seconds, say=say, found=found, kept=kept))
+    asyncio.run(measure(config, stages, *grid, seconds=seconds, say=say, measured=found, kept=kept))
     return found
 
 

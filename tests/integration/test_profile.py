@@ -51,7 +51,7 @@ async def profiled(
     found: list[MeasuredProfile] = []
     said: list[str] = []
     await measure(
-        config, stages, *grid, seconds=SECONDS, say=said.append, found=found, kept=kept, window_s=0.05
+        config, stages, *grid, seconds=SECONDS, say=said.append, measured=found, kept=kept, window_s=0.05
     )
     return found, said
 

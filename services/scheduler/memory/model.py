@@ -70,8 +70,8 @@ def predict(
             f"{context_tokens} tokens at a concurrency of {concurrency}", "give numbers above 0"
         )
     load = MemoryLoad(math.ceil(context_tokens), math.ceil(concurrency), shared_tokens, trained_fraction)
-    said = getattr(config, stage).device
-    memory = make(config, spec, parallelism, load, device or ("cuda" if said == "cuda" else "cpu"))
+    configured = getattr(config, stage).device
+    memory = make(config, spec, parallelism, load, device or ("cuda" if configured == "cuda" else "cpu"))
     return memory.beside(base_bytes)
 
 
@@ -83,24 +83,24 @@ def ranks_here(config: RunConfig) -> int:
 
 
 def _rollout(
-    config: RunConfig, spec: ModelSpec, cut: Parallelism, load: MemoryLoad, device: Device
+    config: RunConfig, spec: ModelSpec, parallelism: Parallelism, load: MemoryLoad, device: Device
 ) -> MemoryParts:
     rollout = config.rollout
     context = max(rollout.max_context_tokens, load.context_tokens)
     how = RolloutNumbers(
         device=device,
         native=rollout.engine == "torch",
-        tp=cut.tp,
+        tp=parallelism.tp,
         item_bytes=ITEM_BYTES[config.rollout_dtype],
         published_bytes=ITEM_BYTES[config.model.weight_dtype],
         slots=rollout.max_sequences,
         context=context,
         kv_tokens=rollout.kv_tokens,
         # What is beyond an engine's slots waits.
-        sequences=min(ceil_div(load.concurrency, cut.dp), rollout.max_sequences),
+        sequences=min(ceil_div(load.concurrency, parallelism.dp), rollout.max_sequences),
         length=load.context_tokens,
     )
-    return rollout_memory(ModelNumbers.of(spec, cut.tp, cut.pp, fused=True), how)
+    return rollout_memory(ModelNumbers.of(spec, parallelism.tp, parallelism.pp, fused=True), how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,11 @@ class _Pass:
     moved: bool
 
 
-def _micro_batch(load: MemoryLoad, sequences: int, capacity: int, share: bool, cut: Parallelism) -> _Pass:
+def _micro_batch(
+    load: MemoryLoad, sequences: int, capacity: int, share: bool, parallelism: Parallelism
+) -> _Pass:
     """The fullest of services.trainer.step.prefix_packing.bins: full, if there are tokens enough. A
-    sequence is cut by context parallelism only; several are moved for attention, as if of unlike length
+    sequence is split by context parallelism only; several are moved for attention, as if of unlike length
     (packing.py)."""
     context = load.context_tokens
     padded = max(context, min(capacity, sequences * context))
@@ -124,34 +126,36 @@ def _micro_batch(load: MemoryLoad, sequences: int, capacity: int, share: bool, c
         rows -= load.shared_tokens * (padded // context - 1)
     trained = min(rows, math.ceil(load.trained_fraction * padded))
     return _Pass(
-        rows=ceil_div(rows, cut.cp),
-        trained_rows=ceil_div(trained, cut.cp),
-        padded=ceil_div(padded, cut.cp),
+        rows=ceil_div(rows, parallelism.cp),
+        trained_rows=ceil_div(trained, parallelism.cp),
+        padded=ceil_div(padded, parallelism.cp),
         moved=sequences > 1,
     )
 
 
 def _trainer(
-    config: RunConfig, spec: ModelSpec, cut: Parallelism, load: MemoryLoad, device: Device
+    config: RunConfig, spec: ModelSpec, parallelism: Parallelism, load: MemoryLoad, device: Device
 ) -> MemoryParts:
     trainer = config.trainer
-    model = ModelNumbers.of(spec, cut.tp, cut.pp)
-    sequences = ceil_div(ceil_div(load.concurrency, cut.dp), trainer.minibatches)
-    one = _micro_batch(load, sequences, trainer.microbatch_tokens * cut.cp, trainer.share_prefixes, cut)
+    model = ModelNumbers.of(spec, parallelism.tp, parallelism.pp)
+    sequences = ceil_div(ceil_div(load.concurrency, parallelism.dp), trainer.minibatches)
+    batch = _micro_batch(
+        load, sequences, trainer.microbatch_tokens * parallelism.cp, trainer.share_prefixes, parallelism
+    )
     how = TrainerNumbers(
         device=device,
         # Ranks of one sequence (cp) share parameters as those of different ones do.
-        dp=cut.dp * cut.cp,
-        ranks=cut.dp * cut.cp * cut.tp,
-        cp=cut.cp,
+        dp=parallelism.dp * parallelism.cp,
+        ranks=parallelism.dp * parallelism.cp * parallelism.tp,
+        cp=parallelism.cp,
         item_bytes=ITEM_BYTES[config.trainer_dtype],
         model_bytes=ITEM_BYTES[config.model.weight_dtype],
-        rows=one.rows,
+        rows=batch.rows,
         # Each of tp ranks puts its part of them through the lm_head.
-        trained_rows=ceil_div(one.trained_rows, cut.tp),
-        padded=one.padded,
-        moved=one.moved,
-        accumulates=sequences * load.context_tokens > one.padded * cut.cp,
+        trained_rows=ceil_div(batch.trained_rows, parallelism.tp),
+        padded=batch.padded,
+        moved=batch.moved,
+        accumulates=sequences * load.context_tokens > batch.padded * parallelism.cp,
         checkpointed=trainer.activation_checkpointing,
         entropy=trainer.entropy_coefficient > 0,
         lora=_lora(model, trainer),
@@ -177,23 +181,25 @@ def _lora(model: ModelNumbers, trainer: TrainerConfig) -> LoraShape | None:
 
 
 def _reference(
-    config: RunConfig, spec: ModelSpec, cut: Parallelism, load: MemoryLoad, device: Device
+    config: RunConfig, spec: ModelSpec, parallelism: Parallelism, load: MemoryLoad, device: Device
 ) -> MemoryParts:
     reference = config.reference
-    sequences = ceil_div(load.concurrency, cut.dp)
+    sequences = ceil_div(load.concurrency, parallelism.dp)
     # Deterministic stages compute one sequence at a time.
     capacity = 0 if config.deterministic else reference.microbatch_tokens
-    one = _micro_batch(load, sequences, capacity, config.trainer.share_prefixes, cut)
+    batch = _micro_batch(load, sequences, capacity, config.trainer.share_prefixes, parallelism)
     how = ReferenceNumbers(
         device=device,
         item_bytes=ITEM_BYTES[config.trainer_dtype],
-        rows=one.rows,
+        rows=batch.rows,
         # Each of tp ranks takes its slice of the positions (ReferencePolicy).
-        trained_rows=one.trained_rows if config.deterministic else ceil_div(one.trained_rows, cut.tp),
-        padded=one.padded,
-        moved=one.moved,
+        trained_rows=batch.trained_rows
+        if config.deterministic
+        else ceil_div(batch.trained_rows, parallelism.tp),
+        padded=batch.padded,
+        moved=batch.moved,
     )
-    return reference_memory(ModelNumbers.of(spec, cut.tp, cut.pp), how)
+    return reference_memory(ModelNumbers.of(spec, parallelism.tp, parallelism.pp), how)
 
 
 _STAGES: dict[str, Callable[[RunConfig, ModelSpec, Parallelism, MemoryLoad, Device], MemoryParts]] = {

@@ -16,7 +16,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelNumbers:
-    """Of a rank under tensor (and pipeline) parallelism.
+    """The sizes of a rank under tensor (and pipeline) parallelism.
 
     hidden, vocab, head_dim as in ModelSpec; layers, heads, kv_heads, intermediate: this rank's. block: shapes
     of one layer's parameters, root: of all others, tied ones once. Where ranks share a key-value head each
@@ -51,20 +51,24 @@ class ModelNumbers:
         return self.kv_heads * self.head_dim
 
     def elements(self, dp: int = 1, ranks: int = 1) -> int:
-        """Of all parameters of this rank, FSDP2's share: dp ranks share a block's, `ranks` the others."""
+        """Elements of this rank under FSDP2: a block's split over dp ranks, others over `ranks`."""
         return self.layers * elements(self.block, dp) + elements(self.root, ranks)
 
 
 def elements(shapes: Shapes, dp: int = 1) -> int:
-    """FSDP2 cuts each parameter by rows, the last parts padded."""
+    """Elements of one shard: FSDP2 splits each parameter by rows, the last shards padded."""
     return sum(ceil_div(shape[0], dp) * math.prod(shape[1:]) for shape in shapes)
 
 
 @lru_cache(maxsize=256)
 def _numbers(spec: ModelSpec, tp: int, pp: int, fused: bool) -> ModelNumbers:
-    own = {name: one for name, one in own_parameters(spec, 0, tp, fused=fused).items() if not one.same_as}
-    block = tuple(one.shape for name, one in own.items() if name.startswith("model.layers.0."))
-    root = tuple(one.shape for name, one in own.items() if not name.startswith("model.layers."))
+    tensors = {
+        name: tensor
+        for name, tensor in own_parameters(spec, 0, tp, fused=fused).items()
+        if not tensor.same_as
+    }
+    block = tuple(tensor.shape for name, tensor in tensors.items() if name.startswith("model.layers.0."))
+    root = tuple(tensor.shape for name, tensor in tensors.items() if not name.startswith("model.layers."))
     heads, kv_heads = rank_heads(spec, tp)
     return ModelNumbers(
         hidden=spec.hidden,

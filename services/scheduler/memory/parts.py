@@ -45,14 +45,14 @@ class MemoryParts:
 
     def parts(self) -> dict[str, int]:
         """Bytes by name, in the order above."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "moment"}
+        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "moment"}
 
     def beside(self, base_bytes: int) -> MemoryParts:
         """With what the process itself takes."""
         return replace(self, base=base_bytes)
 
     def fraction(self, device_bytes: int) -> float:
-        """Of a device that has so many bytes: above 1 it does not fit. Raises ConfigError."""
+        """The share of a device with so many bytes: above 1 it does not fit. Raises ConfigError."""
         if device_bytes <= 0:
             raise ConfigError(f"a device of {device_bytes} bytes", "give the memory of one device, in bytes")
         return self.total_bytes / device_bytes
@@ -60,7 +60,7 @@ class MemoryParts:
 
 def largest(moments: Iterable[MemoryParts]) -> MemoryParts:
     """The moment that takes most; of equals the first."""
-    return max(moments, key=lambda one: one.total_bytes)
+    return max(moments, key=lambda moment: moment.total_bytes)
 
 
 def together(moments: Iterable[MemoryParts]) -> MemoryParts:
@@ -68,7 +68,7 @@ def together(moments: Iterable[MemoryParts]) -> MemoryParts:
     part's own most counts, wherever it is. The difference is the margin's."""
     moments = list(moments)
     most = largest(moments)
-    whole = sum(max(one.parts()[name] for one in moments) for name in most.parts())
+    whole = sum(max(moment.parts()[name] for moment in moments) for name in most.parts())
     return replace(most, margin=most.margin + whole - most.total_bytes)
 
 

@@ -81,14 +81,14 @@ def kv_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
 def weight_bytes(model: ModelNumbers, how: RolloutNumbers) -> int:
     """Runner.weights, tables of positions, and on a CPU Linear's copies in blocked layout."""
     table = model.vocab * model.hidden
-    own = model.elements()
+    parameters = model.elements()
     if not how.native:
-        own -= (1 if model.tied else 2) * (table - table // how.tp)
+        parameters -= (1 if model.tied else 2) * (table - table // how.tp)
     tables = 2 * how.context * model.head_dim
     blocked = _blocked(model, how)
     # Each is made anew before the old one goes.
     copies = sum(blocked) + max(blocked, default=0)
-    return how.item_bytes * (own + tables + copies)
+    return how.item_bytes * (parameters + tables + copies)
 
 
 def _blocked(model: ModelNumbers, how: RolloutNumbers) -> list[int]:

@@ -177,14 +177,14 @@ class _Step:
 
     model: ModelNumbers
     how: TrainerNumbers
-    own: _Parameters
+    parameters: _Parameters
 
     def forward(self) -> Iterator[MemoryParts]:
-        model, how, own = self.model, self.how, self.own
+        model, how, parameters = self.model, self.how, self.parameters
         item, before = how.item_bytes, self.accumulated
         # Alone, every block stays gathered until its backward pass; otherwise one is, the next is on its way,
         # and what the root owns to the end.
-        gathered = item * (own.whole if how.dp == 1 else own.root + 2 * own.block)
+        gathered = item * (parameters.whole if how.dp == 1 else parameters.root + 2 * parameters.block)
         layers = model.layers * (self.kept if how.checkpointed else self.saved)
         yield self.moment(
             "forward", gathered, before, layers + self.again + item * 2 * model.intermediate * how.rows
@@ -194,31 +194,33 @@ class _Step:
         final = layers + 2 * self.kept + trained
         yield self.moment("log-probs", gathered, before, final, _logits_forward(model, how))
         # The output matrix' gradient adds up in float32, then waits, narrowed, for that of the embedding.
-        chunks = _logits_backward(model, how, own)
-        wide = WIDE_BYTES * own.table
+        chunks = _logits_backward(model, how, parameters)
+        wide = WIDE_BYTES * parameters.table
         yield self.moment("log-probs, backward", gathered, before + wide, final + trained, chunks)
-        gradients = before + item * (own.table + own.trained_block)
+        gradients = before + item * (parameters.table + parameters.trained_block)
         yield self.moment("backward, last block", gathered, gradients, layers + self.current)
 
     def backward(self) -> Iterator[MemoryParts]:
         """When all layers but the first are done."""
-        how, own, item = self.how, self.own, self.how.item_bytes
+        how, parameters, item = self.how, self.parameters, self.how.item_bytes
         # A block's input to the reduction outlives it until the next one's.
-        done = (self.accumulated or WIDE_BYTES * own.blocks) + WIDE_BYTES * own.trained_block
-        head = item * own.table
-        gathered = item * (own.root + (1 if how.dp == 1 else 2) * own.block)
+        done = (self.accumulated or WIDE_BYTES * parameters.blocks) + WIDE_BYTES * parameters.trained_block
+        head = item * parameters.table
+        gathered = item * (parameters.root + (1 if how.dp == 1 else 2) * parameters.block)
         first = (self.kept if how.checkpointed else self.saved) + self.current
-        yield self.moment("backward, first block", gathered, done + head + item * own.trained_block, first)
+        yield self.moment(
+            "backward, first block", gathered, done + head + item * parameters.trained_block, first
+        )
         tied = head if self.model.tied else 0
-        table = done + item * own.trained_root + tied
-        yield self.moment("backward, embedding", item * own.root, table, self.kept)
-        reduced = WIDE_BYTES * own.trained + (item + WIDE_BYTES) * own.trained_root
+        table = done + item * parameters.trained_root + tied
+        yield self.moment("backward, embedding", item * parameters.root, table, self.kept)
+        reduced = WIDE_BYTES * parameters.trained + (item + WIDE_BYTES) * parameters.trained_root
         yield self.moment("reduction of the embedding", 0, reduced, 0)
 
     @property
     def accumulated(self) -> int:
         """Gradients that are there when the micro-batch begins."""
-        return WIDE_BYTES * self.own.trained if self.how.accumulates else 0
+        return WIDE_BYTES * self.parameters.trained if self.how.accumulates else 0
 
     @property
     def kept(self) -> int:
@@ -231,41 +233,41 @@ class _Step:
 
     @property
     def again(self) -> int:
-        """Of the block that is computed again."""
+        """Bytes of the block that is computed again."""
         return self.saved if self.how.checkpointed else 0
 
     @property
     def current(self) -> int:
-        """Of the block whose backward pass is computed, beyond what the forward pass kept."""
+        """Bytes of the block whose backward pass is computed, beyond what the forward pass kept."""
         return self.again + block_backward_bytes(self.model, self.how)
 
     def moment(
         self, name: str, weights: int, gradients: int, activations: int, logits: int = 0
     ) -> MemoryParts:
         """weights: bytes gathered, beside the shards."""
-        model, how, own = self.model, self.how, self.own
+        model, how, parameters = self.model, self.how, self.parameters
         activations += (2 * how.item_bytes * model.head_dim + ROW_BYTES) * how.rows
         moving = weights + gradients + activations + logits
         return MemoryParts(
             moment=name,
-            weights=own.stored + weights,
+            weights=parameters.stored + weights,
             gradients=gradients,
-            optimizer=MOMENTS * WIDE_BYTES * own.trained,
+            optimizer=MOMENTS * WIDE_BYTES * parameters.trained,
             activations=activations,
             logits=logits,
             staging=SLOTS * how.model_bytes * model.elements(how.dp, how.ranks),
-            margin=_margin(how, own, moving),
+            margin=_margin(how, parameters, moving),
         )
 
 
-def _margin(how: TrainerNumbers, own: _Parameters, moving: int) -> int:
+def _margin(how: TrainerNumbers, parameters: _Parameters, moving: int) -> int:
     if how.device != "cpu":
         return int(MARGIN * moving)
     exchanged = HOLES_EXCHANGED if how.cp > 1 or how.ranks > how.dp else 0.0
     if how.dp == 1:
-        return int((HOLES_ALONE + exchanged) * WIDE_BYTES * own.whole)
+        return int((HOLES_ALONE + exchanged) * WIDE_BYTES * parameters.whole)
     gathered = HOLES_GATHERED_AGAIN if how.checkpointed else HOLES_GATHERED
-    return int(((HOLES_REDUCED + exchanged) * WIDE_BYTES + gathered * how.item_bytes) * own.whole)
+    return int(((HOLES_REDUCED + exchanged) * WIDE_BYTES + gathered * how.item_bytes) * parameters.whole)
 
 
 def _logits_forward(model: ModelNumbers, how: TrainerNumbers) -> int:
@@ -273,8 +275,8 @@ def _logits_forward(model: ModelNumbers, how: TrainerNumbers) -> int:
     return 2 * WIDE_BYTES * chunk_elements(model.vocab, how.trained_rows)
 
 
-def _logits_backward(model: ModelNumbers, how: TrainerNumbers, own: _Parameters) -> int:
+def _logits_backward(model: ModelNumbers, how: TrainerNumbers, parameters: _Parameters) -> int:
     """A chunk, its probabilities where the entropy has a gradient; narrower, chunk and product once more."""
     chunk = chunk_elements(model.vocab, how.trained_rows)
     total = WIDE_BYTES * chunk * (2 if how.entropy else 1)
-    return total + (how.item_bytes * (chunk + own.table) if how.item_bytes < WIDE_BYTES else 0)
+    return total + (how.item_bytes * (chunk + parameters.table) if how.item_bytes < WIDE_BYTES else 0)

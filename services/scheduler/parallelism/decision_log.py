@@ -51,7 +51,9 @@ def encode(
 
 
 def _candidate(candidate: LayoutCandidate) -> dict[str, Any]:
-    return {**asdict(candidate), "parallelism": candidate.parallelism.as_dict()}
+    figures = asdict(candidate)
+    figures["why"] = figures.pop("reason")
+    return {**figures, "parallelism": candidate.parallelism.as_dict()}
 
 
 def _verdict(decision: Decision) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _HASH_CHARACTERS = 16
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """Of what the figures depend on, as JSON can hold it."""
+    """A hash of what the figures depend on, given as what JSON can hold."""
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARACTERS]
 
@@ -45,18 +45,23 @@ class Cache:
     ) -> dict[Parallelism, ProfileProgress]:
         """What the file says, of these parallelisms and points, and of all others that it knows of."""
         lines = [line for line in read_lines(self.path) if "context_tokens" in line]
-        wanted = {cut: set(asked) for cut, asked in (points or {}).items()}
+        points_by_layout = {parallelism: set(requested) for parallelism, requested in (points or {}).items()}
         for line in lines:
-            wanted.setdefault(_cut(line), set())
-        found = {cut: ProfileProgress(cut, asked) for cut, asked in wanted.items()}
+            points_by_layout.setdefault(_parallelism(line), set())
+        progress = {
+            parallelism: ProfileProgress(parallelism, requested)
+            for parallelism, requested in points_by_layout.items()
+        }
         for line in lines:
             point = ProfilePoint(int(line["context_tokens"]), int(line["concurrency"]))
             if line.get("oom"):
-                found[_cut(line)].note_oom(point)
+                progress[_parallelism(line)].note_oom(point)
             else:
                 fraction = line.get("peak_memory_fraction")
-                found[_cut(line)].note(point, line["tokens_per_device_s"], line["visit_s"], fraction)
-        return found
+                progress[_parallelism(line)].note(
+                    point, line["tokens_per_device_s"], line["visit_s"], fraction
+                )
+        return progress
 
     def rows(self) -> list[ProfileRow]:
         """All that is measured well enough."""
@@ -86,16 +91,21 @@ class Cache:
                 self._file.close()
 
     def note(
-        self, cut: Parallelism, point: ProfilePoint, rate: float, visit_s: float, fraction: float | None
+        self,
+        parallelism: Parallelism,
+        point: ProfilePoint,
+        rate: float,
+        visit_s: float,
+        fraction: float | None,
     ) -> None:
         """One window. Only while held."""
-        found = {"tokens_per_device_s": rate, "visit_s": visit_s, "peak_memory_fraction": fraction}
-        self._file.append({**cut.as_dict(), **point._asdict(), **found})
+        figures = {"tokens_per_device_s": rate, "visit_s": visit_s, "peak_memory_fraction": fraction}
+        self._file.append({**parallelism.as_dict(), **point._asdict(), **figures})
 
-    def note_oom(self, cut: Parallelism, point: ProfilePoint) -> None:
+    def note_oom(self, parallelism: Parallelism, point: ProfilePoint) -> None:
         """It does not fit. Only while held."""
-        self._file.append({**cut.as_dict(), **point._asdict(), "oom": True})
+        self._file.append({**parallelism.as_dict(), **point._asdict(), "oom": True})
 
 
-def _cut(line: Mapping[str, Any]) -> Parallelism:
+def _parallelism(line: Mapping[str, Any]) -> Parallelism:
     return Parallelism(*(int(line[name]) for name in ("dp", "tp", "cp", "pp")))

@@ -73,23 +73,25 @@ def profile(
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out {out}: there is no directory {out.parent}", "make it, or write elsewhere")
     started = time.monotonic()
-    found: list[MeasuredProfile] = []
+    measured: list[MeasuredProfile] = []
     interrupted = False
     try:
-        measuring = measure(config, stages, *grid, seconds=60 * minutes, fresh=fresh, say=_say, found=found)
+        measuring = measure(
+            config, stages, *grid, seconds=60 * minutes, fresh=fresh, say=_say, measured=measured
+        )
         asyncio.run(_until_stopped(measuring))
     except asyncio.CancelledError:
         interrupted = True
-    rows = [row for one in found for row in one.rows]
+    rows = [row for profile in measured for row in profile.rows]
     if out is not None:
         out.write_text(dump(rows), encoding="utf-8")
         _say(f"written: {out}, {len(rows)} rows")
-    lacking = [f"{one.stage} {name}" for one in found for name in one.lacking]
+    lacking = [f"{profile.stage} {name}" for profile in measured for name in profile.lacking]
     if lacking:
         _say(f"not measured in {minutes:g} minutes: {'; '.join(lacking)}")
         _say("the same command goes on from here")
     if as_json:
-        summary = _summary(found, rows, lacking, out, time.monotonic() - started)
+        summary = _summary(measured, rows, lacking, out, time.monotonic() - started)
         sys.stdout.write(json.dumps(summary) + "\n")
     elif out is None:
         sys.stdout.write(dump(rows))
@@ -105,11 +107,11 @@ async def measure(
     seconds: float,
     fresh: bool = False,
     say: Say,
-    found: list[MeasuredProfile],
+    measured: list[MeasuredProfile],
     kept: Path | None = None,
     window_s: float = LONGEST_S,
 ) -> None:
-    """Measures the stages in turn; `found` gets each as far as it came, also where this is cancelled.
+    """Measures the stages in turn; `measured` gets each as far as it came, also where this is cancelled.
 
     kept: directory of what was measured; None: below EARL's cache. window_s: of one window at most. Raises
     ConfigError, ProcessFailed.
@@ -129,11 +131,11 @@ async def measure(
                     await work.run((ends - time.monotonic()) / (len(plans) - number))
                 finally:
                     lacking = [
-                        f"{cut}, {point.context_tokens} tokens x {point.concurrency}"
-                        for cut, points in work.lacking.items()
+                        f"{parallelism}, {point.context_tokens} tokens x {point.concurrency}"
+                        for parallelism, points in work.lacking.items()
                         for point in points
                     ]
-                    found.append(MeasuredProfile(plan.stage, cache.rows(), lacking, cache.path))
+                    measured.append(MeasuredProfile(plan.stage, cache.rows(), lacking, cache.path))
 
 
 async def _until_stopped(work: Coroutine[None, None, None]) -> None:
@@ -147,7 +149,7 @@ async def _until_stopped(work: Coroutine[None, None, None]) -> None:
 def stages_of(name: str, config: RunConfig) -> list[str]:
     """Raises ConfigError."""
     if name == "all":
-        return [one for one in STAGES if one != "reference" or config.trainer.kl_coefficient > 0]
+        return [profile for profile in STAGES if profile != "reference" or config.trainer.kl_coefficient > 0]
     if name not in STAGES:
         raise ConfigError(f"--stage {name!r} is no stage", f"give {', '.join(STAGES)} or all")
     return [name]
@@ -170,13 +172,13 @@ def _model(config: RunConfig, directory: Path) -> Path:
     command = [sys.executable, "-m", "earl.models", "--run", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CREATE_S, check=False)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise ModelNotFound(f"model.scratch could not be made: {said}", "mend [model.scratch]")
+        last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise ModelNotFound(f"model.scratch could not be made: {last_line}", "mend [model.scratch]")
     return directory / "model"
 
 
 def _summary(
-    found: Sequence[MeasuredProfile],
+    measured: Sequence[MeasuredProfile],
     rows: Sequence[ProfileRow],
     lacking: list[str],
     out: Path | None,
@@ -187,7 +189,7 @@ def _summary(
         "complete": not lacking,
         "not_measured": lacking,
         "out": str(out) if out is not None else None,
-        "caches": {one.stage: str(one.cache) for one in found},
+        "caches": {profile.stage: str(profile.cache) for profile in measured},
         "rows": [
             {
                 "stage": row.stage,

@@ -26,7 +26,7 @@ class CorrectedTable(ProfileTable):
         self, parallelism: Parallelism, context_tokens: float, concurrency: float, tokens_per_device_s: float
     ) -> None:
         """A step of this mean length did so much; of what the profile does not know, nothing is learned."""
-        if parallelism.replica not in {one.replica for one in self.parallelisms}:
+        if parallelism.replica not in {layout.replica for layout in self.parallelisms}:
             return
         predicted = super().predict(parallelism, context_tokens, concurrency).tokens_per_device_s
         self._refinement.observe(parallelism, context_tokens, concurrency, predicted, tokens_per_device_s)
@@ -39,8 +39,8 @@ class CorrectedTable(ProfileTable):
             self._factors[place] = self._refinement.factor(*place)
         return self._factors[place]
 
-    def predict(self, one: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+    def predict(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
         """As the profile's, its throughput corrected."""
-        found = super().predict(one, context_tokens, concurrency)
-        factor = self.correction(one, context_tokens, concurrency)
-        return replace(found, tokens_per_device_s=found.tokens_per_device_s * factor)
+        prediction = super().predict(layout, context_tokens, concurrency)
+        factor = self.correction(layout, context_tokens, concurrency)
+        return replace(prediction, tokens_per_device_s=prediction.tokens_per_device_s * factor)

@@ -33,7 +33,7 @@ def records(
             raise ConfigError(
                 f"{name} has no column {missing[0]!r}", f"its first line is {','.join(columns)}"
             )
-        found = 0
+        line_count = 0
         for record in reader:
             where = f"{name}, line {reader.line_num}"
             beyond = record.pop(None, None) or ()
@@ -45,8 +45,8 @@ def records(
                     f"{where}: it has {len(given) + len(beyond)} cells, and the head {len(given)}",
                     "write numbers without thousands separators",
                 )
-            found += 1
-            if found > most:
+            line_count += 1
+            if line_count > most:
                 raise ConfigError(f"{name} has more than {most} lines", "leave some out")
             yield where, cells
     except csv.Error as error:

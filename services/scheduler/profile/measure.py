@@ -53,42 +53,42 @@ class Measuring:
     @property
     def lacking(self) -> dict[Parallelism, list[ProfilePoint]]:
         """What is asked for and not known yet, by parallelism; empty when all is."""
-        found = {cut: self.progress[cut].lacking() for cut in self._plan.points}
-        return {cut: points for cut, points in found.items() if points}
+        lacking = {parallelism: self.progress[parallelism].lacking() for parallelism in self._plan.points}
+        return {parallelism: points for parallelism, points in lacking.items() if points}
 
     async def run(self, seconds: float) -> None:
         """Measures what is lacking for about so long. The cache is held. Raises ProcessFailed."""
         ends = time.monotonic() + seconds
-        for cut, loads in self._plan.loads.items():
+        for parallelism, loads in self._plan.loads.items():
             for point, load in loads.items():
-                if load is None and not self.progress[cut].bursts(point):
-                    self._burst(cut, point, f"a sequence exceeds {BOUNDS[self._plan.stage]}")
+                if load is None and not self.progress[parallelism].bursts(point):
+                    self._burst(parallelism, point, f"a sequence exceeds {BOUNDS[self._plan.stage]}")
         waiting = list(self.lacking)
-        for number, cut in enumerate(waiting):
+        for number, parallelism in enumerate(waiting):
             left = ends - time.monotonic()
-            await self._measure(cut, left / (len(waiting) - number))
+            await self._measure(parallelism, left / (len(waiting) - number))
 
-    async def _measure(self, cut: Parallelism, seconds: float) -> None:
-        progress = self.progress[cut]
+    async def _measure(self, parallelism: Parallelism, seconds: float) -> None:
+        progress = self.progress[parallelism]
         ends = time.monotonic() + seconds
         groups = [progress.lacking()]
         window_s = min(max(seconds / (2 * MOST * len(groups[0])), SHORTEST_S), self._window_s)
         while groups:
-            group = [one for one in groups.pop() if not progress.bursts(one)]
+            group = [point for point in groups.pop() if not progress.bursts(point)]
             if not group or time.monotonic() >= ends:
                 continue
             try:
-                probe = await StageProbe.start(self._job(cut, group), self._directory)
+                probe = await StageProbe.start(self._job(parallelism, group), self._directory)
             except OutOfMemory as error:
                 if len(group) == 1:
-                    self._burst(cut, group[0], error.message)
+                    self._burst(parallelism, group[0], error.message)
                 else:
                     groups += reversed(halves(group))
                 continue
             try:
                 await self._visits(probe, progress, group, ends, window_s)
             except _DoesNotFit as error:
-                self._burst(cut, error.point, "ran out of memory")
+                self._burst(parallelism, error.point, "ran out of memory")
                 groups.append(group)
             finally:
                 await probe.stop()
@@ -114,29 +114,31 @@ class Measuring:
             except DeadlineExceeded as error:
                 self._say(f"{self._name(progress.parallelism, point)}: left out: {error.message}")
                 return
-            found = (sample.tokens_per_device_s, time.monotonic() - started, sample.peak_memory_fraction)
-            progress.note(point, *found)
-            self._cache.note(progress.parallelism, point, *found)
+            window = (sample.tokens_per_device_s, time.monotonic() - started, sample.peak_memory_fraction)
+            progress.note(point, *window)
+            self._cache.note(progress.parallelism, point, *window)
             if progress.windows(point) == LEAST:
-                self._say(f"{self._name(progress.parallelism, point)}: {progress.said(point)}")
+                self._say(f"{self._name(progress.parallelism, point)}: {progress.describe(point)}")
             point = progress.next(ends - time.monotonic(), group)
 
-    def _at_work(self, cut: Parallelism, point: ProfilePoint) -> ProfilePoint:
+    def _at_work(self, parallelism: Parallelism, point: ProfilePoint) -> ProfilePoint:
         """What is really there at once at a point that fits."""
-        return self._plan.loads[cut][point] or point
+        return self._plan.loads[parallelism][point] or point
 
-    def _burst(self, cut: Parallelism, point: ProfilePoint, why: str) -> None:
-        self.progress[cut].note_oom(point)
-        self._cache.note_oom(cut, point)
-        self._say(f"{self._name(cut, point)}: does not fit: {why}")
+    def _burst(self, parallelism: Parallelism, point: ProfilePoint, reason: str) -> None:
+        self.progress[parallelism].note_oom(point)
+        self._cache.note_oom(parallelism, point)
+        self._say(f"{self._name(parallelism, point)}: does not fit: {reason}")
 
-    def _name(self, cut: Parallelism, point: ProfilePoint) -> str:
-        return f"{self._plan.stage} {cut}, {point.context_tokens} tokens x {point.concurrency}"
+    def _name(self, parallelism: Parallelism, point: ProfilePoint) -> str:
+        return f"{self._plan.stage} {parallelism}, {point.context_tokens} tokens x {point.concurrency}"
 
-    def _job(self, cut: Parallelism, group: list[ProfilePoint]) -> Job:
-        loads = dict.fromkeys(self._at_work(cut, one) for one in group)
-        points = tuple((one.context_tokens, one.concurrency) for one in loads)
-        return Job(self._plan.stage, self._run, self._model, cut.dp, cut.tp, points, cut.cp)
+    def _job(self, parallelism: Parallelism, group: list[ProfilePoint]) -> Job:
+        loads = dict.fromkeys(self._at_work(parallelism, point) for point in group)
+        points = tuple((point.context_tokens, point.concurrency) for point in loads)
+        return Job(
+            self._plan.stage, self._run, self._model, parallelism.dp, parallelism.tp, points, parallelism.cp
+        )
 
 
 class _DoesNotFit(Exception):

@@ -38,7 +38,7 @@ class ProfilePoint(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Found:
+class _Windows:
     rates: list[float] = field(default_factory=list)
     fractions: list[float] = field(default_factory=list)
     # Seconds of the last visit, what prepared it included.
@@ -51,33 +51,33 @@ class ProfileProgress:
     def __init__(self, parallelism: Parallelism, points: Iterable[ProfilePoint]) -> None:
         self.parallelism = parallelism
         self.points = sorted(set(points), key=_cost)
-        self._found: dict[ProfilePoint, _Found] = {}
+        self._windows: dict[ProfilePoint, _Windows] = {}
         self._bursts: list[ProfilePoint] = []
 
     # --- what is found ------------------------------------------------------------------------
 
     def note(self, point: ProfilePoint, rate: float, visit_s: float, fraction: float | None) -> None:
         """One window. rate: tokens per device and second; visit_s: all that it took."""
-        found = self._found.setdefault(point, _Found())
-        found.rates.append(rate)
-        found.visit_s = visit_s
+        windows = self._windows.setdefault(point, _Windows())
+        windows.rates.append(rate)
+        windows.visit_s = visit_s
         if fraction is not None:
-            found.fractions.append(fraction)
+            windows.fractions.append(fraction)
 
     def note_oom(self, point: ProfilePoint) -> None:
         """It does not fit."""
         if not self.bursts(point):
-            self._bursts = [one for one in self._bursts if not point.within(one)] + [point]
+            self._bursts = [other for other in self._bursts if not point.within(other)] + [point]
 
     def bursts(self, point: ProfilePoint) -> bool:
         """It is known not to fit."""
-        return any(one.within(point) for one in self._bursts)
+        return any(other.within(point) for other in self._bursts)
 
     # --- what is to do ------------------------------------------------------------------------
 
     def lacking(self) -> list[ProfilePoint]:
         """Points that have too few windows, cheap ones first."""
-        return [one for one in self.points if self.windows(one) < LEAST and not self.bursts(one)]
+        return [point for point in self.points if self.windows(point) < LEAST and not self.bursts(point)]
 
     def next(self, left_s: float, among: Iterable[ProfilePoint] | None = None) -> ProfilePoint | None:
         """The point to visit, so that as many as possible become complete in the time that is left; None if
@@ -85,43 +85,43 @@ class ProfileProgress:
         allowed = set(self.points if among is None else among)
         for most in (LEAST, MOST):
             open_ = [
-                one
-                for one in self.points
-                if one in allowed and self.windows(one) < most and not self.bursts(one)
+                point
+                for point in self.points
+                if point in allowed and self.windows(point) < most and not self.bursts(point)
             ]
             affordable = []
             left = left_s
-            for one in open_:
-                left -= self._visit_s(one) * (most - self.windows(one))
+            for point in open_:
+                left -= self._visit_s(point) * (most - self.windows(point))
                 if left <= 0:
                     break
-                affordable.append(one)
+                affordable.append(point)
             if affordable:
-                return min(affordable, key=lambda one: (self.windows(one), _cost(one)))
+                return min(affordable, key=lambda point: (self.windows(point), _cost(point)))
             if open_:
                 return None
         return None
 
     def windows(self, point: ProfilePoint) -> int:
         """How many it has."""
-        return len(self._found[point].rates) if point in self._found else 0
+        return len(self._windows[point].rates) if point in self._windows else 0
 
     def _visit_s(self, point: ProfilePoint) -> float:
-        """Of a point that was not visited: of the dearest one that was, in proportion to their work."""
-        if point in self._found:
-            return self._found[point].visit_s
-        dearest = max(self._found, key=_cost, default=None)
+        """Seconds of a visit; of a point not visited, those of the dearest that was, scaled by work."""
+        if point in self._windows:
+            return self._windows[point].visit_s
+        dearest = max(self._windows, key=_cost, default=None)
         if dearest is None:
             return 0.0
-        return self._found[dearest].visit_s * max(1.0, point.work / dearest.work)
+        return self._windows[dearest].visit_s * max(1.0, point.work / dearest.work)
 
     # --- what it amounts to -------------------------------------------------------------------
 
-    def said(self, point: ProfilePoint) -> str:
-        """In words, of a point that was visited."""
-        found = self._found[point]
-        memory = f", {max(found.fractions):.1%} of memory" if found.fractions else ""
-        return f"{statistics.median(found.rates):.4g} tokens/s on each device{memory}"
+    def describe(self, point: ProfilePoint) -> str:
+        """The figures of a point that was visited, in words."""
+        windows = self._windows[point]
+        memory = f", {max(windows.fractions):.1%} of memory" if windows.fractions else ""
+        return f"{statistics.median(windows.rates):.4g} tokens/s on each device{memory}"
 
     def rows(self, stage: str) -> list[ProfileRow]:
         """A row for every point with enough windows, medians of them, and for the points that do not fit."""
@@ -131,11 +131,11 @@ class ProfileProgress:
                 self.parallelism,
                 point.context_tokens,
                 point.concurrency,
-                statistics.median(found.rates),
-                max(found.fractions, default=None),
+                statistics.median(windows.rates),
+                max(windows.fractions, default=None),
             )
-            for point, found in self._found.items()
-            if len(found.rates) >= LEAST
+            for point, windows in self._windows.items()
+            if len(windows.rates) >= LEAST
         ]
         rows += [ProfileRow(stage, self.parallelism, *point, None, None, oom=True) for point in self._bursts]
         return sorted(rows, key=lambda row: (row.context_tokens, row.concurrency))

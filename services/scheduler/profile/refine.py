@@ -63,7 +63,7 @@ class Refinement:
         """A step of mean length context_tokens did `observed` tokens per device and second where the profile,
         without this correction, says `predicted`. What is not above 0 says nothing."""
         if not all(
-            math.isfinite(one) and one > 0 for one in (predicted, observed, context_tokens, concurrency)
+            math.isfinite(value) and value > 0 for value in (predicted, observed, context_tokens, concurrency)
         ):
             return
         believed = math.log(self.factor(parallelism, context_tokens, concurrency))
@@ -78,8 +78,8 @@ class Refinement:
 
     def factor(self, parallelism: Parallelism, context_tokens: float, concurrency: float) -> float:
         """What to multiply the profile's throughput by; 1 where nothing near was observed."""
-        at = math.log2(max(context_tokens, 1.0)), math.log2(max(concurrency / parallelism.dp, 1e-9))
-        near = {replica: _near(cells.values(), at) for replica, cells in sorted(self._cells.items())}
+        place = math.log2(max(context_tokens, 1.0)), math.log2(max(concurrency / parallelism.dp, 1e-9))
+        near = {replica: _near(cells.values(), place) for replica, cells in sorted(self._cells.items())}
         weight = sum(count for count, _ in near.values())
         if not weight:
             return 1.0
@@ -93,11 +93,11 @@ def _within(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-def _near(cells: Iterable[_Cell], at: tuple[float, float]) -> tuple[float, float]:
+def _near(cells: Iterable[_Cell], place: tuple[float, float]) -> tuple[float, float]:
     """(how many observations they count for there, their mean log ratio)."""
     weight = total = 0.0
     for cell in cells:
-        distance = math.hypot(cell.context - at[0], cell.concurrency - at[1]) / REACH_OCTAVES
+        distance = math.hypot(cell.context - place[0], cell.concurrency - place[1]) / REACH_OCTAVES
         share = cell.weight * math.exp(-0.5 * distance * distance)
         weight += share
         total += share * cell.log_ratio

@@ -26,9 +26,9 @@ class Roofline:
 
     def __init__(self, points: Sequence[Point], values: Sequence[float], terms: _Terms) -> None:
         self._terms = terms
-        wanted = np.asarray(values, float)
-        design = np.stack(terms(*np.asarray(points, float).T), axis=1) / wanted[:, None]
-        self._coefficients = _non_negative(design, np.ones(len(wanted))).tolist()
+        targets = np.asarray(values, float)
+        design = np.stack(terms(*np.asarray(points, float).T), axis=1) / targets[:, None]
+        self._coefficients = _non_negative(design, np.ones(len(targets))).tolist()
 
     @classmethod
     def of_time(cls, points: Sequence[Point], values: Sequence[float]) -> Roofline:
@@ -55,7 +55,7 @@ class Roofline:
 
         return cls(points, values, terms)
 
-    def at(self, context_tokens: float, concurrency: float) -> float:
+    def value_at(self, context_tokens: float, concurrency: float) -> float:
         """The sum there, > 0."""
         terms = self._terms(context_tokens, concurrency)
         return max(sum(c * term for c, term in zip(self._coefficients, terms, strict=True)), 1e-300)
@@ -66,7 +66,7 @@ def _varies(points: Sequence[Point]) -> tuple[bool, bool]:
     return len({length for length, _ in points}) > 1, len({sequences for _, sequences in points}) > 1
 
 
-def _non_negative(design: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _non_negative(design: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Least squares with coefficients >= 0: the best of all choices of terms, of equals the one with fewest.
 
     Some four terms: sixteen choices are quicker than an active set is to explain.
@@ -76,12 +76,12 @@ def _non_negative(design: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     for count in range(1, columns + 1):
         for chosen in map(list, combinations(range(columns), count)):
             scale = np.linalg.norm(design[:, chosen], axis=0)
-            found, *_ = np.linalg.lstsq(design[:, chosen] / scale, wanted, rcond=None)
-            found = found / scale
-            if (found < 0).any():
+            solution, *_ = np.linalg.lstsq(design[:, chosen] / scale, targets, rcond=None)
+            solution = solution / scale
+            if (solution < 0).any():
                 continue
-            error = float(np.linalg.norm(design[:, chosen] @ found - wanted))
+            error = float(np.linalg.norm(design[:, chosen] @ solution - targets))
             if error < best_error - 1e-9:
                 best, best_error = np.zeros(columns), error
-                best[chosen] = found
+                best[chosen] = solution
     return best

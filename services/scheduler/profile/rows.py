@@ -70,8 +70,18 @@ def _cells(row: ProfileRow) -> tuple[object, ...]:
     rate = OOM if row.oom else "" if row.tokens_per_device_s is None else f"{row.tokens_per_device_s:.6g}"
     # Precise: what is a little above 1 must not come back as 1, which fits.
     fraction = "" if row.peak_memory_fraction is None else f"{row.peak_memory_fraction:.9g}"
-    cut, context, load = row.parallelism, f"{row.context_tokens:.10g}", f"{row.concurrency:.10g}"
-    return row.stage, cut.dp, cut.tp, cut.cp, cut.pp, context, load, rate, fraction
+    parallelism, context, load = row.parallelism, f"{row.context_tokens:.10g}", f"{row.concurrency:.10g}"
+    return (
+        row.stage,
+        parallelism.dp,
+        parallelism.tp,
+        parallelism.cp,
+        parallelism.pp,
+        context,
+        load,
+        rate,
+        fraction,
+    )
 
 
 def _row(cells: Cells, where: str) -> ProfileRow:

@@ -66,31 +66,36 @@ def plan_of(
         if count < 1:
             raise ConfigError(f"--concurrency: {count} sequences", "give numbers of at least 1")
     points = tuple(ProfilePoint(length, count) for length in lengths for count in sequences)
-    cuts = parallelisms(stage, config, spec)
+    layouts = parallelisms(stage, config, spec)
     return StagePlan(
         stage,
-        dict.fromkeys(cuts, points),
-        {cut: {one: _at_work(stage, config, spec, cut, one) for one in points} for cut in cuts},
+        dict.fromkeys(layouts, points),
+        {
+            parallelism: {point: _at_work(stage, config, spec, parallelism, point) for point in points}
+            for parallelism in layouts
+        },
     )
 
 
 def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Parallelism]:
     """Those that the stage can be started in with its devices."""
     if stage == "trainer":
-        return [cut for cut in legal_cuts(spec, config.trainer.ranks) if fed(config, cut)]
-    of = config.rollout if stage == "rollout" else config.reference
+        return [
+            parallelism for parallelism in legal_cuts(spec, config.trainer.ranks) if fed(config, parallelism)
+        ]
+    section = config.rollout if stage == "rollout" else config.reference
     dp = config.rollout.engines if stage == "rollout" else config.reference.dp
-    devices = dp * of.tp
+    devices = dp * section.tp
     return [Parallelism(devices // tp, tp) for tp in legal_tp(spec) if devices % tp == 0]
 
 
-def fed(config: RunConfig, cut: Parallelism) -> bool:
+def fed(config: RunConfig, parallelism: Parallelism) -> bool:
     """Whether every replica of a trainer gets a sequence of every mini-batch (earl.config.check)."""
     scheduler, warmup = config.scheduler, config.warmup
     most = scheduler.group_size * scheduler.batch_groups // config.trainer.minibatches
     if warmup.batches:
         most = min(most, warmup.batch_episodes // warmup.minibatches)
-    return cut.dp <= most
+    return parallelism.dp <= most
 
 
 def cache_of(stage: str, config: RunConfig, spec: ModelSpec, kept: Path | None = None) -> Cache:
@@ -100,8 +105,8 @@ def cache_of(stage: str, config: RunConfig, spec: ModelSpec, kept: Path | None =
 
 def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
     """Model, hardware and settings that a stage's figures depend on."""
-    of = {"rollout": config.rollout, "reference": config.reference, "trainer": config.trainer}[stage]
-    settings: dict[str, Any] = {name: getattr(of, name) for name in _SETTINGS[stage]}
+    section = {"rollout": config.rollout, "reference": config.reference, "trainer": config.trainer}[stage]
+    settings: dict[str, Any] = {name: getattr(section, name) for name in _SETTINGS[stage]}
     settings["deterministic"] = config.deterministic
     if stage == "rollout" and config.rollout.kv_tokens:
         # What waits for room in the KV cache is not at work.
@@ -112,7 +117,7 @@ def facts_of(stage: str, config: RunConfig, spec: ModelSpec) -> dict[str, Any]:
         settings["kl"] = config.trainer.kl_coefficient > 0
     return {
         "model": {**asdict(spec), "dtype": config.model.weight_dtype},
-        "hardware": {**machine(), "gpus": _gpus() if of.device != "cpu" else []},
+        "hardware": {**machine(), "gpus": _gpus() if section.device != "cpu" else []},
         "settings": settings,
         "earl": installed("earl"),
     }
@@ -131,17 +136,17 @@ def _falling(largest: int, by: int, count: int, least: int) -> tuple[int, ...]:
 
 
 def _at_work(
-    stage: str, config: RunConfig, spec: ModelSpec, cut: Parallelism, point: ProfilePoint
+    stage: str, config: RunConfig, spec: ModelSpec, parallelism: Parallelism, point: ProfilePoint
 ) -> ProfilePoint | None:
     """rollout.kv_tokens, which is of an engine of rollout.tp, bounds the bytes of each of its devices;
     trainer.microbatch_tokens what each of cp ranks takes of a sequence at once."""
-    if stage == "trainer" and point.context_tokens > config.trainer.microbatch_tokens * cut.cp:
+    if stage == "trainer" and point.context_tokens > config.trainer.microbatch_tokens * parallelism.cp:
         return None
     bound = config.rollout.kv_tokens
     if stage != "rollout" or not bound:
         return point
-    held = rank_heads(spec, config.rollout.tp)[1] / rank_heads(spec, cut.tp)[1] * bound
-    together = cut.dp * int(held // point.context_tokens)
+    held = rank_heads(spec, config.rollout.tp)[1] / rank_heads(spec, parallelism.tp)[1] * bound
+    together = parallelism.dp * int(held // point.context_tokens)
     return ProfilePoint(point.context_tokens, min(point.concurrency, together)) if together else None
 
 

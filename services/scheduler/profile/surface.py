@@ -19,7 +19,7 @@ Point = tuple[float, float]
 
 
 class SurfaceShape(Protocol):
-    def at(self, context_tokens: float, concurrency: float) -> float:
+    def value_at(self, context_tokens: float, concurrency: float) -> float:
         """> 0."""
         ...
 
@@ -41,7 +41,7 @@ class Surface:
         self._lines = list(lines.values())
         self._shape = shape(list(self._known), list(self._known.values()))
 
-    def at(
+    def value_at(
         self, context_tokens: float, concurrency: float
     ) -> tuple[float, Literal["measured", "interpolated", "extrapolated"]]:
         """The value there and where it comes from."""
@@ -53,8 +53,8 @@ class Surface:
         above = min(bisect_right(self._contexts, inside), len(self._contexts) - 1)
         below = max(0, above - 1)
         share = _share(inside, self._contexts[below], self._contexts[above])
-        ends = [(at, weight) for at, weight in ((below, 1 - share), (above, share)) if weight > 0]
-        lines = [(weight, *self._along(at, sequences)) for at, weight in ends]
+        ends = [(line, weight) for line, weight in ((below, 1 - share), (above, share)) if weight > 0]
+        lines = [(weight, *self._along(line, sequences)) for line, weight in ends]
         log_value = sum(weight * value for weight, value, _ in lines)
         if inside == context and not any(beyond for _, _, beyond in lines):
             return math.exp(log_value), "interpolated"
@@ -78,9 +78,9 @@ class Surface:
         """Logarithm of the shape's ratio between two points, given as logarithms."""
         if start == end:
             return 0.0
-        at_end, at_start = (self._shape.at(*map(math.exp, point)) for point in (end, start))
+        at_end, at_start = (self._shape.value_at(*map(math.exp, point)) for point in (end, start))
         return math.log(at_end / at_start)
 
 
-def _share(at: float, low: float, high: float) -> float:
-    return (at - low) / (high - low) if high > low else 0.0
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 0.0

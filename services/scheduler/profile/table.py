@@ -33,18 +33,18 @@ MemoryModel = Callable[[Parallelism, float, float], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one parallelism at one point.
+    """What one parallelism does at one point.
 
     tokens_per_device_s: what it would do if it fitted; 0 where the profile knows no throughput at all.
     memory_fraction: of a device's memory; None where the profile has none.
-    source: of the throughput. why: in words, where it does not fit.
+    source: of the throughput. reason: in words, where it does not fit.
     """
 
     tokens_per_device_s: float
     memory_fraction: float | None
     fits: bool
     source: Source
-    why: str = ""
+    reason: str = ""
 
 
 _Values = dict[tuple[float, float], float]
@@ -60,7 +60,7 @@ def _seconds(rows: Iterable[ProfileRow]) -> _Values:
 
 
 def _fractions(rows: Iterable[ProfileRow]) -> _Values:
-    """Of a device's memory, where they were measured."""
+    """Fractions of a device's memory, where they were measured."""
     return {
         (row.context_tokens, row.concurrency): row.peak_memory_fraction
         for row in rows
@@ -79,11 +79,11 @@ class _Pool:
     def roofline(self) -> Roofline:
         """Fitted to every parallelism's values over their own mean."""
         if self._roofline is None:
-            means = [math.exp(sum(map(math.log, one.values())) / len(one)) for one in self._each]
+            means = [math.exp(sum(map(math.log, seconds.values())) / len(seconds)) for seconds in self._each]
             pooled = {
-                (at, *point): value / mean
-                for at, (one, mean) in enumerate(zip(self._each, means, strict=True))
-                for point, value in one.items()
+                (index, *point): value / mean
+                for index, (seconds, mean) in enumerate(zip(self._each, means, strict=True))
+                for point, value in seconds.items()
             }
             points = [(context, sequences) for _, context, sequences in pooled]
             self._roofline = Roofline.of_time(points, list(pooled.values()))
@@ -92,12 +92,12 @@ class _Pool:
     def beside(self, points: Sequence[tuple[float, float]], values: Sequence[float]) -> SurfaceShape:
         """The roofline of one parallelism; where its points have one length or one concurrency, what another
         would change is the pool's to say."""
-        own = Roofline.of_time(points, values)
+        roofline = Roofline.of_time(points, values)
         lengths, loads = ({*along} for along in zip(*points, strict=True))
         if len(lengths) > 1 and len(loads) > 1:
-            return own
+            return roofline
         return _Beside(
-            own,
+            roofline,
             self.roofline,
             min(lengths) if len(lengths) == 1 else None,
             min(loads) if len(loads) == 1 else None,
@@ -108,15 +108,15 @@ class _Pool:
 class _Beside:
     """A roofline that knows one length or one concurrency alone, and the pool's, which knows the others."""
 
-    own: Roofline
+    roofline: Roofline
     pool: Roofline
     context_tokens: float | None
     concurrency: float | None
 
-    def at(self, context_tokens: float, concurrency: float) -> float:
+    def value_at(self, context_tokens: float, concurrency: float) -> float:
         known = self.context_tokens or context_tokens, self.concurrency or concurrency
-        way = self.pool.at(context_tokens, concurrency) / self.pool.at(*known)
-        return self.own.at(context_tokens, concurrency) * way
+        way = self.pool.value_at(context_tokens, concurrency) / self.pool.value_at(*known)
+        return self.roofline.value_at(context_tokens, concurrency) * way
 
 
 class _Sheet:
@@ -135,9 +135,9 @@ class _Sheet:
         if self.seconds is None:
             rate, source = 0.0, "extrapolated"
         else:
-            seconds, source = self.seconds.at(context, concurrency)
+            seconds, source = self.seconds.value_at(context, concurrency)
             rate = 1 / seconds
-        fraction = self.memory.at(context, concurrency)[0] if self.memory is not None else None
+        fraction = self.memory.value_at(context, concurrency)[0] if self.memory is not None else None
         for tokens, sequences in self.bursts:
             if context >= tokens and concurrency >= sequences:
                 return Prediction(
@@ -168,9 +168,9 @@ class ProfileTable:
         for row in self.rows:
             by.setdefault(row.parallelism, []).append(row)
         self.points = sorted({(row.context_tokens, row.concurrency) for row in self.rows})
-        self.extent = max(at for at, _ in self.points), max(at for _, at in self.points)
+        self.extent = max(context for context, _ in self.points), max(load for _, load in self.points)
         pool = _Pool(map(_seconds, by.values()))
-        self._sheets = {one: _Sheet(rows, pool) for one, rows in sorted(by.items())}
+        self._sheets = {parallelism: _Sheet(rows, pool) for parallelism, rows in sorted(by.items())}
         self._predicted = lru_cache(maxsize=1 << 16)(self._predict)
 
     @property
@@ -179,46 +179,46 @@ class ProfileTable:
         return tuple(self._sheets)
 
     def candidates(self, devices: int) -> tuple[Parallelism, ...]:
-        """What can be cut from so many devices. Raises ConfigError if nothing can."""
-        found = sorted({cut for one in self._sheets if (cut := one.over(devices)) is not None})
-        if not found:
+        """Layouts of so many devices. Raises ConfigError if nothing can."""
+        layouts = sorted({layout for known in self._sheets if (layout := known.over(devices)) is not None})
+        if not layouts:
             raise ConfigError(
                 f"no parallelism of the profile ({', '.join(map(str, self._sheets))}) divides "
                 f"{devices} devices",
                 "profile one that does, or give another number of devices",
             )
-        return tuple(found)
+        return tuple(layouts)
 
-    def predict(self, one: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+    def predict(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
         """At a context in tokens, with so many sequences in the whole pool.
 
         Raises ConfigError if the profile has no rows of it.
         """
-        return self._predicted(one, context_tokens, concurrency)
+        return self._predicted(layout, context_tokens, concurrency)
 
-    def _predict(self, one: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
-        sheet = self._sheet(one)
-        share = concurrency * sheet.parallelism.dp / one.dp
-        found = sheet.predict(max(1.0, context_tokens), max(1e-9, share))
-        if found.memory_fraction is not None or self._model is None:
-            return found
-        fraction = self._model(one, context_tokens, concurrency)
-        if fraction is None or fraction <= 1.0 or not found.fits:
-            return replace(found, memory_fraction=fraction)
-        return replace(found, memory_fraction=fraction, fits=False, why=_too_much(fraction))
+    def _predict(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        sheet = self._sheet(layout)
+        share = concurrency * sheet.parallelism.dp / layout.dp
+        prediction = sheet.predict(max(1.0, context_tokens), max(1e-9, share))
+        if prediction.memory_fraction is not None or self._model is None:
+            return prediction
+        fraction = self._model(layout, context_tokens, concurrency)
+        if fraction is None or fraction <= 1.0 or not prediction.fits:
+            return replace(prediction, memory_fraction=fraction)
+        return replace(prediction, memory_fraction=fraction, fits=False, reason=_too_much(fraction))
 
     def _sheet(self, parallelism: Parallelism) -> _Sheet:
         sheet = self._sheets.get(parallelism)
         if sheet is not None:
             return sheet
-        same = [one for one in self._sheets.values() if one.parallelism.replica == parallelism.replica]
+        same = [known for known in self._sheets.values() if known.parallelism.replica == parallelism.replica]
         if not same:
             raise ConfigError(
                 f"the profile has no rows of {parallelism}",
                 f"it has {', '.join(map(str, self._sheets))}; measure more: earl profile",
             )
         return min(
-            same, key=lambda one: (abs(math.log(one.parallelism.dp / parallelism.dp)), one.parallelism)
+            same, key=lambda known: (abs(math.log(known.parallelism.dp / parallelism.dp)), known.parallelism)
         )
 
 

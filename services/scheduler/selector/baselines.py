@@ -62,29 +62,29 @@ class DriftPolicy:
 
     def __init__(self, table: Outlook) -> None:
         self._table = table
-        self._seen: Workload | None = None
+        self._last: Workload | None = None
         self._planned: Workload | None = None
         self._now: LayoutChoice | None = None
 
     def decide(self, step: int, devices: int) -> Decision:
         before = self._now and self._now.over(devices)
         candidates: tuple[LayoutCandidate, ...]
-        if self._seen is None:
+        if self._last is None:
             chosen, candidates = roomiest(self._table, devices, MARGIN)
             reason = "nothing was seen yet: what fits most of the profile"
-        elif before is None or self._planned is None or _drift(self._planned, self._seen) > DRIFT:
-            candidates = weigh(self._table, devices, self._seen)
-            chosen, self._planned = best(candidates).parallelism, self._seen
+        elif before is None or self._planned is None or _drift(self._planned, self._last) > DRIFT:
+            candidates = weigh(self._table, devices, self._last)
+            chosen, self._planned = best(candidates).parallelism, self._last
             reason = "planned anew for what the last step brought"
         else:
-            candidates = weigh(self._table, devices, self._seen)
+            candidates = weigh(self._table, devices, self._last)
             chosen, reason = before, "within 30 % of what was planned for"
         decision = Decision(step, before or self._now, chosen, reason, candidates)
         self._now = chosen
         return decision
 
     def observe(self, workload: Workload) -> None:
-        self._seen = workload
+        self._last = workload
 
 
 class StaticPolicy:
@@ -96,27 +96,32 @@ class StaticPolicy:
         )
         self._table = table
         self._fixed = parallelism
-        self._seen: Workload | None = None
+        self._last: Workload | None = None
         self._began = False
 
     def decide(self, step: int, devices: int) -> Decision:
         chosen = next(
-            (one for one in self._table.candidates(devices) if one.replica == self._fixed.replica), None
+            (
+                candidate
+                for candidate in self._table.candidates(devices)
+                if candidate.replica == self._fixed.replica
+            ),
+            None,
         )
         if chosen is None:
             raise ConfigError(
                 f"policy {self.name}: the profile has no {self._fixed} for {devices} devices",
                 f"it has {', '.join(map(str, self._table.candidates(devices)))}",
             )
-        candidates = weigh(self._table, devices, self._seen) if self._seen else ()
+        candidates = weigh(self._table, devices, self._last) if self._last else ()
         before = chosen if self._began else None
         self._began = True
         return Decision(step, before, chosen, "it never changes", candidates)
 
     def observe(self, workload: Workload) -> None:
-        self._seen = workload
+        self._last = workload
 
 
-def _drift(planned: Workload, seen: Workload) -> float:
-    pairs = ((planned.mean_tokens, seen.mean_tokens), (planned.concurrency, seen.concurrency))
+def _drift(planned: Workload, observed: Workload) -> float:
+    pairs = ((planned.mean_tokens, observed.mean_tokens), (planned.concurrency, observed.concurrency))
     return max(abs(b / a - 1) for a, b in pairs)

@@ -40,11 +40,11 @@ class Outlook(Protocol):
         ...
 
     def candidates(self, devices: int) -> Sequence[Any]:
-        """What can be cut from so many devices, in order. Raises ConfigError if nothing can."""
+        """Layouts of so many devices, in order. Raises ConfigError if nothing can."""
         ...
 
-    def predict(self, one: Any, context_tokens: float, concurrency: float) -> Prediction:
-        """Of one choice at a context in tokens, with so many sequences in the whole pool."""
+    def predict(self, layout: Any, context_tokens: float, concurrency: float) -> Prediction:
+        """What one layout does at a context in tokens, with so many sequences in the whole pool."""
         ...
 
 
@@ -65,7 +65,7 @@ class LayoutCandidate:
     tokens_per_device_s: predicted at the mean length. memory_fraction: of a device's memory, at the
     longest length and highest concurrency expected; None where nothing is known of it.
     step_s: predicted seconds of the step; infinite where there is no throughput.
-    why: in words, where it does not fit. source: of the throughput: "measured", "interpolated" between the
+    reason: in words, where it does not fit. source: of the throughput: "measured", "interpolated" between the
     profile's rows or "extrapolated" beyond them.
     """
 
@@ -74,7 +74,7 @@ class LayoutCandidate:
     memory_fraction: float | None
     fits: bool
     step_s: float
-    why: str = ""
+    reason: str = ""
     source: str = ""
 
 
@@ -102,14 +102,19 @@ class Decision:
 
     @property
     def switched(self) -> bool:
-        """Whether replicas are cut otherwise than before: more or fewer of them are no switch."""
+        """Whether replicas have another layout than before: more or fewer of them are no switch."""
         return self.before is not None and self.before.replica != self.after.replica
 
     @property
     def predicted_tokens_per_device_s(self) -> float | None:
-        """Of what was chosen; None where nothing was weighed."""
+        """Throughput of what was chosen; None where nothing was weighed."""
         return next(
-            (one.tokens_per_device_s for one in self.candidates if one.parallelism == self.after), None
+            (
+                candidate.tokens_per_device_s
+                for candidate in self.candidates
+                if candidate.parallelism == self.after
+            ),
+            None,
         )
 
 

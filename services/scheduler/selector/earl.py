@@ -35,26 +35,26 @@ class EarlPolicy:
         self._table = table
         self._cost_s = switch_cost_s
         self._now = start
-        self._seen: deque[Workload] = deque(maxlen=expect.WINDOW)
+        self._recent: deque[Workload] = deque(maxlen=expect.WINDOW)
         self._rungs = (
             [] if start is None else [Rung(cost_s, start.replica) for cost_s in rungs(switch_cost_s)]
         )
 
     def decide(self, step: int, devices: int) -> Decision:
         """Raises ConfigError if the profile has nothing for so many devices."""
-        if not self._seen:
+        if not self._recent:
             return self._begin(step, devices)
         corners, candidates = self._weighed(devices)
-        by = {one.parallelism.replica: one for one in candidates}
+        by = {candidate.parallelism.replica: candidate for candidate in candidates}
         lead = best(candidates)
         verdict = RungVerdict(False, False, lead)
         for rung in self._rungs:
             verdict = rung.follow(step, by, lead)
-            lead = by[rung.at]
+            lead = by[rung.replica]
         before = self._now
         self._now = lead.parallelism
-        last = self._seen[-1]
-        longest, most = max(at for at, _ in corners), max(at for _, at in corners)
+        last = self._recent[-1]
+        longest, most = max(length for length, _ in corners), max(load for _, load in corners)
         return Decision(
             step=step,
             before=before,
@@ -69,7 +69,7 @@ class EarlPolicy:
         )
 
     def observe(self, workload: Workload) -> None:
-        self._seen.append(workload)
+        self._recent.append(workload)
 
     def settle(self, parallelism: LayoutChoice) -> None:
         """What the stage has in truth: a switch failed and was rolled back, or somebody else made one."""
@@ -84,7 +84,7 @@ class EarlPolicy:
             return
         costs_s, here = rungs(switch_cost_s), self._now.replica
         kept = self._rungs[: len(costs_s)]
-        if len(kept) < len(self._rungs) and kept[-1].at != here:
+        if len(kept) < len(self._rungs) and kept[-1].replica != here:
             # The stage is where the dearest rung says, and this one is the dearest now.
             kept[-1] = Rung(kept[-1].cost_s, here)
         self._rungs = [*kept, *(Rung(cost_s, here) for cost_s in costs_s[len(kept) :])]
@@ -96,17 +96,21 @@ class EarlPolicy:
         before = self._now
         self._now = chosen
         self._rungs = [Rung(cost_s, chosen.replica, chosen=False) for cost_s in rungs(self._cost_s)]
-        why = "nothing was seen yet: the quickest of what fits all of the profile, or what fits most of it"
-        return Decision(step, before, chosen, f"begins with {chosen}: {why}", candidates, cost_s=self._cost_s)
+        reason = "nothing was seen yet: the quickest of what fits all of the profile, or what fits most of it"
+        return Decision(
+            step, before, chosen, f"begins with {chosen}: {reason}", candidates, cost_s=self._cost_s
+        )
 
     def _weighed(self, devices: int) -> tuple[tuple[expect.Corner, ...], tuple[LayoutCandidate, ...]]:
         """The corners that have to fit, and the candidates weighed for them."""
 
-        def fitting(one: LayoutChoice) -> expect.Fits:
-            return lambda corner: self._table.predict(one, *corner).fits
+        def fitting(layout: LayoutChoice) -> expect.Fits:
+            return lambda corner: self._table.predict(layout, *corner).fits
 
-        corners = expect.corners(list(self._seen), [fitting(one) for one in self._table.candidates(devices)])
-        return corners, weigh(self._table, devices, self._seen[-1], corners)
+        corners = expect.corners(
+            list(self._recent), [fitting(layout) for layout in self._table.candidates(devices)]
+        )
+        return corners, weigh(self._table, devices, self._recent[-1], corners)
 
 
 def _check(switch_cost_s: float) -> None:
@@ -121,8 +125,8 @@ def _reason(verdict: RungVerdict, here: LayoutCandidate | None, chosen: LayoutCa
         verb = "goes to" if verdict.moves else "stays with"
         return f"{verb} {now}: nothing fits what is expected, and it has most room"
     if verdict.urgent:
-        why = here.why if here is not None else "the devices cannot be cut that way any more"
-        return f"goes to {now} at once: {why}"
+        reason = here.reason if here is not None else "the devices cannot be cut that way any more"
+        return f"goes to {now} at once: {reason}"
     lead, paid = verdict.lead.parallelism, f"{verdict.saved_s:.3g} s"
     if verdict.moves:
         return (

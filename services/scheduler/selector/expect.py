@@ -31,25 +31,25 @@ def headroom(values: Sequence[float]) -> float:
     return max(GROWTH, min(jump, GROWTH * max(values) / values[-1]))
 
 
-def corners(seen: Sequence[Workload], choices: Sequence[Fits]) -> tuple[Corner, ...]:
+def corners(workloads: Sequence[Workload], choices: Sequence[Fits]) -> tuple[Corner, ...]:
     """(length in tokens, concurrency) that have to fit in the next step, as far out as some choice fits them.
 
     Length and load may grow in the same step, unless the load has never changed. Where no choice fits all
     headroom, each direction in turn is asked for as far as something still fits it and those before.
     Where nothing fits even what was seen last, that is the only corner.
     """
-    last = seen[-1]
-    longer = headroom([one.max_tokens for one in seen])
-    more = headroom([one.concurrency for one in seen])
-    steady = len(seen) > 1 and all(one.concurrency == last.concurrency for one in seen)
+    last = workloads[-1]
+    longer = headroom([workload.max_tokens for workload in workloads])
+    more = headroom([workload.concurrency for workload in workloads])
+    steady = len(workloads) > 1 and all(workload.concurrency == last.concurrency for workload in workloads)
     alive = [fits for fits in choices if fits((last.max_tokens, last.concurrency))]
-    asked: list[Corner] = []
+    furthest: list[Corner] = []
     for length_ratio, load_ratio in [(longer, 1.0), (1.0, more)] if steady else [
         (longer, more), (1.0, more), (longer, 1.0),
     ]:  # fmt: skip
         corner, alive = _furthest(last, length_ratio, load_ratio, alive)
-        asked.append(corner)
-    return tuple(asked)
+        furthest.append(corner)
+    return tuple(furthest)
 
 
 def _furthest(
@@ -57,11 +57,11 @@ def _furthest(
 ) -> tuple[Corner, list[Fits]]:
     """The furthest corner towards the ratios that one of `alive` fits, and those that do."""
 
-    def at(level: int) -> Corner:
+    def corner_at(level: int) -> Corner:
         part = level / LEVELS
         return last.max_tokens * length_ratio**part, last.concurrency * load_ratio**part
 
-    corner = at(_highest(lambda level: any(fits(at(level)) for fits in alive)))
+    corner = corner_at(_highest(lambda level: any(fits(corner_at(level)) for fits in alive)))
     return corner, [fits for fits in alive if fits(corner)]
 
 

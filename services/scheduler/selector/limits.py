@@ -24,7 +24,7 @@ class LimitedTable(CorrectedTable):
         stage: str,
         model: MemoryModel | None = None,
         *,
-        holds: Callable[[Parallelism], float | None] = lambda one: None,
+        holds: Callable[[Parallelism], float | None] = lambda layout: None,
         longest: float = float("inf"),
     ) -> None:
         super().__init__(rows, stage, model)
@@ -38,26 +38,26 @@ class LimitedTable(CorrectedTable):
         """These are no candidates from now on, and why."""
         self._barred = barred
 
-    def block(self, one: Parallelism, context_tokens: float) -> None:
+    def block(self, layout: Parallelism, context_tokens: float) -> None:
         """A sequence of so many tokens waited, because no engine cut so could hold it."""
         least = min(context_tokens, self._longest)
-        self._blocked[one.replica] = min(least, self._blocked.get(one.replica, least))
+        self._blocked[layout.replica] = min(least, self._blocked.get(layout.replica, least))
 
-    def held(self, one: Parallelism, context_tokens: float) -> bool:
+    def held(self, layout: Parallelism, context_tokens: float) -> bool:
         """Whether its engines hold a sequence of so many tokens, as far as is known."""
-        most = self._holds(one)
+        most = self._holds(layout)
         context_tokens = min(context_tokens, self._longest)
         return (most is None or context_tokens <= most) and context_tokens < self._blocked.get(
-            one.replica, float("inf")
+            layout.replica, float("inf")
         )
 
-    def predict(self, one: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
-        found = super().predict(one, context_tokens, concurrency)
-        if one.replica in self._barred:
+    def predict(self, layout: Parallelism, context_tokens: float, concurrency: float) -> Prediction:
+        prediction = super().predict(layout, context_tokens, concurrency)
+        if layout.replica in self._barred:
             # Without a throughput it is behind even where nothing fits.
-            why = self._barred[one.replica]
-            return replace(found, tokens_per_device_s=0.0, fits=False, why=why)
-        if found.fits and not self.held(one, context_tokens):
-            why = f"its engines do not hold a sequence of {min(context_tokens, self._longest):,.0f} tokens"
-            return replace(found, fits=False, why=why)
-        return found
+            reason = self._barred[layout.replica]
+            return replace(prediction, tokens_per_device_s=0.0, fits=False, reason=reason)
+        if prediction.fits and not self.held(layout, context_tokens):
+            reason = f"its engines do not hold a sequence of {min(context_tokens, self._longest):,.0f} tokens"
+            return replace(prediction, fits=False, reason=reason)
+        return prediction

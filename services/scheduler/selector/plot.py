@@ -27,11 +27,11 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    named = {one.replica: one for step in steps for one in table.candidates(step.devices)}
-    used = [*dict.fromkeys([*oracle, *(one.decision.after.replica for one in taken)])]
+    named = {layout.replica: layout for step in steps for layout in table.candidates(step.devices)}
+    used = [*dict.fromkeys([*oracle, *(replayed.decision.after.replica for replayed in taken)])]
     # Of many, those that somebody used.
     replicas = sorted(named) if len(named) <= len(COLOURS) else sorted(used)
-    colour = {replica: COLOURS[at % len(COLOURS)] for at, replica in enumerate(replicas)}
+    colour = {replica: COLOURS[index % len(COLOURS)] for index, replica in enumerate(replicas)}
     numbers = [step.step for step in steps]
     figure = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(figure)
@@ -51,37 +51,44 @@ def draw(
     for replica in replicas:
         points = [(step.step, *_rate(table, step, replica)) for step in steps]
         label = str(named[replica])
-        whole = [(at, rate if fits else None) for at, rate, fits in points]
+        whole = [(number, rate if fits else None) for number, rate, fits in points]
         rates.plot(*zip(*whole, strict=True), color=colour[replica], lw=1, label=label)
     chosen = [
-        _rate(table, step, one.decision.after.replica)[0] for step, one in zip(steps, taken, strict=True)
+        _rate(table, step, replayed.decision.after.replica)[0]
+        for step, replayed in zip(steps, taken, strict=True)
     ]
     rates.plot(numbers, chosen, color="black", lw=2.5, alpha=0.6, label="chosen")
-    failed = [(step.step, rate) for step, one, rate in zip(steps, taken, chosen, strict=True) if one.oom]
+    failed = [
+        (step.step, rate) for step, replayed, rate in zip(steps, taken, chosen, strict=True) if replayed.oom
+    ]
     if failed:
         rates.scatter(*zip(*failed, strict=True), marker="x", color="red", zorder=3, label="out of memory")
     rates.set(ylabel="tokens / device / s\n(where it fits)", ylim=(0, None))
     rates.legend(loc="upper right", frameon=False, ncols=min(6, len(replicas) + 2))
 
-    rows = (("oracle", list(oracle)), (name, [one.decision.after.replica for one in taken]))
+    rows = (("oracle", list(oracle)), (name, [replayed.decision.after.replica for replayed in taken]))
     for row, (_, path_taken) in enumerate(rows):
-        begins = [at for at, replica in enumerate(path_taken) if not at or replica != path_taken[at - 1]]
-        for at, after in pairwise([*begins, len(steps)]):
+        begins = [
+            index for index, replica in enumerate(path_taken) if not index or replica != path_taken[index - 1]
+        ]
+        for first, after in pairwise([*begins, len(steps)]):
             end = steps[after].step if after < len(steps) else numbers[-1] + 1
-            bands.barh(row, end - numbers[at], left=numbers[at], height=0.8, color=colour[path_taken[at]])
-    for step, one in zip(steps, taken, strict=True):
-        if one.decision.switched:
+            bands.barh(
+                row, end - numbers[first], left=numbers[first], height=0.8, color=colour[path_taken[first]]
+            )
+    for step, replayed in zip(steps, taken, strict=True):
+        if replayed.decision.switched:
             for axes in (lengths, rates):
-                axes.axvline(step.step, color=colour[one.decision.after.replica], lw=0.8, ls="--")
+                axes.axvline(step.step, color=colour[replayed.decision.after.replica], lw=0.8, ls="--")
     bands.set(yticks=range(len(rows)), yticklabels=[row[0] for row in rows], xlabel="step")
     figure.savefig(path, dpi=130)
 
 
 def _rate(table: Outlook, step: TraceStep, replica: Replica) -> tuple[float, bool]:
     """(tokens a second and device, whether it fits) of a step; (0, False) where it cannot be cut so."""
-    one = next((one for one in table.candidates(step.devices) if one.replica == replica), None)
-    if one is None:
+    layout = next((layout for layout in table.candidates(step.devices) if layout.replica == replica), None)
+    if layout is None:
         return 0.0, False
     load = step.workload
-    rate = table.predict(one, load.mean_tokens, load.concurrency).tokens_per_device_s
-    return rate, table.predict(one, load.max_tokens, load.concurrency).fits
+    rate = table.predict(layout, load.mean_tokens, load.concurrency).tokens_per_device_s
+    return rate, table.predict(layout, load.max_tokens, load.concurrency).fits

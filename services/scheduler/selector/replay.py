@@ -51,24 +51,27 @@ class Cost:
     @property
     def allowed(self) -> list[Replica]:
         """What a sequence may use here: what fits; if nothing does, everything, for then nothing helps."""
-        return [one for one in self.seconds if one in self.fits or not self.fits]
+        return [replica for replica in self.seconds if replica in self.fits or not self.fits]
 
     @property
     def best_s(self) -> float:
-        return min(self.seconds[one] for one in self.allowed)
+        return min(self.seconds[replica] for replica in self.allowed)
 
 
 def cost(table: Outlook, devices: int, workload: Workload) -> Cost:
-    """Of a step. Raises ConfigError if nothing can be cut from the devices or has a throughput."""
+    """What a step costs with each layout.
+
+    Raises ConfigError if no layout has so many devices, or none has a throughput.
+    """
     seconds: dict[Replica, float] = {}
     fits = set()
-    for one in table.candidates(devices):
-        took_s = step_s(table, one, devices, workload)
+    for layout in table.candidates(devices):
+        took_s = step_s(table, layout, devices, workload)
         if took_s is None:
             continue
-        seconds[one.replica] = took_s
-        if table.predict(one, workload.max_tokens, workload.concurrency).fits:
-            fits.add(one.replica)
+        seconds[layout.replica] = took_s
+        if table.predict(layout, workload.max_tokens, workload.concurrency).fits:
+            fits.add(layout.replica)
     if not seconds:
         raise ConfigError(
             f"the profile has no throughput of anything that {devices} devices can be cut into",
@@ -77,9 +80,9 @@ def cost(table: Outlook, devices: int, workload: Workload) -> Cost:
     return Cost(seconds, frozenset(fits))
 
 
-def step_s(table: Outlook, one: LayoutChoice, devices: int, workload: Workload) -> float | None:
+def step_s(table: Outlook, layout: LayoutChoice, devices: int, workload: Workload) -> float | None:
     """Seconds of a step at its mean length; None where the profile has no throughput."""
-    rate = table.predict(one, workload.mean_tokens, workload.concurrency).tokens_per_device_s
+    rate = table.predict(layout, workload.mean_tokens, workload.concurrency).tokens_per_device_s
     return workload.concurrency * workload.mean_tokens / (rate * devices) if rate > 0 else None
 
 
@@ -106,12 +109,12 @@ def run(
 
 
 def totals(taken: Sequence[Taken], oracle_seconds: float) -> Totals:
-    """Of a whole replay."""
-    seconds = sum(one.seconds for one in taken)
+    """The figures of a whole replay."""
+    seconds = sum(step.seconds for step in taken)
     return Totals(
         regret_vs_oracle=seconds / oracle_seconds - 1.0,
-        switches=sum(one.decision.switched for one in taken),
-        oom_steps=sum(one.oom for one in taken),
+        switches=sum(step.decision.switched for step in taken),
+        oom_steps=sum(step.oom for step in taken),
         seconds=seconds,
         oracle_seconds=oracle_seconds,
     )
@@ -125,19 +128,19 @@ def oracle(table: Outlook, steps: Sequence[TraceStep], switch_cost_s: float) -> 
     ways: list[dict[Replica, Replica]] = []
     for here in costs:
         if not ways:
-            ways.append({one: one for one in here.allowed})
-            reached = {one: here.seconds[one] for one in here.allowed}
+            ways.append({replica: replica for replica in here.allowed})
+            reached = {replica: here.seconds[replica] for replica in here.allowed}
             continue
-        cheapest = min(reached, key=lambda one: (reached[one], one))
+        cheapest = min(reached, key=lambda replica: (reached[replica], replica))
         way, now = {}, {}
-        for one in here.allowed:
-            stays_s = reached.get(one, float("inf"))
+        for replica in here.allowed:
+            stays_s = reached.get(replica, float("inf"))
             switches_s = reached[cheapest] + switch_cost_s
-            way[one] = one if stays_s <= switches_s else cheapest
-            now[one] = min(stays_s, switches_s) + here.seconds[one]
+            way[replica] = replica if stays_s <= switches_s else cheapest
+            now[replica] = min(stays_s, switches_s) + here.seconds[replica]
         ways.append(way)
         reached = now
-    last = min(reached, key=lambda one: (reached[one], one))
+    last = min(reached, key=lambda replica: (reached[replica], replica))
     seconds, path = reached[last], [last]
     for way in reversed(ways[1:]):
         path.append(way[path[-1]])

@@ -65,10 +65,10 @@ def replay(
     chosen = policy_of(policy, table, switch_cost_s)
     path, oracle_seconds = oracle(table, steps, switch_cost_s)
     taken: list[Taken] = []
-    for one in run(chosen, table, steps, switch_cost_s):
-        taken.append(one)
+    for step in run(chosen, table, steps, switch_cost_s):
+        taken.append(step)
         if as_json:
-            _print(_line(one))
+            _print(_line(step))
     sums = totals(taken, oracle_seconds)
     if as_json:
         _print(asdict(sums))
@@ -85,15 +85,15 @@ def replay(
 
 
 def _table(path: Path, stage: str) -> Outlook:
-    found = rows.parse(_text(path), str(path))
-    stages = sorted({row.stage for row in found})
-    wanted = [one.strip() for one in stage.split(",")] if stage else stages
-    for one in wanted:
-        if one not in stages:
-            raise ConfigError(f"{path} has no rows of stage {one!r}", f"it has {', '.join(stages)}")
+    profile_rows = rows.parse(_text(path), str(path))
+    stages = sorted({row.stage for row in profile_rows})
+    chosen = [name.strip() for name in stage.split(",")] if stage else stages
+    for name in chosen:
+        if name not in stages:
+            raise ConfigError(f"{path} has no rows of stage {name!r}", f"it has {', '.join(stages)}")
     if not stage and len(stages) > 1:
         raise ConfigError(f"{path} has rows of several stages: {', '.join(stages)}", "say which: --stage")
-    tables = [ProfileTable(found, one) for one in dict.fromkeys(wanted)]
+    tables = [ProfileTable(profile_rows, name) for name in dict.fromkeys(chosen)]
     return tables[0] if len(tables) == 1 else SharedTable(tables)
 
 
@@ -106,13 +106,13 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error}", "give a CSV file") from None
 
 
-def _line(one: Taken) -> dict[str, object]:
-    rate = one.decision.predicted_tokens_per_device_s
+def _line(step: Taken) -> dict[str, object]:
+    rate = step.decision.predicted_tokens_per_device_s
     return {
-        "step": one.decision.step,
-        "parallelism": one.decision.after.as_dict(),
-        "switched": one.decision.switched,
-        "reason": one.decision.reason,
+        "step": step.decision.step,
+        "parallelism": step.decision.after.as_dict(),
+        "switched": step.decision.switched,
+        "reason": step.decision.reason,
         "predicted_tokens_per_device_s": rate,
     }
 
@@ -127,10 +127,10 @@ def _show(taken: Sequence[Taken], sums: Totals, name: str) -> None:
     """Where the parallelism changed, or memory ran out, and the totals."""
     console = Console()
     shown = Table("step", "parallelism", "reason", title=f"{name}: {len(taken)} steps")
-    for at, one in enumerate(taken):
-        if at == 0 or one.decision.switched or one.oom:
-            oom = " (out of memory)" if one.oom else ""
-            shown.add_row(str(one.decision.step), f"{one.decision.after}{oom}", one.decision.reason)
+    for index, step in enumerate(taken):
+        if index == 0 or step.decision.switched or step.oom:
+            oom = " (out of memory)" if step.oom else ""
+            shown.add_row(str(step.decision.step), f"{step.decision.after}{oom}", step.decision.reason)
     console.print(shown)
     console.print(
         f"{sums.seconds:.6g} s, {sums.regret_vs_oracle:.1%} more than the oracle's "

@@ -33,7 +33,7 @@ def rungs(cost_s: float) -> list[float]:
     if cost_s < CHEAPEST_S / 2:
         return [0.0]
     steps = max(0, round(math.log(min(cost_s, DEAREST_S) / CHEAPEST_S) / math.log(RATIO)))
-    return [0.0, *(CHEAPEST_S * RATIO**at for at in range(steps + 1))]
+    return [0.0, *(CHEAPEST_S * RATIO**power for power in range(steps + 1))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class RungVerdict:
 
 @dataclass(slots=True)
 class Rung:
-    """One cost's way. at: the replica that it stands at.
+    """One cost's way. replica: where it stands.
 
     chosen: for what was seen; a beginning is not, and leaving it is nothing to remember.
     """
 
     cost_s: float
-    at: Replica
+    replica: Replica
     chosen: bool = True
     # By replica: for how many steps in a row it has been better than where this rung stands, and what those
     # would have saved.
@@ -73,10 +73,10 @@ class Rung:
         self, step: int, candidates: Mapping[Replica, LayoutCandidate], lead: LayoutCandidate
     ) -> RungVerdict:
         """Stays, or goes where `lead` is. candidates: by replica, as weighed for this step."""
-        here, to = candidates.get(self.at), lead.parallelism.replica
+        here, to = candidates.get(self.replica), lead.parallelism.replica
         if here is not None:
             self._compare(here, candidates)
-        if self.at == to:
+        if self.replica == to:
             return RungVerdict(False, False, lead)
         if here is None or not here.fits:
             self._go(step, to)
@@ -96,14 +96,14 @@ class Rung:
 
     def _compare(self, here: LayoutCandidate, candidates: Mapping[Replica, LayoutCandidate]) -> None:
         better = {}
-        for replica, one in candidates.items():
-            if one.fits and one.step_s < here.step_s:
+        for replica, candidate in candidates.items():
+            if candidate.fits and candidate.step_s < here.step_s:
                 steps, saved_s = self._better.get(replica, (0, 0.0))
-                better[replica] = steps + 1, saved_s + here.step_s - one.step_s
+                better[replica] = steps + 1, saved_s + here.step_s - candidate.step_s
         self._better = better
 
     def _go(self, step: int, to: Replica) -> None:
         if self.chosen:
-            left = [at for at in self._left.get(self.at, ()) if step - at <= MEMORY]
-            self._left[self.at] = [*left, step]
-        self.at, self.chosen, self._better = to, True, {}
+            left = [left_step for left_step in self._left.get(self.replica, ()) if step - left_step <= MEMORY]
+            self._left[self.replica] = [*left, step]
+        self.replica, self.chosen, self._better = to, True, {}

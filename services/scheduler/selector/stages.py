@@ -37,8 +37,12 @@ class SelectorVerdict:
     @property
     def fits(self) -> bool:
         """Whether what it would have fits what is expected; without candidates nothing speaks against it."""
-        found = (one.fits for one in self.decision.candidates if one.parallelism == self.decision.after)
-        return next(found, True)
+        verdicts = (
+            candidate.fits
+            for candidate in self.decision.candidates
+            if candidate.parallelism == self.decision.after
+        )
+        return next(verdicts, True)
 
     @property
     def sentence(self) -> str:
@@ -89,7 +93,7 @@ class DecisionTable(Protocol):
 
     def bar(self, barred: Mapping[Replica, str]) -> None: ...
 
-    def block(self, one: Parallelism, context_tokens: float) -> None: ...
+    def block(self, layout: Parallelism, context_tokens: float) -> None: ...
 
 
 class Stages:
@@ -116,10 +120,10 @@ class Stages:
             return
         policy = self._make[stage](past[0].before)
         course: LayoutChoice = past[0].before
-        for one in past:
-            self._correct(stage, one.observed)
-            policy.observe(one.observed.workload)
-            course = policy.decide(one.step, one.observed.running.devices).after
+        for decided in past:
+            self._correct(stage, decided.observed)
+            policy.observe(decided.observed.workload)
+            course = policy.decide(decided.step, decided.observed.running.devices).after
         self._policies[stage], self._courses[stage] = policy, course
 
     def decide(self, stage: str, observed: Observed, step: int) -> SelectorVerdict:
@@ -147,10 +151,10 @@ class Stages:
         if stage in self._tables:
             self._tables[stage].bar(barred)
 
-    def block(self, stage: str, one: Parallelism, context_tokens: float) -> None:
+    def block(self, stage: str, layout: Parallelism, context_tokens: float) -> None:
         """A sequence of so many tokens waited, because no engine cut so could hold it."""
         if stage in self._tables:
-            self._tables[stage].block(one, context_tokens)
+            self._tables[stage].block(layout, context_tokens)
 
     def _policy(self, stage: str, start: Parallelism) -> Steered:
         if stage not in self._policies:

@@ -29,7 +29,7 @@ class Shared:
 
     @property
     def replica(self) -> Replica:
-        return tuple(degree for one in self.parallelisms for degree in one.replica)
+        return tuple(degree for parallelism in self.parallelisms for degree in parallelism.replica)
 
     @property
     def devices(self) -> int:
@@ -37,15 +37,21 @@ class Shared:
 
     def over(self, devices: int) -> Shared | None:
         """The same replicas over so many devices; None if one stage's do not divide them."""
-        cut = [one.over(devices) for one in self.parallelisms]
-        fitting = tuple(one for one in cut if one is not None)
-        return Shared(self.stages, fitting) if len(fitting) == len(cut) else None
+        changed = [parallelism.over(devices) for parallelism in self.parallelisms]
+        fitting = tuple(parallelism for parallelism in changed if parallelism is not None)
+        return Shared(self.stages, fitting) if len(fitting) == len(changed) else None
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        return {stage: one.as_dict() for stage, one in zip(self.stages, self.parallelisms, strict=True)}
+        return {
+            stage: parallelism.as_dict()
+            for stage, parallelism in zip(self.stages, self.parallelisms, strict=True)
+        }
 
     def __str__(self) -> str:
-        return " + ".join(f"{stage} {one}" for stage, one in zip(self.stages, self.parallelisms, strict=True))
+        return " + ".join(
+            f"{stage} {parallelism}"
+            for stage, parallelism in zip(self.stages, self.parallelisms, strict=True)
+        )
 
 
 class SharedTable:
@@ -61,34 +67,34 @@ class SharedTable:
         self._predicted = lru_cache(maxsize=1 << 16)(self._predict)
 
     def candidates(self, devices: int) -> tuple[Shared, ...]:
-        """What can be cut from so many devices. Raises ConfigError if a stage cannot, or for too many."""
+        """Layouts of so many devices. Raises ConfigError if a stage cannot, or for too many."""
         each = [table.candidates(devices) for table in self._tables]
         if math.prod(map(len, each)) > MOST_CHOICES:
             raise ConfigError(
                 f"stages {', '.join(self._stages)} have {math.prod(map(len, each))} parallelisms together",
                 f"profile fewer of them: at most {MOST_CHOICES}",
             )
-        return tuple(Shared(self._stages, cut) for cut in product(*each))
+        return tuple(Shared(self._stages, choice) for choice in product(*each))
 
-    def predict(self, one: Shared, context_tokens: float, concurrency: float) -> Prediction:
+    def predict(self, layout: Shared, context_tokens: float, concurrency: float) -> Prediction:
         """As ProfileTable.predict, of all stages."""
-        return self._predicted(one, context_tokens, concurrency)
+        return self._predicted(layout, context_tokens, concurrency)
 
-    def _predict(self, one: Shared, context_tokens: float, concurrency: float) -> Prediction:
-        found = [
-            table.predict(cut, context_tokens, concurrency)
-            for table, cut in zip(self._tables, one.parallelisms, strict=True)
+    def _predict(self, layout: Shared, context_tokens: float, concurrency: float) -> Prediction:
+        predictions = [
+            table.predict(parallelism, context_tokens, concurrency)
+            for table, parallelism in zip(self._tables, layout.parallelisms, strict=True)
         ]
-        rates = [each.tokens_per_device_s for each in found]
+        rates = [each.tokens_per_device_s for each in predictions]
         rate = 1 / sum(1 / rate for rate in rates) if all(rates) else 0.0
-        fractions = [each.memory_fraction for each in found if each.memory_fraction is not None]
+        fractions = [each.memory_fraction for each in predictions if each.memory_fraction is not None]
         fraction = sum(fractions) if fractions else None
-        beyond = any(each.source == "extrapolated" for each in found)
+        beyond = any(each.source == "extrapolated" for each in predictions)
         source = "extrapolated" if beyond else "interpolated"
-        for stage, each in zip(self._stages, found, strict=True):
+        for stage, each in zip(self._stages, predictions, strict=True):
             if not each.fits:
-                return Prediction(rate, fraction, False, each.source, f"{stage}: {each.why}")
+                return Prediction(rate, fraction, False, each.source, f"{stage}: {each.reason}")
         if fraction is not None and fraction > 1.0:
-            why = f"{fraction:.0%} of a device's memory predicted for {' and '.join(self._stages)}"
-            return Prediction(rate, fraction, False, source, why)
+            reason = f"{fraction:.0%} of a device's memory predicted for {' and '.join(self._stages)}"
+            return Prediction(rate, fraction, False, source, reason)
         return Prediction(rate, fraction, True, source)

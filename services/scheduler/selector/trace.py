@@ -51,10 +51,10 @@ def dump(steps: Iterable[TraceStep]) -> str:
     return text_of(COLUMNS, map(_cells, steps))
 
 
-def _cells(one: TraceStep) -> tuple[object, ...]:
-    load = one.workload
+def _cells(step: TraceStep) -> tuple[object, ...]:
+    load = step.workload
     numbers = (load.mean_tokens, load.p95_tokens, load.max_tokens, load.concurrency)
-    return one.step, *(f"{number:.10g}" for number in numbers), one.devices
+    return step.step, *(f"{number:.10g}" for number in numbers), step.devices
 
 
 def _step(cells: Cells, where: str) -> TraceStep:

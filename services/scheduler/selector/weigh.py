@@ -19,24 +19,26 @@ def weigh(
     """What each parallelism would do: throughput at the mean length, memory at the maximum.
 
     must_fit: (length in tokens, concurrency) that have to fit; the load's own maximum if none are given.
-    Raises ConfigError if nothing can be cut from the devices.
+    Raises ConfigError if no layout has so many devices.
     """
     corners = must_fit or ((load.max_tokens, load.concurrency),)
     weighed = []
-    for one in table.candidates(devices):
-        predicted = table.predict(one, load.mean_tokens, load.concurrency)
+    for layout in table.candidates(devices):
+        predicted = table.predict(layout, load.mean_tokens, load.concurrency)
         rate = predicted.tokens_per_device_s
-        at = [table.predict(one, *corner) for corner in corners]
-        worst = next((found for found in at if not found.fits), at[0])
-        fractions = [found.memory_fraction for found in at if found.memory_fraction is not None]
+        predictions = [table.predict(layout, *corner) for corner in corners]
+        worst = next((prediction for prediction in predictions if not prediction.fits), predictions[0])
+        fractions = [
+            prediction.memory_fraction for prediction in predictions if prediction.memory_fraction is not None
+        ]
         weighed.append(
             LayoutCandidate(
-                one,
+                layout,
                 rate,
                 max(fractions, default=None),
                 worst.fits and rate > 0,
                 load.concurrency * load.mean_tokens / (rate * devices) if rate > 0 else math.inf,
-                worst.why,
+                worst.reason,
                 predicted.source,
             )
         )
@@ -45,9 +47,11 @@ def weigh(
 
 def best(candidates: Sequence[LayoutCandidate]) -> LayoutCandidate:
     """The quickest that fits; of equals the one that is cut least. If none fits, the one with most room."""
-    fitting = [one for one in candidates if one.fits]
+    fitting = [candidate for candidate in candidates if candidate.fits]
     if fitting:
-        return min(fitting, key=lambda one: (one.step_s, _size(one), one.parallelism.replica))
+        return min(
+            fitting, key=lambda candidate: (candidate.step_s, _size(candidate), candidate.parallelism.replica)
+        )
     return max(candidates, key=_room)
 
 
@@ -66,26 +70,30 @@ def roomiest(table: Outlook, devices: int, margin: float) -> tuple[LayoutChoice,
     context, concurrency = table.extent
     beyond = (context * margin, concurrency * margin)
     candidates = weigh(table, devices, Workload(context, context, context, concurrency), [beyond, *points])
-    safe = [one for one in candidates if one.fits]
+    safe = [candidate for candidate in candidates if candidate.fits]
 
-    def pace(one: LayoutCandidate) -> float:
-        rates = [table.predict(one.parallelism, *point).tokens_per_device_s for point in points]
+    def pace(candidate: LayoutCandidate) -> float:
+        rates = [table.predict(candidate.parallelism, *point).tokens_per_device_s for point in points]
         return sum(math.log(rate) for rate in rates)
 
-    def fitting(one: LayoutCandidate) -> int:
-        return sum(table.predict(one.parallelism, *point).fits for point in points)
+    def fitting(candidate: LayoutCandidate) -> int:
+        return sum(table.predict(candidate.parallelism, *point).fits for point in points)
 
     if safe:
-        return max(safe, key=lambda one: (pace(one), one.parallelism.replica)).parallelism, candidates
-    return max(candidates, key=lambda one: (fitting(one), *_room(one))).parallelism, candidates
+        return max(
+            safe, key=lambda candidate: (pace(candidate), candidate.parallelism.replica)
+        ).parallelism, candidates
+    return max(
+        candidates, key=lambda candidate: (fitting(candidate), *_room(candidate))
+    ).parallelism, candidates
 
 
-def _size(one: LayoutCandidate) -> int:
+def _size(candidate: LayoutCandidate) -> int:
     """Devices of a replica."""
-    return math.prod(one.parallelism.replica)
+    return math.prod(candidate.parallelism.replica)
 
 
-def _room(one: LayoutCandidate) -> tuple[bool, float, int, Replica]:
+def _room(candidate: LayoutCandidate) -> tuple[bool, float, int, Replica]:
     """More is safer: of what has a throughput, less memory used, then the larger replica."""
-    used = one.memory_fraction if one.memory_fraction is not None else math.inf
-    return math.isfinite(one.step_s), -used, _size(one), one.parallelism.replica
+    used = candidate.memory_fraction if candidate.memory_fraction is not None else math.inf
+    return math.isfinite(candidate.step_s), -used, _size(candidate), candidate.parallelism.replica

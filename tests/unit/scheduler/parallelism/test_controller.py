@@ -169,7 +169,7 @@ def test_a_dearer_switch_is_made_later_and_a_cheaper_one_sooner() -> None:
 def test_what_failed_is_no_candidate_and_what_cannot_hold_it_does_not_fit() -> None:
     table = LimitedTable(parse(ROWS, "x"), STAGE, holds=lambda one: 1000.0 * one.tp, longest=3000.0)
     assert table.predict(DP2, 900.0, 8.0).fits and table.predict(TP2, 1900.0, 8.0).fits
-    assert table.predict(DP2, 1100.0, 8.0).why == "its engines do not hold a sequence of 1,100 tokens"
+    assert table.predict(DP2, 1100.0, 8.0).reason == "its engines do not hold a sequence of 1,100 tokens"
     assert not table.predict(TP2, 4000.0, 8.0).fits
     # No sequence is longer than the longest.
     assert (
@@ -182,7 +182,9 @@ def test_what_failed_is_no_candidate_and_what_cannot_hold_it_does_not_fit() -> N
     assert table.predict(DP2, 799.0, 8.0).fits and not table.predict(DP2, 800.0, 8.0).fits
     table.bar({TP2.replica: "log-probs are 0.5 apart"})
     barred = table.predict(TP2, 100.0, 8.0)
-    assert not barred.fits and barred.tokens_per_device_s == 0.0 and barred.why == "log-probs are 0.5 apart"
+    assert (
+        not barred.fits and barred.tokens_per_device_s == 0.0 and barred.reason == "log-probs are 0.5 apart"
+    )
     policy = EarlPolicy(table, 0.0, DP2)
     assert set(decided(policy, [64.0, 2000.0, 3000.0])) == {1}  # nothing fits, and nothing else is left
 

@@ -24,7 +24,7 @@ def test_rows_without_fractions_are_weighed_by_the_model():
     table = ProfileTable([MEASURED, BLANK], "rollout", by_tokens)
     assert table.predict(TP2, 1024, 8).memory_fraction == 0.25
     full = table.predict(TP2, 4096, 16)
-    assert not full.fits and full.memory_fraction == 2.0 and "200%" in full.why
+    assert not full.fits and full.memory_fraction == 2.0 and "200%" in full.reason
     assert full.tokens_per_device_s > 0
 
 
@@ -43,7 +43,7 @@ def test_what_the_profile_measured_as_oom_stays_so():
     oom = ProfileRow("rollout", TP2, 2048, 8, None, oom=True)
     table = ProfileTable([BLANK, oom], "rollout", lambda *_: 0.1)
     found = table.predict(TP2, 2048, 8)
-    assert not found.fits and "by the profile" in found.why and found.memory_fraction == 0.1
+    assert not found.fits and "by the profile" in found.reason and found.memory_fraction == 0.1
 
 
 @pytest.mark.parametrize(("device", "known"), [("cpu", True), ("cuda", False)])

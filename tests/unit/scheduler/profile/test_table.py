@@ -65,7 +65,7 @@ def place(draw, factor: float = 1e4):
 def test_a_surface_is_exact_at_its_points(points, shape):
     surface = Surface(points[0], points[1], shape)
     for point, value in zip(*points, strict=True):
-        assert surface.at(*point) == (value, "measured")
+        assert surface.value_at(*point) == (value, "measured")
 
 
 @quick
@@ -76,7 +76,7 @@ def test_a_surface_is_exact_at_its_points(points, shape):
     st.floats(1e-6, 1e9),
 )
 def test_every_point_has_a_value(points, shape, context, load):
-    value, _ = Surface(points[0], points[1], shape).at(context, load)
+    value, _ = Surface(points[0], points[1], shape).value_at(context, load)
     assert 0 < value < math.inf
 
 
@@ -91,7 +91,7 @@ def test_every_point_has_a_value(points, shape, context, load):
 def test_between_points_it_is_within_the_neighbours(values, i, j, right, up):
     context = CONTEXTS[i] ** (1 - right) * CONTEXTS[i + 1] ** right
     load = LOADS[j] ** (1 - up) * LOADS[j + 1] ** up
-    value, source = Surface(GRID, values, Roofline.of_time).at(context, load)
+    value, source = Surface(GRID, values, Roofline.of_time).value_at(context, load)
     around = [values[3 * a + b] for a in (i, i + 1) for b in (j, j + 1)]
     assert min(around) * (1 - 1e-9) <= value <= max(around) * (1 + 1e-9)
     assert source != "extrapolated" or (right in (0, 1) or up in (0, 1))
@@ -102,7 +102,7 @@ def test_between_points_it_is_within_the_neighbours(values, i, j, right, up):
 def test_power_laws_are_exact_between_points(scale, a, b, right, up):
     values = [scale * context**a * load**b for context, load in GRID]
     context, load = (low ** (1 - by) * high**by for low, high, by in ((512, 8192, right), (8, 128, up)))
-    value, _ = Surface(GRID, values, Roofline.of_time).at(context, load)
+    value, _ = Surface(GRID, values, Roofline.of_time).value_at(context, load)
     assert near(value, scale * context**a * load**b)
 
 
@@ -112,7 +112,7 @@ def test_beyond_points_a_roofline_is_followed(weights, compute, kv, point):
     def seconds(context: float, load: float) -> float:
         return weights / load + compute / 100 + kv * context / 1e5
 
-    value, source = Surface(GRID, [seconds(*one) for one in GRID], Roofline.of_time).at(*point)
+    value, source = Surface(GRID, [seconds(*one) for one in GRID], Roofline.of_time).value_at(*point)
     outside = not (CONTEXTS[0] <= point[0] <= CONTEXTS[-1])
     if source == "extrapolated" and outside and not (LOADS[0] <= point[1] <= LOADS[-1]):
         assert near(value, seconds(*point), 1e-3)
@@ -129,7 +129,7 @@ def test_it_is_continuous_where_lines_of_points_end(points, data):
     load = data.draw(st.sampled_from(sorted({load for _, load in points[0]})))
     for border in ((context, load), (lines[0], load * 1.01), (lines[-1], load * 1.01)):
         middle, *around = (
-            surface.at(border[0] * (1 + a), border[1] * (1 + b))[0]
+            surface.value_at(border[0] * (1 + a), border[1] * (1 + b))[0]
             for a, b in ((0, 0), (1e-12, 0), (-1e-12, 0), (0, 1e-12), (0, -1e-12))
         )
         assert all(near(middle, one, 1e-3) for one in around), border
@@ -150,20 +150,22 @@ def test_memory_that_grows_in_the_rows_grows_everywhere(data, inside):
         longer, more = min(longer, CONTEXTS[-1] / context), min(more, LOADS[-1] / load)
     # Beyond the rows, what interpolation is off by at their border is carried along.
     tolerance = 1e-9 if inside else 0.05
-    assert surface.at(context, load)[0] <= surface.at(context * longer, load * more)[0] * (1 + tolerance)
+    assert surface.value_at(context, load)[0] <= surface.value_at(context * longer, load * more)[0] * (
+        1 + tolerance
+    )
 
 
 @pytest.mark.parametrize("shape", [Roofline.of_time, Roofline.of_memory])
 def test_one_point_is_the_same_everywhere(shape):
     surface = Surface([(1000.0, 16.0)], [3.0], shape)
-    assert surface.at(1000, 16) == (3.0, "measured")
+    assert surface.value_at(1000, 16) == (3.0, "measured")
     for point in ((1, 1), (1000, 64), (1e6, 1e4)):
-        value, source = surface.at(*point)
+        value, source = surface.value_at(*point)
         assert near(value, 3.0) and source == "extrapolated"
 
 
 def test_of_equal_points_the_last_counts():
-    assert Surface([(8, 8), (8, 8)], [1.0, 2.0], Roofline.of_time).at(8, 8)[0] == 2.0
+    assert Surface([(8, 8), (8, 8)], [1.0, 2.0], Roofline.of_time).value_at(8, 8)[0] == 2.0
 
 
 @quick
@@ -173,8 +175,8 @@ def test_a_roofline_finds_the_sum_that_its_values_come_from(a, b, c, d):
         return a + b / load + c * context + d / (context * load)
 
     fitted = Roofline.of_time(GRID, [seconds(*one) for one in GRID])
-    assert all(near(fitted.at(*one), seconds(*one), 1e-4) for one in GRID)
-    assert near(fitted.at(65536, 1024), seconds(65536, 1024), 1e-2)
+    assert all(near(fitted.value_at(*one), seconds(*one), 1e-4) for one in GRID)
+    assert near(fitted.value_at(65536, 1024), seconds(65536, 1024), 1e-2)
 
 
 # --- table ----------------------------------------------------------------------------------
@@ -199,9 +201,9 @@ def test_what_does_not_fit_extends_to_everything_longer_and_more_concurrent(bad,
     found = of.predict(TP4, *point)
     beyond = point[0] >= 2048 and point[1] >= 32
     if beyond:
-        assert not found.fits and "2048 tokens x 32 sequences" in found.why
+        assert not found.fits and "2048 tokens x 32 sequences" in found.reason
     elif "fraction" not in bad:
-        assert found.fits and not found.why
+        assert found.fits and not found.reason
     assert found.tokens_per_device_s > 0
 
 
@@ -218,13 +220,13 @@ def test_predicted_memory_above_a_device_does_not_fit():
     assert of.predict(TP4, 3000, 10).memory_fraction == pytest.approx(0.7)
     assert of.predict(TP4, 3000, 10).fits
     beyond = of.predict(TP4, 5000, 10)
-    assert not beyond.fits and beyond.source == "extrapolated" and "110%" in beyond.why
+    assert not beyond.fits and beyond.source == "extrapolated" and "110%" in beyond.reason
 
 
 def test_without_a_throughput_nothing_fits():
     of = table(row(TP4, 1000, 10, None, 0.3), row(Parallelism(8), 1000, 10))
     found = of.predict(TP4, 1000, 10)
-    assert (found.tokens_per_device_s, found.fits, found.why) == (
+    assert (found.tokens_per_device_s, found.fits, found.reason) == (
         0,
         False,
         "the profile has no throughput of it",

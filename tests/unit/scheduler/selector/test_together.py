@@ -50,14 +50,16 @@ def test_seconds_and_memory_are_the_sum():
     assert found.fits and found.tokens_per_device_s == pytest.approx(1 / (1 / 60 + 1 / 30))
     assert found.memory_fraction == pytest.approx(0.9)
     refused = shared.predict(third, 100, 10)
-    assert not refused.fits and refused.why.startswith("trainer: out of memory at 100 tokens x 10 sequences")
+    assert not refused.fits and refused.reason.startswith(
+        "trainer: out of memory at 100 tokens x 10 sequences"
+    )
 
 
 def test_what_fits_alone_may_not_fit_together():
     shared = SharedTable([table("rollout", (TP1, 60.0, 0.5)), table("trainer", (TP1, 30.0, 0.6))])
     (only,) = shared.candidates(2)
     found = shared.predict(only, 100, 10)
-    assert not found.fits and found.why == "110% of a device's memory predicted for rollout and trainer"
+    assert not found.fits and found.reason == "110% of a device's memory predicted for rollout and trainer"
 
 
 def test_replicas_go_over_other_devices_together_or_not_at_all():
