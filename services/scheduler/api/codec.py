@@ -73,14 +73,14 @@ def decode_member(request: scheduler_pb2.JoinRequest) -> WorkerRecord:
     """Raises LedgerError for a worker without a name."""
     if not request.worker.name or len(request.worker.name) > 128:
         raise LedgerError(f"worker name {request.worker.name[:140]!r} is empty or too long", "mend it")
-    cut = request.parallelism
+    parallelism = request.parallelism
     return WorkerRecord(
         name=request.worker.name,
         incarnation=request.worker.incarnation,
         stage=request.worker.stage,
         address=request.worker.address,
         capacity=request.capacity,
-        parallelism=(cut.dp or 1, cut.tp or 1, cut.cp or 1, cut.pp or 1),
+        parallelism=(parallelism.dp or 1, parallelism.tp or 1, parallelism.cp or 1, parallelism.pp or 1),
     )
 
 
@@ -114,7 +114,7 @@ def decode_result(result: scheduler_pb2.AttemptResult) -> Result:
 
 def decode_ranges(ranges: Iterable[scheduler_pb2.TicketRange]) -> RangeSet:
     """Raises LedgerError for a range that is none."""
-    pairs = [(one.start, one.stop) for one in ranges]
+    pairs = [(ticket_range.start, ticket_range.stop) for ticket_range in ranges]
     if len(pairs) > RANGES:
         raise LedgerError(f"{len(pairs)} ranges of consumed tickets", f"join them; {RANGES} are allowed")
     for start, stop in pairs:
@@ -175,8 +175,10 @@ def encode_counts(counts: Mapping[str, int], issued: int) -> scheduler_pb2.Ledge
 
 def encode_progress(roles: Mapping[str, ColumnProgress]) -> list[scheduler_pb2.RoleProgress]:
     return [
-        scheduler_pb2.RoleProgress(role=name, waiting=one.waiting, leased=one.leased, done=one.done)
-        for name, one in roles.items()
+        scheduler_pb2.RoleProgress(
+            role=name, waiting=progress.waiting, leased=progress.leased, done=progress.done
+        )
+        for name, progress in roles.items()
     ]
 
 

@@ -34,7 +34,7 @@ def decode_transcript(result: scheduler_pb2.AttemptResult) -> tuple[Turn, ...]:
 def decode_sampled(turn: scheduler_pb2.TranscriptTurn) -> tuple[Sampled, ...]:
     """The first TOKENS that are numbers throughout."""
     return tuple(
-        Sampled(one.id, shortened(one.text, TOKEN_BYTES), one.logprob, one.version)
-        for one in turn.sampled[:TOKENS]
-        if math.isfinite(one.logprob)
+        Sampled(token.id, shortened(token.text, TOKEN_BYTES), token.logprob, token.version)
+        for token in turn.sampled[:TOKENS]
+        if math.isfinite(token.logprob)
     )

@@ -19,15 +19,15 @@ def encode_lease(
     )
     if not lease.trajectories:
         return response
-    for indices in balance([one.total_tokens for one in lease.trajectories], max(1, ranks)):
+    for indices in balance([trajectory.total_tokens for trajectory in lease.trajectories], max(1, ranks)):
         rank = response.ranks.add()
         for index in indices:
-            one = lease.trajectories[index]
+            trajectory = lease.trajectories[index]
             rank.items.add(
-                ticket_id=one.ticket_id,
-                attempt=one.attempt,
-                descriptor_key=one.descriptor_key,
-                total_tokens=one.total_tokens,
+                ticket_id=trajectory.ticket_id,
+                attempt=trajectory.attempt,
+                descriptor_key=trajectory.descriptor_key,
+                total_tokens=trajectory.total_tokens,
             )
     return response
 
@@ -37,7 +37,9 @@ def decode_results(
 ) -> tuple[dict[tuple[int, int], Location], list[tuple[int, int]]]:
     """(where results lie by (ticket, attempt), (ticket, attempt) of what is lost)."""
     results = {
-        (one.ticket_id, one.attempt): Location(tuple(one.reference_keys[:KEYS]), one.reference_offset)
-        for one in request.results[:RESULTS]
+        (result.ticket_id, result.attempt): Location(
+            tuple(result.reference_keys[:KEYS]), result.reference_offset
+        )
+        for result in request.results[:RESULTS]
     }
-    return results, [(one.ticket_id, one.attempt) for one in request.lost[:RESULTS]]
+    return results, [(attempt.ticket_id, attempt.attempt) for attempt in request.lost[:RESULTS]]

@@ -19,17 +19,17 @@ MOST = 1000
 
 
 def encode_tickets(tables: LedgerTables, limit: int, now: float) -> scheduler_pb2.ListTicketsResponse:
-    """Of each state the `limit` that have been in it longest, at most MOST."""
-    found: dict[TicketState, list[Ticket]] = {state: [] for state in STATES}
+    """Lists of each state the `limit` tickets that have been in it longest, at most MOST."""
+    by_state: dict[TicketState, list[Ticket]] = {state: [] for state in STATES}
     for ticket in tables.tickets.values():
-        if ticket.state in found:
-            found[ticket.state].append(ticket)
+        if ticket.state in by_state:
+            by_state[ticket.state].append(ticket)
 
     def place(ticket: Ticket) -> tuple[float, int]:
         return tables.state_since[ticket.id], ticket.id
 
     response = scheduler_pb2.ListTicketsResponse()
-    for state, tickets in found.items():
+    for state, tickets in by_state.items():
         for ticket in heapq.nsmallest(min(limit, MOST), tickets, key=place):
             response.tickets.add(
                 ticket_id=ticket.id,

@@ -84,7 +84,7 @@ def _batch(scheduler: Scheduler) -> Iterator[Sample]:
         value = getattr(lengths, statistic)
         yield Sample("earl_scheduler_episode_tokens", value, {"statistic": statistic})
     evaluations = scheduler.loop.report.judgements.judged(scheduler.loop.ledger.tables.evaluations.values())
-    done = [(one, judgement) for one, judgement in evaluations if one.finished and one.done]
+    done = [(record, judgement) for record, judgement in evaluations if record.finished and record.done]
     if done:
         last, judgement = done[-1]
         yield Sample("earl_scheduler_evaluation_version", float(last.version))

@@ -52,13 +52,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             version=request.version,
             gauges=_finite(request.gauges),
             transfers={
-                one.path: TransferRates(one.size_bytes, one.seconds, one.transfers, one.retries)
-                for one in request.transfers
+                transfer.path: TransferRates(
+                    transfer.size_bytes, transfer.seconds, transfer.transfers, transfer.retries
+                )
+                for transfer in request.transfers
             },
         )
         spans = [(span.what, span.start_ns, span.end_ns) for span in request.spans]
-        cut = decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
-        stop = self._scheduler.heartbeat(worker.name, worker.incarnation, report, spans, cut, request.epoch)
+        parallelism = decode_parallelism(request.parallelism) if request.HasField("parallelism") else None
+        stop = self._scheduler.heartbeat(
+            worker.name, worker.incarnation, report, spans, parallelism, request.epoch
+        )
         # A fleet that started together must not go on together.
         next_s = self._scheduler.loop.ledger.heartbeat_s * random.uniform(1.0 - SPREAD, 1.0 + SPREAD)
         return scheduler_pb2.HeartbeatResponse(stop=stop, next_s=next_s)
@@ -75,17 +79,19 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def RenewLeases(self, request, context):
         attempts = [codec.decode_attempt(ref) for ref in request.attempts]
         lost = self._scheduler.renew(request.worker.name, request.worker.incarnation, attempts)
-        return scheduler_pb2.RenewLeasesResponse(lost=[codec.encode_attempt(one) for one in lost])
+        return scheduler_pb2.RenewLeasesResponse(lost=[codec.encode_attempt(attempt) for attempt in lost])
 
     async def CompleteTickets(self, request, context):
-        results = [(codec.decode_attempt(one.attempt), codec.decode_result(one)) for one in request.results]
-        said = [codec_evaluation.decode_transcript(one) for one in request.results]
+        results = [
+            (codec.decode_attempt(result.attempt), codec.decode_result(result)) for result in request.results
+        ]
+        transcripts = [codec_evaluation.decode_transcript(result) for result in request.results]
         verdicts = await self._scheduler.complete(
-            request.worker.name, request.worker.incarnation, results, said
+            request.worker.name, request.worker.incarnation, results, transcripts
         )
         response = scheduler_pb2.CompleteTicketsResponse()
-        for one, (verdict, reason) in zip(request.results, verdicts, strict=True):
-            response.items.add(attempt=one.attempt, verdict=codec.VERDICTS[verdict], reason=reason)
+        for result, (verdict, reason) in zip(request.results, verdicts, strict=True):
+            response.items.add(attempt=result.attempt, verdict=codec.VERDICTS[verdict], reason=reason)
         return response
 
     async def NextBatch(self, request, context):
@@ -187,7 +193,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _workers(self) -> list[scheduler_pb2.WorkerStatus]:
         now = time.monotonic()
-        found = []
+        statuses = []
         for name, member in sorted(self._scheduler.loop.ledger.tables.members.items()):
             report = self._scheduler.loop.fleet.reports.get(name)
             if report is None or report.incarnation != member.incarnation:
@@ -210,8 +216,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                     transfers=moved.transfers,
                     retries=moved.retries,
                 )
-            found.append(status)
-        return found
+            statuses.append(status)
+        return statuses
 
 
 def _wait(seconds: float) -> float:

@@ -98,15 +98,18 @@ def summary(batch: Batch, results: Sequence[Result]) -> dict[str, float]:
     if not results:
         return {}
     rewards, wins, tokens, trained, turns = zip(
-        *[(one.reward, one.win, one.total_tokens, one.trained_tokens, one.turns) for one in results],
+        *[
+            (result.reward, result.win, result.total_tokens, result.trained_tokens, result.turns)
+            for result in results
+        ],
         strict=True,
     )
     staleness: list[int] = []
     if batch.purpose is Purpose.TRAIN:  # imitation has no policy to be stale
-        staleness = [batch.version - one.oldest_version for one in results if one.trained_tokens]
+        staleness = [batch.version - result.oldest_version for result in results if result.trained_tokens]
     metrics: dict[str, list[float]] = {}
-    for one in results:
-        for name, value in one.metrics.items():
+    for result in results:
+        for name, value in result.metrics.items():
             metrics.setdefault(name, []).append(value)
     metrics.pop("win", None)
     count = len(results)
@@ -119,7 +122,7 @@ def summary(batch: Batch, results: Sequence[Result]) -> dict[str, float]:
         "length_mean": sum(tokens) / count,
         "length_max": float(max(tokens)),
         "turns_mean": sum(turns) / count,
-        "truncated_episodes": float(sum(one.ending is EpisodeEnding.TRUNCATED for one in results)),
+        "truncated_episodes": float(sum(result.ending is EpisodeEnding.TRUNCATED for result in results)),
         "staleness_mean": sum(staleness) / len(staleness) if staleness else 0.0,
         "staleness_max": float(max(staleness, default=0)),
         **{

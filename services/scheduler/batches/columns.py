@@ -260,8 +260,12 @@ class ColumnRegistry:
     def locations(self, column: str, numbers: Iterable[int]) -> dict[int, Location]:
         """Where a column lies, of those tickets' trajectories that have it ready."""
         if column in SAMPLED:
-            found = ((number, self._trajectories.get(number)) for number in numbers)
-            return {number: Location((one.descriptor_key,)) for number, one in found if one is not None}
+            trajectories = ((number, self._trajectories.get(number)) for number in numbers)
+            return {
+                number: Location((trajectory.descriptor_key,))
+                for number, trajectory in trajectories
+                if trajectory is not None
+            }
         maker = self._makers.get(column)
         done = maker.done if maker else {}
         return {number: done[number] for number in numbers if number in done}

@@ -131,31 +131,31 @@ class RunReport:
     def evaluations(self, evaluations: Collection[EvaluationRecord], time_s: float) -> None:
         """Writes those that are finished and not yet written with these results; they are too dear to be lost
         to a disk that was full for a while."""
-        if all(self._written.get(one.name) == _mark(one) for one in evaluations if one.finished):
+        if all(self._written.get(record.name) == _mark(record) for record in evaluations if record.finished):
             return
-        for one, judgement in self.judgements.judged(evaluations):
-            if not one.finished or self._written.get(one.name) == _mark(one):
+        for record, judgement in self.judgements.judged(evaluations):
+            if not record.finished or self._written.get(record.name) == _mark(record):
                 continue
-            if self._evaluations.write({"time_s": round(time_s, 3), **evaluation_line(one, judgement)}):
-                self._written[one.name] = _mark(one)
+            if self._evaluations.write({"time_s": round(time_s, 3), **evaluation_line(record, judgement)}):
+                self._written[record.name] = _mark(record)
 
     def close(self) -> None:
         for file in (self._metrics, self._timeline, self._switches, self._evaluations):
             file.close()
 
 
-def evaluation_line(one: EvaluationRecord, judgement: Judgement) -> dict[str, Any]:
+def evaluation_line(record: EvaluationRecord, judgement: Judgement) -> dict[str, Any]:
     """An evaluation as evaluations.jsonl has it: figures with their 95 % intervals, then every episode.
 
     rewards and wins are by instance, null where the episode failed; the gain is the paired one over the
     run's first evaluation, absent for that one.
     """
     numbers: dict[str, Any] = {
-        "name": one.name,
-        "version": one.version,
-        "episodes": one.episodes,
-        "done": one.done,
-        "failed": one.failed,
+        "name": record.name,
+        "version": record.version,
+        "episodes": record.episodes,
+        "done": record.done,
+        "failed": record.failed,
     }
     shown = [("win_rate", judgement.win_rate), ("mean_reward", judgement.reward)]
     if judgement.gain is not None:
@@ -163,24 +163,28 @@ def evaluation_line(one: EvaluationRecord, judgement: Judgement) -> dict[str, An
         numbers["gain_episodes"] = judgement.pairs
     for name, figure in shown:
         numbers |= {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
-    return {**numbers, "metrics": one.metrics, "rewards": rewards(one), "wins": wins(one)}
+    return {**numbers, "metrics": record.metrics, "rewards": rewards(record), "wins": wins(record)}
 
 
-def load_line(seen: ObservedWorkload) -> dict[str, Any]:
+def load_line(observed: ObservedWorkload) -> dict[str, Any]:
     """What a step was to a stage, as metrics.jsonl and decisions.jsonl have it; null where nobody said."""
-    kv = {**asdict(seen.kv), "used_fraction": seen.kv.used_fraction} if seen.kv is not None else None
+    kv = (
+        {**asdict(observed.kv), "used_fraction": observed.kv.used_fraction}
+        if observed.kv is not None
+        else None
+    )
     return {
-        **asdict(seen.workload),
-        "concurrency_most": seen.concurrency_most,
-        "tokens_per_device_s": seen.tokens_per_device_s,
-        "memory_fraction": seen.memory_fraction,
+        **asdict(observed.workload),
+        "concurrency_most": observed.concurrency_most,
+        "tokens_per_device_s": observed.tokens_per_device_s,
+        "memory_fraction": observed.memory_fraction,
         "kv": kv,
     }
 
 
-def _mark(one: EvaluationRecord) -> tuple[int, int, bytes]:
+def _mark(record: EvaluationRecord) -> tuple[int, int, bytes]:
     """What tells an evaluation from another one of the same name."""
-    return one.version, one.failed, one.reward_data
+    return record.version, record.failed, record.reward_data
 
 
 def _mark_of(line: Mapping[str, Any]) -> tuple[int, int, bytes]:

@@ -48,7 +48,7 @@ class RunRecorder:
         step: int, phase: str, version: int, trainer: Mapping[str, float], elapsed_s: float, now_s: float,
     ) -> StepFigures:  # fmt: skip
         """A batch of these results is trained: writes its line; what the step was."""
-        tokens = [one.total_tokens for one in results]
+        tokens = [result.total_tokens for result in results]
         seen = self.monitor.step(
             members=ledger.tables.members.values(),
             device_slots=self._device_slots,

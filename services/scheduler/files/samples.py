@@ -46,19 +46,19 @@ class SampleFile:
         if not turns:
             self._waiting.pop(ticket.id, None)  # of an attempt that was taken back
             return
-        said = line(step, ticket, result, turns)
+        sample = line(step, ticket, result, turns)
         if ticket.purpose is Purpose.EVALUATE:
-            self._write([said])
+            self._write([sample])
             return
-        self._waiting[ticket.id] = said
+        self._waiting[ticket.id] = sample
         while len(self._waiting) > WAITING:
             del self._waiting[next(iter(self._waiting))]
 
     def trained(self, step: int, tickets: Sequence[int]) -> None:
         """The batch of a step, of tickets with these ids, was committed."""
         if self._waiting:
-            found = (self._waiting.pop(number, None) for number in tickets)
-            self._write([{**said, "step": step} for said in found if said is not None])
+            samples = (self._waiting.pop(number, None) for number in tickets)
+            self._write([{**sample, "step": step} for sample in samples if sample is not None])
 
     def close(self) -> None:
         self._file.close()
@@ -91,15 +91,15 @@ def line(step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> di
 
 
 def turn_line(turn: Turn) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.tokens}
+    sampled_line: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.tokens}
     if turn.sampled:
-        said["sampled"] = {
-            "ids": [one.id for one in turn.sampled],
-            "texts": [one.text for one in turn.sampled],
-            "logprobs": [round(one.logprob, 4) for one in turn.sampled],
-            "versions": [one.version for one in turn.sampled],
+        sampled_line["sampled"] = {
+            "ids": [token.id for token in turn.sampled],
+            "texts": [token.text for token in turn.sampled],
+            "logprobs": [round(token.logprob, 4) for token in turn.sampled],
+            "versions": [token.version for token in turn.sampled],
         }
-    return said
+    return sampled_line
 
 
 def thinned(lines: Sequence[Mapping[str, Any]], limit_bytes: int) -> list[Mapping[str, Any]]:
@@ -108,42 +108,42 @@ def thinned(lines: Sequence[Mapping[str, Any]], limit_bytes: int) -> list[Mappin
     The stride is the smallest power of two that will do. Where even the first and the last step
     exceed the limit, the first lines of those are left.
     """
-    sizes = [len(encoded(one).encode()) for one in lines]
+    sizes = [len(encoded(sample).encode()) for sample in lines]
     kinds: dict[str, list[int]] = {}
-    for at, one in enumerate(lines):
-        kinds.setdefault(kind(one), []).append(at)
+    for index, sample in enumerate(lines):
+        kinds.setdefault(kind(sample), []).append(index)
     stride = 1
     kept = list(range(len(lines)))
-    last_step = max((int(one["step"]) for one in lines), default=0)
-    while sum(sizes[at] for at in kept) > limit_bytes and stride <= last_step:
+    last_step = max((int(sample["step"]) for sample in lines), default=0)
+    while sum(sizes[index] for index in kept) > limit_bytes and stride <= last_step:
         stride *= 2
-        kept = sorted(at for places in kinds.values() for at in _strided(lines, places, stride))
-    while sum(sizes[at] for at in kept) > limit_bytes:
+        kept = sorted(index for places in kinds.values() for index in _strided(lines, places, stride))
+    while sum(sizes[index] for index in kept) > limit_bytes:
         del kept[len(kept) // 2]
-    return [lines[at] for at in kept]
+    return [lines[index] for index in kept]
 
 
-def kind(one: Mapping[str, Any]) -> str:
+def kind(sample: Mapping[str, Any]) -> str:
     """ "start" and "final" stay by themselves; evaluations between are thinned apart from training."""
-    name = str(one["evaluation"])
+    name = str(sample["evaluation"])
     return name if name in ("", "start", "final") else "between"
 
 
 def _strided(lines: Sequence[Mapping[str, Any]], places: Sequence[int], stride: int) -> list[int]:
-    steps = {int(lines[at]["step"]) for at in places}
+    steps = {int(lines[index]["step"]) for index in places}
     first, last = min(steps), max(steps)
     # Evaluations between stand at multiples of their first step.
     unit = max(1, first) if kind(lines[places[0]]) else 1
-    wanted = {step for step in steps if step // unit % stride == 0} | {first, last}
-    return [at for at in places if int(lines[at]["step"]) in wanted]
+    kept_steps = {step for step in steps if step // unit % stride == 0} | {first, last}
+    return [index for index in places if int(lines[index]["step"]) in kept_steps]
 
 
-def encoded(one: Mapping[str, Any]) -> str:
-    return json.dumps(one, ensure_ascii=False) + "\n"
+def encoded(sample: Mapping[str, Any]) -> str:
+    return json.dumps(sample, ensure_ascii=False) + "\n"
 
 
 def rewrite(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """Replaces the file at once: whoever reads it sees the old lines or the new ones."""
     beside = path.with_suffix(".new")
-    beside.write_text("".join(encoded(one) for one in lines), encoding="utf-8")
+    beside.write_text("".join(encoded(sample) for sample in lines), encoding="utf-8")
     os.replace(beside, path)

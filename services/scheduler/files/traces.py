@@ -46,8 +46,8 @@ class TicketTraces:
     def parent(self, ticket_id: int) -> str:
         """The traceparent of a live ticket that `moved` has seen, "" if it is not traced: nothing is
         computed for it, which every lease of every ticket would pay."""
-        seen = self._live.get(ticket_id)
-        return seen.parent if seen is not None else ""
+        span = self._live.get(ticket_id)
+        return span.parent if span is not None else ""
 
     def moved(self, ids: Iterable[int] = ()) -> None:
         """These may be in other states now; new ones are found without being named."""
@@ -60,9 +60,9 @@ class TicketTraces:
         if now_ns - self._swept_ns >= SWEEP_NS:
             self._swept_ns, ids = now_ns, list(self._live)
         for number in ids:
-            seen = self._live.get(number)
-            if seen is not None:
-                self._look(number, seen, self._tables.tickets.get(number), now_ns)
+            span = self._live.get(number)
+            if span is not None:
+                self._look(number, span, self._tables.tickets.get(number), now_ns)
 
     def _issued(self, ids: Iterable[int]) -> None:
         now_ns = time.time_ns()
@@ -72,25 +72,25 @@ class TicketTraces:
                 # A ticket that is leased at once was pending all the same.
                 self._live[number] = _Seen(parent, now_ns, TicketState.PENDING.value, now_ns)
 
-    def _look(self, number: int, seen: _Seen, ticket: Ticket | None, now_ns: int) -> None:
+    def _look(self, number: int, span: _Seen, ticket: Ticket | None, now_ns: int) -> None:
         state = ticket.state.value if ticket is not None else "closed"
-        if state == seen.state:
+        if state == span.state:
             return
         attempt = ticket.attempt if ticket is not None else 0
-        tracing.record(f"ticket {seen.state}", seen.parent, seen.since_ns, now_ns, {"attempt": attempt})
-        seen.state, seen.since_ns = state, now_ns
+        tracing.record(f"ticket {span.state}", span.parent, span.since_ns, now_ns, {"attempt": attempt})
+        span.state, span.since_ns = state, now_ns
         if ticket is not None and ticket.state in LIVE:
             return
         del self._live[number]
-        told: dict[str, str | int | float] = {
+        attributes: dict[str, str | int | float] = {
             "ticket": number,
             "outcome": ticket.bucket if ticket is not None else state,
         }
         if ticket is not None:
-            told |= {"purpose": ticket.purpose.value, "group": ticket.group}
+            attributes |= {"purpose": ticket.purpose.value, "group": ticket.group}
             if ticket.result is not None:
-                told |= {"tokens": ticket.result.total_tokens, "reward": ticket.result.reward}
-        tracing.record("ticket", seen.parent, seen.began_ns, now_ns, told, root=True)
+                attributes |= {"tokens": ticket.result.total_tokens, "reward": ticket.result.reward}
+        tracing.record("ticket", span.parent, span.began_ns, now_ns, attributes, root=True)
 
 
 def tickets_of(config: RunConfig) -> tracing.Tickets:
@@ -100,7 +100,7 @@ def tickets_of(config: RunConfig) -> tracing.Tickets:
 
 def record_switch(tickets: tracing.Tickets, stage: str, switch: SwitchRecord, end_ns: int) -> None:
     """A switch ended; its commands are spans below it."""
-    told = {
+    attributes = {
         "before": str(switch.former),
         "after": str(switch.target),
         "reason": switch.reason,
@@ -108,4 +108,4 @@ def record_switch(tickets: tracing.Tickets, stage: str, switch: SwitchRecord, en
         "stall_s": switch.stall_s,
     }
     parent, start_ns = tickets.switch(stage, switch.epoch), end_ns - int(switch.seconds * 1e9)
-    tracing.record(f"switch {stage}", parent, start_ns, end_ns, told, root=True)
+    tracing.record(f"switch {stage}", parent, start_ns, end_ns, attributes, root=True)

@@ -145,15 +145,15 @@ def pack(records: Sequence[RecordChange]) -> tuple[bytes, bytes]:
     """
     hashes: dict[str, _Hash] = {kind: ([], [], [], [], []) for kind in KINDS}
     values: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
-    for one in records:
-        checked, heads, fields, lengths, gone = hashes[one.kind]
-        if one.expected is not None:
-            checked.append(one.field)
-            heads.append(one.expected)
-        if one.data is None:
-            gone.append(one.field)
+    for change in records:
+        checked, heads, fields, lengths, gone = hashes[change.kind]
+        if change.expected is not None:
+            checked.append(change.field)
+            heads.append(change.expected)
+        if change.data is None:
+            gone.append(change.field)
         else:
-            fields.append(one.field)
-            lengths.append(len(one.data))
-            values[one.kind].append(one.data)
+            fields.append(change.field)
+            lengths.append(len(change.data))
+            values[change.kind].append(change.data)
     return _ENCODER.encode(list(hashes.values())), b"".join(chain.from_iterable(values.values()))

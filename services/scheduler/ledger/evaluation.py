@@ -43,7 +43,7 @@ def judge(evaluation: EvaluationRecord, baseline: EvaluationRecord | None) -> Ju
 
 
 class Judgements:
-    """Of one run's evaluations: each is judged once for as long as neither it nor its baseline changes.
+    """The judgements of a run's evaluations: each is made once, until it or its baseline changes.
 
     Everybody who looks at the run asks for all of them, and they may be of hundreds of thousands of episodes.
     """
@@ -56,17 +56,17 @@ class Judgements:
         """Every evaluation with its figures, in the order of the run."""
         order = in_order(evaluations)
         firsts: dict[str, EvaluationRecord] = {}
-        for one in order:
-            firsts.setdefault(one.setting, one)
+        for record in order:
+            firsts.setdefault(record.setting, record)
         kept, self._kept = self._kept, {}
-        for one in order:
-            before = _against(one, firsts[one.setting])
-            data = (one.reward_data, one.win_data, before.reward_data if before is not None else b"")
-            known = kept.get(one.name)
+        for record in order:
+            before = _against(record, firsts[record.setting])
+            data = (record.reward_data, record.win_data, before.reward_data if before is not None else b"")
+            known = kept.get(record.name)
             if known is None or known[0] != data:
-                known = (data, judge(one, before))
-            self._kept[one.name] = known
-        return [(one, self._kept[one.name][1]) for one in order]
+                known = (data, judge(record, before))
+            self._kept[record.name] = known
+        return [(record, self._kept[record.name][1]) for record in order]
 
 
 def baseline(
@@ -75,7 +75,7 @@ def baseline(
     """What an evaluation is compared with: the run's first of its setting; None if it is that, or while
     that is not finished."""
     return _against(
-        evaluation, next(one for one in in_order(evaluations) if one.setting == evaluation.setting)
+        evaluation, next(record for record in in_order(evaluations) if record.setting == evaluation.setting)
     )
 
 
@@ -86,12 +86,12 @@ def _against(evaluation: EvaluationRecord, first: EvaluationRecord) -> Evaluatio
 
 def in_order(evaluations: Iterable[EvaluationRecord]) -> list[EvaluationRecord]:
     """From the run's first evaluation to its last: by version, the final one last."""
-    return sorted(evaluations, key=lambda one: (one.version, one.name == FINAL, one.name))
+    return sorted(evaluations, key=lambda record: (record.version, record.name == FINAL, record.name))
 
 
 def under_way(evaluations: Iterable[EvaluationRecord], version: int) -> bool:
     """Whether the version is being evaluated: until that is over it stays the newest."""
-    return any(one.version == version and not one.finished for one in evaluations)
+    return any(record.version == version and not record.finished for record in evaluations)
 
 
 def best_version(evaluations: Iterable[EvaluationRecord]) -> int:
@@ -101,15 +101,17 @@ def best_version(evaluations: Iterable[EvaluationRecord]) -> int:
     not preferred for their being easy, and evaluations of the newest setting. An evaluation most of whose
     episodes failed says too little.
     """
-    finished = in_order(one for one in evaluations if one.finished and 2 * one.done > one.episodes)
-    finished = [one for one in finished if one.setting == finished[-1].setting]
-    return _best(tuple((one.version, one.reward_data) for one in finished))
+    finished = in_order(
+        record for record in evaluations if record.finished and 2 * record.done > record.episodes
+    )
+    finished = [record for record in finished if record.setting == finished[-1].setting]
+    return _best(tuple((record.version, record.reward_data) for record in finished))
 
 
 def kept_versions(evaluations: Iterable[EvaluationRecord]) -> list[int]:
     """Versions whose checkpoints must stay: the best one and those that are being evaluated."""
     every = list(evaluations)
-    kept = {one.version for one in every if not one.finished} | {best_version(every)}
+    kept = {record.version for record in every if not record.finished} | {best_version(every)}
     return sorted(kept - {0})
 
 
@@ -150,7 +152,7 @@ def _win_rate(data: bytes) -> Interval:
 
 
 def _gain(before: bytes, after: bytes) -> tuple[Interval, int]:
-    """Of the differences of those instances that both have done, and their number."""
+    """The mean difference over the instances that both have done, and their number."""
     pairs = zip(_numbers(before, "d"), _numbers(after, "d"), strict=False)
     differences = _done([second - first for first, second in pairs])
     return mean_interval(differences), len(differences)

@@ -138,7 +138,7 @@ class Ledger(TicketLedger):
 
         most: so many tickets in one go, 0 for all; whether there may be more.
         """
-        found: dict[str, list[int]] = {}
+        closed_now: dict[str, list[int]] = {}
         count = 0
         version = self.tables.run.version
         due = {purpose: places(self.rules, purpose, version).start for purpose in Purpose}
@@ -148,14 +148,14 @@ class Ledger(TicketLedger):
                 continue
             if ticket.state is TicketState.TRAINED and ticket.index >= due[ticket.purpose]:
                 continue  # it went ahead of slower ones: its place is not to be issued again
-            found.setdefault(ticket.bucket, []).append(ticket.id)
+            closed_now.setdefault(ticket.bucket, []).append(ticket.id)
             self.tables.compact(ticket)
             count += 1
             if count == most:
                 break
-        if found:
+        if closed_now:
             closed = dict(self.tables.closed)
-            for bucket, numbers in found.items():
+            for bucket, numbers in closed_now.items():
                 closed[bucket] = closed.get(bucket, RangeSet()) | RangeSet.of(numbers)
             self.tables.close_ranges(closed)
         return count == most > 0
@@ -173,14 +173,14 @@ class Ledger(TicketLedger):
         since = min((self.tables.state_since[number] for number in batch.tickets), default=0.0)
         return batch.handouts >= HANDOUTS and self.tables.now - since > self.membership_s
 
-    def _choose(self, purpose: Purpose, wanted: int) -> list[int] | None:
+    def _choose(self, purpose: Purpose, count: int) -> list[int] | None:
         """Groups in the order of their places, so that a batch does not show what finished when."""
         tables, rules, version = self.tables, self.rules, self.tables.run.version
         if purpose is not Purpose.TRAIN:
-            first = sorted(tables.groups[purpose], key=lambda group: tables.place(purpose, group))[:wanted]
-            return first if tables.whole[purpose].issuperset(first) and len(first) == wanted else None
+            first = sorted(tables.groups[purpose], key=lambda group: tables.place(purpose, group))[:count]
+            return first if tables.whole[purpose].issuperset(first) and len(first) == count else None
         whole = tables.whole[purpose]
-        if len(whole) < wanted:
+        if len(whole) < count:
             return None
         candidates = []
         for group, members in list(tables.groups[purpose].items()):
@@ -190,7 +190,7 @@ class Ledger(TicketLedger):
                 continue
             complete = group in whole and group not in self.held_back
             candidates.append(GroupCandidate(group, floor + rules.staleness, complete))
-        chosen = choose(candidates, version, wanted, rules.staleness)
+        chosen = choose(candidates, version, count, rules.staleness)
         return chosen and sorted(chosen, key=lambda group: tables.place(purpose, group))
 
     def _train(self, batch: Batch) -> list[Result]:

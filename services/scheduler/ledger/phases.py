@@ -48,8 +48,13 @@ def phase(ledger: Ledger) -> str:
     done = steps_done(ledger)
     if done < rules.warmup_batches:
         return WARMUP
-    wanted = rules.evaluation_episodes > 0
-    if wanted and rules.evaluate_at_start and done == rules.warmup_batches and not _finished(ledger, "start"):
+    evaluates = rules.evaluation_episodes > 0
+    if (
+        evaluates
+        and rules.evaluate_at_start
+        and done == rules.warmup_batches
+        and not _finished(ledger, "start")
+    ):
         return START
     if done < rules.warmup_batches + rules.steps and not tables.run.train_over:
         return TRAIN
@@ -234,8 +239,8 @@ def _evaluate(ledger: Ledger, name: str, episodes: int) -> None:
 
 def _drop_unwanted(ledger: Ledger, now: str) -> None:
     tables = ledger.tables
-    for purpose, wanted in ((Purpose.WARMUP, now == WARMUP), (Purpose.TRAIN, now == TRAIN)):
-        if wanted:
+    for purpose, issued in ((Purpose.WARMUP, now == WARMUP), (Purpose.TRAIN, now == TRAIN)):
+        if issued:
             continue
         for group, members in list(tables.groups[purpose].items()):
             if not any(tables.tickets[number].state is TicketState.PLANNED for number in members):

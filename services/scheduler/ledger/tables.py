@@ -223,16 +223,16 @@ class LedgerTables:
 
     def check(self) -> None:
         """Raises LedgerError unless issued = trained ⊎ evaluated ⊎ dropped ⊎ live, id by id."""
-        seen = RangeSet.of(self.tickets)
-        size = len(seen)
+        accounted = RangeSet.of(self.tickets)
+        size = len(accounted)
         for bucket, ids in self.closed.items():
-            seen |= ids
+            accounted |= ids
             size += len(ids)
-            if len(seen) != size:
+            if len(accounted) != size:
                 raise LedgerError(f"tickets of {bucket} are counted twice", "report this as a bug")
         issued = RangeSet([(1, self.run.next_ticket)])
-        if seen != issued:
-            raise LedgerError(f"tickets {issued - seen} of {issued} are nowhere", "report this as a bug")
+        if accounted != issued:
+            raise LedgerError(f"tickets {issued - accounted} of {issued} are nowhere", "report this as a bug")
 
     # --- restoring --------------------------------------------------------------------------
 

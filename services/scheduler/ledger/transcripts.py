@@ -12,17 +12,17 @@ from functools import cache
 from services.scheduler.state.records import Purpose
 
 
-def chosen(position: int, total: int, wanted: int) -> bool:
+def chosen(position: int, total: int, count: int) -> bool:
     """Whether the `position`-th (from 0) of `total` is among `wanted` that are spread evenly over them."""
-    if wanted < 2 or total < 2:
-        return wanted > 0 and position == 0
-    return position in _places(total, min(wanted, total))
+    if count < 2 or total < 2:
+        return count > 0 and position == 0
+    return position in _places(total, min(count, total))
 
 
 @cache
 def _places(total: int, count: int) -> frozenset[int]:
     """`count` > 1 positions, spread evenly over `total`."""
-    return frozenset(round(at * (total - 1) / (count - 1)) for at in range(count))
+    return frozenset(round(index * (total - 1) / (count - 1)) for index in range(count))
 
 
 def asked(
