@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import msgspec
-
 
 @dataclass(frozen=True, slots=True)
 class BusySpan:
@@ -17,7 +15,8 @@ class BusySpan:
     end_ns: int
 
 
-class TransferTotals(msgspec.Struct, kw_only=True):
+@dataclass(slots=True, kw_only=True)
+class TransferTotals:
     """Everything that was read over one path of the data plane so far. retries: requests sent again."""
 
     path: str

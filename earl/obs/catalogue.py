@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from earl.obs.histogram import Histogram
+from earl.worker_report import TransferTotals
 
 Kind = Literal["gauge", "counter", "histogram"]
 
@@ -203,11 +204,11 @@ _STAGES = [
 METRICS = {one.name: one for one in (*_RPC, *_SCHEDULER, *_GATEWAY, *_ROLLOUT, *_STAGES)}
 
 
-def transferred(service: str, totals: Iterable[tuple[str, float, float, float, float]]) -> Iterable[Sample]:
-    """Samples of (path, bytes, seconds, transfers, retries) of a service."""
-    for path, size_bytes, seconds, transfers, retries in totals:
-        labels = {"path": path}
-        yield Sample(f"earl_{service}_transfer_bytes_total", size_bytes, labels)
-        yield Sample(f"earl_{service}_transfer_seconds_total", seconds, labels)
-        yield Sample(f"earl_{service}_transfers_total", transfers, labels)
-        yield Sample(f"earl_{service}_transfer_retries_total", retries, labels)
+def transferred(service: str, totals: Iterable[TransferTotals]) -> Iterable[Sample]:
+    """Samples of what a service read over each path of the data plane."""
+    for total in totals:
+        labels = {"path": total.path}
+        yield Sample(f"earl_{service}_transfer_bytes_total", total.size_bytes, labels)
+        yield Sample(f"earl_{service}_transfer_seconds_total", total.seconds, labels)
+        yield Sample(f"earl_{service}_transfers_total", total.transfers, labels)
+        yield Sample(f"earl_{service}_transfer_retries_total", total.retries, labels)

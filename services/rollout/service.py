@@ -34,6 +34,7 @@ from earl.rpc.peers import advertised, peer
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
+from earl.scheduler_client import SchedulerClient
 from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from services.rollout.api.servicer import RolloutServicer
 from services.rollout.engines.contract.engine import EngineSpec
@@ -46,7 +47,6 @@ from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.metrics import figures
 from services.rollout.worker.reader_leases import ReaderLeases
-from services.rollout.worker.scheduler_client import SchedulerLink
 from services.rollout.worker.weight_follower import WeightFollower
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 
@@ -142,15 +142,16 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             max_new_tokens=rollout.max_new_tokens,
         )
         rejoined = asyncio.Event()
-        scheduler = SchedulerLink(
+        scheduler = SchedulerClient(
             addresses.scheduler,
             access,
+            stage="rollout",
             name=name,
             incarnation=incarnation,
             capacity=capacity,
             parallelism=cuts.first,
             # A scheduler that was away for longer has given this worker and its leases up.
-            patience_s=MEMBERSHIPS * config.scheduler.membership_s,
+            retry_s=MEMBERSHIPS * config.scheduler.membership_s,
             on_rejoin=rejoined.set,
         )
         stack.push_async_callback(scheduler.close)

@@ -49,7 +49,7 @@ from services.trainer.stage.stage_rank0 import carry_out_switch
 from services.trainer.step.batch import Columns
 from services.trainer.step.digest import batch_digests, weights_digest
 from services.trainer.step.plan import TrainingPlan
-from services.trainer.step.reader import read_columns, transfers
+from services.trainer.step.reader import read_columns
 from services.trainer.step.step import Stepper
 
 log = logging.getLogger(__name__)
@@ -242,7 +242,7 @@ class TrainerRank:
             "memory_fraction": memory_fraction(self._group),
         }
         self._activity.gauges = {name: metrics[name] for name in ("train_s", "read_s", "memory_fraction")}
-        self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
+        self._activity.transfers = gathered(self._group, self._dispatcher.totals.values())
         if self._rank0 is not None:
             self._rank0.commit(plan.batch_id, self.progress.version, metrics)
 

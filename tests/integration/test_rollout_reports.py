@@ -22,12 +22,13 @@ from earl.errors import DescriptorMissing
 from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN
 from earl.rpc.server import Server
+from earl.scheduler_client import SchedulerClient
 from earl.v1 import common_pb2, scheduler_pb2
 from earl.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from services.rollout.episode import columns
 from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
 from services.rollout.worker.reporter import Reporter
-from services.rollout.worker.scheduler_client import SchedulerLink
+from services.rollout.worker.scheduler_client import TicketClient
 
 KEY = "trajectories/rollout-0/1#{}/1"
 TICKET = EpisodeTicket(
@@ -83,10 +84,10 @@ class Judge(SchedulerServiceServicer):
 class Bench:
     """A reporter with everything that it stands on, and a reader of what it publishes."""
 
-    def __init__(self, judge: Judge, store: SequenceStore, link: SchedulerLink, reader: Dispatcher) -> None:
+    def __init__(self, judge: Judge, store: SequenceStore, tickets: TicketClient, reader: Dispatcher) -> None:
         self.judge = judge
         self.store = store
-        self.reporter = Reporter(store, link, lambda ticket: self.answered.put_nowait(ticket))
+        self.reporter = Reporter(store, tickets, lambda ticket: self.answered.put_nowait(ticket))
         self.reader = reader
         self.answered: asyncio.Queue[EpisodeTicket] = asyncio.Queue()
 
@@ -108,11 +109,18 @@ async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Be
     )
     reader = await Dispatcher.create(registry, config)
     address = await server.start()
-    link = SchedulerLink(
-        address, OPEN, name="rollout-0", incarnation=1, capacity=8, parallelism=Parallelism(), patience_s=10.0
+    scheduler = SchedulerClient(
+        address,
+        OPEN,
+        stage="rollout",
+        name="rollout-0",
+        incarnation=1,
+        capacity=8,
+        parallelism=Parallelism(),
+        retry_s=10.0,
     )
     sequences = store.sequences(columns.registry_key("rollout-0", 1), list(columns.DTYPES.items()))
-    made = Bench(judge, sequences, link, reader)
+    made = Bench(judge, sequences, TicketClient(scheduler), reader)
     task = asyncio.create_task(made.reporter.run())
     try:
         yield made
@@ -120,7 +128,7 @@ async def bench(directory: Path, arena_bytes: int = 1 << 20) -> AsyncIterator[Be
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await link.close()
+        await scheduler.close()
         await server.stop()
         await reader.close()
         await store.close()

@@ -43,7 +43,6 @@ from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.reader_leases import ReaderLeases
-from services.rollout.worker.scheduler_client import SchedulerLink
 from services.rollout.worker.weight_follower import WeightFollower
 from services.rollout.worker.worker import RolloutWorker, WorkerResources
 from services.scheduler.api import servicer as scheduler_servicer
@@ -143,10 +142,16 @@ async def _rollout(
     tokenizer = Tokenizer.load(run_dir / "model", config.model)
     cuts = rollout_service.engine_cuts(config, run_dir, name, "", tokenizer.stop_ids)
     pool = EnginePool(cuts, EngineProcess, restarts=0, load_s=1.0)
-    link = SchedulerLink(
-        addresses["scheduler"], OPEN, name=name, incarnation=1, capacity=1, parallelism=cuts.first,
-        patience_s=1.0,
-    )  # fmt: skip
+    scheduler = SchedulerClient(
+        addresses["scheduler"],
+        OPEN,
+        stage="rollout",
+        name=name,
+        incarnation=1,
+        capacity=1,
+        parallelism=cuts.first,
+        retry_s=1.0,
+    )
     gateway = GatewayClient(addresses["gateway"])
     spans = BusySpans()
     bounds = {"max_context_tokens": config.longest_sequence, "max_new_tokens": config.rollout.max_new_tokens}
@@ -160,11 +165,11 @@ async def _rollout(
         incarnation=1,
         size_bytes=1 << 20,
     )
-    for close in (store.close, gauges.close, gateway.close, link.close, pool.stop):
+    for close in (store.close, gauges.close, gateway.close, scheduler.close, pool.stop):
         stack.push_async_callback(close)
     sequences = store.sequences(columns.registry_key(name, 1), list(columns.DTYPES.items()))
     weights = WeightFollower(pool, ReaderLeases(bus, name), spans, lease_s=1.0)
-    resources = WorkerResources(link, bus, sequences, pool, agent, gauges, weights, asyncio.Event())
+    resources = WorkerResources(scheduler, bus, sequences, pool, agent, gauges, weights, asyncio.Event())
     worker = RolloutWorker(config, resources, 1)
     server.add(
         add_RolloutServiceServicer_to_server, RolloutServicer(worker, resources), rollout_service.SERVICE

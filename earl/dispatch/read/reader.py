@@ -26,10 +26,10 @@ from earl.dispatch.requirement import refuse_unmet
 from earl.dispatch.transport.base import Transport, run_all
 from earl.dispatch.transport.shm import SharedMemory
 from earl.errors import ReadTimeout, RegionGone, TransportUnavailable, VersionGone
+from earl.worker_report import TransferTotals
 
 __all__ = [
     "Dispatcher",
-    "PathTotal",
     "Read",
     "Receipt",
     "Repeated",
@@ -64,16 +64,6 @@ class Receipt:
 
 
 @dataclass(slots=True)
-class PathTotal:
-    """All transfers of one path since the dispatcher was made."""
-
-    size_bytes: int = 0
-    seconds: float = 0.0
-    transfers: int = 0
-    retries: int = 0
-
-
-@dataclass(slots=True)
 class _Batch:
     """What one read takes out of one arena, how it comes, and how that went."""
 
@@ -85,7 +75,7 @@ class _Batch:
 
 
 class Dispatcher:
-    """Reads for one loop. `totals` counts by path."""
+    """Reads for one event loop. totals: of all reads so far, by path of the data plane."""
 
     def __init__(self, registry: Registry, config: DataPlaneConfig, secret: bytes) -> None:
         self._registry = registry
@@ -95,7 +85,7 @@ class Dispatcher:
         self._wire: Transport | None = None
         # With which peer it begins: readers that all began with the same one would wait for each other.
         self._turn = secrets.randbelow(1 << 16)
-        self.totals: dict[str, PathTotal] = {}
+        self.totals: dict[str, TransferTotals] = {}
 
     @classmethod
     async def create(cls, registry: Registry, config: DataPlaneConfig) -> Dispatcher:
@@ -127,7 +117,7 @@ class Dispatcher:
         for batch in batches:
             path = batch.transport.path
             by_path[path] = by_path.get(path, 0) + batch.source.size_bytes
-            self.totals.setdefault(path, PathTotal()).retries += batch.retries
+            self.totals.setdefault(path, TransferTotals(path=path)).retries += batch.retries
         for path, size_bytes in by_path.items():
             total = self.totals[path]
             total.size_bytes += size_bytes

@@ -6,17 +6,9 @@ Pure: time is an argument (Unix nanoseconds for spans, monotonic seconds for rat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
-
-@dataclass(frozen=True, slots=True)
-class BusySpan:
-    """An interval of work of the kind `what`, in Unix nanoseconds."""
-
-    what: str
-    start_ns: int
-    end_ns: int
+from earl.worker_report import BusySpan
 
 
 class BusySpans:

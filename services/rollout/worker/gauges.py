@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from earl.obs.memory import fullest
-from services.rollout.engines.contract.engine import EngineStats, TransferTotals
-from services.rollout.engines.contract.stats import totals
+from earl.worker_report import BusySpan, TransferTotals, totals_by_path
+from services.rollout.engines.contract.engine import EngineStats
 from services.rollout.episode.agent import EpisodeAgent, EpisodeOutcome
-from services.rollout.episode.busy_spans import BusySpan, BusySpans, Rate, few
+from services.rollout.episode.busy_spans import BusySpans, Rate, few
 from services.rollout.pool.pool import EnginePool
 
 # Spans of one engine that one heartbeat carries.
@@ -112,7 +112,7 @@ class Gauges:
 
     def transfers(self) -> list[TransferTotals]:
         """Totals of the engines' reads, by path."""
-        return totals(part for engine in self.engines for part in engine.transfers)
+        return totals_by_path(part for engine in self.engines for part in engine.transfers)
 
     async def close(self) -> None:
         if self._poll is not None:

@@ -49,10 +49,4 @@ def figures(worker: RolloutWorker, gauges: Gauges, agent: EpisodeAgent) -> Itera
     }.items():
         if name in gauges.latest:
             yield Sample(metric, gauges.latest[name])
-    yield from transferred(
-        "rollout",
-        (
-            (total.path, total.size_bytes, total.seconds, total.transfers, total.retries)
-            for total in gauges.transfers()
-        ),
-    )
+    yield from transferred("rollout", gauges.transfers())

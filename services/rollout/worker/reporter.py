@@ -23,7 +23,7 @@ from earl.env.base import Ending
 from earl.errors import ArenaFull
 from services.rollout.episode import columns
 from services.rollout.episode.agent import EpisodeOutcome, EpisodeTicket
-from services.rollout.worker.scheduler_client import Report, SchedulerLink
+from services.rollout.worker.scheduler_client import AttemptReport, TicketClient
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ class Reporter:
     it."""
 
     def __init__(
-        self, store: SequenceStore, scheduler: SchedulerLink, reported: Callable[[EpisodeTicket], None]
+        self, store: SequenceStore, tickets: TicketClient, reported: Callable[[EpisodeTicket], None]
     ) -> None:
         self._store = store
-        self._scheduler = scheduler
+        self._tickets = tickets
         self._reported = reported
         # (ticket, outcome, loop time after which it no longer waits for the arena)
         self._queue: deque[tuple[EpisodeTicket, EpisodeOutcome, float]] = deque()
@@ -127,19 +127,19 @@ class Reporter:
         # If the call fails, the scheduler may have accepted them all the same, so they stay.
         self.published.update(names)
         rejected = []
-        for ticket, reason in await self._scheduler.complete(reports):
+        for ticket, reason in await self._tickets.complete(reports):
             log.info("attempt %d of ticket %d was not accepted: %s", ticket.attempt, ticket.ticket_id, reason)
             rejected.append(columns.attempt_name(ticket.ticket_id, ticket.attempt))
         await self._free([name for name in rejected if name in self.published])
         for report in reports:
             self._reported(report.ticket)
 
-    def _stage(self, now_s: float) -> tuple[list[Report], list[str]]:
+    def _stage(self, now_s: float) -> tuple[list[AttemptReport], list[str]]:
         """Takes up to MOST attempts off the queue and writes their columns; those without room stay.
 
         Returns the reports, and the names of the columns that are to be published.
         """
-        reports: list[Report] = []
+        reports: list[AttemptReport] = []
         names: list[str] = []
         waiting: list[tuple[EpisodeTicket, EpisodeOutcome, float]] = []
         self.blocked = False
@@ -158,7 +158,7 @@ class Reporter:
                     outcome.message = "arena full; raise rollout.arena_bytes or train sooner"
             if name:
                 names.append(name)
-            reports.append(Report(ticket, outcome, self._store.key_of(name) if name else ""))
+            reports.append(AttemptReport(ticket, outcome, self._store.key_of(name) if name else ""))
         self._queue.extendleft(reversed(waiting))
         return reports, names
 

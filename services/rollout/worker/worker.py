@@ -26,12 +26,13 @@ from earl.config.run import RunConfig
 from earl.dispatch.publish.sequence_store import SequenceStore
 from earl.env.base import Ending
 from earl.errors import EarlError
+from earl.scheduler_client import SchedulerClient
 from services.rollout.episode.agent import EpisodeAgent, EpisodeOutcome, EpisodeTicket
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges, Load
 from services.rollout.worker.leases import Leases
 from services.rollout.worker.reporter import Reporter
-from services.rollout.worker.scheduler_client import SchedulerLink
+from services.rollout.worker.scheduler_client import TicketClient
 from services.rollout.worker.weight_follower import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class WorkerResources:
     rejoined: set whenever the scheduler had given this worker up and took it back.
     """
 
-    scheduler: SchedulerLink
+    scheduler: SchedulerClient
     bus: Bus
     store: SequenceStore
     pool: EnginePool
@@ -66,13 +67,14 @@ class RolloutWorker:
     def __init__(self, config: RunConfig, resources: WorkerResources, capacity: int) -> None:
         self._config = config
         self._scheduler = resources.scheduler
+        self._tickets = TicketClient(resources.scheduler)
         self._bus = resources.bus
         self._store = resources.store
         self._pool = resources.pool
         self._agent = resources.agent
         self._gauges = resources.gauges
         self.leases = Leases(capacity)
-        self.reporter = Reporter(resources.store, resources.scheduler, self._reported)
+        self.reporter = Reporter(resources.store, self._tickets, self._reported)
         self._weights = resources.weights
         self._rejoined = resources.rejoined
         self._episodes: dict[EpisodeTicket, asyncio.Task[EpisodeOutcome]] = {}
@@ -181,7 +183,7 @@ class RolloutWorker:
                 await asyncio.sleep(LEASE_WINDOW_S)
                 continue
             async with self._lease_call:
-                tickets, run_ends = await self._scheduler.lease(self.leases.free, LEASE_WAIT_S)
+                tickets, run_ends = await self._tickets.lease(self.leases.free, LEASE_WAIT_S)
                 now_s = time.monotonic()
                 for ticket in tickets:
                     self.leases.take(ticket, now_s)
@@ -226,7 +228,7 @@ class RolloutWorker:
             now_s = time.monotonic()
             due = self.leases.due(now_s)
             if due:
-                for ticket in self.leases.lost(await self._scheduler.renew(due)):
+                for ticket in self.leases.lost(await self._tickets.renew(due)):
                     log.warning(
                         "the lease of ticket %d attempt %d was lost", ticket.ticket_id, ticket.attempt
                     )
@@ -264,20 +266,19 @@ class RolloutWorker:
         while True:
             await self._gauges.refresh(timeout_s=least_s / 4)
             version = self._pool.version
-            stop, next_s = await self._scheduler.heartbeat(
+            self._scheduler.set_parallelism(self._pool.parallelism, self._pool.epoch)
+            reply = await self._scheduler.heartbeat(
                 running=len(self.leases),
                 version=version,
-                parallelism=self._pool.parallelism,
-                epoch=self._pool.epoch,
                 gauges=self._gauges.values(self.load(), time.monotonic()),
                 spans=self._gauges.take_spans(time.time_ns()),
                 transfers=self._gauges.transfers(),
             )
-            if stop:
+            if reply.stop:
                 self._run_ended.set()
                 return
             # 0: the scheduler leaves it to the worker.
-            due_s = time.monotonic() + (next_s or least_s)
+            due_s = time.monotonic() + (reply.next_s or least_s)
             # A new version is reported at once: what is leased next depends on it. So is a sequence that no
             # engine can hold; and a draining worker asks as often as if it were alone.
             while (left_s := due_s - time.monotonic()) > 0:

@@ -38,11 +38,7 @@ def figures(activity: Activity, service: str) -> Iterator[Sample]:
     for name, metric in GAUGES.items():
         if name in gauges:
             yield Sample(f"earl_{service}_{metric}", gauges[name])
-    moved = (
-        (total.path, total.size_bytes, total.seconds, total.transfers, total.retries)
-        for total in activity.transfers
-    )
-    yield from transferred(service, moved)
+    yield from transferred(service, activity.transfers)
 
 
 def serve_figures(

@@ -33,7 +33,6 @@ from services.trainer.reference.scheduler_client import LogprobColumn, Reference
 from services.trainer.stage.commands import RankCommand, run_commands
 from services.trainer.stage.rank_resources import RankResources
 from services.trainer.stage.stage_rank0 import carry_out_switch
-from services.trainer.step.reader import transfers
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +152,7 @@ class ReferenceRank:
         seconds = time.perf_counter() - started
         self._io.run(self._logprobs.publish(), CALL_S)
         full = self._gathered([] if placed else [0])
-        self._activity.transfers = gathered(self._group, transfers(self._dispatcher))
+        self._activity.transfers = gathered(self._group, self._dispatcher.totals.values())
         memory = memory_fraction(self._group)
         if self._rank0 is None:
             return

@@ -8,7 +8,6 @@ import numpy as np
 
 from earl.dispatch.layout.box import Box
 from earl.dispatch.read.reader import Dispatcher, Read, SequenceRead
-from earl.worker_report import TransferTotals
 from services.trainer.step.batch import Columns
 from services.trainer.step.plan import REFERENCE_TENSOR, PlannedSequence
 
@@ -31,17 +30,3 @@ async def read_columns(
 
 def _span(item: PlannedSequence) -> Box:
     return Box((item.reference_offset,), (item.reference_offset + item.total_tokens,))
-
-
-def transfers(dispatcher: Dispatcher) -> list[TransferTotals]:
-    """What this rank has read so far, by path."""
-    return [
-        TransferTotals(
-            path=path,
-            size_bytes=total.size_bytes,
-            seconds=total.seconds,
-            transfers=total.transfers,
-            retries=total.retries,
-        )
-        for path, total in dispatcher.totals.items()
-    ]

@@ -20,7 +20,8 @@ from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.read.reader import Dispatcher
 from earl.dispatch.registry.registry import Registry
 from earl.errors import EarlError, EngineError
-from services.rollout.engines.contract.engine import EngineSpec, TransferTotals
+from earl.worker_report import TransferTotals
+from services.rollout.engines.contract.engine import EngineSpec
 
 JOIN_S = 5.0
 
@@ -88,18 +89,8 @@ class DataThread:
     @property
     def transfers(self) -> list[TransferTotals]:
         """Totals of what was read, by path of the data plane."""
-        if self._dispatcher is None:
-            return []
-        return [
-            TransferTotals(
-                path=path,
-                size_bytes=total.size_bytes,
-                seconds=total.seconds,
-                transfers=total.transfers,
-                retries=total.retries,
-            )
-            for path, total in list(self._dispatcher.totals.items())
-        ]
+        # The thread that reads adds to them meanwhile; what is not in yet comes with the next report.
+        return [] if self._dispatcher is None else list(self._dispatcher.totals.values())
 
     def close(self) -> None:
         """Stops the thread and what runs in it."""

@@ -20,6 +20,7 @@ from typing import Literal
 import msgspec
 
 from earl.obs.memory import DeviceMemory
+from earl.worker_report import TransferTotals
 
 Finish = Literal["", "stop", "length", "abort"]
 
@@ -134,16 +135,6 @@ class EngineCaps(msgspec.Struct, kw_only=True, frozen=True):
     live_reshape: bool
     # What rank 0 computes on: "cpu", "cuda" or "cuda:2".
     device: str
-
-
-class TransferTotals(msgspec.Struct, kw_only=True):
-    """Totals of one path of the data plane since the engine started. retries: requests sent again."""
-
-    path: str
-    size_bytes: int = 0
-    seconds: float = 0.0
-    transfers: int = 0
-    retries: int = 0
 
 
 class BusyPeriod(msgspec.Struct, array_like=True):

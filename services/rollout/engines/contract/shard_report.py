@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from earl.errors import EarlError
+from earl.worker_report import TransferTotals
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.engine import LoadReport, TransferTotals
+from services.rollout.engines.contract.engine import LoadReport
 
 
 class KvShardReport(msgspec.Struct, array_like=True):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from earl.obs.memory import DeviceMemory, on_cuda, on_host
-from services.rollout.engines.contract.engine import BusyPeriod, TransferTotals
+from services.rollout.engines.contract.engine import BusyPeriod
 
 # Steps closer than this are one busy period; so many periods are kept until they are asked for.
 JOIN_NS = 5_000_000
@@ -61,18 +61,6 @@ class PrefillRate:
     def nanoseconds(self, tokens: int) -> int:
         """What computing so many tokens takes; 0 before the first such step."""
         return int(tokens * self._took_ns / self._tokens) if self._tokens else 0
-
-
-def totals(transfers: Iterable[TransferTotals]) -> list[TransferTotals]:
-    """One Transfer for each path: the sum over ranks, or engines."""
-    by_path: dict[str, TransferTotals] = {}
-    for transfer in transfers:
-        total = by_path.setdefault(transfer.path, TransferTotals(path=transfer.path))
-        total.size_bytes += transfer.size_bytes
-        total.seconds += transfer.seconds
-        total.transfers += transfer.transfers
-        total.retries += transfer.retries
-    return list(by_path.values())
 
 
 def device_memory(device: str, others: Sequence[int] = (), *, alike: int = 1) -> DeviceMemory | None:

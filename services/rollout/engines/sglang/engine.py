@@ -26,10 +26,10 @@ import torch
 from earl.errors import ConfigError, EarlError, EngineError
 from earl.models.slices import own_parameters
 from earl.models.spec import load_spec
+from earl.worker_report import totals_by_path
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec
-from services.rollout.engines.contract.stats import totals
 from services.rollout.engines.contract.weight_staging import WeightStager
 from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
 from services.rollout.engines.sglang.link import Output, SglangLink, kv_tokens_of
@@ -231,7 +231,7 @@ class SglangEngine(ForeignEngine):
             # SGLang does not say how often it stepped, nor for how long: chunks and answers that came.
             "steps": self._chunks,
             "step_s": 0.0,
-            "transfers": totals(self._data.transfers),
+            "transfers": totals_by_path(self._data.transfers),
             "kv_used_fraction": min(1.0, used / kv_tokens),
             "kv_tokens": kv_tokens,
             "kv_used_tokens": used,

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from earl.errors import ContextTooLong, EarlError, EngineError, WeightsIncomplete
+from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract import admission, wire
 from services.rollout.engines.contract.engine import (
     EngineCaps,
@@ -24,11 +25,10 @@ from services.rollout.engines.contract.engine import (
     GenerateRequest,
     KvOffer,
     LoadReport,
-    TransferTotals,
 )
 from services.rollout.engines.contract.sampling import sample
 from services.rollout.engines.contract.shard_report import ShardReport
-from services.rollout.engines.contract.stats import BusyClock, PrefillRate, device_memory, totals
+from services.rollout.engines.contract.stats import BusyClock, PrefillRate, device_memory
 from services.rollout.engines.torch.batch import StepBatch
 from services.rollout.engines.torch.kv_handover import KvInTransit, SlotHandover
 from services.rollout.engines.torch.ranks import ApplyShard, EngineRank, Followers, RunStep
@@ -320,7 +320,7 @@ class TorchEngine:
             evicted_sessions=self._kv.evicted,
             cpu_s=time.process_time(),
             step_s=self._busy.total_ns / 1e9,
-            transfers=totals(transfer for rank in self.transfers.values() for transfer in rank),
+            transfers=totals_by_path(transfer for rank in self.transfers.values() for transfer in rank),
             busy=self._busy.take(),
             preemptions=scheduler.preemptions,
             kv_tokens=budget.bound,

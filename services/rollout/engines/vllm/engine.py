@@ -23,10 +23,11 @@ import msgspec
 
 from earl.errors import EarlError, EngineError, WeightsIncomplete
 from earl.models.spec import load_spec
+from earl.worker_report import TransferTotals, totals_by_path
 from services.rollout.engines.contract import wire
-from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest, TransferTotals
+from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.contract.shard_report import ShardReport, whole_load
-from services.rollout.engines.contract.stats import BusyClock, totals
+from services.rollout.engines.contract.stats import BusyClock
 from services.rollout.engines.foreign.engine import ForeignEngine, InFlight
 from services.rollout.engines.vllm import core
 
@@ -236,7 +237,7 @@ class VllmEngine(ForeignEngine):
             "steps": self._steps,
             "step_s": self._busy.total_ns / 1e9,
             "busy": self._busy.take(),
-            "transfers": totals(each for rank in self._transfers for each in rank),
+            "transfers": totals_by_path(each for rank in self._transfers for each in rank),
             # Of requests that have ended; those of running ones count when they end.
             "preemptions": self._preemptions,
             "kv_used_fraction": cache.usage,

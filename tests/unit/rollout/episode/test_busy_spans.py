@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rollout.episode.busy_spans import BusySpan, BusySpans, Rate, few
+from earl.worker_report import BusySpan
+from services.rollout.episode.busy_spans import BusySpans, Rate, few
 
 _INTERVALS = st.lists(
     st.tuples(st.integers(0, 1000), st.integers(0, 50)).map(lambda pair: (pair[0], pair[0] + pair[1])),

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.errors import ConfigError, EngineNotInstalled
-from services.rollout.engines.contract.engine import EngineSpec, TransferTotals
-from services.rollout.engines.contract.stats import BusyClock, totals
+from earl.worker_report import TransferTotals, totals_by_path
+from services.rollout.engines.contract.engine import EngineSpec
+from services.rollout.engines.contract.stats import BusyClock
 from services.rollout.engines.foreign.cache_salts import CacheSalts
 from services.rollout.engines.process.interpreter import interpreter_of
 
@@ -72,7 +73,7 @@ def test_transfers_of_ranks_add_up_by_path():
         TransferTotals(path="ucx-tcp", size_bytes=5),
         TransferTotals(path="shm", size_bytes=4, seconds=1.5, transfers=2, retries=2),
     ]
-    assert totals(parts) == [
+    assert totals_by_path(parts) == [
         TransferTotals(path="shm", size_bytes=7, seconds=2.0, transfers=3, retries=3),
         TransferTotals(path="ucx-tcp", size_bytes=5),
     ]
