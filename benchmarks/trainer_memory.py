@@ -149,7 +149,7 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
     from services.trainer.ranks.process_group import Group
     from services.trainer.ranks.rank_mesh import RankMesh
     from services.trainer.step.batch import Columns
-    from services.trainer.step.plan import PlannedSequence, TrainingPlan
+    from services.trainer.step.plan import ReplicaSequence, TrainingPlan
     from services.trainer.step.step import Stepper
 
     if not case["chunked_logprobs"]:
@@ -185,7 +185,7 @@ def prepared(case: dict[str, Any]) -> Callable[[], float]:
     # Half of an agent's tokens are its own.
     mask = np.arange(tokens) % 64 >= 32
     plan = TrainingPlan(
-        1, 1, "policy_gradient", ((PlannedSequence(1, 1, "m", 1.0, tokens),),), False, False, 0.0, False
+        1, 1, "policy_gradient", ((ReplicaSequence(1, 1, "m", 1.0, tokens),),), False, False, 0.0, False
     )
     columns = Columns()
     columns.take(plan.ranks[0])

@@ -23,7 +23,7 @@ from services.trainer.ranks.runtime import settle
 from services.trainer.reference.mesh import ReferenceMesh, make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import PlannedSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.step import Stepper
 
 # Weights' deviation.
@@ -83,7 +83,7 @@ def train(case: Case, group: Group) -> None:
     stepper = Stepper(policy, config)
     trajectories = [trajectory(case, number) for number in range(case.concurrency)]
     items = [
-        PlannedSequence(n, 1, sequence.key, 1.0, len(sequence.tokens), position=n)
+        ReplicaSequence(n, 1, sequence.key, 1.0, len(sequence.tokens), position=n)
         for n, sequence in enumerate(trajectories)
     ]
     ranks = tuple(tuple(items[rank :: degrees.dp]) for rank in range(degrees.dp))

@@ -150,11 +150,11 @@ def _rank(job: Job) -> None:
 def _batch(stepper: Any, version: int) -> tuple[Any, Any]:
     """(plan, this rank's columns) of SEQUENCES random sequences of TOKENS tokens."""
     from services.trainer.step.batch import Columns
-    from services.trainer.step.plan import PlannedSequence, TrainingPlan
+    from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 
     rng = np.random.default_rng(version)
     tokens = rng.integers(0, stepper.policy.spec.vocab, (SEQUENCES, TOKENS)).astype(np.int32)
-    items = [PlannedSequence(n, 1, str(n), 1.0 - 2.0 * (n % 2), TOKENS, position=n) for n in range(SEQUENCES)]
+    items = [ReplicaSequence(n, 1, str(n), 1.0 - 2.0 * (n % 2), TOKENS, position=n) for n in range(SEQUENCES)]
     dp, replica = stepper.mesh.data_ranks, stepper.mesh.replica
     ranks = tuple(tuple(items[rank::dp]) for rank in range(dp))
     columns = Columns()

@@ -46,7 +46,7 @@ from services.trainer.ranks.runtime import settle
 from services.trainer.reference.mesh import make_reference_mesh
 from services.trainer.reference.policy import MaskedTrajectory, ReferencePolicy, slices
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import PlannedSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.step import Stepper
 
 # Steps of one visit at most: so many are as good as more.
@@ -80,7 +80,7 @@ class ProbedTrainer:
     def batch(self, tokens: np.ndarray) -> Callable[[], object]:
         count, length = tokens.shape
         items = [
-            PlannedSequence(n, 1, f"{n}", 1.0 - 2.0 * (n % 2), length, self._reference, position=n)
+            ReplicaSequence(n, 1, f"{n}", 1.0 - 2.0 * (n % 2), length, self._reference, position=n)
             for n in range(count)
         ]
         dp, replica = self._mesh.data_ranks, self._mesh.replica

@@ -16,7 +16,7 @@ from services.trainer.rank0 import TrainerRank0
 from services.trainer.ranks.rank_mesh import RankMesh, check_rank_mesh
 from services.trainer.ranks.requests import StageRequests
 from services.trainer.ranks.runtime import settle
-from services.trainer.ranks.switch_requests import Epochs
+from services.trainer.ranks.switch_requests import SwitchRequests
 from services.trainer.reshard.weight_slots import WeightSlots, arena_bytes
 from services.trainer.stage.rank_resources import OPEN_S, RankResources
 from services.trainer.stage.stage_rank0 import StageRank0
@@ -38,7 +38,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
         stack.callback(slots.close)
         rank0 = None
         if group.leads:
-            switches = Epochs(
+            switches = SwitchRequests(
                 mesh.parallelism, lambda parallelism: check_rank_mesh(parallelism, group.size, spec)
             )
             stage = StageRank0(resources, "trainer", switches)

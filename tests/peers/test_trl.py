@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from services.trainer.ranks.process_group import Group
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import PlannedSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from tests.peers import asking, cases, objective
 from tests.support import needs
 from tests.support.policy import alone, configuration, stepper_for
@@ -130,7 +130,7 @@ def _batch(
     rows = list(zip(request["prompts"], request["completions"], request["mask"], strict=True))
     keys = ("reference/0",) if reference else ()
     items = tuple(
-        PlannedSequence(
+        ReplicaSequence(
             number, 1, f"trajectory/{number}/1", advantages[number], len(prompt) + len(completion), keys
         )
         for number, (prompt, completion, _) in enumerate(rows)

@@ -22,7 +22,7 @@ from services.trainer.model.sharded_policy import ShardedPolicy
 from services.trainer.ranks.process_group import Group
 from services.trainer.ranks.rank_mesh import RankMesh
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import PlannedSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.step import Stepper
 
 # Sizes that 2 and 3 ranks cut unevenly; of 4 vocabulary rows the last of 3 ranks gets none.
@@ -80,15 +80,15 @@ def sequence(ticket_id: int, length: int) -> dict[str, np.ndarray]:
     }
 
 
-def items_of(first_ticket: int, count: int) -> list[PlannedSequence]:
+def items_of(first_ticket: int, count: int) -> list[ReplicaSequence]:
     rng = np.random.default_rng(first_ticket)
     return [
-        PlannedSequence(i, 1, f"trajectory/{i}/1", float(rng.normal()), int(rng.integers(5, 40)))
+        ReplicaSequence(i, 1, f"trajectory/{i}/1", float(rng.normal()), int(rng.integers(5, 40)))
         for i in range(first_ticket, first_ticket + count)
     ]
 
 
-def plan_of(items: list[PlannedSequence], ranks: int, batch_id: int = 1, **changes: Any) -> TrainingPlan:
+def plan_of(items: list[ReplicaSequence], ranks: int, batch_id: int = 1, **changes: Any) -> TrainingPlan:
     """The items dealt out to ranks in turn."""
     items = [replace(item, position=position) for position, item in enumerate(items)]
     values: dict[str, Any] = {

@@ -52,7 +52,7 @@ from services.trainer.api.servicer import TrainerServicer
 from services.trainer.api.servicer import serve as serve_trainer
 from services.trainer.ranks.activity import Activity
 from services.trainer.ranks.requests import StageRequests
-from services.trainer.ranks.switch_requests import Epochs
+from services.trainer.ranks.switch_requests import SwitchRequests
 from tests.support.runs import tictactoe
 
 BIND = "127.0.0.1:0"
@@ -185,9 +185,9 @@ async def _trainer(stack: AsyncExitStack, server: Server, scheduler: str) -> str
         scheduler, OPEN, stage="trainer", name="trainer", incarnation=1, capacity=1, parallelism=Parallelism()
     )
     stack.push_async_callback(client.close)
-    epochs = Epochs(Parallelism(), legal)
-    stack.callback(epochs.close, "the test is over")
-    serve_trainer(server, TrainerServicer(Activity(), StageRequests(), client, epochs))
+    switches = SwitchRequests(Parallelism(), legal)
+    stack.callback(switches.close, "the test is over")
+    serve_trainer(server, TrainerServicer(Activity(), StageRequests(), client, switches))
     return await server.start()
 
 

@@ -3,7 +3,7 @@
     parameters ─ gathered in the compute dtype ─► forward, block by block: activations are kept
         ─► log-probs, chunk by chunk ─► backward: activations go, gradients come ─► AdamW
 
-What is there at each of these moments follows from services/trainer/{cut,parallel,step,optimizer,publish}.py,
+What is there at each of these moments follows from services/trainer/{ranks,model,step,reshard}/,
 from earl/models/{module,fused,packing,logprobs,lora}.py, and from FSDP2 as torch 2.13 has it
 (torch/distributed/fsdp/_fully_shard).
 """

@@ -6,7 +6,7 @@ from typing import Literal
 
 from earl.errors import TrainerError
 from earl.v1 import scheduler_pb2
-from services.trainer.step.plan import PlannedSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 
 _OBJECTIVES: dict[int, Literal["policy_gradient", "imitate"]] = {
     scheduler_pb2.OBJECTIVE_POLICY_GRADIENT: "policy_gradient",
@@ -39,18 +39,18 @@ def decode_plan(data: bytes, ranks: int) -> TrainingPlan:
     )
 
 
-def _items(rank: scheduler_pb2.RankItems) -> tuple[PlannedSequence, ...]:
+def _items(rank: scheduler_pb2.RankItems) -> tuple[ReplicaSequence, ...]:
     """In the order of their places in the batch, in whichever order they came: sums keep their order."""
     return tuple(sorted(map(_item, rank.items), key=lambda item: item.position))
 
 
-def _item(item: scheduler_pb2.BatchItem) -> PlannedSequence:
+def _item(item: scheduler_pb2.BatchItem) -> ReplicaSequence:
     if item.start_token or item.stop_token not in (0, item.total_tokens):
         raise TrainerError(
             f"{item.descriptor_key}: slice {item.start_token}:{item.stop_token} of {item.total_tokens}",
             "ranks of one replica split sequences among themselves: plan whole ones",
         )
-    return PlannedSequence(
+    return ReplicaSequence(
         item.ticket_id,
         item.attempt,
         item.descriptor_key,

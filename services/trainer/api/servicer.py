@@ -13,7 +13,7 @@ from earl.v1 import common_pb2, trainer_pb2
 from earl.v1.trainer_pb2_grpc import TrainerServiceServicer, add_TrainerServiceServicer_to_server
 from services.trainer.ranks.activity import Activity
 from services.trainer.ranks.requests import StageRequests
-from services.trainer.ranks.switch_requests import Epochs
+from services.trainer.ranks.switch_requests import SwitchRequests
 
 SERVICE = "earl.v1.TrainerService"
 # Longest wait for the step boundary at which a checkpoint is saved.
@@ -23,16 +23,16 @@ SAVE_S = 300.0
 class StageServicer(TrainerServiceServicer):
     """The calls that trainer and reference stage both answer: status, and another parallelism."""
 
-    def __init__(self, activity: Activity, scheduler: SchedulerClient, epochs: Epochs) -> None:
+    def __init__(self, activity: Activity, scheduler: SchedulerClient, switches: SwitchRequests) -> None:
         self._activity = activity
         self._scheduler = scheduler
-        self._epochs = epochs
+        self._switches = switches
 
     async def GetTrainerStatus(self, request, context) -> trainer_pb2.GetTrainerStatusResponse:
         return trainer_pb2.GetTrainerStatusResponse(
             worker=self._scheduler.worker,
-            parallelism=encode_parallelism(self._epochs.parallelism),
-            epoch=self._epochs.epoch,
+            parallelism=encode_parallelism(self._switches.parallelism),
+            epoch=self._switches.epoch,
             version=self._activity.version,
             batch_id=self._activity.batch_id,
             doing=self._activity.doing,
@@ -46,15 +46,19 @@ class StageServicer(TrainerServiceServicer):
                 f"{self._scheduler.worker.stage}",
                 "send it to a worker of that stage",
             )
-        outcome = await self._epochs.carried_out(decode_command(request))
+        outcome = await self._switches.carried_out(decode_command(request))
         return encode_outcome(outcome, trainer_pb2.ReparallelizeTrainerResponse)
 
 
 class TrainerServicer(StageServicer):
     def __init__(
-        self, activity: Activity, requests: StageRequests, scheduler: SchedulerClient, epochs: Epochs
+        self,
+        activity: Activity,
+        requests: StageRequests,
+        scheduler: SchedulerClient,
+        switches: SwitchRequests,
     ) -> None:
-        super().__init__(activity, scheduler, epochs)
+        super().__init__(activity, scheduler, switches)
         self._requests = requests
 
     async def SaveCheckpoint(self, request, context) -> trainer_pb2.SaveCheckpointResponse:

@@ -54,7 +54,7 @@ def command_from_rank0(data: bytes) -> SwitchCommand:
     return SwitchCommand(**value)
 
 
-class Epochs:
+class SwitchRequests:
     """The switches that were asked of one stage's group of ranks; on rank 0, from any thread.
 
     parallelism: of the group now; epoch: of the switch that brought it there, 0 as the group started. legal:

@@ -17,7 +17,7 @@ from earl.config.run import RunConfig
 from earl.models.spec import load_spec
 from services.trainer.api.servicer import StageServicer
 from services.trainer.ranks.requests import StageRequests
-from services.trainer.ranks.switch_requests import Epochs
+from services.trainer.ranks.switch_requests import SwitchRequests
 from services.trainer.reference.logprob_store import LogprobStore
 from services.trainer.reference.mesh import make_reference_mesh
 from services.trainer.reference.origin import Origin
@@ -56,7 +56,7 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
         after = io.run(resources.bus.last_id(), OPEN_S)
         rank0 = None
         if group.leads:
-            switches = Epochs(
+            switches = SwitchRequests(
                 mesh.parallelism, lambda parallelism: check_reference_mesh(parallelism, group.size, spec)
             )
             rank0 = _serve_rank0(resources, switches, origin, after)
@@ -68,7 +68,9 @@ def serve(config: RunConfig, run_dir: Path, name: str, requests: StageRequests) 
         group.close()
 
 
-def _serve_rank0(resources: RankResources, switches: Epochs, origin: Origin, after: str) -> ReferenceRank0:
+def _serve_rank0(
+    resources: RankResources, switches: SwitchRequests, origin: Origin, after: str
+) -> ReferenceRank0:
     """Rank 0, told of what was published so far. after: id of the bus's last event before it was followed."""
     stage = StageRank0(resources, "reference", switches)
     rank0 = ReferenceRank0(resources, stage, origin)

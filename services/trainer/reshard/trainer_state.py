@@ -15,7 +15,7 @@ from services.trainer.reshard.reshard import MovingTensor, TensorMemory, moving_
 from services.trainer.reshard.switch import canary_tokens
 from services.trainer.reshard.weight_slots import SlotLayout, WeightSlots
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import PlannedSequence
+from services.trainer.step.plan import ReplicaSequence
 from services.trainer.step.step import Stepper
 
 
@@ -110,7 +110,7 @@ def canary_logprobs(stepper: Stepper) -> np.ndarray:
     tokens = canary_tokens(stepper.policy.spec.vocab)
     columns = Columns()
     columns.take(
-        [PlannedSequence(n, 1, f"canary/{n}", 0.0, tokens.shape[1], position=n) for n in range(len(tokens))]
+        [ReplicaSequence(n, 1, f"canary/{n}", 0.0, tokens.shape[1], position=n) for n in range(len(tokens))]
     )
     sampled = columns.sampled
     sampled["tokens"][:] = tokens.ravel()

@@ -28,7 +28,7 @@ from earl.scheduler_client import RETRY_S, HeartbeatReply, Membership, Scheduler
 from services.trainer.api.metrics import serve_figures
 from services.trainer.api.servicer import StageServicer, serve
 from services.trainer.ranks.activity import SWITCHING, Activity
-from services.trainer.ranks.switch_requests import Epochs, command_from_rank0, command_to_ranks
+from services.trainer.ranks.switch_requests import SwitchRequests, command_from_rank0, command_to_ranks
 from services.trainer.reshard.switch import ParallelismChange, log_outcome, switch
 from services.trainer.stage.commands import RankCommand
 from services.trainer.stage.rank_resources import CLOSE_S, OPEN_S, RankResources
@@ -51,7 +51,7 @@ class StageRank0:
     Methods are called from the computing thread. switches: of the stage's parallelism, asked of this rank.
     """
 
-    def __init__(self, resources: RankResources, stage: StageName, switches: Epochs) -> None:
+    def __init__(self, resources: RankResources, stage: StageName, switches: SwitchRequests) -> None:
         """Connect to the scheduler; `serve` joins. Raises ConfigError."""
         self._resources, self._io = resources, resources.io
         self._stage: StageName = stage

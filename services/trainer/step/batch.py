@@ -17,7 +17,7 @@ import numpy as np
 from earl.errors import TrainerError
 from earl.models.parallel import ContextParallel, TensorParallel
 from services.trainer.step import advantages
-from services.trainer.step.plan import PlannedSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.prefix_packing import Bin, rows_of
 
 COLUMNS = (
@@ -34,10 +34,10 @@ class Columns:
 
     def __init__(self) -> None:
         self._arrays = {name: np.zeros(0, dtype) for name, dtype in COLUMNS}
-        self.items: tuple[PlannedSequence, ...] = ()
+        self.items: tuple[ReplicaSequence, ...] = ()
         self.offsets = np.zeros(1, np.int64)
 
-    def take(self, items: Sequence[PlannedSequence]) -> None:
+    def take(self, items: Sequence[ReplicaSequence]) -> None:
         """Make room for these sequences; then fill `sampled` and each `of`.
 
         A sequence whose reference log-probs are not wanted has zeros for them.

@@ -10,7 +10,7 @@ REFERENCE_TENSOR = "reference"
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedSequence:
+class ReplicaSequence:
     """One sequence for one replica: tokens [0, total_tokens) of the columns under `key`.
 
     reference_keys: where its reference log-probs lie, together, from element reference_offset on; empty
@@ -38,7 +38,7 @@ class TrainingPlan:
     batch_id: int
     version: int
     objective: Literal["policy_gradient", "imitate"]
-    ranks: tuple[tuple[PlannedSequence, ...], ...]
+    ranks: tuple[tuple[ReplicaSequence, ...], ...]
     publish: bool
     checkpoint: bool
     progress: float

@@ -9,11 +9,11 @@ import numpy as np
 from earl.dispatch.layout.box import Box
 from earl.dispatch.read.reader import Dispatcher, Read, SequenceRead
 from services.trainer.step.batch import Columns
-from services.trainer.step.plan import REFERENCE_TENSOR, PlannedSequence
+from services.trainer.step.plan import REFERENCE_TENSOR, ReplicaSequence
 
 
 async def read_columns(
-    dispatcher: Dispatcher, columns: Columns, items: Sequence[PlannedSequence], deadline_s: float
+    dispatcher: Dispatcher, columns: Columns, items: Sequence[ReplicaSequence], deadline_s: float
 ) -> None:
     """Fill the columns with these sequences, together. Raises as Dispatcher.read."""
     columns.take(items)
@@ -28,5 +28,5 @@ async def read_columns(
     await dispatcher.read([sampled, *reference], deadline_s)
 
 
-def _span(item: PlannedSequence) -> Box:
+def _span(item: ReplicaSequence) -> Box:
     return Box((item.reference_offset,), (item.reference_offset + item.total_tokens,))

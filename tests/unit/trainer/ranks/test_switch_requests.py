@@ -13,7 +13,7 @@ from earl.errors import DeadlineExceeded, IllegalParallelism, StaleEpoch
 from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.trainer.ranks import switch_requests
-from services.trainer.ranks.switch_requests import Epochs, command_from_rank0, command_to_ranks
+from services.trainer.ranks.switch_requests import SwitchRequests, command_from_rank0, command_to_ranks
 
 DP2, TP2 = Parallelism(2), Parallelism(1, 2)
 LONG = SwitchDeadlines()
@@ -40,79 +40,79 @@ def command(epoch: int, parallelism: Parallelism = TP2, deadlines: SwitchDeadlin
 
 
 @pytest.fixture
-def epochs() -> Epochs:
-    return Epochs(DP2, of_two)
+def switches() -> SwitchRequests:
+    return SwitchRequests(DP2, of_two)
 
 
-def test_a_command_is_begun_once_and_all_who_asked_for_it_get_its_outcome(epochs):
-    epochs.ask(command(3))
-    assert epochs.waiting
-    assert epochs.begin() == command(3)
-    assert not epochs.waiting
-    while_it_runs = epochs.ask(command(3))
-    assert not epochs.waiting and not while_it_runs.done()
+def test_a_command_is_begun_once_and_all_who_asked_for_it_get_its_outcome(switches):
+    switches.ask(command(3))
+    assert switches.waiting
+    assert switches.begin() == command(3)
+    assert not switches.waiting
+    while_it_runs = switches.ask(command(3))
+    assert not switches.waiting and not while_it_runs.done()
 
 
-def test_an_outcome_says_how_the_stage_is_cut_and_stays_known(epochs):
-    asked = epochs.ask(command(3))
-    epochs.begin()
-    epochs.end(ended := outcome(stall_s=0.25))
-    assert asked.result(0) == ended == epochs.ask(command(3)).result(0)
-    assert (epochs.parallelism, epochs.epoch) == (TP2, 3)
-    assert not epochs.waiting
+def test_an_outcome_says_how_the_stage_is_cut_and_stays_known(switches):
+    asked = switches.ask(command(3))
+    switches.begin()
+    switches.end(ended := outcome(stall_s=0.25))
+    assert asked.result(0) == ended == switches.ask(command(3)).result(0)
+    assert (switches.parallelism, switches.epoch) == (TP2, 3)
+    assert not switches.waiting
 
 
-def test_what_was_rolled_back_leaves_parallelism_and_epoch(epochs):
-    epochs.ask(command(3))
-    epochs.begin()
-    epochs.end(outcome(DP2, "log-probs differ by 1"))
-    assert (epochs.parallelism, epochs.epoch) == (DP2, 0)
+def test_what_was_rolled_back_leaves_parallelism_and_epoch(switches):
+    switches.ask(command(3))
+    switches.begin()
+    switches.end(outcome(DP2, "log-probs differ by 1"))
+    assert (switches.parallelism, switches.epoch) == (DP2, 0)
     with pytest.raises(StaleEpoch, match="epoch 2: epoch 3"):
-        epochs.ask(command(2))
+        switches.ask(command(2))
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
-def test_older_epochs_are_refused(epochs, epoch):
-    epochs.ask(command(3))
+def test_older_epochs_are_refused(switches, epoch):
+    switches.ask(command(3))
     with pytest.raises(StaleEpoch):
-        epochs.ask(command(epoch))
+        switches.ask(command(epoch))
 
 
-def test_one_epoch_is_of_one_parallelism(epochs):
-    epochs.ask(command(3))
+def test_one_epoch_is_of_one_parallelism(switches):
+    switches.ask(command(3))
     with pytest.raises(StaleEpoch, match="was of tp2"):
-        epochs.ask(command(3, DP2))
+        switches.ask(command(3, DP2))
 
 
-def test_what_is_illegal_takes_no_epoch(epochs):
+def test_what_is_illegal_takes_no_epoch(switches):
     with pytest.raises(IllegalParallelism, match="dp4"):
-        epochs.ask(command(3, Parallelism(4)))
-    assert not epochs.waiting
-    epochs.ask(command(1))
-    assert epochs.waiting
+        switches.ask(command(3, Parallelism(4)))
+    assert not switches.waiting
+    switches.ask(command(1))
+    assert switches.waiting
 
 
-def test_a_newer_command_takes_the_place_of_one_that_waits(epochs):
-    old = epochs.ask(command(3))
-    epochs.ask(command(4, DP2))
+def test_a_newer_command_takes_the_place_of_one_that_waits(switches):
+    old = switches.ask(command(3))
+    switches.ask(command(4, DP2))
     assert old.result(0).rolled_back and "epoch 4" in old.result(0).message
-    begun = epochs.begin()
+    begun = switches.begin()
     assert begun is not None and begun.epoch == 4
 
 
-def test_a_newer_command_waits_for_one_that_runs(epochs):
-    epochs.ask(command(3))
-    epochs.begin()
-    newer = epochs.ask(command(4, DP2))
-    epochs.end(outcome())
-    assert epochs.waiting and not newer.done()
+def test_a_newer_command_waits_for_one_that_runs(switches):
+    switches.ask(command(3))
+    switches.begin()
+    newer = switches.ask(command(4, DP2))
+    switches.end(outcome())
+    assert switches.waiting and not newer.done()
 
 
-def test_no_boundary_comes_any_more(epochs):
-    asked = epochs.ask(command(3))
-    epochs.close("the trainer leaves")
+def test_no_boundary_comes_any_more(switches):
+    asked = switches.ask(command(3))
+    switches.close("the trainer leaves")
     assert asked.result(0) == replace(asked.result(0), message="the trainer leaves", parallelism=DP2)
-    epochs.close("again")
+    switches.close("again")
 
 
 def test_commands_pass_from_rank_to_rank():
@@ -122,32 +122,32 @@ def test_commands_pass_from_rank_to_rank():
     assert other.asked_s == pytest.approx(one.asked_s, abs=1.0)
 
 
-def test_a_command_that_no_boundary_came_for_is_withdrawn(epochs):
-    ended = asyncio.run(epochs.carried_out(command(3, deadlines=SHORT)))
+def test_a_command_that_no_boundary_came_for_is_withdrawn(switches):
+    ended = asyncio.run(switches.carried_out(command(3, deadlines=SHORT)))
     assert ended.rolled_back and "0.01 s" in ended.message
-    assert not epochs.waiting
+    assert not switches.waiting
     # Told again, it is the same.
-    assert asyncio.run(epochs.carried_out(command(3, deadlines=SHORT))) == ended
+    assert asyncio.run(switches.carried_out(command(3, deadlines=SHORT))) == ended
 
 
-def test_who_stops_waiting_stops_nothing(epochs):
+def test_who_stops_waiting_stops_nothing(switches):
     async def ask_and_leave() -> None:
-        asking = asyncio.create_task(epochs.carried_out(command(3)))
+        asking = asyncio.create_task(switches.carried_out(command(3)))
         # It asks before it waits.
         await asyncio.sleep(0)
-        assert epochs.waiting
+        assert switches.waiting
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
     asyncio.run(ask_and_leave())
-    assert epochs.begin() == command(3)
-    epochs.end(outcome())
-    assert asyncio.run(epochs.carried_out(command(3))) == outcome()
+    assert switches.begin() == command(3)
+    switches.end(outcome())
+    assert asyncio.run(switches.carried_out(command(3))) == outcome()
 
 
-def test_one_that_begins_and_does_not_end_is_a_missed_deadline(epochs, monkeypatch):
+def test_one_that_begins_and_does_not_end_is_a_missed_deadline(switches, monkeypatch):
     monkeypatch.setattr(switch_requests, "SLACK_S", 0.0)
-    epochs.ask(command(3))
-    epochs.begin()
+    switches.ask(command(3))
+    switches.begin()
     with pytest.raises(DeadlineExceeded, match="has begun"):
-        asyncio.run(epochs.carried_out(command(3, deadlines=SHORT)))
+        asyncio.run(switches.carried_out(command(3, deadlines=SHORT)))

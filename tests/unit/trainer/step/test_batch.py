@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from earl.errors import TrainerError
 from services.trainer.step.batch import Columns, build, cut_minibatches
-from services.trainer.step.plan import PlannedSequence, TrainingPlan
+from services.trainer.step.plan import ReplicaSequence, TrainingPlan
 from services.trainer.step.prefix_packing import Bin
 
 
-def _item(ticket_id: int, tokens: int, advantage: float = 1.0) -> PlannedSequence:
-    return PlannedSequence(ticket_id, 1, f"trajectory/{ticket_id}/1", advantage, tokens, position=ticket_id)
+def _item(ticket_id: int, tokens: int, advantage: float = 1.0) -> ReplicaSequence:
+    return ReplicaSequence(ticket_id, 1, f"trajectory/{ticket_id}/1", advantage, tokens, position=ticket_id)
 
 
-def _plan(ranks: list[list[PlannedSequence]], batch_id: int = 3) -> TrainingPlan:
+def _plan(ranks: list[list[ReplicaSequence]], batch_id: int = 3) -> TrainingPlan:
     return TrainingPlan(batch_id, 1, "policy_gradient", tuple(map(tuple, ranks)), True, False, 0.0, False)
 
 
