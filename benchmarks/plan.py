@@ -27,7 +27,7 @@ from benchmarks.record.checkout import ROOT
 from benchmarks.record.execution import RecordedCommand
 from benchmarks.record.results import publish
 from earl.dispatch.layout.mesh import MeshLayout
-from earl.dispatch.layout.placements import Placement, cut_of
+from earl.dispatch.layout.placements import Placement, split_of
 from earl.dispatch.plan.class_plan import Reads, Want, plan_reads
 from earl.dispatch.plan.schedule import schedule
 from earl.dispatch.plan.sequence_plan import ContextSlice, Packed, RaggedIndex, plan_batch
@@ -169,7 +169,7 @@ def measure(name: str, owners: int, repetitions: int) -> dict[str, Any]:
         planning: list[float] = []
         computing: list[float] = []
         for _ in range(repetitions):
-            cut_of.cache_clear()
+            split_of.cache_clear()
             started, cpu = time.perf_counter(), time.process_time()
             reads = case(owner)
             requests = schedule(reads, CREDIT_BYTES, first_peer=owner)

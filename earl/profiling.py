@@ -21,11 +21,11 @@ from earl.obs.memory import host_bytes
 # There where NVIDIA's driver is; found without loading torch.
 _NVIDIA = Path("/dev/nvidiactl")
 
-_T = TypeVar("_T", bound="Job | Visit | Sample")
+_T = TypeVar("_T", bound="ProfileJob | Visit | ProfileSample")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProfileJob:
     """run: a RunConfig as JSON text. model: a checkpoint directory.
 
     points: (context in tokens, concurrency of the whole pool) of all that may be visited.
@@ -50,20 +50,20 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProfileSample:
     """peak_memory_fraction: of the devices' memory, at the point; None where it is not known."""
 
     tokens_per_device_s: float
     peak_memory_fraction: float | None = None
 
 
-def encode(message: Job | Visit | Sample) -> str:
+def encode(message: ProfileJob | Visit | ProfileSample) -> str:
     return json.dumps(asdict(message)) + "\n"
 
 
 def decode(kind: type[_T], line: str | bytes) -> _T:
     values: dict[str, Any] = json.loads(line)
-    if kind is Job:
+    if kind is ProfileJob:
         values["points"] = tuple((int(length), int(sequences)) for length, sequences in values["points"])
     return kind(**values)
 
@@ -71,9 +71,9 @@ def decode(kind: type[_T], line: str | bytes) -> _T:
 # --- in a probe -----------------------------------------------------------------------------
 
 
-def read_job(arguments: list[str]) -> Job:
+def read_job(arguments: list[str]) -> ProfileJob:
     """Of a probe's command line, `--job FILE`."""
-    return decode(Job, Path(arguments[arguments.index("--job") + 1]).read_bytes())
+    return decode(ProfileJob, Path(arguments[arguments.index("--job") + 1]).read_bytes())
 
 
 def answers() -> IO[str]:

@@ -13,7 +13,7 @@ TURNS = 32
 TEXT_BYTES = 4096
 TOKENS = 1024
 TOKEN_BYTES = 64
-_CUT = " […] "
+_ELLIPSIS = " […] "
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TranscriptTurn:
     """What one side said. role: "system", "user", "tool" or "assistant". tokens: how many it took; those
     of the system message count with the first observation. sampled: the first of them, of an assistant."""
 
@@ -43,5 +43,5 @@ def shortened(text: str, most_bytes: int = TEXT_BYTES) -> str:
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= most_bytes:
         return encoded.decode("utf-8")
-    half = (most_bytes - len(_CUT.encode())) // 2
-    return encoded[:half].decode("utf-8", "ignore") + _CUT + encoded[-half:].decode("utf-8", "ignore")
+    half = (most_bytes - len(_ELLIPSIS.encode())) // 2
+    return encoded[:half].decode("utf-8", "ignore") + _ELLIPSIS + encoded[-half:].decode("utf-8", "ignore")

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from earl.config import keys
-from earl.config.base import Section
+from earl.config.base import ConfigSection
 from earl.config.load import expected
 from earl.config.run import RunConfig
 
@@ -35,7 +35,7 @@ def comments(model: type[BaseModel]) -> dict[str, str]:
     """Field → what its source comment says; "" if there is none."""
     found: dict[str, str] = {}
     above: list[str] = []
-    sections = [owner for owner in reversed(model.__mro__) if issubclass(owner, Section)]
+    sections = [owner for owner in reversed(model.__mro__) if issubclass(owner, ConfigSection)]
     for line in "".join(map(inspect.getsource, sections)).splitlines():
         text = line.strip()
         if text.startswith("#"):

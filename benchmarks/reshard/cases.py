@@ -11,7 +11,7 @@ import numpy as np
 from earl.dispatch.layout.box import Box, shard_box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement, placement_boxes
-from earl.models.slices import FAMILIES, Own, Part, own_parameters
+from earl.models.slices import FAMILIES, RankParameter, SlicePart, rank_parameters
 from earl.models.spec import ModelSpec
 
 # SmolLM2-135M, but for heads that two and four ranks can share out.
@@ -85,14 +85,14 @@ def first_held(spec: ModelSpec, case: Case) -> dict[str, list[tuple[int, Box]]]:
     return {name: [(rank, box) for box, rank in boxes.items()] for name, boxes in found.items()}
 
 
-def owned(spec: ModelSpec, case: Case, rank: int) -> dict[str, Own]:
+def owned(spec: ModelSpec, case: Case, rank: int) -> dict[str, RankParameter]:
     """What reader `rank` ends with, each in an array of its own."""
     if case.engine:
-        own = own_parameters(spec, rank, case.readers, fused=True)
+        own = rank_parameters(spec, rank, case.readers, fused=True)
         return {name: one for name, one in own.items() if not one.same_as}
     boxes = {name: shard_box(shape, 0, rank, case.readers) for name, shape in spec.shapes().items()}
     return {
-        name: Own(box.shape, (Part(name, box, Box.whole(box.shape)),))
+        name: RankParameter(box.shape, (SlicePart(name, box, Box.whole(box.shape)),))
         for name, box in boxes.items()
         if box.size
     }

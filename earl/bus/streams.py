@@ -179,12 +179,12 @@ class Bus:
             outage.over()
             events = [(entry_id, _decode(fields)) for entry_id, fields in entries]
             # What is no event at all is acknowledged too: kept pending it would come back for ever.
-            unseen = [at for at, event in events if event is None or not _wanted(event, kinds)]
+            unseen = [at for at, event in events if event is None or not _of_kinds(event, kinds)]
             if unseen:
                 with redis_errors(self.url):
                     await self.redis.xack(self.stream, group, *unseen)
             for entry_id, event in events:
-                if event is not None and _wanted(event, kinds):
+                if event is not None and _of_kinds(event, kinds):
                     yield Delivery(event, entry_id, self, group)
 
     async def close(self) -> None:
@@ -249,7 +249,7 @@ def _entries(streams: Any) -> list[tuple[str, dict]]:
     ]
 
 
-def _wanted(event: Event, kinds: Collection[str]) -> bool:
+def _of_kinds(event: Event, kinds: Collection[str]) -> bool:
     return not kinds or event.WhichOneof("fact") in kinds
 
 

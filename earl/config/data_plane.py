@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from earl.config.base import Section
+from earl.config.base import ConfigSection
 from earl.loopback import is_loopback
 
 # What an arena's regions above 32 KiB are rounded up to.
 GRAIN_BYTES = 4 << 10
 
 
-class DataPlaneConfig(Section):
+class DataPlaneConfig(ConfigSection):
     # A tmpfs; arenas are files in a directory of the run's own below it.
     arena_dir: str = "/dev/shm"
     # Where arenas are written: "cpu", or a GPU such as "cuda:0", from where what is sealed is copied into
@@ -55,7 +55,7 @@ class DataPlaneConfig(Section):
         return self.transport != "shm"
 
 
-class BusConfig(Section):
+class BusConfig(ConfigSection):
     # A Redis or Valkey server; empty: an embedded Valkey that keeps its data in the run's directory.
     redis_url: str = ""
     # Events kept in the stream, about.

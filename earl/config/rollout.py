@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from earl.config.base import Section
+from earl.config.base import ConfigSection
 
 
-class RolloutConfig(Section):
+class RolloutConfig(ConfigSection):
     engine: Literal["torch", "vllm", "sglang"] = "torch"
     # Python interpreter of the engine's own environment (docs/engines.md); empty: the one that
     # `make setup-vllm` makes for "vllm", the service's own for "torch".

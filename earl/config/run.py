@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from earl.config.base import Section
+from earl.config.base import ConfigSection
 from earl.config.data_plane import BusConfig, DataPlaneConfig
 from earl.config.dtype import DType, settled
 from earl.config.environment import EnvironmentConfig, GatewayConfig
@@ -15,7 +15,7 @@ from earl.config.scheduler import EvaluationConfig, SchedulerConfig, SwitchConfi
 from earl.config.trainer import ReferenceConfig, TrainerConfig, WarmupConfig
 
 
-class StackConfig(Section):
+class StackConfig(ConfigSection):
     """The local stack: the processes that `earl train` starts."""
 
     # How often a crashed worker is started again before the run gives up.
@@ -24,14 +24,14 @@ class StackConfig(Section):
     stop_s: float = Field(default=20.0, gt=0)
 
 
-class DashboardConfig(Section):
+class DashboardConfig(ConfigSection):
     """The web page of the run, which reads and changes nothing (docs/dashboard.md)."""
 
     # Where it listens; empty: there is none. Its link stands in dashboard.url of the run's directory.
     bind: str = "127.0.0.1:0"
 
 
-class RunConfig(Section):
+class RunConfig(ConfigSection):
     """Everything a run needs to know; every service reads the same file."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")

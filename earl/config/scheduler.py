@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from earl.config.base import Section
+from earl.config.base import ConfigSection
 
 
-class SchedulerConfig(Section):
+class SchedulerConfig(ConfigSection):
     # Trajectories of one task instance, and groups of one batch.
     group_size: int = Field(default=16, ge=1)
     batch_groups: int = Field(default=16, ge=1)
@@ -48,7 +48,7 @@ class SchedulerConfig(Section):
     bind: str = "127.0.0.1:0"
 
 
-class SwitchDeadlines(Section):
+class SwitchDeadlines(ConfigSection):
     """Seconds that each part of a switch of a stage's parallelism may take."""
 
     # New engines start beside the old ones and load the weights.
@@ -76,7 +76,7 @@ class SwitchConfig(SwitchDeadlines):
     retry_s: float = Field(default=120.0, ge=0)
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(ConfigSection):
     """Evaluation tickets: seeds that training never uses, the same in every evaluation, never trained on."""
 
     episodes: int = Field(default=512, ge=0, le=16_384)

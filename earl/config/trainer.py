@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from earl.config.base import Section
+from earl.config.base import ConfigSection
 from earl.errors import IllegalParallelism
 from earl.parallelism import Parallelism
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-class TrainerConfig(Section):
+class TrainerConfig(ConfigSection):
     # Processes. They are cut into replicas of tp x cp ranks each; the rest is dp.
     ranks: int = Field(default=1, ge=1)
     # Ranks that share every block's matrices: heads and inner columns are dealt over them.
@@ -96,7 +96,7 @@ class TrainerConfig(Section):
         return Parallelism(self.ranks // (self.tp * self.cp), self.tp, self.cp)
 
 
-class ReferenceConfig(Section):
+class ReferenceConfig(ConfigSection):
     """The reference stage: the policy that reinforcement learning started from, in its own parallelism."""
 
     # Data-parallel ranks, each of them tp processes; used when trainer.kl_coefficient > 0.
@@ -111,7 +111,7 @@ class ReferenceConfig(Section):
     bind: str = "127.0.0.1:0"
 
 
-class WarmupConfig(Section):
+class WarmupConfig(ConfigSection):
     """Imitation of uniformly random legal play, so that training starts from legal moves."""
 
     batches: int = Field(default=0, ge=0)

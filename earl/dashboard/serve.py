@@ -26,7 +26,7 @@ from earl.expendable import ExpendableFile
 from earl.loopback import is_loopback
 from earl.rpc import auth
 from earl.rpc.access import Access
-from earl.rpc.peers import advertised, told
+from earl.rpc.peers import advertised, variable_or_file
 from earl.rpc.token_file import LOOKS
 from earl.rpc.tokens import accepted
 from earl.stack.rundir import DASHBOARD_LINK, replace
@@ -56,8 +56,8 @@ async def serve(
     secure = access.tls is not None and access.tls.certificate is not None
     tls = access.tls if secure else None
     auth.check_bind(bind, accepted(), tls)
-    scheduler = told("EARL_SCHEDULER") or config.scheduler.bind
-    gateway = told("EARL_GATEWAY") or config.gateway.bind
+    scheduler = variable_or_file("EARL_SCHEDULER") or config.scheduler.bind
+    gateway = variable_or_file("EARL_GATEWAY") or config.gateway.bind
     services = Services(scheduler, gateway, access)
     with listening(bind) as listener:
         address = shown_address(bind, listener)

@@ -42,7 +42,7 @@ from earl.rpc.auth import TlsFiles
 from earl.rpc.client import Client
 from earl.rpc.errors import from_call
 from earl.rpc.server import Server
-from earl.rpc.tokens import Token, Tokens, current
+from earl.rpc.tokens import AcceptedTokens, Token, current
 from earl.v1 import env_pb2, env_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class EnvHost:
         drain_s: float = 10.0,
         give_up_s: float = GIVE_UP_S,
         isolation: str = "",
-        accepts: Tokens | None = None,
+        accepts: AcceptedTokens | None = None,
     ) -> None:
         if bool(gateway) == bool(listen):
             given = f"gateway {gateway!r} and listen {listen!r}" if gateway else "neither gateway nor listen"

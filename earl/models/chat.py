@@ -34,7 +34,7 @@ _TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ChatFrame:
     """The template's text around one content. strip: the template drops white space around contents."""
 
     before: str
@@ -112,22 +112,24 @@ class ChatTemplate:
             **self._specials,
         )
 
-    def _later(self, role: str, opening: str = "", closing: str = "") -> Frame:
+    def _later(self, role: str, opening: str = "", closing: str = "") -> ChatFrame:
         before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ACTION}]
         frame = self._frame(before, role, opening, closing)
         _, found, ending = frame.before.rpartition(_ACTION)
         if not found:
             raise jinja2.TemplateError("it does not show what the assistant said")
-        return Frame(ending, frame.after, frame.strip)
+        return ChatFrame(ending, frame.after, frame.strip)
 
-    def _frame(self, before: list[dict[str, str]], role: str, opening: str = "", closing: str = "") -> Frame:
+    def _frame(
+        self, before: list[dict[str, str]], role: str, opening: str = "", closing: str = ""
+    ) -> ChatFrame:
         content = f"{opening} {_OBSERVATION} {closing}"
         text = self.render([*self._system, *before, {"role": role, "content": content}])
         start, found, end = text.partition(_OBSERVATION)
         if not found or _OBSERVATION in end:
             raise jinja2.TemplateError(f"it does not show what the {role} said, once")
         kept = start.endswith(" ") and end.startswith(" ")
-        return Frame(start.removesuffix(" "), end.removeprefix(" "), strip=not kept)
+        return ChatFrame(start.removesuffix(" "), end.removeprefix(" "), strip=not kept)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **other: Any) -> str:

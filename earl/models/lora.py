@@ -25,7 +25,7 @@ ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_pro
 
 
 @dataclass(frozen=True, slots=True)
-class Lora:
+class LoraSpec:
     """rank of the adapters, alpha (their scale is alpha / rank), and which linears of a block have one."""
 
     rank: int
@@ -40,7 +40,7 @@ class Lora:
 class _Adapted(nn.Linear):
     """Takes a layer's parameters, and makes room for those of an adapter (float32)."""
 
-    def __init__(self, linear: nn.Linear, lora: Lora) -> None:
+    def __init__(self, linear: nn.Linear, lora: LoraSpec) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
@@ -52,7 +52,7 @@ class _Adapted(nn.Linear):
 class LoraColumn(_Adapted, ColumnLinear):
     """A frozen column-parallel layer and its adapter: B is cut as the weight, A is every rank's."""
 
-    def __init__(self, linear: ColumnLinear, lora: Lora, tp: TensorParallel) -> None:
+    def __init__(self, linear: ColumnLinear, lora: LoraSpec, tp: TensorParallel) -> None:
         super().__init__(linear, lora)
         self.tp, self.replicas = tp, linear.replicas
 
@@ -65,7 +65,7 @@ class LoraColumn(_Adapted, ColumnLinear):
 class LoraRow(_Adapted, RowLinear):
     """A frozen row-parallel layer and its adapter: A is cut as the weight, B is every rank's."""
 
-    def __init__(self, linear: RowLinear, lora: Lora) -> None:
+    def __init__(self, linear: RowLinear, lora: LoraSpec) -> None:
         super().__init__(linear, lora)
         self.tp = linear.tp
 
@@ -74,7 +74,7 @@ class LoraRow(_Adapted, RowLinear):
         return torch.addmm(super().product(input, bias), inner, b.t(), alpha=self.scale)
 
 
-def adapt(decoder: Decoder, lora: Lora) -> None:
+def adapt(decoder: Decoder, lora: LoraSpec) -> None:
     """Give every target of a decoder an adapter (float32, not yet filled); freeze all other parameters."""
     decoder.requires_grad_(False)
     for block in decoder.model.layers:
@@ -98,7 +98,7 @@ def adapters(names: list[str]) -> Iterator[tuple[str, str, str]]:
             yield f"{stem}weight", name, f"{stem}{B}"
 
 
-def initial(name: str, shape: tuple[int, ...], lora: Lora, seed: int) -> torch.Tensor:
+def initial(name: str, shape: tuple[int, ...], lora: LoraSpec, seed: int) -> torch.Tensor:
     """float32: what an adapter's tensor starts as; depends on its name and the seed alone."""
     if name.endswith(B):
         return torch.zeros(shape)
@@ -106,6 +106,6 @@ def initial(name: str, shape: tuple[int, ...], lora: Lora, seed: int) -> torch.T
     return torch.empty(shape).normal_(0.0, 1.0 / lora.rank, generator=generator)
 
 
-def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lora: Lora) -> torch.Tensor:
+def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lora: LoraSpec) -> torch.Tensor:
     """float32 [rows, in]: the weight with its adapter added; weight and b may be some rows of the whole."""
     return torch.addmm(weight.float(), b, a, alpha=lora.scale)

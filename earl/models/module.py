@@ -35,7 +35,7 @@ from earl.models.parallel import (
     to_rows,
 )
 from earl.models.spec import ModelSpec, Rope
-from earl.models.tp import check_cut, rank_heads
+from earl.models.tp import check_parallelism, rank_heads
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -194,7 +194,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.tp, self.cp = spec, tp or TensorParallel(), cp or ContextParallel()
-        check_cut(spec, self.tp.size, self.cp.size)
+        check_parallelism(spec, self.tp.size, self.cp.size)
         self.model = Stack(spec, self.tp, self.cp)
         if not spec.tied:
             self.lm_head = nn.Linear(spec.hidden, spec.vocab, bias=False)

@@ -61,7 +61,7 @@ _ADAPTERS = {"lora_a": 1, "lora_b": 0}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SlicePart:
     """`box` of the published tensor `source` goes to `at` of a rank's own; both of one shape."""
 
     source: str
@@ -70,15 +70,17 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class RankParameter:
     """One parameter of a rank. parts fill it exactly once; same_as: the own parameter that it is, or ""."""
 
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[SlicePart, ...]
     same_as: str = ""
 
 
-def own_parameters(spec: ModelSpec, rank: int, size: int, *, fused: bool = False) -> dict[str, Own]:
+def rank_parameters(
+    spec: ModelSpec, rank: int, size: int, *, fused: bool = False
+) -> dict[str, RankParameter]:
     """The parameters of rank `rank` of `size` by name, in the order of computation.
 
     fused: with qkv_proj and gate_up_proj. Raises IllegalParallelism.
@@ -99,7 +101,7 @@ def own_parameters(spec: ModelSpec, rank: int, size: int, *, fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class TpCut:
+class TpShard:
     """parts equal ranges of dimension dim, in order; each is held by `replicas` neighbouring ranks."""
 
     dim: int
@@ -107,7 +109,7 @@ class TpCut:
     replicas: int
 
 
-def tp_cut(name: str, spec: ModelSpec, size: int) -> TpCut | None:
+def tp_shard(name: str, spec: ModelSpec, size: int) -> TpShard | None:
     """How `size` ranks hold published tensor `name`, an adapter's too; None: each has it whole."""
     *_, module, kind = name.split(".")
     cut = FAMILIES[spec.family].cuts.get(f"{module}.{'weight' if kind in _ADAPTERS else kind}")
@@ -117,7 +119,7 @@ def tp_cut(name: str, spec: ModelSpec, size: int) -> TpCut | None:
     if _ADAPTERS.get(kind, dim) != dim:
         return None
     parts = min(size, getattr(spec, counted))
-    return TpCut(dim, parts, size // parts)
+    return TpShard(dim, parts, size // parts)
 
 
 def tp_box(name: str, shape: tuple[int, ...], spec: ModelSpec, rank: int, size: int) -> Box:
@@ -126,7 +128,7 @@ def tp_box(name: str, shape: tuple[int, ...], spec: ModelSpec, rank: int, size: 
     Example: q_proj.weight of shape (8, 4), rank 1 of 2 → rows 4 to 8. size is one of legal_tp(spec).
     """
     whole = Box.whole(shape)
-    cut = tp_cut(name, spec, size)
+    cut = tp_shard(name, spec, size)
     if cut is None:
         return whole
     length = shape[cut.dim] // cut.parts
@@ -138,17 +140,17 @@ def tp_box(name: str, shape: tuple[int, ...], spec: ModelSpec, rank: int, size: 
 
 def whole_shape(name: str, shape: tuple[int, ...], spec: ModelSpec, size: int) -> tuple[int, ...]:
     """Of a tensor of which each of `size` ranks holds `shape`."""
-    cut = tp_cut(name, spec, size)
+    cut = tp_shard(name, spec, size)
     return tuple(n * cut.parts if cut and dim == cut.dim else n for dim, n in enumerate(shape))
 
 
-def _by_rows(boxes: list[tuple[str, Box]]) -> Own:
+def _by_rows(boxes: list[tuple[str, Box]]) -> RankParameter:
     """The boxes on top of each other."""
-    parts: list[Part] = []
+    parts: list[SlicePart] = []
     row = 0
     for source, box in boxes:
         rows, *rest = box.shape
         at = Box((row, *[0] * len(rest)), (row + rows, *rest))
-        parts.append(Part(source, box, at))
+        parts.append(SlicePart(source, box, at))
         row += rows
-    return Own((row, *boxes[0][1].shape[1:]), tuple(parts))
+    return RankParameter((row, *boxes[0][1].shape[1:]), tuple(parts))

@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from earl.config.model import ModelConfig
 from earl.errors import ConfigError, ModelNotFound
-from earl.models.chat import ChatTemplate, Frame
+from earl.models.chat import ChatFrame, ChatTemplate
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 
@@ -106,7 +106,7 @@ class Tokenizer:
         ends = control.match(chat.later["user"].before)
         return tuple(dict.fromkeys([special[ends[0]], *eos_ids])) if ends else eos_ids
 
-    def _framed(self, frame: Frame, control: re.Pattern[str], prefix: str) -> _Framed:
+    def _framed(self, frame: ChatFrame, control: re.Pattern[str], prefix: str) -> _Framed:
         named = [*control.finditer(frame.before)]
         start = named[-1].end() if named else 0
         after = frame.after + prefix

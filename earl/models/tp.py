@@ -23,7 +23,7 @@ def legal_cp(heads: int, kv_heads: int) -> list[int]:
     return divisors(heads, kv_heads)
 
 
-def legal_cuts(spec: ModelSpec, devices: int) -> list[Parallelism]:
+def legal_parallelisms(spec: ModelSpec, devices: int) -> list[Parallelism]:
     """Every (dp, tp, cp) of exactly so many devices, ascending in tp, then in cp."""
     return [
         Parallelism(devices // (tp * cp), tp, cp)
@@ -44,7 +44,7 @@ def check_tp(spec: ModelSpec, tp: int) -> None:
         )
 
 
-def check_cut(spec: ModelSpec, tp: int, cp: int) -> None:
+def check_parallelism(spec: ModelSpec, tp: int, cp: int) -> None:
     """Raises IllegalParallelism where tp ranks cannot have their slices, or cp ranks of each their heads."""
     heads, kv_heads = rank_heads(spec, tp)
     legal = legal_cp(heads, kv_heads)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from earl.dispatch.layout.box import Box
 from earl.errors import ModelNotFound, UnsupportedModel
 from earl.models.module import Decoder
-from earl.models.slices import own_parameters
+from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec, load_spec
 
 # What transformers needs beside the weights; copied when present.
@@ -119,7 +119,7 @@ def load_decoder(decoder: Decoder, directory: str | Path) -> None:
     """Fill a decoder (its tp slices) from a checkpoint, casting to the parameters' dtype."""
     checkpoint, spec = Checkpoint(directory), decoder.spec
     with torch.no_grad():
-        own = own_parameters(spec, decoder.tp.rank, decoder.tp.size)
+        own = rank_parameters(spec, decoder.tp.rank, decoder.tp.size)
         for name, parameter in decoder.named_parameters():
             for part in own[name].parts:
                 parameter[part.at.slices()].copy_(checkpoint.read(part.source, part.box))

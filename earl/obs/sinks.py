@@ -36,7 +36,7 @@ _SECRET_SECTIONS = ("bus",)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SinkPoint:
     """Numbers of one step or evaluation by name ("train/loss"), at a policy version and a Unix time."""
 
     version: int
@@ -47,14 +47,14 @@ class Point:
 class Sink(Protocol):
     """Takes points; raises whatever its library raises."""
 
-    def add(self, point: Point) -> None: ...
+    def add(self, point: SinkPoint) -> None: ...
 
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-def points(records: list[dict[str, Any]], group: str, began_s: float) -> Iterator[Point]:
+def points(records: list[dict[str, Any]], group: str, began_s: float) -> Iterator[SinkPoint]:
     """Of the lines of metrics.jsonl (group "": their phase) or evaluations.jsonl. began_s: of the run."""
     for record in records:
         prefix = group or str(record.get("phase", "step"))
@@ -63,7 +63,7 @@ def points(records: list[dict[str, Any]], group: str, began_s: float) -> Iterato
             for name, value in flat(record).items()
             if name not in _WHEN and not name.startswith(_LEFT_OUT) and isinstance(value, (int, float))
         }
-        yield Point(int(record.get("version", 0)), began_s + float(record.get("time_s", 0.0)), values)
+        yield SinkPoint(int(record.get("version", 0)), began_s + float(record.get("time_s", 0.0)), values)
 
 
 class Following:
@@ -84,9 +84,9 @@ class Following:
             for stem, group in (("metrics", ""), ("evaluations", "evaluation"))
         }
 
-    def new(self) -> list[Point]:
+    def new(self) -> list[SinkPoint]:
         """Points since the last call, or since the place that was kept."""
-        found: list[Point] = []
+        found: list[SinkPoint] = []
         for group, file in self._files.items():
             records = file.read()
             if records:
@@ -139,7 +139,7 @@ def _tensorboard(directory: Path, config: Mapping[str, Any], following: Followin
     writer = EventFileWriter(str(directory / "tensorboard"))
 
     class TensorBoard:
-        def add(self, point: Point) -> None:
+        def add(self, point: SinkPoint) -> None:
             values = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()]
             writer.add_event(Event(wall_time=point.time_s, step=point.version, summary=Summary(value=values)))
 
@@ -179,7 +179,7 @@ def _wandb(directory: Path, config: Mapping[str, Any], following: Following) -> 
     run.define_metric("*", step_metric="version")
 
     class WandB:
-        def add(self, point: Point) -> None:
+        def add(self, point: SinkPoint) -> None:
             run.log({**point.values, "version": point.version, "time_s": point.time_s})
 
         def flush(self) -> None:

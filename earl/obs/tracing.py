@@ -58,7 +58,7 @@ def checked(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Tickets:
+class TracedTickets:
     """Which of a run's tickets are traced, and under which ids. fraction: of all of them, 0 to 1."""
 
     run: str

@@ -17,7 +17,7 @@ from earl.errors import ConfigError, InsecureBind, InsecureCall
 from earl.loopback import is_loopback
 from earl.rpc.authorities import of_this_machine
 from earl.rpc.renewal import ServerCertificate, pem
-from earl.rpc.tokens import Tokens
+from earl.rpc.tokens import AcceptedTokens
 
 AUTHORIZATION = "authorization"
 SCHEME = "Bearer "
@@ -68,7 +68,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def check_bind(address: str, tokens: Tokens, tls: TlsFiles | None) -> None:
+def check_bind(address: str, tokens: AcceptedTokens, tls: TlsFiles | None) -> None:
     """Raises InsecureBind for an address off loopback without both TLS and a strong token."""
     host, _ = split_address(address)
     if is_loopback(host):

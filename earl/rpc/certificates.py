@@ -67,7 +67,7 @@ def make(
             f"{directory} has {', '.join(there)} already",
             "name another directory, or replace them with --force: what trusts the old authority stops to",
         )
-    others = own(directory)
+    others = own_certificates(directory)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     authority_ends = now + datetime.timedelta(days=authority_days)
     server_ends = min(now + datetime.timedelta(days=days), authority_ends)
@@ -81,7 +81,7 @@ def make(
     return Made(directory, names, server_ends, authority_ends)
 
 
-def own(directory: Path) -> list[str]:
+def own_certificates(directory: Path) -> list[str]:
     """Names of the servers that `add` has given certificates of their own, whatever authority signed them.
 
     Their subjects say so: copies of others, and what other tools made, are left as they are.
@@ -104,14 +104,18 @@ def add(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int) -> 
     if not _NAME.fullmatch(name) or name in ("ca", SERVER):
         raise ConfigError(f"{name!r} is no name of one server's files", "like dashboard")
     if there := [file for file in (f"{name}.pem", f"{name}.key") if (directory / file).exists()]:
-        remedy = "renew it: earl certs renew" if name in own(directory) else f"remove {' and '.join(there)}"
+        remedy = (
+            "renew it: earl certs renew"
+            if name in own_certificates(directory)
+            else f"remove {' and '.join(there)}"
+        )
         raise ConfigError(f"{directory} has {' and '.join(there)} already", remedy)
     return _issue(directory, name, map(alternative, (*hosts, *LOCAL)), days)
 
 
 def renew(directory: Path, hosts: Sequence[str] = (), *, days: int, name: str = SERVER) -> Made:
     """Another key and certificate for servers, by the authority that is there: whoever trusts it goes on
-    doing so. For the names that the certificate has, and `hosts`. name: SERVER, or one of `own`.
+    doing so. For the names that the certificate has, and `hosts`. name: SERVER, or one of `own_certificates`.
 
     Raises ConfigError for names that are none, files that are missing or no such, and an authority that has
     expired.

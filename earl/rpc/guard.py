@@ -33,7 +33,7 @@ from earl.rpc.open_checks import METHOD as CHECK
 from earl.rpc.open_checks import OpenChecks
 from earl.rpc.roles import Rule, rules
 from earl.rpc.streams import OpenStreams
-from earl.rpc.tokens import Bearer, Tokens
+from earl.rpc.tokens import AcceptedTokens, Bearer
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Guard(grpc.aio.ServerInterceptor):
     written down whose contract says so, and those that were refused.
     """
 
-    def __init__(self, tokens: Tokens, calls: Calls, audit: Audit | None = None) -> None:
+    def __init__(self, tokens: AcceptedTokens, calls: Calls, audit: Audit | None = None) -> None:
         self._tokens = tokens
         self._calls = calls
         self._audit = audit

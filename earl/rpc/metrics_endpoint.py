@@ -22,7 +22,7 @@ from earl.obs.catalogue import Sample, Source
 from earl.obs.machine import installed
 from earl.rpc.auth import TlsFiles, check_bind, split_address, token_of
 from earl.rpc.token_file import LOOKS
-from earl.rpc.tokens import Tokens
+from earl.rpc.tokens import AcceptedTokens
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,14 @@ class MetricsEndpoint:
     """
 
     def __init__(
-        self, bind: str, sources: Sequence[Source], *, tokens: Tokens | str = "", tls: TlsFiles | None = None
+        self,
+        bind: str,
+        sources: Sequence[Source],
+        *,
+        tokens: AcceptedTokens | str = "",
+        tls: TlsFiles | None = None,
     ) -> None:
-        self._tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
+        self._tokens = tokens if isinstance(tokens, AcceptedTokens) else AcceptedTokens(tokens)
         if bind:
             check_bind(bind, self._tokens, tls)
         self.address = ""

@@ -19,7 +19,7 @@ from earl.rpc.auth import split_address
 WILDCARDS = ("0.0.0.0", "::")
 
 
-def told(variable: str) -> str:
+def variable_or_file(variable: str) -> str:
     """The value of a variable, or what the file holds that <variable>_FILE names; "" if neither is set.
 
     Raises ConfigError if both are, or the file cannot be read.
@@ -36,8 +36,8 @@ def told(variable: str) -> str:
 
 
 def peer(variable: str) -> str:
-    """Where a peer is, as `told`. Raises ConfigError if nothing says."""
-    value = told(variable)
+    """Where a peer is, as `variable_or_file`. Raises ConfigError if nothing says."""
+    value = variable_or_file(variable)
     if not value:
         raise ConfigError(f"{variable} is not set", "start the stack with `earl train`, or set it")
     return value

@@ -23,7 +23,7 @@ from earl.rpc import auth, options
 from earl.rpc.audit import Audit
 from earl.rpc.calls import Calls
 from earl.rpc.guard import Guard
-from earl.rpc.tokens import Tokens
+from earl.rpc.tokens import AcceptedTokens
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +48,13 @@ class Server:
         name: str,
         bind: str,
         *,
-        tokens: Tokens | str = "",
+        tokens: AcceptedTokens | str = "",
         tls: auth.TlsFiles | None = None,
         drain_s: float = 10.0,
         request_bytes: int = options.MAX_MESSAGE_BYTES,
         audit: Audit | None = None,
     ) -> None:
-        self._tokens = tokens if isinstance(tokens, Tokens) else Tokens(tokens)
+        self._tokens = tokens if isinstance(tokens, AcceptedTokens) else AcceptedTokens(tokens)
         auth.check_bind(bind, self._tokens, tls)
         self.name = name
         self.address = ""

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from earl.errors import Unauthenticated
-from earl.rpc.tokens import Bearer, Tokens
+from earl.rpc.tokens import AcceptedTokens, Bearer
 
 
 class OpenStreams:
     """The streams of one server, each with whose token opened it."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: AcceptedTokens) -> None:
         self._tokens = tokens
         self._open: dict[asyncio.Timeout, Bearer] = {}
 

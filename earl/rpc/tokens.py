@@ -57,7 +57,7 @@ def token_id(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()[:_ID_CHARACTERS]
 
 
-class Tokens:
+class AcceptedTokens:
     """What one server accepts: a single token for every role; "" demands none."""
 
     def __init__(self, token: str = "") -> None:
@@ -128,7 +128,7 @@ def _ended(bearer: Bearer) -> Unauthenticated:
     )
 
 
-class TokenFile(Tokens):
+class TokenFile(AcceptedTokens):
     """What a token file lists. A change that cannot be read is logged, and what was good before stays."""
 
     def __init__(self, path: Path) -> None:
@@ -210,7 +210,7 @@ class SecretFile:
         return self._tokens
 
 
-class SecretTokens(Tokens):
+class SecretTokens(AcceptedTokens):
     """What a `SecretFile` holds, for every role. Weak tokens do not take the place of strong ones: the
     server may be bound where only a strong one does."""
 
@@ -242,25 +242,25 @@ def _weakness(tokens: Iterable[str]) -> str:
     return next(filter(None, map(token_file.weakness, tokens)), "")
 
 
-def accepted() -> Tokens:
+def accepted() -> AcceptedTokens:
     """What a server of this process accepts, by its environment. Raises ConfigError."""
     if path := os.environ.get("EARL_TOKENS"):
         return TokenFile(Path(path))
-    own = _own()
-    return SecretTokens(own) if isinstance(own, SecretFile) else Tokens(own)
+    own = _from_environment()
+    return SecretTokens(own) if isinstance(own, SecretFile) else AcceptedTokens(own)
 
 
 def sent(*roles: Role) -> Token:
     """What this process sends as the first of `roles` that it has a token of, by its environment; "" if
     nothing says. Raises ConfigError."""
-    if token := _own():
+    if token := _from_environment():
         return token
     if path := os.environ.get("EARL_TOKENS"):
         return partial(TokenFile(Path(path)).send, *roles)
     return ""
 
 
-def _own() -> str | SecretFile:
+def _from_environment() -> str | SecretFile:
     if token := os.environ.get("EARL_TOKEN", "").strip():  # a secret often ends with a line
         return token
     if path := os.environ.get("EARL_TOKEN_FILE"):

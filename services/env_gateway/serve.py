@@ -14,7 +14,7 @@ from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.metrics_endpoint import MetricsEndpoint
-from earl.rpc.peers import told
+from earl.rpc.peers import variable_or_file
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
@@ -42,7 +42,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
 async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
     """Serve until `stop`, then drain. Raises PortInUse, InsecureBind, ConfigError."""
     interval_s = min(MAX_INTERVAL_S, config.gateway.lease_s / 10)
-    redis_url = told("EARL_REDIS_URL")
+    redis_url = variable_or_file("EARL_REDIS_URL")
     events = QuarantineEvents(redis_url, config.name, name) if redis_url else None
     gateway = Gateway(config.gateway, time.monotonic, events.announce if events else None)
     servicer = EnvGatewayServicer(gateway, interval_s)

@@ -27,8 +27,8 @@ from earl.errors import EarlError, EngineLost, EngineOutOfMemory, OutOfMemory
 from earl.models.spec import load_spec
 from earl.obs.memory import forget_peaks, host_bytes, peak_bytes
 from earl.profiling import (
-    Job,
-    Sample,
+    ProfileJob,
+    ProfileSample,
     Visit,
     answers,
     bound_memory,
@@ -49,7 +49,7 @@ KEEPER = "keeper"
 class RolloutProbe:
     """Measures the engines of one pool: dp of them, of tp ranks each."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ProfileJob) -> None:
         config = RunConfig.model_validate_json(job.run)
         self._job, self._rollout = job, config.rollout
         self._longest = max(length for length, _ in job.points)
@@ -80,7 +80,7 @@ class RolloutProbe:
     def _pids(self) -> list[int]:
         return [pid for engine in self._engines for pid in engine.pids]
 
-    async def visit(self, visit: Visit) -> Sample:
+    async def visit(self, visit: Visit) -> ProfileSample:
         """Measures one point. Raises EngineLost."""
         point = (visit.context_tokens, visit.concurrency)
         sequences = [
@@ -102,7 +102,7 @@ class RolloutProbe:
         for number, engine in enumerate(sequences):
             await engine.release(f"sequence-{number}")
         rate = visit.concurrency * tokens / took / (self._job.dp * self._job.tp)
-        return Sample(rate, await self._memory(visit))
+        return ProfileSample(rate, await self._memory(visit))
 
     async def _turn(
         self, engines: Sequence[EngineProcess], context_tokens: int, tokens: int, session: str = ""
@@ -150,7 +150,7 @@ class RolloutProbe:
         )
 
 
-def _specs(job: Job, config: RunConfig, slots: int, context: int) -> list[EngineSpec]:
+def _specs(job: ProfileJob, config: RunConfig, slots: int, context: int) -> list[EngineSpec]:
     rollout = config.rollout
     return [
         EngineSpec(
@@ -171,7 +171,7 @@ def _specs(job: Job, config: RunConfig, slots: int, context: int) -> list[Engine
     ]
 
 
-async def serve(job: Job) -> None:
+async def serve(job: ProfileJob) -> None:
     """Answers visits until the end of input. Raises OutOfMemory, or another EarlError."""
     out = answers()
     probe = RolloutProbe(job)

@@ -16,7 +16,7 @@ from earl.config.run import RunConfig
 from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN, Access
 from earl.ticket_ranges import RangeSet
-from earl.transcript import Turn
+from earl.transcript import TranscriptTurn
 from services.scheduler.batches import batch_plan, consumers
 from services.scheduler.batches.columns import ColumnLease, Location
 from services.scheduler.ledger import evaluation, phases
@@ -107,7 +107,7 @@ class Scheduler:
 
     async def complete(
         self, name: str, incarnation: int, results: Sequence[tuple[Attempt, Result]],
-        transcripts: Sequence[Sequence[Turn]],
+        transcripts: Sequence[Sequence[TranscriptTurn]],
     ) -> list[tuple[TicketVerdict, str]]:  # fmt: skip
         """Takes finished attempts with their conversations; a verdict and its reason for each."""
         self.loop.ledger.seen(name, incarnation, time.monotonic())

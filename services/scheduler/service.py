@@ -14,7 +14,7 @@ from earl.rpc.access import Access
 from earl.rpc.audit import AUDIT_FILE, Audit
 from earl.rpc.main import announce
 from earl.rpc.metrics_endpoint import MetricsEndpoint
-from earl.rpc.peers import told
+from earl.rpc.peers import variable_or_file
 from earl.rpc.server import Server
 from earl.rpc.token_file import Role
 from earl.rpc.tokens import accepted
@@ -36,7 +36,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
 
 async def _serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
     """Serves until `stop`. Raises BusUnavailable, PortInUse, InsecureBind, LedgerFenced."""
-    url = told("EARL_REDIS_URL") or config.bus.redis_url
+    url = variable_or_file("EARL_REDIS_URL") or config.bus.redis_url
     if not url:
         raise BusUnavailable(
             "EARL_REDIS_URL is not set and bus.redis_url is empty", "start the run with `earl train`"

@@ -29,8 +29,8 @@ from earl.models.spec import ModelSpec, load_spec
 from earl.obs.memory import forget_peaks, host_bytes, peak_bytes
 from earl.parallelism import Parallelism
 from earl.profiling import (
-    Job,
-    Sample,
+    ProfileJob,
+    ProfileSample,
     Visit,
     answers,
     bound_memory,
@@ -133,7 +133,7 @@ class ProbedReference:
 class StepProbe:
     """Times a stage's step on one rank; rank 0 reads what to do and tells the others."""
 
-    def __init__(self, job: Job, config: RunConfig) -> None:
+    def __init__(self, job: ProfileJob, config: RunConfig) -> None:
         trains = job.stage == "trainer"
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update=GENTLE)})
         self._ranks = job.dp * job.tp * job.cp
@@ -165,7 +165,7 @@ class StepProbe:
                 out.write(encode(sample))
         self._group.close()
 
-    def visit(self, visit: Visit) -> Sample:
+    def visit(self, visit: Visit) -> ProfileSample:
         """Time one point, for as long as the visit says. A collective. Raises what runs out of memory."""
         point = (visit.context_tokens, visit.concurrency)
         step_s, fraction = self._known.get(point, (float("inf"), 0.0))
@@ -179,7 +179,7 @@ class StepProbe:
             fraction = self._peak_fraction()
         self._known[point] = (took / steps, fraction)
         rate = visit.concurrency * visit.context_tokens * steps / took / self._ranks
-        return Sample(rate, fraction)
+        return ProfileSample(rate, fraction)
 
     def _tokens(self, count: int, length: int) -> np.ndarray:
         return self._random.integers(0, self._vocabulary, (count, length), dtype=np.int32)
@@ -225,7 +225,7 @@ def _randomise(tensor: torch.Tensor) -> None:
         tensor.fill_(1.0)
 
 
-def measure(job: Job) -> int:
+def measure(job: ProfileJob) -> int:
     """This rank's work; returns its exit code."""
     follow_agent()
     config = RunConfig.model_validate_json(job.run)

@@ -72,7 +72,7 @@ class TrainerRank:
         self._stepper = stepper
         self._slots = slots
         self._rank0 = rank0
-        self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
+        self._tickets = tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
         self._columns = Columns()
         self._directory = run_dir / "checkpoints"
         self._budget = RetryBudget()

@@ -13,7 +13,7 @@ from earl import errors
 from earl.config.environment import GatewayConfig
 from earl.env import Ending, EnvHost, Environment, GatewayClient, Limits, StepResult
 from earl.rpc import Server, TlsFiles
-from earl.rpc.tokens import Tokens
+from earl.rpc.tokens import AcceptedTokens
 from earl.v1 import env_pb2_grpc
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.servicer import SERVICE, EnvGatewayServicer
@@ -45,7 +45,7 @@ class Counting(Environment):
 
 @asynccontextmanager
 async def serving(
-    bind: str = "127.0.0.1:0", *, token: Tokens | str = "", tls: TlsFiles | None = None, **config: Any
+    bind: str = "127.0.0.1:0", *, token: AcceptedTokens | str = "", tls: TlsFiles | None = None, **config: Any
 ):
     """A gateway in this process, served for real: (gateway, address)."""
     gateway = Gateway(GatewayConfig.model_validate(config), asyncio.get_running_loop().time)

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from earl.rpc.tokens import Tokens
+from earl.rpc.tokens import AcceptedTokens
 from tests.integration.test_rpc_walk import services_of_contracts
 from tests.integration.test_scheduler_process import Learner, Player
 from tests.support.services import all_services
@@ -102,7 +102,7 @@ def raws(kind: Descriptor, callers: list[dict[str, Any]]) -> Iterator[bytes]:
 @pytest.mark.slow
 async def test_hostile_values_end_in_a_status_that_says_so(tmp_path, caplog):
     found: list[str] = []
-    async with all_services(tmp_path, Tokens()) as served:
+    async with all_services(tmp_path, AcceptedTokens()) as served:
         scheduler = served.addresses["scheduler"]
         learner, player = Learner(scheduler, served.bus), Player(scheduler, "rollout-0")
         await learner.start()

@@ -7,7 +7,7 @@ import numpy as np
 from earl.dispatch.describe.descriptor import Descriptor
 from earl.dispatch.describe.regions import ArenaRef, RegionRef, host_id
 from earl.dispatch.describe.tensor_classes import ClassShard, TensorClass, spaced
-from earl.dispatch.read.resolve import Copies, FromArena, Read
+from earl.dispatch.read.resolve import FromArena, Read, ReadPlan
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, resolve
 from earl.dispatch.registry import codec
 from earl.dispatch.transport.copying import copy
@@ -41,8 +41,8 @@ class Owners:
             key = f"weights/{version}/{rank}"
             self.descriptors[key] = codec.decode(codec.encode(Descriptor(key, version, (), (shard,))))
 
-    def read(self, reads: list[Read]) -> Copies:
-        copies = Copies()
+    def read(self, reads: list[Read]) -> ReadPlan:
+        copies = ReadPlan()
         resolve(reads, self.descriptors, copies)
         self.carry_out(copies.by_arena())
         return copies

@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement, Runs, placement_boxes, shard_order
-from earl.dispatch.plan.class_plan import Block
+from earl.dispatch.plan.class_plan import CopyBlock
 from earl.dispatch.publish.dtensor import placements_of
 
 
@@ -62,7 +62,7 @@ def box_runs(box: Box) -> tuple[Runs, ...]:
     return tuple(((a, b),) if a < b else () for a, b in zip(box.start, box.stop, strict=True))
 
 
-def copies_of(blocks: Iterable[Block]) -> Iterator[tuple[Block, int, int]]:
+def copies_of(blocks: Iterable[CopyBlock]) -> Iterator[tuple[CopyBlock, int, int]]:
     """(block, index into its tensors, row) of every copy, one by one."""
     for block in blocks:
         for tensor in range(len(block.tensors)):

@@ -15,7 +15,7 @@ import torch
 
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.placements import Placement, placement_boxes
-from earl.dispatch.plan.reshard_plan import Recut
+from earl.dispatch.plan.reshard_plan import Reshard
 from services.trainer.ranks.process_group import Group, leave
 from services.trainer.reshard.reshard import MoveReport, MovingTensor, TensorMemory, move
 
@@ -93,7 +93,7 @@ class Ranks:
         for (name, column), memory in new.items():
             memory.free()
             item_bytes = whole(name, column).element_size()
-            recut = Recut(SHAPES[name], item_bytes, boxes(name, self.cut), boxes(name, cut))
+            recut = Reshard(SHAPES[name], item_bytes, boxes(name, self.cut), boxes(name, cut))
             found.append(MovingTensor(recut, self.held[name, column], memory))
         return found, new
 

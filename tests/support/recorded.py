@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from earl.config.load import load_run
-from earl.transcript import Sampled, Turn
+from earl.transcript import Sampled, TranscriptTurn
 from services.scheduler.batches.columns import ColumnProgress
 from services.scheduler.files.endings import Endings
 from services.scheduler.files.metrics_files import RunReport
@@ -139,11 +139,11 @@ def sampled(text: str) -> tuple[Sampled, ...]:
     return tuple(Sampled(7 + at, word, -0.9 * at, 3 + (at > 1)) for at, word in enumerate(words))
 
 
-def talk(text: str, reward: float) -> list[Turn]:
+def talk(text: str, reward: float) -> list[TranscriptTurn]:
     return [
-        Turn("system", "Answer with a number.", 8),
-        Turn("user", text, 9),
-        Turn("assistant", "<tool>12 + 30</tool>", 7, sampled("<tool> 12 + 30 </tool>")),
-        Turn("tool", "42", 2),
-        Turn("assistant", "42" if reward > 0 else "", 3),
+        TranscriptTurn("system", "Answer with a number.", 8),
+        TranscriptTurn("user", text, 9),
+        TranscriptTurn("assistant", "<tool>12 + 30</tool>", 7, sampled("<tool> 12 + 30 </tool>")),
+        TranscriptTurn("tool", "42", 2),
+        TranscriptTurn("assistant", "42" if reward > 0 else "", 3),
     ]

@@ -27,7 +27,7 @@ from earl.models.tokenizer import Tokenizer
 from earl.parallelism import Parallelism
 from earl.rpc.access import OPEN
 from earl.rpc.server import Server
-from earl.rpc.tokens import Tokens
+from earl.rpc.tokens import AcceptedTokens
 from earl.scheduler_client import SchedulerClient
 from earl.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from earl.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
@@ -79,7 +79,7 @@ class Echo(Environment):
 
 
 @asynccontextmanager
-async def all_services(directory: Path, tokens: Tokens) -> AsyncIterator[Served]:
+async def all_services(directory: Path, tokens: AcceptedTokens) -> AsyncIterator[Served]:
     """All of them, until the end of the block. tokens: whom they let in."""
     config = tictactoe(directory)
     run_dir = directory / config.name
@@ -191,7 +191,7 @@ async def _trainer(stack: AsyncExitStack, server: Server, scheduler: str) -> str
     return await server.start()
 
 
-async def _host(stack: AsyncExitStack, tokens: Tokens) -> str:
+async def _host(stack: AsyncExitStack, tokens: AcceptedTokens) -> str:
     stop, ready = asyncio.Event(), asyncio.Event()
     host = EnvHost("", Echo, 4, listen=BIND, name=f"host-{secrets.token_hex(2)}", accepts=tokens, drain_s=0.1)
     serving = asyncio.create_task(host.run(stop, ready.set))

@@ -88,9 +88,9 @@ def renew(
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are good.")] = 90,
 ) -> None:
     """Make the certificates of servers anew, by the same authority; what runs shows them from then on."""
-    from earl.rpc.certificates import SERVER, own, renew
+    from earl.rpc.certificates import SERVER, own_certificates, renew
 
-    for name in (SERVER, *own(directory)):
+    for name in (SERVER, *own_certificates(directory)):
         made = renew(directory, (host or ()) if name == SERVER else (), days=days, name=name)
         print(f"for {', '.join(made.names)}")
         print(f"{made.path(f'{name}.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
@@ -102,11 +102,11 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show when the certificates of a directory expire; exit code 2 if one has."""
-    from earl.rpc.certificates import SERVER, ends, own
+    from earl.rpc.certificates import SERVER, ends, own_certificates
 
     expired = False
     expires: dict[str, str] = {}
-    for name in (*(f"{role}.pem" for role in (SERVER, *own(directory))), "ca.pem"):
+    for name in (*(f"{role}.pem" for role in (SERVER, *own_certificates(directory))), "ca.pem"):
         moment = ends(directory / name)
         left = moment - datetime.datetime.now(datetime.UTC)
         expired = expired or left <= datetime.timedelta()

@@ -27,7 +27,7 @@ from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError
 from earl.obs.processor import flags
-from earl.rpc.peers import told
+from earl.rpc.peers import variable_or_file
 from earl.stack.auto_dtype import settle
 
 app = typer.Typer(add_completion=False)
@@ -91,7 +91,7 @@ def needed(config: RunConfig) -> str:
 async def redis(configured: str) -> dict[str, Any]:
     """{"facts", "error"} of the server that EARL_REDIS_URL names, else `configured`, else of the embedded."""
     try:
-        url = told("EARL_REDIS_URL") or configured
+        url = variable_or_file("EARL_REDIS_URL") or configured
     except EarlError as error:
         return _failed(error.message, error.remedy)
     if url:

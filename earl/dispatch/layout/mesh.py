@@ -13,12 +13,12 @@ from math import prod
 import numpy as np
 
 from earl.dispatch.layout.placements import (
-    Cut,
+    DimensionSplit,
     Placement,
     Runs,
     check,
-    cut_of,
     placement_runs,
+    split_of,
 )
 from earl.errors import LayoutError
 
@@ -58,10 +58,10 @@ class MeshLayout:
         """The ranges of each dimension, the stack's too, that owner number `rank` holds, in local order."""
         return placement_runs(self.shape, self.mesh_shape, self.placements, self.coordinates(rank))
 
-    def cuts(self) -> tuple[Cut, ...]:
+    def cuts(self) -> tuple[DimensionSplit, ...]:
         """One cut per dimension; its parts are the coordinates of the mesh dimensions that act, row-major."""
         return tuple(
-            cut_of(length, tuple((self.placements[i], self.mesh_shape[i]) for i in self._acting(dim)))
+            split_of(length, tuple((self.placements[i], self.mesh_shape[i]) for i in self._acting(dim)))
             for dim, length in enumerate(self.shape)
         )
 

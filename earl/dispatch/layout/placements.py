@@ -7,8 +7,8 @@
 
 One placement per mesh dimension, applied from the left; `shard_order` brings DTensor's, which FSDP2
 writes in another order than it cuts, into that form. All act on one tensor dimension each, so a rank's
-part is a product of ranges per dimension (`runs`), and a whole layout one `Cut` per dimension, whatever
-the size of the mesh. Experts stacked in one tensor [experts, …] are ("shard", 0) over the
+part is a product of ranges per dimension (`runs`), and a whole layout one `DimensionSplit` per dimension,
+whatever the size of the mesh. Experts stacked in one tensor [experts, …] are ("shard", 0) over the
 expert-parallel ranks, with any cut inside each expert beside it.
 """
 
@@ -133,7 +133,7 @@ def placement_boxes(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+class DimensionSplit:
     """How one dimension is dealt over parts: segments sorted by start, covering it exactly once.
 
     start, stop, local: int64[S]; part: int32[S]. local: where a segment begins in its part's local index.
@@ -145,7 +145,7 @@ class Cut:
     part: np.ndarray
     local: np.ndarray
 
-    def meet(self, wanted: Runs) -> Meeting:
+    def meet(self, wanted: Runs) -> Overlap:
         """What of each part the wanted ranges (global, in the reader's order) need."""
         lows = np.array([a for a, _ in wanted], np.int64)
         highs = np.array([b for _, b in wanted], np.int64)
@@ -159,11 +159,11 @@ class Cut:
         extent = np.minimum(self.stop[segment], highs[run]) - start
         source = self.local[segment] + start - self.start[segment]
         target = before[run] + start - lows[run]
-        return Meeting(self.part[segment], start, extent, source, target, extent)
+        return Overlap(self.part[segment], start, extent, source, target, extent)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Meeting:
+class Overlap:
     """Ranges of one dimension that a reader takes from parts, in the order of its own index.
 
     part: int32[S]. start: global index; whole: how far it goes on without a break; source, target: index
@@ -177,7 +177,7 @@ class Meeting:
     target: np.ndarray
     extent: np.ndarray
 
-    def joined(self) -> Meeting:
+    def joined(self) -> Overlap:
         """Neighbours both in the part and in the reader become one, wherever they lie in the tensor."""
         if len(self.part) < 2:
             return self
@@ -186,13 +186,13 @@ class Meeting:
         new[1:] = (self.part[1:] != self.part[:-1]) | (self.source[1:] != end[:-1])
         at = np.flatnonzero(new)
         extent = np.add.reduceat(self.extent, at)
-        return Meeting(
+        return Overlap(
             self.part[at], self.start[at], self.whole[at], self.source[at], self.target[at], extent
         )
 
 
 @lru_cache(maxsize=1024)
-def cut_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> Cut:
+def split_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> DimensionSplit:
     """The cut of one dimension by (placement, ranks) of the mesh dimensions that act on it, from the left."""
     counts = [count for _, count in steps]
     starts: list[int] = []
@@ -212,7 +212,7 @@ def cut_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> Cut:
                 locals_.append(local)
                 local += stop - start
     order = np.argsort(np.array(starts, np.int64), kind="stable")
-    return Cut(
+    return DimensionSplit(
         prod(counts),
         np.array(starts, np.int64)[order],
         np.array(stops, np.int64)[order],

@@ -20,13 +20,13 @@ import numpy as np
 
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
-from earl.dispatch.layout.placements import Meeting, Runs
+from earl.dispatch.layout.placements import Overlap, Runs
 from earl.dispatch.plan.balance import deal, fill
 from earl.errors import LayoutError, LayoutGap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class CopyBlock:
     """G copies that each of T tensors needs: T × G copies in all. R: dimensions of a tensor.
 
     want: index of the want that this serves. tensors: int64[T], numbers in the want's class.
@@ -76,7 +76,7 @@ class Reads:
     """Everything one owner reads. loads: int64[owners], bytes from each, those given beforehand included."""
 
     owners: tuple[str, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[CopyBlock, ...]
     loads: np.ndarray
 
     @property
@@ -101,7 +101,7 @@ def plan_reads(
         raise LayoutError("wants of sources with different owners", "plan each set of owners by itself")
     costs = one_each("cost", cost, len(owners), np.float64)
     total = one_each("loads", loads, len(owners), np.int64)
-    blocks: list[Block] = []
+    blocks: list[CopyBlock] = []
     for number, want in enumerate(wants):
         for block in _blocks(number, want, costs, total):
             blocks.append(block)
@@ -118,7 +118,7 @@ def one_each(name: str, given: np.ndarray | None, count: int, dtype: type) -> np
     return values
 
 
-def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Iterator[Block]:
+def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Iterator[CopyBlock]:
     """Blocks of one want; `loads` is read anew after each one, and must have it added."""
     source, stack = want.source, want.source.stack
     if len(want.runs) != len(source.shape):
@@ -154,7 +154,7 @@ def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Ite
         for chosen, at, peer in _served(
             candidates, cost[candidates] == nearest[:, None], rows, len(tensors), want.item_bytes, loads
         ):
-            yield Block(
+            yield CopyBlock(
                 number,
                 tensors[chosen],
                 peer,
@@ -176,7 +176,7 @@ class _Rows:
     extent: np.ndarray
 
     @classmethod
-    def of(cls, meetings: Sequence[Meeting]) -> _Rows:
+    def of(cls, meetings: Sequence[Overlap]) -> _Rows:
         sizes = [len(meeting.part) for meeting in meetings]
         rows = int(np.prod(sizes, dtype=np.int64))
         at = [one.ravel() for one in np.indices(sizes, np.int32)] if sizes else []
@@ -188,7 +188,7 @@ class _Rows:
         return cls(parts, **made)
 
 
-def _box(meetings: Sequence[Meeting], row: int) -> Box:
+def _box(meetings: Sequence[Overlap], row: int) -> Box:
     """Where row number `row` of their product begins in the tensor, as far as it goes on."""
     at = np.unravel_index(row, [len(meeting.part) for meeting in meetings]) if meetings else ()
     start = [int(meeting.start[i]) for meeting, i in zip(meetings, at, strict=True)]
@@ -196,7 +196,7 @@ def _box(meetings: Sequence[Meeting], row: int) -> Box:
     return Box(tuple(start), tuple(a + n for a, n in zip(start, whole, strict=True)))
 
 
-def _by_part(meeting: Meeting) -> dict[int, np.ndarray]:
+def _by_part(meeting: Overlap) -> dict[int, np.ndarray]:
     """The indices of one dimension that lie in each part, int64, in the order of a meeting not joined."""
     found: dict[int, list[np.ndarray]] = {}
     for part, start, extent in zip(

@@ -20,7 +20,7 @@ from earl.dispatch.plan.boxes import plan
 
 
 @dataclass(frozen=True, slots=True)
-class Recut:
+class Reshard:
     """A tensor whose rank r holds before[r] now and after[r] then. item_bytes: of one element.
 
     Example: Recut((4,), 4, (Box((0,), (2,)), Box((2,), (4,))), (Box((0,), (4,)), Box((0,), (0,)))).
@@ -31,13 +31,13 @@ class Recut:
     before: tuple[Box, ...]
     after: tuple[Box, ...]
 
-    def reversed(self) -> Recut:
+    def reversed(self) -> Reshard:
         """The way back."""
         return replace(self, before=self.after, after=self.before)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReshardPiece:
     """`box`, in the tensor's indices, goes from rank `source` to rank `target`; perhaps to itself."""
 
     source: int
@@ -46,20 +46,20 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReshardPart:
     """A piece, or a part of one, of tensor number `tensor`."""
 
     tensor: int
-    piece: Piece
+    piece: ReshardPiece
 
 
-def exchange(recuts: Sequence[Recut]) -> list[tuple[Piece, ...]]:
+def plan_reshard(recuts: Sequence[Reshard]) -> list[tuple[ReshardPiece, ...]]:
     """The pieces that make each tensor's `after` of its `before`. Raises LayoutGap, LayoutError."""
-    alike: dict[Recut, list[int]] = {}
+    alike: dict[Reshard, list[int]] = {}
     for number, recut in enumerate(recuts):
         alike.setdefault(recut, []).append(number)
     loads: Counter[str] = Counter()
-    found: list[tuple[Piece, ...]] = [()] * len(recuts)
+    found: list[tuple[ReshardPiece, ...]] = [()] * len(recuts)
     for recut, numbers in alike.items():
         # Replicas take turns from tensor to tensor.
         turns = min(len(numbers), max(Counter(box for box in recut.before if box.size).values(), default=1))
@@ -71,11 +71,11 @@ def exchange(recuts: Sequence[Recut]) -> list[tuple[Piece, ...]]:
     return found
 
 
-def _pieces(recut: Recut, tensors: int, loads: Counter[str]) -> tuple[Piece, ...]:
+def _pieces(recut: Reshard, tensors: int, loads: Counter[str]) -> tuple[ReshardPiece, ...]:
     owners = [str(rank) for rank in range(len(recut.before))]
     shards = tuple(map(ShardBox, owners, recut.before))
     source = Layout("tensor", "uint8", recut.shape, shards)
-    found: list[Piece] = []
+    found: list[ReshardPiece] = []
     for target, wanted in enumerate(recut.after):
         if not wanted.size:
             continue
@@ -83,15 +83,15 @@ def _pieces(recut: Recut, tensors: int, loads: Counter[str]) -> tuple[Piece, ...
         for copy in plan(source, wanted, distance, loads):
             start = tuple(a + b for a, b in zip(copy.target.start, wanted.start, strict=True))
             stop = tuple(a + b for a, b in zip(copy.target.stop, wanted.start, strict=True))
-            found.append(Piece(copy.shard_index, target, Box(start, stop)))
+            found.append(ReshardPiece(copy.shard_index, target, Box(start, stop)))
             if copy.shard_index != target:
                 loads[owners[copy.shard_index]] += found[-1].box.size * recut.item_bytes * tensors
     return tuple(found)
 
 
 def rounds(
-    recuts: Sequence[Recut], pieces: Sequence[Sequence[Piece]], chunk_bytes: int
-) -> Iterator[list[Part]]:
+    recuts: Sequence[Reshard], pieces: Sequence[Sequence[ReshardPiece]], chunk_bytes: int
+) -> Iterator[list[ReshardPart]]:
     """What goes over the wire at once, tensor by tensor in order; what stays on its rank is left out.
 
     In a round no rank sends or receives more than chunk_bytes, nor begins tensors of more bytes than that,
@@ -100,7 +100,7 @@ def rounds(
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
     begun: Counter[int] = Counter()
-    batch: list[Part] = []
+    batch: list[ReshardPart] = []
     for number, (recut, held) in enumerate(zip(recuts, pieces, strict=True)):
         largest = max(1, chunk_bytes // (len(recut.before) * recut.item_bytes))
         begins = [after.size * recut.item_bytes for after in recut.after]
@@ -118,26 +118,26 @@ def rounds(
                 begun.update(dict(enumerate(begins)))
             sent[piece.source] += size
             received[piece.target] += size
-            batch.append(Part(number, piece))
+            batch.append(ReshardPart(number, piece))
     if batch:
         yield batch
 
 
-def _interleaved(pieces: Iterable[Piece], largest: int) -> Iterator[Piece]:
+def _interleaved(pieces: Iterable[ReshardPiece], largest: int) -> Iterator[ReshardPiece]:
     """Pieces that travel, in parts of at most `largest` elements, every pair's first part first."""
     cut = [_cut(piece, largest) for piece in pieces if piece.source != piece.target]
     for several in zip_longest(*cut):
         yield from (part for part in several if part is not None)
 
 
-def _cut(piece: Piece, largest: int) -> list[Piece]:
+def _cut(piece: ReshardPiece, largest: int) -> list[ReshardPiece]:
     box = piece.box
     if box.size <= largest:
         return [piece]
     dim = next(i for i, length in enumerate(box.shape) if length > 1)
     length = box.shape[dim]
     count = min(length, -(-box.size // largest))
-    found: list[Piece] = []
+    found: list[ReshardPiece] = []
     for index in range(count):
         low, high = chunk_range(length, index, count)
         if low < high:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earl.dispatch.plan.class_plan import Block, Reads
+from earl.dispatch.plan.class_plan import CopyBlock, Reads
 from earl.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Copies:
+class RequestCopies:
     """C copies from one peer: tensor int64[C]; source, target, extent int64[C, R], as in Block."""
 
     tensor: np.ndarray
@@ -29,7 +29,7 @@ class Copies:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Requests:
+class ReadRequests:
     """N requests in the order in which to start them; request i is copies of block[i]:
 
     tensors[i, 0]:tensors[i, 1] of its tensors, each with rows[i, 0]:rows[i, 1] of the block's rows in the
@@ -48,23 +48,23 @@ class Requests:
     def __len__(self) -> int:
         return len(self.block)
 
-    def copies(self, request: int) -> tuple[Block, np.ndarray, np.ndarray]:
+    def copies(self, request: int) -> tuple[CopyBlock, np.ndarray, np.ndarray]:
         """(block, tensors int64[T], rows int64[G] of the block) of one request: every pair is a copy."""
         number = int(self.block[request])
         block = self.reads.blocks[number]
         tensors, rows = slice(*self.tensors[request].tolist()), slice(*self.rows[request].tolist())
         return block, block.tensors[tensors], self.orders[number][rows]
 
-    def spelled(self, request: int) -> Copies:
+    def spelled(self, request: int) -> RequestCopies:
         """Every copy of one request as arrays; made anew at each call."""
         block, tensors, rows = self.copies(request)
         each = np.tile(rows, len(tensors))
-        return Copies(
+        return RequestCopies(
             np.repeat(tensors, len(rows)), block.source[each], block.target[each], block.extent[each]
         )
 
 
-def schedule(reads: Reads, credit_bytes: int, *, first_peer: int = 0) -> Requests:
+def schedule(reads: Reads, credit_bytes: int, *, first_peer: int = 0) -> ReadRequests:
     """Cut an owner's reads into requests of at most credit_bytes (a copy above that stands alone).
 
     first_peer: the peer to ask first, different for each reader. Raises LayoutError for no credit.
@@ -89,7 +89,7 @@ def schedule(reads: Reads, credit_bytes: int, *, first_peer: int = 0) -> Request
     turn = (peer - first_peer) % max(len(reads.owners), 1)
     order = np.lexsort((np.arange(len(table)), turn, _wave(peer, priority), priority))
     table = table[order]
-    return Requests(
+    return ReadRequests(
         reads,
         tuple(orders),
         table[:, 0].astype(np.int32),
@@ -101,7 +101,7 @@ def schedule(reads: Reads, credit_bytes: int, *, first_peer: int = 0) -> Request
     )
 
 
-def _cut(block: Block, elements: np.ndarray, first: int, last: int, credit_bytes: int) -> np.ndarray:
+def _cut(block: CopyBlock, elements: np.ndarray, first: int, last: int, credit_bytes: int) -> np.ndarray:
     """int64[N, 5]: tensor range, row range, bytes, that together are rows first:last of every tensor.
 
     elements: int64[G], cumulative over the rows.

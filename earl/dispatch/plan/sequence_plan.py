@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earl.dispatch.plan.balance import deal
-from earl.dispatch.plan.class_plan import Block, Reads, one_each
+from earl.dispatch.plan.class_plan import CopyBlock, Reads, one_each
 from earl.errors import LayoutError, LayoutGap, LayoutOverlap
 
 
@@ -156,7 +156,7 @@ def plan_batch(
     first = np.flatnonzero(new)
     if len(first):
         extent = np.add.reduceat(extent, first)
-    block = Block(
+    block = CopyBlock(
         0,
         np.arange(len(column_bytes), dtype=np.int64),
         peer[first],

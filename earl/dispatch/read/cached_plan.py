@@ -20,7 +20,7 @@ from earl.dispatch.describe.descriptor import Descriptor
 from earl.dispatch.describe.pieces import Pieces, Repeat
 from earl.dispatch.describe.regions import RegionRef, Regions
 from earl.dispatch.layout.box import Box
-from earl.dispatch.read.resolve import Copies, FromArena, Read
+from earl.dispatch.read.resolve import FromArena, Read, ReadPlan
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, resolve
 
 # A larger plan is made anew each time rather than kept: a piece takes about 70 bytes.
@@ -56,7 +56,7 @@ class Repeated:
         if last is not None and published is not None and last.published == published and self._writable:
             return [_at(regions[number], parts) for number, parts in last.sources]
         self._plan = None
-        copies = Copies()
+        copies = ReadPlan()
         resolve([Read(keys, *one) for one in self._wanted], known, copies, turn)
         sources = copies.by_arena()
         if published is None or sum(source.copies for source in sources) > _MOST_PIECES:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from earl.config.data_plane import DataPlaneConfig
 from earl.dispatch.describe.regions import ArenaRef
 from earl.dispatch.read.cached_plan import Repeated, VersionRead
-from earl.dispatch.read.resolve import Copies, Form, FromArena, Read, assemble
+from earl.dispatch.read.resolve import Form, FromArena, Read, ReadPlan, assemble
 from earl.dispatch.read.resolve_classes import CREDIT_BYTES, PublishedClasses, resolve
 from earl.dispatch.read.resolve_sequences import SequenceRead, resolve_sequences
 from earl.dispatch.registry.registry import WEIGHTS_PREFIX, Registry
@@ -161,8 +161,8 @@ class Dispatcher:
         found += [await self._registry.fetch([], names) for names in others]
         descriptors, records = found[0][0], [one for _, one in found]
         published = [read for read in boxes if read.keys in of_weights]
-        samples = Copies()
-        once = Copies()
+        samples = ReadPlan()
+        once = ReadPlan()
         resolve(published, descriptors, once, self._turn)
         weights = once.by_arena()
         plain: list[FromArena] = []

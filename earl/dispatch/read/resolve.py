@@ -18,7 +18,7 @@ from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.describe.pieces import Pieces, coalesce, flat_bytes, joined
 from earl.dispatch.describe.regions import ArenaRef, RegionRef, Regions, host_id
 from earl.dispatch.layout.box import Box, Layout, ShardBox
-from earl.dispatch.layout.placements import Cut
+from earl.dispatch.layout.placements import DimensionSplit
 from earl.dispatch.plan.boxes import plan
 from earl.errors import LayoutError, LayoutGap
 
@@ -86,7 +86,7 @@ class FromArena:
             yield joined(together)
 
 
-class Copies:
+class ReadPlan:
     """What is to be read so far, by arena. `loads`: bytes from each owner, so that replicas share."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ def assemble(descriptors: Sequence[Descriptor]) -> dict[str, Tensor]:
     }
 
 
-def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copies) -> None:
+def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: ReadPlan) -> None:
     """Add the pieces of these reads. Raises LayoutGap, LayoutError."""
     assembled: dict[tuple[str, ...], dict[str, Tensor]] = {}
     groups: dict[tuple[tuple[str, ...], str], list[Read]] = {}
@@ -243,7 +243,7 @@ def _dot(index: Sequence[int], strides: Sequence[int]) -> int:
     return sum(i * stride for i, stride in zip(index, strides, strict=True))
 
 
-def _add_ranges(group: Sequence[Read], boxes: Sequence[Box], tensor: Tensor, copies: Copies) -> bool:
+def _add_ranges(group: Sequence[Read], boxes: Sequence[Box], tensor: Tensor, copies: ReadPlan) -> bool:
     """Many ranges of one column at once; False where shards overlap or leave a gap: plan says what."""
     wanted = [(read, box) for read, box in zip(group, boxes, strict=True) if box.size]
     if not wanted:
@@ -259,7 +259,9 @@ def _add_ranges(group: Sequence[Read], boxes: Sequence[Box], tensor: Tensor, cop
     if not plain or (start[order][1:] < stop[order][:-1]).any():
         return False
     ranges = tuple((box.start[0], box.stop[0]) for box in boxes)
-    cut = Cut(len(start), start[order], stop[order], order.astype(np.int32), np.zeros(len(order), np.int64))
+    cut = DimensionSplit(
+        len(start), start[order], stop[order], order.astype(np.int32), np.zeros(len(order), np.int64)
+    )
     met = cut.meet(ranges)
     bounds = np.cumsum([0, *(last - first for first, last in ranges)])
     if int(met.extent.sum()) != bounds[-1]:

@@ -17,8 +17,8 @@ from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Runs
 from earl.dispatch.plan.class_plan import Want, plan_reads
-from earl.dispatch.plan.schedule import Requests, schedule
-from earl.dispatch.read.resolve import Copies, Read, checked, resolve_boxes
+from earl.dispatch.plan.schedule import ReadRequests, schedule
+from earl.dispatch.read.resolve import Read, ReadPlan, checked, resolve_boxes
 from earl.errors import LayoutError, LayoutGap
 
 # What is under way from one peer at most: a request, and whatever the transport splits it into.
@@ -58,7 +58,7 @@ class PublishedClasses:
         return {rank: min(shards, key=dear) for rank, shards in self._shards[one].items()}
 
 
-def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copies, turn: int = 0) -> None:
+def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: ReadPlan, turn: int = 0) -> None:
     """Add the pieces of reads of any tensors. turn: with which peer to begin, another for each reader.
 
     Raises LayoutGap, LayoutError.
@@ -78,7 +78,7 @@ def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Copi
         resolve_classes(some, published[keys], copies, turn)
 
 
-def resolve_classes(reads: Sequence[Read], known: PublishedClasses, copies: Copies, turn: int) -> None:
+def resolve_classes(reads: Sequence[Read], known: PublishedClasses, copies: ReadPlan, turn: int) -> None:
     """Add the pieces of reads of tensors in these classes. Raises LayoutGap, LayoutError."""
     # By class, box and strides, then by number: where a tensor goes. What is wanted twice is a second group.
     wanted: dict[tuple[TensorClass, Box, tuple[int, ...], int], dict[int, np.ndarray]] = {}
@@ -100,7 +100,7 @@ def _resolve(
     box: Box,
     group: dict[int, np.ndarray],
     shards: dict[int, ClassShard],
-    copies: Copies,
+    copies: ReadPlan,
     turn: int,
 ) -> None:
     layout = one.layout
@@ -167,7 +167,7 @@ class _Targets:
 
 
 def _pieces(
-    requests: Requests, request: int, layout: MeshLayout, rank: int, shard: ClassShard, targets: _Targets
+    requests: ReadRequests, request: int, layout: MeshLayout, rank: int, shard: ClassShard, targets: _Targets
 ) -> Pieces:
     """One request, spelled out."""
     block, tensors, rows = requests.copies(request)

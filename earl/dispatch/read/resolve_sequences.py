@@ -11,7 +11,7 @@ from earl.dispatch.describe.descriptor import SequenceRecords
 from earl.dispatch.describe.pieces import Pieces, flat_bytes
 from earl.dispatch.describe.regions import host_id
 from earl.dispatch.plan.sequence_plan import ContextSlice, RaggedIndex, plan_batch
-from earl.dispatch.read.resolve import Copies
+from earl.dispatch.read.resolve import ReadPlan
 from earl.errors import LayoutError
 
 
@@ -61,7 +61,7 @@ class ByOwner:
 
 
 def resolve_sequences(
-    read: SequenceRead, owners: ByOwner, known: Mapping[str, SequenceRecords], copies: Copies
+    read: SequenceRead, owners: ByOwner, known: Mapping[str, SequenceRecords], copies: ReadPlan
 ) -> None:
     """Add the pieces of this read. Raises LayoutGap, LayoutError."""
     records = [known[owner] for owner in owners.names]

@@ -24,7 +24,7 @@ from earl.env.base import Ending, Limits, Observation
 from earl.env.session import ending_of
 from earl.errors import ContextTooLong, EarlError, EngineError, EnvironmentFailure
 from earl.obs import tracing
-from earl.transcript import Turn
+from earl.transcript import TranscriptTurn
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.episode.busy_spans import BusySpans
 from services.rollout.episode.columns import TokenColumns
@@ -68,7 +68,7 @@ class EpisodeOutcome:
     columns: TokenColumns = field(default_factory=TokenColumns)
     metrics: Mapping[str, float] = field(default_factory=dict)
     message: str = ""
-    transcript: Sequence[Turn] = ()
+    transcript: Sequence[TranscriptTurn] = ()
 
     @property
     def trainable(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
+from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, TranscriptTurn, shortened
 from services.rollout.episode.columns import TokenColumns
 
 # How many earlier tokens are decoded together with a token, to tell what it adds to the text.
@@ -18,24 +18,26 @@ def conversation(
     columns: TokenColumns,
     decode: Callable[[list[int]], str],
     opening: str = "",
-) -> list[Turn]:
+) -> list[TranscriptTurn]:
     """The turns of an episode, texts shortened, at most TURNS of them.
 
     observed: (role, text) of each observation; the last may be missing in the columns, where the context was
     full. opening: how every answer begins. Answers are decoded from the columns, so that they are what was
     sampled.
     """
-    turns = [Turn("system", system, 0)] if system else []
+    turns = [TranscriptTurn("system", system, 0)] if system else []
     start, left = 0, TOKENS
     for (role, text), count in zip(observed, columns.turn_tokens, strict=False):
         end = start + count
         answer = columns.loss_mask.find(1, start, end)
         answer = end if answer < 0 else answer
-        turns.append(Turn(role, text, answer - start))
+        turns.append(TranscriptTurn(role, text, answer - start))
         if answer < end:
             text = opening + decode(columns.tokens[answer:end])
             kept = min(left, end - answer)
-            turns.append(Turn("assistant", text, end - answer, sampled(columns, answer, kept, decode)))
+            turns.append(
+                TranscriptTurn("assistant", text, end - answer, sampled(columns, answer, kept, decode))
+            )
             left -= kept
         start = end
     if len(turns) > TURNS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
+from earl.transcript import TOKEN_BYTES, TOKENS, TURNS, Sampled, TranscriptTurn, shortened
 from earl.v1 import scheduler_pb2
 from services.scheduler.journal.events import encode_evaluation
 from services.scheduler.ledger.evaluation import Judgement
@@ -21,12 +21,12 @@ def encode_evaluations(
     return [encode_evaluation(evaluation, judgement) for evaluation, judgement in judged]
 
 
-def decode_transcript(result: scheduler_pb2.AttemptResult) -> tuple[Turn, ...]:
+def decode_transcript(result: scheduler_pb2.AttemptResult) -> tuple[TranscriptTurn, ...]:
     """The conversation within TURNS turns of TEXT_BYTES; empty if there was none."""
     if not result.transcript:
         return ()
     return tuple(
-        Turn(turn.role[:ROLE_CHARACTERS], shortened(turn.text), turn.tokens, decode_sampled(turn))
+        TranscriptTurn(turn.role[:ROLE_CHARACTERS], shortened(turn.text), turn.tokens, decode_sampled(turn))
         for turn in result.transcript[:TURNS]
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from earl.config.run import RunConfig
-from earl.transcript import Turn
+from earl.transcript import TranscriptTurn
 from services.scheduler.batches import batch_plan
 from services.scheduler.batches.columns import ColumnRegistry
 from services.scheduler.files.endings import Endings
@@ -37,7 +37,9 @@ class RunRecorder:
         """An attempt ended, whether it may be trained or comes to nothing."""
         self.endings.count(result)
 
-    def accepted(self, ledger: Ledger, ticket: Ticket | None, result: Result, said: Sequence[Turn]) -> None:
+    def accepted(
+        self, ledger: Ledger, ticket: Ticket | None, result: Result, said: Sequence[TranscriptTurn]
+    ) -> None:
         """ticket: None if this was said before."""
         if ticket is not None and ticket.transcript:
             self._samples.heard(phases.training_steps(ledger), ticket, result, said)

@@ -19,7 +19,7 @@ from typing import Any
 
 from earl.expendable import ExpendableFile
 from earl.obs.metrics import LineFile, read_lines
-from earl.transcript import Turn
+from earl.transcript import TranscriptTurn
 from services.scheduler.state.records import Purpose, Result, Ticket
 
 LIMIT_BYTES = 4 << 20
@@ -38,7 +38,7 @@ class SampleFile:
         self._file = LineFile(path)
         self._thinning = ExpendableFile(path)
 
-    def heard(self, step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> None:
+    def heard(self, step: int, ticket: Ticket, result: Result, turns: Sequence[TranscriptTurn]) -> None:
         """An accepted episode. An evaluation's is written at once, training's once it is trained.
 
         step: training steps done.
@@ -74,7 +74,7 @@ class SampleFile:
                 former.close()
 
 
-def line(step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> dict[str, Any]:
+def line(step: int, ticket: Ticket, result: Result, turns: Sequence[TranscriptTurn]) -> dict[str, Any]:
     """One trajectory as it is written."""
     return {
         "step": step,
@@ -90,7 +90,7 @@ def line(step: int, ticket: Ticket, result: Result, turns: Sequence[Turn]) -> di
     }
 
 
-def turn_line(turn: Turn) -> dict[str, Any]:
+def turn_line(turn: TranscriptTurn) -> dict[str, Any]:
     sampled_line: dict[str, Any] = {"role": turn.role, "text": turn.text, "tokens": turn.tokens}
     if turn.sampled:
         sampled_line["sampled"] = {

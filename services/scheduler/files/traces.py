@@ -32,7 +32,7 @@ class _Seen:
 class TicketTraces:
     """Of one tables. Does nothing where nothing is traced."""
 
-    def __init__(self, tables: LedgerTables, tickets: tracing.Tickets) -> None:
+    def __init__(self, tables: LedgerTables, tickets: tracing.TracedTickets) -> None:
         self._tables = tables
         self._tickets = tickets
         self._on = tickets.fraction > 0
@@ -93,12 +93,12 @@ class TicketTraces:
         tracing.record("ticket", span.parent, span.began_ns, now_ns, attributes, root=True)
 
 
-def tickets_of(config: RunConfig) -> tracing.Tickets:
+def tickets_of(config: RunConfig) -> tracing.TracedTickets:
     """What the run file says of traces."""
-    return tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
+    return tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
 
 
-def record_switch(tickets: tracing.Tickets, stage: str, switch: SwitchRecord, end_ns: int) -> None:
+def record_switch(tickets: tracing.TracedTickets, stage: str, switch: SwitchRecord, end_ns: int) -> None:
     """A switch ended; its commands are spans below it."""
     attributes = {
         "before": str(switch.former),

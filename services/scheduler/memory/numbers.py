@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from earl.models.slices import own_parameters
+from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
 from services.scheduler.memory.parts import ceil_div
@@ -64,7 +64,7 @@ def elements(shapes: Shapes, dp: int = 1) -> int:
 def _numbers(spec: ModelSpec, tp: int, pp: int, fused: bool) -> ModelNumbers:
     tensors = {
         name: tensor
-        for name, tensor in own_parameters(spec, 0, tp, fused=fused).items()
+        for name, tensor in rank_parameters(spec, 0, tp, fused=fused).items()
         if not tensor.same_as
     }
     block = tuple(tensor.shape for name, tensor in tensors.items() if name.startswith("model.layers.0."))

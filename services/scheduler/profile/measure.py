@@ -13,7 +13,7 @@ from pathlib import Path
 from earl.config.run import RunConfig
 from earl.errors import DeadlineExceeded, OutOfMemory
 from earl.parallelism import Parallelism
-from earl.profiling import Job, Visit
+from earl.profiling import ProfileJob, Visit
 from services.scheduler.profile.cache import Cache
 from services.scheduler.profile.plan import LEAST, MOST, ProfilePoint, ProfileProgress, halves
 from services.scheduler.profile.probe import StageProbe
@@ -133,10 +133,10 @@ class Measuring:
     def _name(self, parallelism: Parallelism, point: ProfilePoint) -> str:
         return f"{self._plan.stage} {parallelism}, {point.context_tokens} tokens x {point.concurrency}"
 
-    def _job(self, parallelism: Parallelism, group: list[ProfilePoint]) -> Job:
+    def _job(self, parallelism: Parallelism, group: list[ProfilePoint]) -> ProfileJob:
         loads = dict.fromkeys(self._at_work(parallelism, point) for point in group)
         points = tuple((point.context_tokens, point.concurrency) for point in loads)
-        return Job(
+        return ProfileJob(
             self._plan.stage, self._run, self._model, parallelism.dp, parallelism.tp, points, parallelism.cp
         )
 

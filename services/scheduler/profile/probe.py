@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from earl.errors import DeadlineExceeded, OutOfMemory, ProcessFailed
-from earl.profiling import Job, Sample, Visit, decode, encode
+from earl.profiling import ProfileJob, ProfileSample, Visit, decode, encode
 
 MODULES = {
     "rollout": "services.rollout.probe",
@@ -31,7 +31,7 @@ class StageProbe:
         self._process, self._name, self._log = process, name, log
 
     @classmethod
-    async def start(cls, job: Job, directory: Path) -> StageProbe:
+    async def start(cls, job: ProfileJob, directory: Path) -> StageProbe:
         """Returns once it is ready. directory: for its job and its log, which stay there."""
         name = f"{job.stage}-dp{job.dp}-tp{job.tp}-cp{job.cp}"
         file, log = directory / f"{name}.json", directory / f"{name}.log"
@@ -50,13 +50,13 @@ class StageProbe:
             raise
         return probe
 
-    async def visit(self, visit: Visit, deadline_s: float) -> Sample:
+    async def visit(self, visit: Visit, deadline_s: float) -> ProfileSample:
         """One window."""
         assert self._process.stdin is not None
         with suppress(ConnectionError):  # it ended: its exit code says why
             self._process.stdin.write(encode(visit).encode())
             await self._process.stdin.drain()
-        return decode(Sample, await self._answer(deadline_s))
+        return decode(ProfileSample, await self._answer(deadline_s))
 
     async def _answer(self, deadline_s: float) -> bytes:
         assert self._process.stdout is not None

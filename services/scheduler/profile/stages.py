@@ -13,7 +13,7 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError
 from earl.models.source import cache_directory
 from earl.models.spec import ModelSpec
-from earl.models.tp import legal_cuts, legal_tp, rank_heads
+from earl.models.tp import legal_parallelisms, legal_tp, rank_heads
 from earl.obs.machine import installed, machine
 from earl.parallelism import Parallelism
 from services.scheduler.profile.cache import Cache
@@ -81,7 +81,9 @@ def parallelisms(stage: str, config: RunConfig, spec: ModelSpec) -> list[Paralle
     """Those that the stage can be started in with its devices."""
     if stage == "trainer":
         return [
-            parallelism for parallelism in legal_cuts(spec, config.trainer.ranks) if fed(config, parallelism)
+            parallelism
+            for parallelism in legal_parallelisms(spec, config.trainer.ranks)
+            if fed(config, parallelism)
         ]
     section = config.rollout if stage == "rollout" else config.reference
     dp = config.rollout.engines if stage == "rollout" else config.reference.dp

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from earl.dispatch.layout.box import Box, Layout, ShardBox
 from earl.errors import CheckpointError, LayoutError
-from earl.models.lora import Lora
+from earl.models.lora import LoraSpec
 from earl.models.spec import ModelSpec
 from earl.ticket_ranges import RangeSet
 from services.trainer.model.adapters import AdapterEntry
@@ -144,7 +144,7 @@ def _adapter(value: dict | None) -> AdapterEntry | None:
     if value is None:
         return None
     lora = value["lora"]
-    return AdapterEntry(Lora(lora["rank"], lora["alpha"], tuple(lora["targets"])), value["base"])
+    return AdapterEntry(LoraSpec(lora["rank"], lora["alpha"], tuple(lora["targets"])), value["base"])
 
 
 def fingerprint(spec: ModelSpec) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from earl.models.lora import Lora
+from earl.models.lora import LoraSpec
 
 _HASH_BYTES = 1 << 24
 
@@ -16,7 +16,7 @@ _HASH_BYTES = 1 << 24
 class AdapterEntry:
     """The tensors are adapters (earl.models.lora) of the model whose files have the hash `base`."""
 
-    lora: Lora
+    lora: LoraSpec
     base: str
 
 

@@ -30,9 +30,9 @@ from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement
 from earl.dispatch.publish.dtensor import local_box
-from earl.models.lora import Lora, adapt, adapters, initial, merged
+from earl.models.lora import LoraSpec, adapt, adapters, initial, merged
 from earl.models.module import Decoder, decoder_on_meta
-from earl.models.slices import tp_box, tp_cut, whole_shape
+from earl.models.slices import tp_box, tp_shard, whole_shape
 from earl.models.spec import ModelSpec
 from earl.models.weights import Checkpoint
 from services.trainer.model.adapters import AdapterEntry, hash_of
@@ -79,12 +79,12 @@ class Shard:
         return self.box.size > 0 and all(placement[0] != "replicate" or i == 0 for i, placement in held)
 
 
-def lora_of(config: RunConfig) -> Lora | None:
+def lora_of(config: RunConfig) -> LoraSpec | None:
     """The adapters that a run file asks for."""
     trainer = config.trainer
     if not trainer.lora_rank:
         return None
-    return Lora(trainer.lora_rank, trainer.lora_alpha, tuple(sorted(set(trainer.lora_targets))))
+    return LoraSpec(trainer.lora_rank, trainer.lora_alpha, tuple(sorted(set(trainer.lora_targets))))
 
 
 class ShardedPolicy:
@@ -101,7 +101,7 @@ class ShardedPolicy:
         mesh: RankMesh,
         dtype: str,
         *,
-        lora: Lora | None = None,
+        lora: LoraSpec | None = None,
         frozen_dtype: str = "float32",
         activation_checkpointing: bool = False,
         allocated: bool = True,
@@ -229,7 +229,7 @@ class ShardedPolicy:
     def _gathered(self, shard: Shard) -> torch.Tensor:
         """A tensor from all ranks' shards."""
         tp_slice, tensor = _whole(shard.parameter), self.mesh.tensor
-        if tp_cut(shard.name, self.spec, tensor.size) is None:
+        if tp_shard(shard.name, self.spec, tensor.size) is None:
             return tp_slice
         parts = [torch.empty_like(tp_slice) for _ in range(tensor.size)]
         dist.all_gather(parts, tp_slice.contiguous(), group=tensor.group)
@@ -291,7 +291,7 @@ def shards_of(decoder: Decoder, mesh: RankMesh) -> Iterator[Shard]:
             continue
         size = mesh.tensor.size
         shape = whole_shape(name, local_shape, decoder.spec, size)
-        sharding = tp_cut(name, decoder.spec, size)
+        sharding = tp_shard(name, decoder.spec, size)
         steps: list[tuple[int, Placement]] = [(size, ("replicate",))]
         if sharding is not None:
             steps = [(sharding.parts, ("shard", sharding.dim)), (sharding.replicas, ("replicate",))]

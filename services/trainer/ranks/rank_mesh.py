@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from earl.errors import IllegalParallelism
 from earl.models.parallel import ContextParallel, TensorParallel
 from earl.models.spec import ModelSpec
-from earl.models.tp import check_cut, legal_cuts
+from earl.models.tp import check_parallelism, legal_parallelisms
 from earl.parallelism import Parallelism
 from services.trainer.ranks.process_group import Group, forget_meshes
 
@@ -109,6 +109,6 @@ def check_rank_mesh(parallelism: Parallelism, ranks: int, spec: ModelSpec) -> No
         raise IllegalParallelism(
             f"{parallelism} of {parallelism.devices} ranks (pp {parallelism.pp}) is no parallelism of a "
             f"trainer of {ranks} ranks",
-            f"use one of {', '.join(map(str, legal_cuts(spec, ranks)))}",
+            f"use one of {', '.join(map(str, legal_parallelisms(spec, ranks)))}",
         )
-    check_cut(spec, parallelism.tp, parallelism.cp)
+    check_parallelism(spec, parallelism.tp, parallelism.cp)

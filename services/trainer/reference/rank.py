@@ -62,7 +62,7 @@ class ReferenceRank:
         self._logprobs = logprobs
         self._origin = origin
         self._rank0 = rank0
-        self._tickets = tracing.Tickets(config.name, config.seed, config.obs.traced_fraction)
+        self._tickets = tracing.TracedTickets(config.name, config.seed, config.obs.traced_fraction)
         self._loaded = False
         # Names what this life of the stage publishes.
         self._life = self._group.broadcast(secrets.token_hex(8).encode()).decode()

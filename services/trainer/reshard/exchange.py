@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from earl.dispatch.layout.box import Box
-from earl.dispatch.plan.reshard_plan import Part
+from earl.dispatch.plan.reshard_plan import ReshardPart
 from earl.shm import RegionHandle, SharedRegion
 from services.trainer.ranks.process_group import Group
 
@@ -54,17 +54,20 @@ class ExchangedTensor(Protocol):
 class Exchange(Protocol):
     """A way for parts of tensors from rank to rank."""
 
-    def held_bytes(self, batch: Sequence[Part]) -> int:
+    def held_bytes(self, batch: Sequence[ReshardPart]) -> int:
         """Memory of this rank that carrying these parts takes."""
         ...
 
-    def carry(self, batch: Sequence[Part]) -> int:
+    def carry(self, batch: Sequence[ReshardPart]) -> int:
         """Exchange these parts; returns the bytes that this rank sent. A collective."""
         ...
 
 
 def open_exchange(
-    tensors: Sequence[ExchangedTensor], batches: Sequence[Sequence[Part]], group: Group, process_group: Any
+    tensors: Sequence[ExchangedTensor],
+    batches: Sequence[Sequence[ReshardPart]],
+    group: Group,
+    process_group: Any,
 ) -> Exchange:
     """An exchange for all of these batches; process_group: the default one if None. A collective.
 
@@ -90,20 +93,20 @@ class _BufferLayout:
 
     def __init__(
         self,
-        batch: Sequence[Part],
+        batch: Sequence[ReshardPart],
         tensors: Sequence[ExchangedTensor],
         group: Group,
         rank: int,
         *,
         sends: bool,
     ):
-        by_peer: list[list[Part]] = [[] for _ in range(group.size)]
+        by_peer: list[list[ReshardPart]] = [[] for _ in range(group.size)]
         for part in batch:
             piece = part.piece
             mine, peer = (piece.source, piece.target) if sends else (piece.target, piece.source)
             if mine == rank:
                 by_peer[peer].append(part)
-        self.parts: list[tuple[Part, int]] = []
+        self.parts: list[tuple[ReshardPart, int]] = []
         self.splits: list[int] = []
         self.size_bytes = 0
         for parts in by_peer:
@@ -125,13 +128,13 @@ class _Collective:
     def __init__(self, tensors: Sequence[ExchangedTensor], group: Group, process_group: Any) -> None:
         self._tensors, self._group, self._process_group = tensors, group, process_group
 
-    def _layout(self, batch: Sequence[Part], *, sends: bool) -> _BufferLayout:
+    def _layout(self, batch: Sequence[ReshardPart], *, sends: bool) -> _BufferLayout:
         return _BufferLayout(batch, self._tensors, self._group, self._group.rank, sends=sends)
 
-    def held_bytes(self, batch: Sequence[Part]) -> int:
+    def held_bytes(self, batch: Sequence[ReshardPart]) -> int:
         return self._layout(batch, sends=True).size_bytes + self._layout(batch, sends=False).size_bytes
 
-    def carry(self, batch: Sequence[Part]) -> int:
+    def carry(self, batch: Sequence[ReshardPart]) -> int:
         going, coming = self._layout(batch, sends=True), self._layout(batch, sends=False)
         sent = torch.empty(going.size_bytes, dtype=torch.uint8, device=self._group.device)
         received = torch.empty(coming.size_bytes, dtype=torch.uint8, device=self._group.device)
@@ -163,10 +166,10 @@ class _Shared:
         )
         self._round = 0
 
-    def held_bytes(self, batch: Sequence[Part]) -> int:
+    def held_bytes(self, batch: Sequence[ReshardPart]) -> int:
         return self._outboxes[self._group.rank].nbytes
 
-    def carry(self, batch: Sequence[Part]) -> int:
+    def carry(self, batch: Sequence[ReshardPart]) -> int:
         rank, half = self._group.rank, self._round % 2
         self._round += 1
         sent_bytes = 0
@@ -188,7 +191,10 @@ class _Shared:
 
 
 def _open_shared(
-    tensors: Sequence[ExchangedTensor], batches: Sequence[Sequence[Part]], group: Group, process_group: Any
+    tensors: Sequence[ExchangedTensor],
+    batches: Sequence[Sequence[ReshardPart]],
+    group: Group,
+    process_group: Any,
 ) -> _Shared | None:
     """An exchange through shared memory; None if a rank cannot map another's. A collective."""
     sizes = [

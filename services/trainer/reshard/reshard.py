@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from earl.dispatch.layout.box import Box
-from earl.dispatch.plan.reshard_plan import Piece, Recut, exchange, rounds
+from earl.dispatch.plan.reshard_plan import Reshard, ReshardPiece, plan_reshard, rounds
 from services.trainer.ranks.process_group import Group
 from services.trainer.reshard.exchange import open_exchange, part_of
 
@@ -69,7 +69,7 @@ class TensorMemory:
 class MovingTensor:
     """One tensor on this rank: `old` holds this rank's box of recut.before, `new` its box of recut.after."""
 
-    recut: Recut
+    recut: Reshard
     old: TensorMemory
     new: TensorMemory
 
@@ -111,7 +111,7 @@ def move(
     """
     started = time.perf_counter()
     recuts = [tensor.recut for tensor in tensors]
-    pieces = exchange(recuts)
+    pieces = plan_reshard(recuts)
     batches = list(rounds(recuts, pieces, chunk_bytes))
     way = open_exchange(tensors, batches, group, process_group)
     walk = _Walk(tensors, pieces, group.rank)
@@ -135,7 +135,9 @@ def move(
 class _Walk:
     """Tracks which tensors are begun and ended, and the memory that is held meanwhile."""
 
-    def __init__(self, tensors: Sequence[MovingTensor], pieces: Sequence[Sequence[Piece]], rank: int) -> None:
+    def __init__(
+        self, tensors: Sequence[MovingTensor], pieces: Sequence[Sequence[ReshardPiece]], rank: int
+    ) -> None:
         self._tensors, self._pieces, self._rank = tensors, pieces, rank
         self.begun = 0
         # Those whose old memory the rounds still need.
@@ -193,5 +195,5 @@ def moving_tensors(
         before, after = (
             tuple(Box(*map(tuple, boxes[number][which])) for boxes in by_rank) for which in (0, 1)
         )
-        moving.append(MovingTensor(Recut(shape, old.item_bytes, before, after), old, new))
+        moving.append(MovingTensor(Reshard(shape, old.item_bytes, before, after), old, new))
     return moving

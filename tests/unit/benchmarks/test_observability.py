@@ -160,7 +160,7 @@ def test_what_goes_on_beside_a_measurement_says_that_it_failed():
 
 def test_the_collector_takes_spans():
     with collector() as (address, received), tracing.exporting(address, "scheduler", "run"):
-        tracing.record("ticket", tracing.Tickets("run", 1, 1.0).parent(1), 1, 2, root=True)
+        tracing.record("ticket", tracing.TracedTickets("run", 1, 1.0).parent(1), 1, 2, root=True)
     assert sum(received) > 100
 
 
@@ -168,7 +168,7 @@ async def test_the_collector_is_a_process_that_says_what_it_took(tmp_path: Path)
     role, told = await Role.start("benchmarks.collector", directory=str(tmp_path), scrape=True)
     try:
         with tracing.exporting(told["address"], "scheduler", "run"):
-            tracing.record("ticket", tracing.Tickets("run", 1, 1.0).parent(1), 1, 2, root=True)
+            tracing.record("ticket", tracing.TracedTickets("run", 1, 1.0).parent(1), 1, 2, root=True)
         taken = await role.ask()
     finally:
         await role.stop()

@@ -10,7 +10,7 @@ import torch
 
 from earl.models.module import Decoder
 from earl.models.parallel import TensorParallel
-from earl.models.slices import FAMILIES, own_parameters, tp_box
+from earl.models.slices import FAMILIES, rank_parameters, tp_box
 from earl.models.spec import FAMILIES as SUPPORTED
 from earl.models.spec import ModelSpec
 from earl.models.tp import legal_tp
@@ -37,7 +37,7 @@ def published(spec: ModelSpec) -> dict[str, np.ndarray]:
 def own_arrays(spec: ModelSpec, rank: int, tp: int, fused: bool) -> dict[str, np.ndarray]:
     """A rank's parameters put together as the table says, each element once."""
     whole, found = published(spec), {}
-    for name, one in own_parameters(spec, rank, tp, fused=fused).items():
+    for name, one in rank_parameters(spec, rank, tp, fused=fused).items():
         array = np.full(one.shape, -1)
         for part in one.parts:
             assert (array[part.at.slices()] == -1).all()
@@ -61,7 +61,7 @@ def test_heads_and_rows_are_dealt_whole(name: str, tp: int):
     at = "model.layers.0."
     for rank in range(tp):
         own = own_arrays(spec, rank, tp, fused=False)
-        kept = {name for name, one in own_parameters(spec, rank, tp).items() if not one.same_as}
+        kept = {name for name, one in rank_parameters(spec, rank, tp).items() if not one.same_as}
         assert kept == set(whole)
         query = whole[at + "self_attn.q_proj.weight"].reshape(spec.heads, size, -1)
         mine = range(rank * heads, (rank + 1) * heads)
@@ -101,7 +101,7 @@ def test_a_decoder_has_these_parameters(name: str, tp: int):
     with torch.device("meta"):
         decoder = Decoder(spec, TensorParallel(tp - 1, tp))
     shapes = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
-    own = own_parameters(spec, tp - 1, tp)
+    own = rank_parameters(spec, tp - 1, tp)
     assert shapes == {name: one.shape for name, one in own.items() if not one.same_as}
 
 

@@ -9,7 +9,7 @@ from earl.config.model import ModelConfig
 from earl.errors import IllegalParallelism
 from earl.models.create import create_model
 from earl.models.spec import ModelSpec
-from earl.models.tp import check_cut, legal_cuts
+from earl.models.tp import check_parallelism, legal_parallelisms
 from earl.parallelism import Parallelism
 
 SCRIPT = """
@@ -87,11 +87,11 @@ def test_two_ranks_equal_one(tmp_path):
 def test_what_does_not_divide_is_refused_with_what_does():
     spec = ModelSpec("llama", 24, 2, 8, 2, 4, 48, 29, tied=True)
     for tp, cp in ((1, 8), (2, 4), (8, 1), (4, 2)):
-        check_cut(spec, tp, cp)
+        check_parallelism(spec, tp, cp)
     with pytest.raises(IllegalParallelism, match=r"cp 4 .* 2 heads and 1 kv_heads .* cp 1 or 2 with tp 4"):
-        check_cut(spec, 4, 4)
+        check_parallelism(spec, 4, 4)
     with pytest.raises(IllegalParallelism, match="tp 3"):
-        check_cut(spec, 3, 1)
-    degrees = [(one.dp, one.tp, one.cp) for one in legal_cuts(spec, 4)]
+        check_parallelism(spec, 3, 1)
+    degrees = [(one.dp, one.tp, one.cp) for one in legal_parallelisms(spec, 4)]
     assert degrees == [(4, 1, 1), (2, 1, 2), (1, 1, 4), (2, 2, 1), (1, 2, 2), (1, 4, 1)]
-    assert legal_cuts(spec, 3) == [Parallelism(3)]
+    assert legal_parallelisms(spec, 3) == [Parallelism(3)]

@@ -12,19 +12,23 @@ from earl.v1 import env_pb2, env_pb2_grpc
 from tests.support.collector import Collector
 from tests.support.paths import ROOT
 
-TICKETS = tracing.Tickets("run", 7, 0.25)
+TICKETS = tracing.TracedTickets("run", 7, 0.25)
 
 
 def test_a_fraction_of_the_tickets_is_traced_always_the_same():
     parents = {number: TICKETS.parent(number) for number in range(4000)}
     sampled = {number for number, parent in parents.items() if parent}
     assert 850 < len(sampled) < 1150
-    assert {number for number in range(4000) if tracing.Tickets("run", 7, 0.25).parent(number)} == sampled
-    assert sampled < {number for number in range(4000) if tracing.Tickets("run", 7, 0.5).parent(number)}
+    assert {
+        number for number in range(4000) if tracing.TracedTickets("run", 7, 0.25).parent(number)
+    } == sampled
+    assert sampled < {number for number in range(4000) if tracing.TracedTickets("run", 7, 0.5).parent(number)}
     assert len({parents[number][3:35] for number in sampled}) == len(sampled)
     assert all(tracing.checked(parents[number]) == parents[number] for number in sampled)
-    assert not tracing.Tickets("run", 7, 0.0).parent(1) and tracing.Tickets("run", 7, 1.0).parent(1)
-    assert tracing.Tickets("other", 7, 1.0).parent(1) != tracing.Tickets("run", 7, 1.0).parent(1)
+    assert not tracing.TracedTickets("run", 7, 0.0).parent(1) and tracing.TracedTickets("run", 7, 1.0).parent(
+        1
+    )
+    assert tracing.TracedTickets("other", 7, 1.0).parent(1) != tracing.TracedTickets("run", 7, 1.0).parent(1)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,7 @@ def test_what_is_no_sampled_traceparent_counts_as_none(text):
 
 
 def test_without_a_collector_nothing_is_made():
-    parent = tracing.Tickets("run", 7, 1.0).parent(1)
+    parent = tracing.TracedTickets("run", 7, 1.0).parent(1)
     assert tracing.child(parent) == "" and not tracing.active()
     with tracing.span("work", parent) as own:
         assert own == ""
@@ -44,7 +48,7 @@ def test_without_a_collector_nothing_is_made():
 
 
 def test_spans_arrive_as_they_were_told():
-    parent = tracing.Tickets("run", 7, 1.0).parent(1)
+    parent = tracing.TracedTickets("run", 7, 1.0).parent(1)
     with Collector() as collector:
         with tracing.exporting(collector.address, "rollout-0", "run"):
             with tracing.span("outer", parent, {"turn": 3}) as outer:
@@ -70,7 +74,7 @@ def test_spans_leave_while_the_process_goes_on(monkeypatch):
 
     came = threading.Event()
     monkeypatch.setattr(tracing, "EXPORT_EVERY_S", 0.01)
-    parent = tracing.Tickets("run", 7, 1.0).parent(1)
+    parent = tracing.TracedTickets("run", 7, 1.0).parent(1)
     with Told() as collector, tracing.exporting(collector.address, "rollout-0", "run"):
         tracing.record("first", parent, 1, 2)
         assert came.wait(30.0)
@@ -79,7 +83,7 @@ def test_spans_leave_while_the_process_goes_on(monkeypatch):
 
 def test_a_collector_that_is_away_costs_a_bounded_wait(monkeypatch):
     monkeypatch.setattr(tracing, "CLOSE_S", 0.05)
-    parent = tracing.Tickets("run", 7, 1.0).parent(1)
+    parent = tracing.TracedTickets("run", 7, 1.0).parent(1)
     with tracing.exporting("http://127.0.0.1:1", "rollout-0", "run"):
         for _ in range(5000):  # more than its queue holds
             tracing.record("work", parent, 1, 2)

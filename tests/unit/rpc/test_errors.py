@@ -21,7 +21,7 @@ from earl.rpc.errors import (
     to_status,
 )
 from earl.rpc.token_file import Role, make
-from earl.rpc.tokens import Tokens
+from earl.rpc.tokens import AcceptedTokens
 
 STRONG = make(Role.WORKER).token
 
@@ -61,20 +61,20 @@ def test_bad_addresses(address: str):
 
 @pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:1", "[::1]:0", "127.1.2.3:5"])
 def test_loopback_needs_nothing(bind: str):
-    auth.check_bind(bind, Tokens(), None)
+    auth.check_bind(bind, AcceptedTokens(), None)
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0:0", "[::]:1", "10.0.0.1:5", "example.org:5"])
 def test_off_loopback_needs_tls_and_token(bind: str):
     with pytest.raises(errors.InsecureBind):
-        auth.check_bind(bind, Tokens(), None)
+        auth.check_bind(bind, AcceptedTokens(), None)
     with pytest.raises(errors.InsecureBind, match="without TLS"):
-        auth.check_bind(bind, Tokens(STRONG), None)
+        auth.check_bind(bind, AcceptedTokens(STRONG), None)
     with pytest.raises(errors.InsecureBind, match="without a token"):
-        auth.check_bind(bind, Tokens(), auth.TlsFiles())
+        auth.check_bind(bind, AcceptedTokens(), auth.TlsFiles())
     with pytest.raises(errors.InsecureBind, match="6 characters"):
-        auth.check_bind(bind, Tokens("secret"), auth.TlsFiles())
-    auth.check_bind(bind, Tokens(STRONG), auth.TlsFiles())
+        auth.check_bind(bind, AcceptedTokens("secret"), auth.TlsFiles())
+    auth.check_bind(bind, AcceptedTokens(STRONG), auth.TlsFiles())
 
 
 @pytest.mark.parametrize(

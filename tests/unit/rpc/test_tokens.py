@@ -20,7 +20,7 @@ from earl.rpc import Client, Server, server, token_file, tokens
 from earl.rpc.access import Access
 from earl.rpc.errors import from_call
 from earl.rpc.token_file import Entry, Role, make
-from earl.rpc.tokens import SecretFile, SecretTokens, TokenFile, Tokens, token_id
+from earl.rpc.tokens import AcceptedTokens, SecretFile, SecretTokens, TokenFile, token_id
 from earl.stack import credentials
 from earl.v1 import env_pb2, env_pb2_grpc
 
@@ -141,8 +141,8 @@ def test_who_a_token_is(path):
     ):
         with pytest.raises(errors.Unauthenticated, match=words):
             accepts.identify(sent)
-    assert Tokens("one for all").identify(b"one for all").role is None
-    assert not Tokens().demanded and Tokens().identify(None).id == ""
+    assert AcceptedTokens("one for all").identify(b"one for all").role is None
+    assert not AcceptedTokens().demanded and AcceptedTokens().identify(None).id == ""
 
 
 def test_a_change_is_taken_over_and_a_mistake_is_not(path, caplog):

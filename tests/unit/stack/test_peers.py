@@ -9,7 +9,7 @@ import pytest
 
 from earl.config.service import read_run, service_run
 from earl.errors import ConfigError
-from earl.rpc.peers import advertised, peer, told
+from earl.rpc.peers import advertised, peer, variable_or_file
 from earl.stack.prepare import main, prepare
 
 RUN = 'name = "one"\n[environment]\nname = "a/b"\n'
@@ -29,12 +29,12 @@ def test_a_secret_may_lie_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert peer("EARL_REDIS_URL") == "redis://:pass@valkey:6379"
     monkeypatch.setenv("EARL_REDIS_URL", "redis://other")
     with pytest.raises(ConfigError, match="both set") as raised:
-        told("EARL_REDIS_URL")
+        variable_or_file("EARL_REDIS_URL")
     assert "pass" not in str(raised.value)
     monkeypatch.delenv("EARL_REDIS_URL")
     monkeypatch.setenv("EARL_REDIS_URL_FILE", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"EARL_REDIS_URL_FILE = .*none.* cannot be read"):
-        told("EARL_REDIS_URL")
+        variable_or_file("EARL_REDIS_URL")
 
 
 @pytest.mark.parametrize(

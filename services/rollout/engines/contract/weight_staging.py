@@ -18,7 +18,7 @@ from earl.dispatch.describe.dtypes import numpy_dtype
 from earl.dispatch.read.reader import Repeated, VersionRead
 from earl.dispatch.read.resolve import Form
 from earl.errors import LayoutError, WeightsIncomplete
-from earl.models.slices import Own
+from earl.models.slices import RankParameter
 from services.rollout.engines.contract.data_thread import DataThread
 from services.rollout.engines.contract.engine import EngineSpec, LoadReport
 
@@ -35,7 +35,7 @@ class WeightStager:
         self,
         spec: EngineSpec,
         data: DataThread,
-        parameters: Mapping[str, Own],
+        parameters: Mapping[str, RankParameter],
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
         self._spec, self._data = spec, data

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from earl.errors import ConfigError, EarlError, EngineError
-from earl.models.slices import own_parameters
+from earl.models.slices import rank_parameters
 from earl.models.spec import load_spec
 from earl.worker_report import totals_by_path
 from services.rollout.engines.contract import wire
@@ -57,7 +57,7 @@ class SglangEngine(ForeignEngine):
                 "set rollout.engine_python to an environment that has it (docs/engines.md)",
             ) from error
         self._data = DataThread(spec)
-        self._stager = WeightStager(spec, self._data, own_parameters(model, 0, 1), model.shapes())
+        self._stager = WeightStager(spec, self._data, rank_parameters(model, 0, 1), model.shapes())
         self.workers = self._link.pids
         self._deaths = [os.pidfd_open(pid) for pid in self.workers]
         self._outputs: deque[tuple[str, Output]] = deque()

@@ -25,7 +25,7 @@ from earl.dispatch.layout.box import Box
 from earl.errors import EngineError
 from earl.models.module import rope_frequencies, rope_table, rotate
 from earl.models.parallel import TensorParallel
-from earl.models.slices import own_parameters
+from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec
 from earl.models.tp import rank_heads
 from earl.models.weights import Checkpoint
@@ -90,7 +90,7 @@ class ModelRunner:
         self.deterministic = deterministic
         self.heads, self.kv_heads = rank_heads(spec, tp.size)
         self.shape = AttentionShape(self.heads, self.kv_heads, spec.head_dim, self.device)
-        self.parameters = own_parameters(spec, tp.rank, tp.size, fused=True)
+        self.parameters = rank_parameters(spec, tp.rank, tp.size, fused=True)
         self.weights: dict[str, torch.Tensor] = {}
         for name, sliced in self.parameters.items():
             shared = self.weights.get(sliced.same_as)

@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (  # pyright: igno
     finalize_layerwise_reload,
 )
 
-from earl.models.slices import own_parameters
+from earl.models.slices import rank_parameters
 from earl.models.spec import load_spec
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.data_thread import DataThread
@@ -44,7 +44,7 @@ class EarlWorker:
         engine = msgspec.msgpack.decode(spec, type=EngineSpec)
         model = load_spec(engine.model_dir)
         self.earl_shapes = model.shapes()
-        self.earl_parameters = own_parameters(model, self.rank, engine.tp)
+        self.earl_parameters = rank_parameters(model, self.rank, engine.tp)
         self.earl_data = DataThread(engine)
         self.earl_stager = WeightStager(engine, self.earl_data, self.earl_parameters, self.earl_shapes)
         self.model_runner.sampler = SeededSampler(self.model_runner)

@@ -16,7 +16,7 @@ from earl.dispatch.describe.tensor_classes import ClassIndex, ClassShard, Tensor
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.layout.placements import Placement
-from earl.dispatch.read.resolve import Copies, Read
+from earl.dispatch.read.resolve import Read, ReadPlan
 from earl.dispatch.read.resolve_classes import _stacks, resolve
 from earl.dispatch.registry import codec
 from earl.errors import LayoutError, LayoutGap
@@ -144,7 +144,7 @@ def test_a_descriptor_that_leaves_its_region_is_refused():
 def test_what_comes_of_one_arena_is_spelled_out_within_credit():
     one = TensorClass("l.{}.w", "int32", MeshLayout((9, 8, 6), (1,), (("replicate",),), ("0",), 1))
     owners = Owners(one, np.zeros((9, 8, 6), np.int32))
-    copies = Copies()
+    copies = ReadPlan()
     for name in one.names():
         resolve([Read(("weights/1/0",), name, None, np.zeros((8, 6), np.int32))], owners.descriptors, copies)
     (source,) = copies.by_arena()
@@ -188,10 +188,10 @@ def test_owners_that_publish_as_one_rank_share_and_versions_do_not_mix():
         key: replace(one_, classes=(*one_.classes, replace(one_.classes[0], tensors=other)))
         for key, one_ in known.items()
     }
-    copies, keys = Copies(), tuple(known)
+    copies, keys = ReadPlan(), tuple(known)
     into = np.zeros((2, 64, 8), np.int32)
     resolve([Read(keys, "w", None, into[0]), Read(keys, "v", None, into[1])], known, copies)
     assert [source.size_bytes for source in copies.by_arena()] == [into[0].nbytes] * 2
     mixed = {**first.descriptors, **second.descriptors}
     with pytest.raises(LayoutError, match=r"versions \[1, 2\]"):
-        resolve([Read(tuple(mixed), "w", None, into[0])], mixed, Copies())
+        resolve([Read(tuple(mixed), "w", None, into[0])], mixed, ReadPlan())

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 from earl.dispatch.layout.mesh import MeshLayout
-from earl.dispatch.layout.placements import cut_of, placement_boxes, placement_runs
+from earl.dispatch.layout.placements import placement_boxes, placement_runs, split_of
 from earl.dispatch.publish.dtensor import from_torch
 from earl.errors import LayoutError
 from tests.support.layouts import to_torch
@@ -124,4 +124,4 @@ def test_what_does_not_fit_is_named():
         MeshLayout((4,), (2,), (("shard", 0),), ("a",))
     with pytest.raises(LayoutError, match="coordinates"):
         placement_runs((4,), (2,), (("shard", 0),), (2,))
-    assert cut_of(4, ()).parts == 1
+    assert split_of(4, ()).parts == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from earl.dispatch.layout.mesh import MeshLayout
 from earl.dispatch.plan.class_plan import Reads, Want, plan_reads
-from earl.dispatch.plan.schedule import Requests, schedule
+from earl.dispatch.plan.schedule import ReadRequests, schedule
 from earl.dispatch.plan.sequence_plan import ContextSlice, Packed, RaggedIndex, plan_batch
 from earl.errors import LayoutGap, LayoutOverlap
 
@@ -60,7 +60,7 @@ def local(layout: MeshLayout, whole: np.ndarray, runs) -> dict[int, np.ndarray]:
     }
 
 
-def check_order(requests: Requests, credit_bytes: int, first_peer: int) -> None:
+def check_order(requests: ReadRequests, credit_bytes: int, first_peer: int) -> None:
     """Priorities first; then every peer's first request, beginning with the reader's own, then the second."""
     owners = len(requests.reads.owners)
     asked: dict[tuple[int, int], int] = {}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from earl.dispatch.layout.box import Box
 from earl.dispatch.layout.placements import Placement, placement_boxes
-from earl.dispatch.plan.reshard_plan import Piece, Recut, exchange, rounds
+from earl.dispatch.plan.reshard_plan import Reshard, ReshardPiece, plan_reshard, rounds
 from earl.errors import LayoutGap
 
 some = settings(deadline=None, max_examples=60)
@@ -34,17 +34,19 @@ def cuts(draw, shape: tuple[int, ...], ranks: int) -> tuple[Box, ...]:
 
 
 @st.composite
-def recuts(draw) -> list[Recut]:
+def recuts(draw) -> list[Reshard]:
     ranks = draw(st.integers(1, 6))
     found = []
     for _ in range(draw(st.integers(1, 3))):
         shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
-        one = Recut(shape, draw(st.sampled_from([2, 4])), draw(cuts(shape, ranks)), draw(cuts(shape, ranks)))
+        one = Reshard(
+            shape, draw(st.sampled_from([2, 4])), draw(cuts(shape, ranks)), draw(cuts(shape, ranks))
+        )
         found += [one] * draw(st.integers(1, 3))
     return found
 
 
-def counted(recut: Recut, pieces: list[Piece]) -> list[np.ndarray]:
+def counted(recut: Reshard, pieces: list[ReshardPiece]) -> list[np.ndarray]:
     """How often each rank gets each element of its box."""
     times = [np.zeros(recut.shape, np.int64) for _ in recut.after]
     for piece in pieces:
@@ -57,7 +59,7 @@ def counted(recut: Recut, pieces: list[Piece]) -> list[np.ndarray]:
 @some
 @given(recuts())
 def test_every_element_comes_once_and_from_its_own_rank_if_that_has_it(wanted):
-    for recut, pieces in zip(wanted, exchange(wanted), strict=True):
+    for recut, pieces in zip(wanted, plan_reshard(wanted), strict=True):
         assert all((count == 1).all() for count in counted(recut, list(pieces)))
         for piece in pieces:
             if piece.source != piece.target:
@@ -67,8 +69,8 @@ def test_every_element_comes_once_and_from_its_own_rank_if_that_has_it(wanted):
 @some
 @given(recuts(), st.integers(8, 200))
 def test_rounds_carry_what_travels_once_in_order_within_their_bound(wanted, chunk_bytes):
-    pieces = exchange(wanted)
-    carried: dict[int, list[Piece]] = {number: [] for number in range(len(wanted))}
+    pieces = plan_reshard(wanted)
+    carried: dict[int, list[ReshardPiece]] = {number: [] for number in range(len(wanted))}
     last = 0
     for batch in rounds(wanted, pieces, chunk_bytes):
         sent, received = Counter(), Counter()
@@ -95,8 +97,8 @@ def test_replicas_take_turns_over_tensors_that_change_alike():
     shape = (8, 2)
     whole = Box.whole(shape)
     # Ranks 0 and 1 hold it all; 2 and 3, who hold nothing, want all of each of ten tensors.
-    recut = Recut(shape, 4, (whole, whole, EMPTY, EMPTY), (EMPTY, EMPTY, whole, whole))
-    found = exchange([recut] * 10)
+    recut = Reshard(shape, 4, (whole, whole, EMPTY, EMPTY), (EMPTY, EMPTY, whole, whole))
+    found = plan_reshard([recut] * 10)
     sent = Counter(piece.source for pieces in found for piece in pieces)
     assert sent == {0: 10, 1: 10}
 
@@ -104,7 +106,7 @@ def test_replicas_take_turns_over_tensors_that_change_alike():
 def test_a_model_of_many_tensors_is_planned_class_by_class():
     rows = tuple(Box((2 * rank, 0), (2 * rank + 2, 8)) for rank in range(4))
     columns = tuple(Box((0, 2 * rank), (8, 2 * rank + 2)) for rank in range(4))
-    found = exchange([Recut((8, 8), 12, rows, columns)] * 300)
+    found = plan_reshard([Reshard((8, 8), 12, rows, columns)] * 300)
     # One plan: the same object for all.
     assert len({id(pieces) for pieces in found}) == 1
     assert len(found[0]) == 16
@@ -113,7 +115,7 @@ def test_a_model_of_many_tensors_is_planned_class_by_class():
 def test_what_nobody_holds_is_named():
     half = Box((0, 0), (2, 2))
     with pytest.raises(LayoutGap, match="2:4, 0:2"):
-        exchange([Recut((4, 2), 4, (half, EMPTY), (EMPTY, Box.whole((4, 2))))])
+        plan_reshard([Reshard((4, 2), 4, (half, EMPTY), (EMPTY, Box.whole((4, 2))))])
 
 
 @some
@@ -121,5 +123,5 @@ def test_what_nobody_holds_is_named():
 def test_the_way_back_is_the_change_reversed(wanted):
     back = [recut.reversed() for recut in wanted]
     assert [recut.reversed() for recut in back] == wanted
-    for recut, pieces in zip(back, exchange(back), strict=True):
+    for recut, pieces in zip(back, plan_reshard(back), strict=True):
         assert sum(piece.box.size for piece in pieces) == sum(prod(box.shape) for box in recut.after)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from earl.obs.metrics import LineFile, read_lines
-from earl.transcript import Turn
+from earl.transcript import TranscriptTurn
 from services.scheduler.files.endings import PERIOD_S, Endings
 from services.scheduler.files.metrics_files import RunReport
 from services.scheduler.files.samples import SampleFile
@@ -66,7 +66,7 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
     )
     path = tmp_path / "samples.jsonl"
     for step in range(3):
-        SampleFile(path).heard(step, ticket, Result(), [Turn("user", "hello", 1)])
+        SampleFile(path).heard(step, ticket, Result(), [TranscriptTurn("user", "hello", 1)])
     samples = SampleFile(path, limit_bytes=path.stat().st_size - 1)
     done = evaluated("start", 3, [1.0, -1.0])
     with full_at(1):  # too small for samples to be thinned, too
@@ -74,10 +74,10 @@ def test_what_the_scheduler_tells_survives_a_full_disk(tmp_path: Path) -> None:
         report.evaluations([done], 1.0)
         endings.count(Result())
         endings.write(PERIOD_S)
-        samples.heard(3, ticket, Result(), [Turn("user", "hello", 1)])
+        samples.heard(3, ticket, Result(), [TranscriptTurn("user", "hello", 1)])
     report.evaluations([done], 2.0)
     assert len(list(read_lines(path))) == 3
-    samples.heard(4, ticket, Result(), [Turn("user", "hello", 1)])
+    samples.heard(4, ticket, Result(), [TranscriptTurn("user", "hello", 1)])
     assert 0 < len(list(read_lines(path))) < 3
     endings.close(2 * PERIOD_S)
     report.close()

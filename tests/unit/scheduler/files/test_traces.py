@@ -9,20 +9,20 @@ from services.scheduler.files.traces import TicketTraces
 from tests.support.collector import Collector
 from tests.unit.scheduler.ledger.test_ledger import begun, finish, lease
 
-HALF = tracing.Tickets("run", 7, 0.5)
+HALF = tracing.TracedTickets("run", 7, 0.5)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How often a ticket's traceparent was computed."""
     counts: Counter[int] = Counter()
-    parent = tracing.Tickets.parent
+    parent = tracing.TracedTickets.parent
 
-    def counted(tickets: tracing.Tickets, ticket_id: int) -> str:
+    def counted(tickets: tracing.TracedTickets, ticket_id: int) -> str:
         counts[ticket_id] += 1
         return parent(tickets, ticket_id)
 
-    monkeypatch.setattr(tracing.Tickets, "parent", counted)
+    monkeypatch.setattr(tracing.TracedTickets, "parent", counted)
     return counts
 
 
@@ -51,7 +51,7 @@ def test_a_scheduler_that_begins_again_traces_the_same_tickets():
 
 def test_where_nothing_is_traced_nothing_is_computed(asked):
     ledger = begun()
-    traces = TicketTraces(ledger.tables, tracing.Tickets("run", 7, 0.0))
+    traces = TicketTraces(ledger.tables, tracing.TracedTickets("run", 7, 0.0))
     tickets = lease(ledger)
     traces.moved(ticket.id for ticket in tickets)
     assert [traces.parent(ticket.id) for ticket in tickets] == [""] * len(tickets) and not asked
@@ -59,7 +59,7 @@ def test_where_nothing_is_traced_nothing_is_computed(asked):
 
 def test_the_states_of_a_ticket_are_spans_of_its_trace():
     ledger = begun()
-    traces = TicketTraces(ledger.tables, tracing.Tickets("run", 7, 1.0))
+    traces = TicketTraces(ledger.tables, tracing.TracedTickets("run", 7, 1.0))
     with Collector() as collector:
         with tracing.exporting(collector.address, "scheduler", "run"):
             [ticket, *_] = tickets = lease(ledger)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from earl.obs.metrics import read_lines
-from earl.transcript import TEXT_BYTES, TOKEN_BYTES, TOKENS, TURNS, Sampled, Turn, shortened
+from earl.transcript import TEXT_BYTES, TOKEN_BYTES, TOKENS, TURNS, Sampled, TranscriptTurn, shortened
 from earl.v1 import scheduler_pb2
 from services.scheduler.api.codec_evaluation import decode_transcript
 from services.scheduler.files.samples import SampleFile, thinned
@@ -72,7 +72,7 @@ def test_what_a_worker_sends_is_bounded() -> None:
 
 # --- the file -------------------------------------------------------------------------------
 
-TURN = Turn("user", "2 + 2 = ?\n<script>", 9)
+TURN = TranscriptTurn("user", "2 + 2 = ?\n<script>", 9)
 
 
 def ticket(number: int, purpose: Purpose = Purpose.TRAIN, evaluation: str = "") -> Ticket:
@@ -83,7 +83,7 @@ def ticket(number: int, purpose: Purpose = Purpose.TRAIN, evaluation: str = "") 
     )  # fmt: skip
 
 
-def said(samples: SampleFile, step: int, one: Ticket, turns: tuple[Turn, ...] = (TURN,)) -> None:
+def said(samples: SampleFile, step: int, one: Ticket, turns: tuple[TranscriptTurn, ...] = (TURN,)) -> None:
     assert one.result is not None
     samples.heard(step, one, one.result, turns)
 
@@ -125,7 +125,7 @@ def test_an_attempt_that_was_taken_back_is_not_written_for_the_one_that_was_trai
 
 def test_sampled_tokens_are_kept_in_columns(tmp_path: Path) -> None:
     samples = SampleFile(tmp_path / "samples.jsonl")
-    turn = Turn("assistant", "ab", 2, (Sampled(7, "a", -0.123456, 3), Sampled(8, "b", 0.0, 4)))
+    turn = TranscriptTurn("assistant", "ab", 2, (Sampled(7, "a", -0.123456, 3), Sampled(8, "b", 0.0, 4)))
     said(samples, 0, ticket(1, Purpose.EVALUATE, "start"), (turn,))
     samples.close()
     (line,) = read_lines(tmp_path / "samples.jsonl")
@@ -137,7 +137,7 @@ def test_sampled_tokens_are_kept_in_columns(tmp_path: Path) -> None:
 def test_the_file_is_bounded_and_keeps_both_ends_and_an_even_spread(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     limit = 60_000
-    long = Turn("assistant", "x" * 500, 100)
+    long = TranscriptTurn("assistant", "x" * 500, 100)
     said(samples := SampleFile(path, limit), 0, ticket(1, Purpose.EVALUATE, "start"), (long,))
     for step in range(1, 1001):
         if step == 500:  # a new scheduler goes on with the file

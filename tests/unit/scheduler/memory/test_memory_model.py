@@ -14,11 +14,11 @@ from earl.config.run import RunConfig
 from earl.errors import ConfigError, IllegalParallelism
 from earl.models import logprobs
 from earl.models.lora import ATTENTION, MLP, adapt
-from earl.models.lora import Lora as Adapters
+from earl.models.lora import LoraSpec as Adapters
 from earl.models.module import Block, Decoder, rope_frequencies, rope_table
 from earl.models.packing import Packing
 from earl.models.parallel import TensorParallel
-from earl.models.slices import own_parameters
+from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec
 from earl.parallelism import Parallelism
 from services.rollout.engines.contract import sampling
@@ -136,7 +136,7 @@ def test_saved_activations_are_what_autograd_keeps(name: str, lengths: list[int]
 def test_what_staged_and_published_versions_take() -> None:
     spec, config = SPECS["llama"], configuration(model={"dtype": "bfloat16"})
     generating = predict("rollout", config, spec, Parallelism(1), 100, 1)
-    fused = own_parameters(spec, 0, 1, fused=True).values()
+    fused = rank_parameters(spec, 0, 1, fused=True).values()
     whole = sum(part.box.size for one in fused if not one.same_as for part in one.parts)
     assert generating.staging == 2 * whole
     training = predict("trainer", config, spec, Parallelism(1), 100, 1)

@@ -9,7 +9,7 @@ import torch
 
 from earl.config.model import ScratchModel
 from earl.errors import CheckpointError
-from earl.models.lora import Lora, adapt, adapters, initial
+from earl.models.lora import LoraSpec, adapt, adapters, initial
 from earl.models.module import Decoder
 from earl.models.spec import load_spec
 from earl.models.weights import Checkpoint, load_decoder
@@ -66,7 +66,7 @@ def test_training_starts_from_the_model_itself_and_changes_adapters_alone(group:
 def test_gradients_and_outputs_are_those_of_the_merged_model(group: Group, model: Path) -> None:
     """dL/dA and dL/dB follow by the chain rule from the dense gradient of W + alpha / rank B A."""
     spec = load_spec(model)
-    lora = Lora(3, 6.0, ("q_proj", "down_proj"))
+    lora = LoraSpec(3, 6.0, ("q_proj", "down_proj"))
     ours, dense = Decoder(spec), Decoder(spec)
     for decoder in (ours, dense):
         load_decoder(decoder, model)
@@ -164,7 +164,7 @@ def test_a_narrow_frozen_model_has_wide_adapters(group: Group, model: Path) -> N
         load_spec(model),
         RankMesh(group, Parallelism(), load_spec(model)),
         "bfloat16",
-        lora=Lora(2, 4.0, ("v_proj",)),
+        lora=LoraSpec(2, 4.0, ("v_proj",)),
         frozen_dtype="bfloat16",
         activation_checkpointing=True,
     )

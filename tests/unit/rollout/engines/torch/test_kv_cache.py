@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from earl.errors import ContextTooLong
 from earl.models.parallel import TensorParallel
-from earl.models.slices import own_parameters
+from earl.models.slices import rank_parameters
 from earl.models.spec import ModelSpec
 from services.rollout.engines.contract import wire
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
@@ -39,7 +39,7 @@ class Weights:
             name: torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 1.0)
             for name, shape in MODEL.shapes().items()
         }
-        own = own_parameters(MODEL, 0, 1, fused=True)
+        own = rank_parameters(MODEL, 0, 1, fused=True)
         arrays = {name: np.empty(one.shape, np.float32) for name, one in own.items()}
         for name, one in own.items():
             for part in one.parts:
