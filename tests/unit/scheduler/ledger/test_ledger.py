@@ -465,3 +465,26 @@ def test_a_worker_that_goes_hands_back_and_its_tickets_lose_no_attempt():
     assert set(ledger.tables.counts()) == {"leased"}
     ledger.tables.check()
     assert finish(ledger, [finished])[0][0] is TicketVerdict.ACCEPTED
+
+
+def test_a_repeated_report_is_accepted_wherever_its_ticket_went_since() -> None:
+    """A worker whose answer was lost reports again. Told that it was refused, it would free columns that the
+    planned batch is about to read."""
+    ledger = begun()
+    tickets = lease(ledger)
+    reports = [(attempt(ticket), result(ledger)) for ticket in tickets]
+
+    def reported_again(state: TicketState) -> None:
+        verdicts = {ledger.complete("w", 1, *report) for report, ticket in zip(reports, tickets, strict=True)
+                    if ticket.state is state}  # fmt: skip
+        assert verdicts == {(TicketVerdict.ACCEPTED, "")}, state
+
+    assert {ledger.complete("w", 1, *report) for report in reports} == {(TicketVerdict.ACCEPTED, "")}
+    reported_again(TicketState.READY)
+    batch = batch_of(ledger)
+    reported_again(TicketState.PLANNED)
+    ledger.commit(batch.id, batch.version + 1)
+    reported_again(TicketState.TRAINED)
+    # Of another attempt it is refused all the same.
+    other = Attempt(tickets[0].id, tickets[0].attempt + 1, tickets[0].fence)
+    assert ledger.complete("w", 1, other, result(ledger))[0] is TicketVerdict.REFUSED
