@@ -30,7 +30,6 @@ def environments(run: Launched) -> dict[str, dict[str, str]]:
     return found
 
 
-@pytest.mark.slow
 def test_a_run_with_tokens_and_tls(launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
     tls, path = certified(tmp_path / "tls"), tmp_path / "tokens.toml"
     tokens = {role: make(role) for role in Role}
