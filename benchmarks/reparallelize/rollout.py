@@ -24,7 +24,7 @@ from earl.parallelism import Parallelism
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.rollout.engines.contract.engine import EngineSpec, GenerateRequest
 from services.rollout.engines.process.client import EngineProcess
-from services.rollout.pool.layouts import Cuts
+from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import Publication
 
@@ -104,10 +104,10 @@ async def measure(work: Work, model: Path, at: Published) -> dict[str, Any]:
     )
     spec = load_spec(str(model))
     prompts = _prompts(work, spec)
-    cuts = Cuts(base, devices // work.cuts[0], spec)
+    pool_devices = PoolDevices(base, devices // work.cuts[0], spec)
     # No room beside them is what makes a switch cold.
     free_bytes = (lambda: 0) if work.cold else available_bytes
-    pool = EnginePool(cuts, EngineProcess, restarts=0, load_s=LOAD_S, free_bytes=free_bytes)
+    pool = EnginePool(pool_devices, EngineProcess, restarts=0, load_s=LOAD_S, free_bytes=free_bytes)
     await pool.start()
     try:
         await pool.load(Publication(1, at.version, at.keys))

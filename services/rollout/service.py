@@ -42,7 +42,7 @@ from services.rollout.engines.process.client import EngineProcess
 from services.rollout.episode import columns
 from services.rollout.episode.agent import EpisodeAgent
 from services.rollout.episode.busy_spans import BusySpans
-from services.rollout.pool.layouts import Cuts
+from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
 from services.rollout.worker.gauges import Gauges
 from services.rollout.worker.metrics import figures
@@ -70,10 +70,10 @@ class PeerAddresses:
         return cls(*values, access=Access.of(Role.WORKER))
 
 
-def engine_cuts(
+def pool_devices(
     config: RunConfig, run_dir: Path, name: str, redis_url: str, stop_ids: frozenset[int]
-) -> Cuts:
-    """How the pool of worker `name` may be cut, and what its engines are like."""
+) -> PoolDevices:
+    """The devices of worker `name`, and what the engines on them are like."""
     rollout = config.rollout
     base = EngineSpec(
         name=name,
@@ -97,7 +97,7 @@ def engine_cuts(
         arena_dir=str(arena_directory(config.data_plane, run_dir)),
         start_s=config.stack.start_s,
     )
-    return Cuts(base, rollout.engines, load_spec(base.model_dir))
+    return PoolDevices(base, rollout.engines, load_spec(base.model_dir))
 
 
 async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event) -> None:
@@ -115,10 +115,10 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
         )
         stack.push_async_callback(bus.close)
         store = await _open_store(stack, bus, config, run_dir, name, incarnation)
-        cuts = engine_cuts(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
+        devices = pool_devices(config, run_dir, name, addresses.redis_url, tokenizer.stop_ids)
         reader_leases = ReaderLeases(bus, name)
         pool = EnginePool(
-            cuts,
+            devices,
             EngineProcess,
             reading=reader_leases.hold,
             restarts=rollout.engine_restarts,
@@ -149,7 +149,7 @@ async def serve(config: RunConfig, run_dir: Path, name: str, stop: asyncio.Event
             name=name,
             incarnation=incarnation,
             capacity=capacity,
-            parallelism=cuts.first,
+            parallelism=devices.initial,
             # A scheduler that was away for longer has given this worker and its leases up.
             retry_s=MEMBERSHIPS * config.scheduler.membership_s,
             on_rejoin=rejoined.set,

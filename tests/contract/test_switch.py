@@ -18,7 +18,7 @@ from services.rollout.engines.contract.engine import GenerateRequest, Generation
 from services.rollout.engines.process.client import EngineProcess
 from services.rollout.pool import kv_handover
 from services.rollout.pool import pool as pool_module
-from services.rollout.pool.layouts import Cuts
+from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool
 from services.rollout.pool.replicas import Publication
 from tests.support import engines
@@ -36,9 +36,9 @@ ONE, TWO = Parallelism(2, 1), Parallelism(1, 2)
 TURNS, PROMPT, NEW = 4, 24, 900
 
 
-def command(epoch: int, cut: Parallelism, logprob_tolerance: float = 0.01) -> SwitchCommand:
+def command(epoch: int, parallelism: Parallelism, logprob_tolerance: float = 0.01) -> SwitchCommand:
     deadlines = SwitchDeadlines(prepare_s=300.0, quiesce_s=20.0, switch_s=20.0, verify_s=20.0)
-    return SwitchCommand(epoch, cut, deadlines, logprob_tolerance)
+    return SwitchCommand(epoch, parallelism, deadlines, logprob_tolerance)
 
 
 class Engines(list[EngineProcess]):
@@ -81,16 +81,16 @@ def kill(engine: EngineProcess) -> None:
 
 
 @pytest.fixture
-def cuts(spec, tmp_path):
+def devices(spec, tmp_path):
     base = msgspec.structs.replace(spec, name="pool", load_initial=False, arena_dir=str(tmp_path))
-    return Cuts(base, 2, load_spec(base.model_dir))
+    return PoolDevices(base, 2, load_spec(base.model_dir))
 
 
 @asynccontextmanager
-async def ready(cuts, weights):
+async def ready(devices, weights):
     """A pool with weights of MODELS[0], and what it makes."""
     made = Engines()
-    pool = EnginePool(cuts, made, restarts=1, load_s=20.0)
+    pool = EnginePool(devices, made, restarts=1, load_s=20.0)
     await pool.start()
     watch = asyncio.create_task(pool.run())
     version, keys = await weights.publish(MODELS[0])
@@ -150,28 +150,30 @@ def likeliest(ids: list[int], new: list[int]) -> np.ndarray:
 
 
 @pytest.mark.slow
-async def test_turns_go_on_through_two_switches(cuts, weights, monkeypatch):
+async def test_turns_go_on_through_two_switches(devices, weights, monkeypatch):
     # The tokens are few, and the machine may be slow: KV goes along all the same.
     monkeypatch.setattr(kv_handover, "worth_moving", lambda tokens, *_: set(tokens))
-    async with ready(cuts, weights) as (pool, made):
+    async with ready(devices, weights) as (pool, made):
         turns = Turns(pool)
-        for epoch, cut in ((1, TWO), (2, ONE)):
+        for epoch, parallelism in ((1, TWO), (2, ONE)):
             made.at["canary"] = turns.under_way
-            report = await pool.reparallelize(command(epoch, cut))
+            report = await pool.reparallelize(command(epoch, parallelism))
             assert not report.rolled_back and not report.cold, report.message
             assert report.sequences_continued == TURNS and report.max_logprob_difference < 1e-4
             if all(engine.caps.live_reshape for engine in made):
                 assert report.moved_bytes > 0 and report.kv_recomputed_tokens < PROMPT
             else:
                 assert report.moved_bytes == 0 and report.kv_recomputed_tokens > TURNS * PROMPT
-            assert (pool.parallelism, pool.epoch, pool.live) == (cut, epoch, cut.dp)
-            assert [engine.spec.tp for engine in made if not engine._lost.is_set()] == [cut.tp] * cut.dp
+            assert (pool.parallelism, pool.epoch, pool.live) == (parallelism, epoch, parallelism.dp)
+            assert [engine.spec.tp for engine in made if not engine._lost.is_set()] == [
+                parallelism.tp
+            ] * parallelism.dp
             await turns.end()
 
 
 @pytest.mark.slow
-async def test_a_new_engine_killed_while_it_loads_leaves_the_old_ones(cuts, weights):
-    async with ready(cuts, weights) as (pool, made):
+async def test_a_new_engine_killed_while_it_loads_leaves_the_old_ones(devices, weights):
+    async with ready(devices, weights) as (pool, made):
         turns = Turns(pool)
         turns.begin()
         made.at["begin_update"] = kill
@@ -182,8 +184,8 @@ async def test_a_new_engine_killed_while_it_loads_leaves_the_old_ones(cuts, weig
 
 
 @pytest.mark.slow
-async def test_a_new_engine_killed_when_turns_are_interrupted_leaves_the_old_ones(cuts, weights):
-    async with ready(cuts, weights) as (pool, made):
+async def test_a_new_engine_killed_when_turns_are_interrupted_leaves_the_old_ones(devices, weights):
+    async with ready(devices, weights) as (pool, made):
         turns = Turns(pool)
         made.at["canary"] = turns.under_way
         made.at["pause"] = lambda _: kill(made[-1])
@@ -194,8 +196,8 @@ async def test_a_new_engine_killed_when_turns_are_interrupted_leaves_the_old_one
 
 
 @pytest.mark.slow
-async def test_an_old_engine_killed_when_it_is_interrupted_costs_its_own_turns(cuts, weights):
-    async with ready(cuts, weights) as (pool, made):
+async def test_an_old_engine_killed_when_it_is_interrupted_costs_its_own_turns(devices, weights):
+    async with ready(devices, weights) as (pool, made):
         turns = Turns(pool)
         made.at["canary"] = turns.under_way
         made.at["pause"] = kill
@@ -206,8 +208,8 @@ async def test_an_old_engine_killed_when_it_is_interrupted_costs_its_own_turns(c
 
 
 @pytest.mark.slow
-async def test_other_logprobs_leave_the_old_engines(cuts, weights):
-    async with ready(cuts, weights) as (pool, made):
+async def test_other_logprobs_leave_the_old_engines(devices, weights):
+    async with ready(devices, weights) as (pool, made):
         turns = Turns(pool)
         turns.begin()
         report = await pool.reparallelize(command(1, TWO, -1.0))
@@ -217,9 +219,9 @@ async def test_other_logprobs_leave_the_old_engines(cuts, weights):
 
 
 @pytest.mark.slow
-async def test_without_memory_for_both_the_old_engines_end_first(cuts, weights, monkeypatch):
+async def test_without_memory_for_both_the_old_engines_end_first(devices, weights, monkeypatch):
     monkeypatch.setattr(pool_module, "fits_beside", lambda *_: False)
-    async with ready(cuts, weights) as (pool, _):
+    async with ready(devices, weights) as (pool, _):
         turns = Turns(pool)
         turns.begin()
         report = await pool.reparallelize(command(1, TWO))

@@ -19,7 +19,7 @@ from services.rollout.engines.contract.engine import (
     KvSession,
     LoadReport,
 )
-from services.rollout.pool.layouts import Cuts
+from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.pool import EnginePool, Reading, always_readable
 from services.rollout.pool.replicas import Publication
 
@@ -194,7 +194,12 @@ async def running(engines=2, restarts=1, waits=False, reading: Reading = always_
     made = Made()
     base = EngineSpec(name="e", model_dir="", max_context_tokens=CONTEXT, **fields)
     pool = EnginePool(
-        Cuts(base, engines, MODEL), made, restarts=restarts, load_s=5.0, waits=waits, reading=reading
+        PoolDevices(base, engines, MODEL),
+        made,
+        restarts=restarts,
+        load_s=5.0,
+        waits=waits,
+        reading=reading,
     )
     await pool.start()
     watch = asyncio.create_task(pool.run())

@@ -140,8 +140,8 @@ async def _rollout(
 ) -> str:
     name = "rollout-0"
     tokenizer = Tokenizer.load(run_dir / "model", config.model)
-    cuts = rollout_service.engine_cuts(config, run_dir, name, "", tokenizer.stop_ids)
-    pool = EnginePool(cuts, EngineProcess, restarts=0, load_s=1.0)
+    devices = rollout_service.pool_devices(config, run_dir, name, "", tokenizer.stop_ids)
+    pool = EnginePool(devices, EngineProcess, restarts=0, load_s=1.0)
     scheduler = SchedulerClient(
         addresses["scheduler"],
         OPEN,
@@ -149,7 +149,7 @@ async def _rollout(
         name=name,
         incarnation=1,
         capacity=1,
-        parallelism=cuts.first,
+        parallelism=devices.initial,
         retry_s=1.0,
     )
     gateway = GatewayClient(addresses["gateway"])

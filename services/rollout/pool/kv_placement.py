@@ -1,8 +1,8 @@
-"""Which new engine a session goes to when engines change, and whether its KV goes along. Pure.
+"""Which new engine each session goes to when engines are replaced, and whether its KV is moved. Pure.
 
-KV moves at its bytes over bytes_per_s and what one session's entry and pieces cost; or it is computed again
-at tokens over prefill_tokens_per_s. Whichever is quicker is done, session by session; and nothing is moved
-unless all of that together saves more than one hand-over costs, whatever its size.
+Moving KV takes its bytes over bytes_per_s and a constant per session; computing it again takes its tokens
+over prefill_tokens_per_s. The quicker of the two is done, session by session; but nothing is moved unless
+that saves, over all sessions, more than the constant cost of a round of hand-over.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-# Of one session in an offer, whatever its length: its entry, its pieces, its slot.
+# Cost of one session in an offer, whatever its length: its entry, its pieces, its slot.
 SESSION_S = 0.0005
-# A read of so much is about its size.
-MUCH_BYTES = 1 << 20
+# The time of a read of so many bytes is decided by its size, that of a smaller one by the round.
+LARGE_READ_BYTES = 1 << 20
 # A session's memory is taken in pages of up to so many tokens.
 PAGE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a pool has measured; before it has, what a small model on one core does, what shared memory gives
-    with fresh pages, and what a few messages take. round_s: of an offer and its taking, however small."""
+    """What a pool has measured. The defaults are those of a small model on one core, of shared memory with
+    fresh pages, and of a few messages. round_s: of an offer and its taking, however small."""
 
     bytes_per_s: float = 1e9
     round_s: float = 0.01
     prefill_tokens_per_s: float = 2000.0
 
     def prefilled(self, steps: Iterable[tuple[int, float]]) -> Rates:
-        """With what engines have prefilled: (tokens, seconds of all their steps) each. Steps that also
-        generated count against it, so the quickest engine is believed."""
+        """These rates after what engines have prefilled: (tokens, seconds of all steps) of each engine. Steps
+        that also generated make an engine look slow, so the quickest engine counts."""
         best = max((tokens / seconds for tokens, seconds in steps if tokens and seconds > 0), default=0.0)
         return replace(self, prefill_tokens_per_s=best) if best else self
 
     def read(self, size_bytes: int, seconds: float) -> Rates:
-        """With what was taken last. Little of it tells the cost of a round, much of it the rate."""
+        """These rates after a read: a small one tells the cost of a round, a large one the bytes per
+        second."""
         if not size_bytes or seconds <= 0:
             return self
-        if size_bytes < MUCH_BYTES:
+        if size_bytes < LARGE_READ_BYTES:
             return replace(self, round_s=(self.round_s + seconds) / 2)
-        # However slow a round was, most of a long read is reading.
+        # However slow a round was, at least half of a large read is reading.
         return replace(self, bytes_per_s=size_bytes / max(seconds - self.round_s, seconds / 2))
 
     def move_s(self, tokens: int, token_bytes: int) -> float:
@@ -48,12 +49,13 @@ class Rates:
         return SESSION_S + tokens * token_bytes / self.bytes_per_s
 
     def recompute_s(self, tokens: int) -> float:
-        """Seconds to compute it again."""
+        """Seconds to compute the KV of so many tokens again."""
         return tokens / self.prefill_tokens_per_s
 
 
 def worth_moving(tokens: Mapping[str, int], token_bytes: int, rates: Rates) -> set[str]:
-    """Those of the sessions whose KV is handed over. token_bytes: of one token's KV on all ranks."""
+    """The sessions whose KV is handed over. tokens: by session; token_bytes: of one token's KV on all
+    ranks."""
     saved_s = {
         session: rates.recompute_s(count) - rates.move_s(count, token_bytes)
         for session, count in tokens.items()
@@ -72,19 +74,19 @@ def place(
 ) -> dict[str, int]:
     """Session -> engine: the longest first, each to the engine with the fewest tokens that has a place.
 
-    places, room_tokens: sessions and tokens (0: any) that one engine holds. fixed: sessions that are there
-    already; they stay. Sessions that fit nowhere are left out: they go wherever they ask next.
+    places, room_tokens: how many sessions and tokens (0: any number) one engine holds. fixed: sessions that
+    are placed already; they stay. Sessions that fit nowhere are left out: their next turn is routed as any.
     """
-    seats = {session: engine for session, engine in (fixed or {}).items() if session in tokens}
+    placed = {session: engine for session, engine in (fixed or {}).items() if session in tokens}
     load, free = [0] * engines, [places] * engines
     takes = {session: count + PAGE_TOKENS for session, count in tokens.items()}
-    for session, engine in seats.items():
+    for session, engine in placed.items():
         load[engine] += takes[session]
         free[engine] -= 1
-    for session in sorted(tokens.keys() - seats.keys(), key=lambda name: (-tokens[name], name)):
+    for session in sorted(tokens.keys() - placed.keys(), key=lambda name: (-tokens[name], name)):
         engine = min(range(engines), key=lambda number: (free[number] <= 0, load[number]))
         if free[engine] > 0 and load[engine] + takes[session] <= (room_tokens or math.inf):
-            seats[session] = engine
+            placed[session] = engine
             load[engine] += takes[session]
             free[engine] -= 1
-    return seats
+    return placed

@@ -6,34 +6,42 @@ from collections.abc import Sequence
 
 from earl.parallelism import Parallelism
 from services.rollout.engines.contract.engine import EngineStats
-from services.rollout.pool.layouts import Cuts
+from services.rollout.pool.devices import PoolDevices
 
-# Of what is free: estimates are no measurements, and generation goes on meanwhile.
+# Fraction of what is free that stays free: estimates err, and generation continues meanwhile.
 MARGIN = 0.1
-# A hand-over's arena beside the KV in it: slots are taken before the last tokens are known.
-ARENA = 1.25
-# Of a process on a CUDA device beside weights and KV: its context, its kernels, its activations.
+# Size of a hand-over's arena over the KV in it: slots are taken before the last tokens are known.
+ARENA_FACTOR = 1.25
+# What a process takes of a CUDA device beside weights and KV: its context, its kernels, its activations.
 CUDA_PROCESS_BYTES = 2 << 30
 
 
 def fits_beside(
-    stats: Sequence[EngineStats], cuts: Cuts, old: Parallelism, new: Parallelism, host_available_bytes: int
+    stats: Sequence[EngineStats],
+    devices: PoolDevices,
+    old: Parallelism,
+    new: Parallelism,
+    host_available_bytes: int,
 ) -> bool:
-    """stats: of the old engines that answer. host_available_bytes: what the host's processes may still take.
+    """Whether engines of the parallelism `new` fit beside those of `old`.
+
+    stats: of the old engines that answer. host_available_bytes: what the host's processes may still take.
 
     On the host the new engines take what the old ones do, and as many more copies of the weights as there
-    are more engines; the KV that changes hands lies there once more. On a CUDA device they take their slice
+    are more engines; KV that is handed over lies there once more. On a CUDA device they take their slice
     of the weights and as many bytes of KV again.
     """
-    devices = [one for one in stats if one.memory is not None and not one.memory.host]
-    if devices:
+    on_cuda = [engine for engine in stats if engine.memory is not None and not engine.memory.host]
+    if on_cuda:
         return all(
-            cuts.weight_bytes / new.tp + one.kv_tokens * one.kv_token_bytes + CUDA_PROCESS_BYTES
-            <= (one.memory.size_bytes - one.memory.used_bytes) * (1 - MARGIN)
-            for one in devices
-            if one.memory is not None
+            devices.weight_bytes / new.tp + engine.kv_tokens * engine.kv_token_bytes + CUDA_PROCESS_BYTES
+            <= (engine.memory.size_bytes - engine.memory.used_bytes) * (1 - MARGIN)
+            for engine in on_cuda
+            if engine.memory is not None
         )
-    used = sum(one.memory.used_bytes for one in stats if one.memory is not None)
-    offered = ARENA * sum(one.kv_used_tokens * one.kv_token_bytes * one.tp for one in stats)
-    more = (new.dp - old.dp) * cuts.weight_bytes
-    return max(used + more, new.dp * cuts.weight_bytes) + offered <= host_available_bytes * (1 - MARGIN)
+    used = sum(engine.memory.used_bytes for engine in stats if engine.memory is not None)
+    offered = ARENA_FACTOR * sum(
+        engine.kv_used_tokens * engine.kv_token_bytes * engine.tp for engine in stats
+    )
+    more = (new.dp - old.dp) * devices.weight_bytes
+    return max(used + more, new.dp * devices.weight_bytes) + offered <= host_available_bytes * (1 - MARGIN)

@@ -1,4 +1,4 @@
-"""Whether two engines are the same policy: what they say to fixed prompts, within a tolerance.
+"""Whether two engines are the same policy: log-probs of fixed prompts, compared within a tolerance.
 
     old engine ──► log-prob of the greedy token after each prompt ──┐
     every new engine, at the same version ──► the same ─────────────┴─► largest difference
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from services.rollout.engines.contract.engine import Engine, GenerateRequest
 
 PROMPTS, PROMPT_TOKENS = 4, 12
-# Of the session: more than one block of any engine's prefix cache.
+# Tokens of the session: more than one block of any engine's prefix cache.
 SESSION_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """Log-probs: of each prompt's next token, and of the session's token after `follow`."""
+class CanaryScores:
+    """Log-probs of an old engine: of each prompt's next token, and of the session's token after `follow`."""
 
     prompts: tuple[float, ...]
     session: float
@@ -30,7 +30,8 @@ class Answers:
 
 
 class Canary:
-    """The prompts of one switch. name: of the session. Token ids are spread over the vocabulary."""
+    """The fixed prompts and the session of one switch. name: of the session. Token ids are spread over the
+    vocabulary."""
 
     def __init__(self, name: str, vocabulary: int, context_tokens: int) -> None:
         self.session = name
@@ -43,8 +44,8 @@ class Canary:
         self._prompts = [prompt(seed, PROMPT_TOKENS) for seed in range(1, PROMPTS + 1)]
         self._context = prompt(0, SESSION_TOKENS)
 
-    async def hear(self, engine: Engine) -> Answers | None:
-        """What the engine says; the session's KV stays there. None if it was interrupted."""
+    async def score(self, engine: Engine) -> CanaryScores | None:
+        """Scores an old engine, which keeps the session's KV. None if it was interrupted."""
         prompts = await asyncio.gather(*(self._next(engine, ids) for ids in self._prompts))
         first = await self._next(engine, self._context, self.session)
         if first is None or None in prompts:
@@ -53,14 +54,14 @@ class Canary:
         second = await self._next(engine, [*self._context, follow], self.session)
         if second is None:
             return None
-        return Answers(tuple(one[1] for one in prompts if one is not None), second[1], follow)
+        return CanaryScores(tuple(scored[1] for scored in prompts if scored is not None), second[1], follow)
 
-    async def hear_prompts(self, engine: Engine) -> tuple[float, ...]:
-        """What a new engine says to the prompts. NaN where it says nothing."""
+    async def score_prompts(self, engine: Engine) -> tuple[float, ...]:
+        """The prompts' log-probs on a new engine; NaN where it gave no answer."""
         return tuple(map(_logprob, await asyncio.gather(*(self._next(engine, ids) for ids in self._prompts))))
 
-    async def hear_session(self, engine: Engine, follow: int) -> float:
-        """What a new engine says in the session, whose KV it may have taken."""
+    async def score_session(self, engine: Engine, follow: int) -> float:
+        """The session's log-prob on a new engine, which may have taken its KV; NaN if it gave no answer."""
         return _logprob(await self._next(engine, [*self._context, follow], self.session))
 
     async def _next(self, engine: Engine, ids: list[int], session: str = "") -> tuple[int, float] | None:
@@ -73,15 +74,15 @@ class Canary:
             temperature=0.0,
             session=session,
         )
-        made = await engine.generate_all(request)
-        return (made.ids[0], made.logprobs[0]) if made.ids else None
+        answer = await engine.generate_all(request)
+        return (answer.ids[0], answer.logprobs[0]) if answer.ids else None
 
 
-def _logprob(said: tuple[int, float] | None) -> float:
-    return math.nan if said is None else said[1]
+def _logprob(scored: tuple[int, float] | None) -> float:
+    return math.nan if scored is None else scored[1]
 
 
 def difference(ours: float, theirs: float) -> float:
-    """Infinite if either is not a number."""
+    """The distance of two log-probs; infinite if either is not a number."""
     apart = abs(ours - theirs)
     return math.inf if math.isnan(apart) else apart

@@ -1,10 +1,10 @@
-"""The pool: engines of equal tp over a worker's devices that look like one policy, whatever their cut.
+"""The pool: engines of equal tp over a worker's devices, used as one policy whatever their parallelism.
 
-    generate ─► traffic ─► members (k engines)        load(publication) ─► every engine
-                   ▲            ▲
-                   └─ switch ───┘  reparallelize: other engines take over while turns are under way
+    generate ─► router ─► replicas (dp engines)        load(publication) ─► every engine
+                  ▲            ▲
+                  └─ switch ───┘  reparallelize: other engines take over while turns run
 
-Promises: those of traffic.py, members.py and switch.py. One switch runs at a time; a command that was given
+Promises: those of router.py, replicas.py and switch.py. One switch runs at a time; a command that was given
 before gets the same outcome, while it runs or after; one of an older epoch is refused.
 """
 
@@ -25,12 +25,12 @@ from services.rollout.engines.contract.engine import (
     GenerateRequest,
     Generation,
 )
+from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.kv_placement import Rates
-from services.rollout.pool.layouts import Cuts
 from services.rollout.pool.memory_fit import fits_beside
 from services.rollout.pool.parity import Canary
-from services.rollout.pool.replicas import Changes, Members, Publication
-from services.rollout.pool.router import Traffic
+from services.rollout.pool.replicas import ChangeNotifier, EngineReplicas, Publication
+from services.rollout.pool.router import RequestRouter
 from services.rollout.pool.switch import PoolSwitch, SwitchParts
 
 Reading = Callable[[Publication, float], AbstractAsyncContextManager[None]]
@@ -42,16 +42,19 @@ def always_readable(publication: Publication, lease_s: float) -> AbstractAsyncCo
 
 
 class EnginePool:
-    """make: builds an engine of a spec. load_s: bound of loading one version into one engine.
+    """The engines of one worker.
 
-    waits: turns that the cut in use cannot hold wait for one that can, because somebody orders switches.
-    free_bytes: what processes of the host may still take; new engines start beside the old where that holds
-    them. reading: keeps a publication readable for so many seconds at most.
+    devices: what engines are on. make: builds an engine of a spec. load_s: bound of
+    loading one version into one engine.
+
+    waits: turns that the engines in use cannot hold wait for engines that can, because switches are ordered
+    in this run. free_bytes: what processes of the host may still take; new engines start beside the old ones
+    where that is enough. reading: keeps a publication readable for so many seconds at most.
     """
 
     def __init__(
         self,
-        cuts: Cuts,
+        devices: PoolDevices,
         make: Callable[[EngineSpec], Engine],
         *,
         restarts: int,
@@ -60,26 +63,28 @@ class EnginePool:
         free_bytes: Callable[[], int] = available_bytes,
         reading: Reading = always_readable,
     ) -> None:
-        self._cuts = cuts
+        self._devices = devices
         self._free_bytes = free_bytes
         self._make = make
         self._restarts = restarts
         self._load_s = load_s
-        self._changes = Changes()
-        self.traffic = Traffic(self._members(cuts.first, 0), cuts.first, cuts, self._changes, waits=waits)
+        self._changes = ChangeNotifier()
+        self.router = RequestRouter(
+            self._replicas(devices.initial, 0), devices.initial, devices, self._changes, waits=waits
+        )
         self._reading = reading
-        # Of the switch that cut the devices as they are; 0: the configuration did.
+        # Of the switch that made the parallelism in use; 0: the configuration did.
         self.epoch = 0
         self._publish_lock = asyncio.Lock()
         self._rates = Rates()
         self._last: SwitchCommand | None = None
         self._switch: asyncio.Task[SwitchOutcome] | None = None
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
         self._failure: BaseException | None = None
 
-    def _members(self, cut: Parallelism, epoch: int) -> Members:
-        return Members(
-            self._cuts.specs(cut, epoch),
+    def _replicas(self, parallelism: Parallelism, epoch: int) -> EngineReplicas:
+        return EngineReplicas(
+            self._devices.specs(parallelism, epoch),
             self._make,
             self._changes,
             self._fail,
@@ -89,58 +94,59 @@ class EnginePool:
 
     @property
     def parallelism(self) -> Parallelism:
-        """How the devices are cut now."""
-        return self.traffic.cut
+        """The parallelism in use."""
+        return self.router.parallelism
 
     @property
     def live(self) -> int:
         """Engines that can generate."""
-        return len(self.traffic.members.live)
+        return len(self.router.replicas.live)
 
     @property
     def running(self) -> int:
-        return self.traffic.running
+        return self.router.running
 
     @property
     def version(self) -> int:
-        """What all live engines have at least."""
-        return self.traffic.members.version
+        """The version that every live engine has, or a newer one."""
+        return self.router.replicas.version
 
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Starts all engines at once; if one fails, none is left. Raises what Engine.start raises."""
-        await self.traffic.members.start()
-        self.traffic.members.watch()
+        await self.router.replicas.start()
+        self.router.replicas.watch()
 
     async def run(self) -> None:
-        """Returns when the pool is stopped. Raises ProcessFailed, or why an engine did not start again."""
-        await self._over.wait()
+        """Returns when the pool is stopped. Raises ProcessFailed, or the error of an engine that did not
+        start again."""
+        await self._ended.wait()
         if self._failure is not None:
             raise self._failure
 
     async def stop(self) -> None:
-        """Ends all engines, those of a switch under way too; requests in flight fail with EngineLost."""
-        self._over.set()
+        """Ends all engines, also those of a switch that runs; requests in flight fail with EngineLost."""
+        self._ended.set()
         if self._switch is not None:
             self._switch.cancel()
             await asyncio.gather(self._switch, return_exceptions=True)
-        await self.traffic.members.stop()
+        await self.router.replicas.stop()
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
-        self._over.set()
+        self._ended.set()
 
     # --- weights ------------------------------------------------------------------------------
 
     async def load(self, publication: Publication) -> None:
-        """Brings every engine that runs to it, all at once; a dead one gets it when it is back. Waits
-        while a switch compares engines.
+        """Loads a publication into every running engine, all at once; a dead one gets it when it is back.
+        Waits while a switch compares engines.
 
-        Raises VersionGone, another DataPlaneError or WeightsIncomplete; nothing is half-loaded and used.
+        Raises VersionGone, another DataPlaneError or WeightsIncomplete.
         """
         async with self._publish_lock:
-            await self.traffic.members.load(publication)
+            await self.router.replicas.load(publication)
 
     async def wait_version(self, version: int) -> None:
         """Returns when all live engines have `version` or a newer one."""
@@ -148,7 +154,7 @@ class EnginePool:
             await self._changes.wait()
 
     async def wait_other(self, version: int, timeout_s: float) -> None:
-        """Returns when `version` is no longer the one in use, or after timeout_s."""
+        """Returns when the version in use is no longer `version`, or after timeout_s."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.version == version:
@@ -159,19 +165,19 @@ class EnginePool:
     # --- generation ---------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """One turn, on the session's engine or on the least loaded one, whatever switches meanwhile.
+        """One turn, on the session's engine or on the least loaded one, also through a switch.
 
         Raises what Engine.generate_all raises. Cancelling aborts the request in the engine.
         """
-        return await self.traffic.generate(request)
+        return await self.router.generate(request)
 
     async def release(self, session: str) -> None:
-        """The episode is over: its KV may go."""
-        await self.traffic.release(session)
+        """The session has ended: its KV may be dropped."""
+        await self.router.release(session)
 
     async def stats(self) -> list[EngineStats | None]:
-        """Of each engine, in order; None for one that is not running or does not answer."""
-        return await self.traffic.members.stats()
+        """Stats of each engine, in order; None for one that is not running or does not answer."""
+        return await self.router.replicas.stats()
 
     # --- switches -----------------------------------------------------------------------------
 
@@ -179,9 +185,9 @@ class EnginePool:
         """Split the devices as the command says; the outcome gives the reason if they are split as before.
 
         Cancelling the call leaves the switch running. Raises IllegalParallelism, StaleEpoch, or
-        ReshapeRefused: another switch runs, or a turn under way would not fit.
+        ReshapeRefused: another switch runs, or the context of a turn that runs would not fit.
         """
-        self._cuts.check(command.parallelism)
+        self._devices.check(command.parallelism)
         if self._last is not None and self._switch is not None:
             last = self._last
             if command.epoch == last.epoch and command.parallelism == last.parallelism:
@@ -194,20 +200,20 @@ class EnginePool:
                 )
             if not self._switch.done():
                 raise ReshapeRefused(
-                    f"{self._cuts.base.name} is on its way to {last.parallelism}, epoch {last.epoch}",
-                    "command it again when that is over",
+                    f"{self._devices.base.name} is switching to {last.parallelism}, epoch {last.epoch}",
+                    "send the command again when that has ended",
                 )
         self._refuse_short(command.parallelism)
         self._last = command
         self._switch = asyncio.create_task(self._reparallelize(command), name=f"switch {command.epoch}")
         return await asyncio.shield(self._switch)
 
-    def _refuse_short(self, cut: Parallelism) -> None:
-        longest = self.traffic.longest
-        if cut != self.parallelism and not self._cuts.holds(cut.tp, longest):
+    def _refuse_short(self, parallelism: Parallelism) -> None:
+        longest = self.router.longest
+        if parallelism != self.parallelism and not self._devices.holds(parallelism.tp, longest):
             raise ReshapeRefused(
-                f"a context of {longest} tokens is under way, and the KV of an engine of tp {cut.tp} holds "
-                f"{self._cuts.kv_tokens(cut.tp)}",
+                f"a session has a context of {longest} tokens, and an engine of tp {parallelism.tp} holds "
+                f"only {self._devices.kv_tokens(parallelism.tp)}",
                 "wait until it has ended, or raise rollout.kv_tokens",
             )
 
@@ -220,13 +226,13 @@ class EnginePool:
             )
 
         def warm(stats: Sequence[EngineStats]) -> bool:
-            return fits_beside(stats, self._cuts, old, new, self._free_bytes())
+            return fits_beside(stats, self._devices, old, new, self._free_bytes())
 
-        room = min(self._cuts.longest(old.tp), self._cuts.longest(new.tp))
+        context = min(self._devices.longest_context(old.tp), self._devices.longest_context(new.tp))
         parts = SwitchParts(
-            traffic=self.traffic,
-            new=self._members(new, command.epoch),
-            canary=Canary(f"canary {command.epoch}", self._cuts.model.vocab, room),
+            router=self.router,
+            new=self._replicas(new, command.epoch),
+            canary=Canary(f"canary {command.epoch}", self._devices.model.vocab, context),
             publish_lock=self._publish_lock,
             reading=self._reading,
             warm=warm,

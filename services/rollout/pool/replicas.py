@@ -1,9 +1,9 @@
-"""The engines of one cut of a pool: they are started, watched, replaced when they die, and kept at the
-newest weights.
+"""The engines of one parallelism of a pool: they are started, watched, replaced when they die, and kept at
+the newest weights.
 
-Promises: an engine that dies is started again at most `restarts` times and gets the newest weights before
-it generates; when that is used up, or it cannot load them, `failed` is told why. Nothing is half-loaded and
-used. `stop` leaves nothing running, whatever was under way.
+Promises: an engine that dies is started again at most `restarts` times and gets the newest weights before it
+generates; when the restarts are used up, or it cannot load the weights, `failed` is called with the error. No
+version is used that is loaded in part. `stop` leaves nothing running, whatever was in progress.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from services.rollout.engines.contract.engine import Engine, EngineSpec, EngineS
 
 log = logging.getLogger(__name__)
 
-# A load may fail this often in a row, RETRY_S apart. Neither VersionGone nor PeerLost counts: a newer
-# version, or a trainer that comes back, is no matter of the engine's.
+# A load may fail this often in a row, RETRY_S apart. VersionGone and PeerLost do not count: a newer version,
+# or a trainer that comes back, mends them.
 ATTEMPTS = 3
 RETRY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Weights as they were published. number grows with every publication; a version alone does not:
-    a trainer that was restored from a checkpoint publishes versions that existed before."""
+    """Weights as they were published. number grows with every publication; the version does not: a trainer
+    that was restored from a checkpoint publishes versions that existed before."""
 
     number: int
     version: int
@@ -47,8 +47,8 @@ class Publication:
 NOTHING = Publication(0, 0, ())
 
 
-class Changes:
-    """Wakes all who wait for anything to change: they look again whether it was what they wait for."""
+class ChangeNotifier:
+    """Wakes everyone who waits for a change of the pool; each then checks the condition that it waits for."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -62,12 +62,13 @@ class Changes:
 
 
 @dataclass(slots=True, eq=False)
-class Member:
-    """One engine's place in the pool, whichever process fills it."""
+class EngineReplica:
+    """One engine of the pool, whichever processes it runs in now."""
 
     spec: EngineSpec
     engine: Engine | None = None
-    # The version wholly loaded, and which publication of it; 0: none, the engine may not generate.
+    # The version that is completely loaded, and its publication's number; 0: none, the engine may not
+    # generate.
     version: int = 0
     publication: int = 0
     running: int = 0
@@ -80,23 +81,24 @@ class Member:
         return self.engine is not None and self.version > 0
 
 
-class Members:
-    """make: builds an engine of a spec. load_s: bound of loading one version into one engine.
+class EngineReplicas:
+    """Engines of one parallelism.
 
-    failed: is called once with what ends the pool, a ProcessFailed or why a start failed.
+    make: builds an engine of a spec. load_s: bound of loading one version into one engine. failed: called
+    once with the error that ends the pool, a ProcessFailed or that of a failed start.
     """
 
     def __init__(
         self,
         specs: Sequence[EngineSpec],
         make: Callable[[EngineSpec], Engine],
-        changes: Changes,
+        changes: ChangeNotifier,
         failed: Callable[[BaseException], None],
         *,
         restarts: int,
         load_s: float,
     ) -> None:
-        self.all = [Member(spec) for spec in specs]
+        self.all = [EngineReplica(spec) for spec in specs]
         self.target = NOTHING
         self._make = make
         self._changes = changes
@@ -108,32 +110,26 @@ class Members:
         self._version = 0
 
     @property
-    def live(self) -> list[Member]:
-        return [member for member in self.all if member.live]
+    def live(self) -> list[EngineReplica]:
+        return [replica for replica in self.all if replica.live]
 
     @property
     def engines(self) -> list[Engine]:
-        """Those that run, whether or not they can generate."""
-        return [member.engine for member in self.all if member.engine is not None]
+        """The engines that run, whether or not they can generate."""
+        return [replica.engine for replica in self.all if replica.engine is not None]
 
     @property
     def version(self) -> int:
-        """What all live engines have at least; while none lives, what was loaded last: no token is
-        sampled meanwhile."""
+        """The oldest version of the live engines; while none lives, that of before: no token is sampled
+        meanwhile."""
         return self._version
-
-    @property
-    def level(self) -> bool:
-        """Every engine runs and has what was published last."""
-        number = self.target.number
-        return all(member.engine is not None and member.publication == number for member in self.all)
 
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Starts all engines at once; if one fails, none is left. Raises what Engine.start raises."""
         self._stopping = None
-        starts = [asyncio.create_task(self._start(member)) for member in self.all]
+        starts = [asyncio.create_task(self._start(replica)) for replica in self.all]
         try:
             await asyncio.gather(*starts)
         except BaseException:
@@ -144,14 +140,14 @@ class Members:
             raise
 
     def watch(self) -> None:
-        """From now on the dead are replaced."""
-        self._watches = [asyncio.create_task(self._watch(member)) for member in self.all]
+        """From now on, engines that die are replaced."""
+        self._watches = [asyncio.create_task(self._watch(replica)) for replica in self.all]
         for watch in self._watches:
             watch.add_done_callback(self._watched)
 
     async def stop(self) -> None:
-        """Ends all engines; requests in flight fail with EngineLost. Idempotent; goes on if it is cancelled,
-        and whoever calls it again waits for the end."""
+        """Ends all engines; requests in flight fail with EngineLost. Idempotent. If the call is cancelled the
+        stop continues, and a later call waits for its end."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
@@ -162,99 +158,99 @@ class Members:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
         engines = self.engines
-        for member in self.all:
-            member.engine, member.version, member.publication, member.starts = None, 0, 0, 0
+        for replica in self.all:
+            replica.engine, replica.version, replica.publication, replica.starts = None, 0, 0, 0
         await asyncio.gather(*(engine.stop() for engine in engines))
 
     async def recover(self) -> None:
-        """Starts them again after `stop`, with the newest weights if those can be read. Raises what start
-        raises, ProcessFailed."""
+        """Starts the engines again after `stop`, with the newest weights if those can be read. Raises what
+        start raises, ProcessFailed."""
         await self.start()
-        await asyncio.gather(*(self._catch_up(member) for member in self.all))
+        await asyncio.gather(*(self._catch_up(replica) for replica in self.all))
 
-    async def _start(self, member: Member) -> None:
-        """Starts its engine; one whose processes die while starting is tried ATTEMPTS times."""
+    async def _start(self, replica: EngineReplica) -> None:
+        """Starts a replica's engine; tries ATTEMPTS times if its processes die while starting."""
         for attempt in range(1, ATTEMPTS + 1):
-            engine = self._make(member.spec)
+            engine = self._make(replica.spec)
             try:
                 await engine.start()
                 break
             except EngineLost as lost:
                 if attempt == ATTEMPTS:
                     raise
-                log.warning("engine %s died while starting, trying again: %s", member.spec.name, lost)
-        member.engine, member.version, member.publication, member.running = engine, 0, 0, 0
-        member.starts += 1
+                log.warning("engine %s died while starting, trying again: %s", replica.spec.name, lost)
+        replica.engine, replica.version, replica.publication, replica.running = engine, 0, 0, 0
+        replica.starts += 1
 
     def _watched(self, watch: asyncio.Task) -> None:
         if not watch.cancelled() and (error := watch.exception()) is not None:
             self._failed(error)
 
-    async def _watch(self, member: Member) -> None:
+    async def _watch(self, replica: EngineReplica) -> None:
         while True:
-            engine = member.engine
+            engine = replica.engine
             if engine is None:
                 return
             await engine.wait_lost()
-            if member.engine is not engine:
-                return  # stopped by us
-            member.engine, member.version, member.publication = None, 0, 0
+            if replica.engine is not engine:
+                return  # stopped on purpose
+            replica.engine, replica.version, replica.publication = None, 0, 0
             self._refresh()
             await engine.stop()  # reaps what is left of its processes
-            if member.starts > self._restarts:
+            if replica.starts > self._restarts:
                 raise ProcessFailed(
-                    f"engine {member.spec.name} died {member.starts} times",
+                    f"engine {replica.spec.name} died {replica.starts} times",
                     "see its log on stderr; memory and rollout.max_sequences are the usual suspects",
                 )
-            log.warning("engine %s died; starting it again", member.spec.name)
-            await self._start(member)
-            await self._catch_up(member)
+            log.warning("engine %s died; starting it again", replica.spec.name)
+            await self._start(replica)
+            await self._catch_up(replica)
 
     # --- weights ------------------------------------------------------------------------------
 
     async def load(self, publication: Publication) -> None:
-        """Brings every engine that runs to it, all at once; a dead one gets it when it is back.
+        """Loads a publication into every running engine, all at once; a dead one gets it when it is back.
 
-        Raises VersionGone, another DataPlaneError or WeightsIncomplete; nothing is half-loaded and used.
+        Raises VersionGone, another DataPlaneError or WeightsIncomplete.
         """
         if publication.number > self.target.number:
             self.target = publication
         results = await asyncio.gather(
-            *(self._bring(member, publication) for member in self.all), return_exceptions=True
+            *(self._bring(replica, publication) for replica in self.all), return_exceptions=True
         )
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _bring(self, member: Member, publication: Publication) -> None:
-        async with member.loading:
-            engine = member.engine
-            if engine is None or member.publication >= publication.number:
+    async def _bring(self, replica: EngineReplica, publication: Publication) -> None:
+        async with replica.loading:
+            engine = replica.engine
+            if engine is None or replica.publication >= publication.number:
                 return
             try:
                 await engine.load_weights(publication.version, publication.keys, self._load_s)
             except EngineLost:
-                return  # _watch sees it too, and loads the newest after the restart
+                return  # _watch notices too, and loads the newest after the restart
             except WeightsIncomplete:
-                member.version = 0  # it refuses to generate: nobody is sent there
+                replica.version = 0  # it refuses to generate: no request is sent to it
                 self._refresh()
                 raise
-            if member.engine is engine:
-                member.version, member.publication = publication.version, publication.number
+            if replica.engine is engine:
+                replica.version, replica.publication = publication.version, publication.number
                 self._refresh()
 
-    async def _catch_up(self, member: Member) -> None:
-        """The newest weights for a restarted engine; what is published meanwhile, `load` brings.
+    async def _catch_up(self, replica: EngineReplica) -> None:
+        """Loads the newest weights into a restarted engine; `load` brings what is published meanwhile.
 
         Raises ProcessFailed when loading failed ATTEMPTS times.
         """
-        name, target, failures = member.spec.name, self.target, 0
+        name, target, failures = replica.spec.name, self.target, 0
         while target.number and target is self.target:
             try:
-                await self._bring(member, target)
-                return  # loaded, or its engine died again, which _watch sees next
+                await self._bring(replica, target)
+                return  # loaded, or its engine died again, which _watch notices
             except VersionGone:
-                log.info("version %d is gone; engine %s waits for a newer one", target.version, name)
+                log.info("version %d was withdrawn; engine %s waits for a newer one", target.version, name)
                 return
             except (DataPlaneError, EngineError, DeadlineExceeded) as error:
                 failures += not isinstance(error, PeerLost)
@@ -268,14 +264,14 @@ class Members:
             await asyncio.sleep(RETRY_S)
 
     def _refresh(self) -> None:
-        self._version = min((member.version for member in self.live), default=self._version)
+        self._version = min((replica.version for replica in self.live), default=self._version)
         self._changes.tell()
 
     # --- figures ------------------------------------------------------------------------------
 
     async def stats(self) -> list[EngineStats | None]:
-        """Of each engine, in order; None for one that is not running or does not answer."""
-        return list(await asyncio.gather(*(_stats(member.engine) for member in self.all)))
+        """Stats of each engine, in order; None for one that is not running or does not answer."""
+        return list(await asyncio.gather(*(_stats(replica.engine) for replica in self.all)))
 
 
 async def _stats(engine: Engine | None) -> EngineStats | None:

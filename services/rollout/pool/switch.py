@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from earl.errors import DeadlineExceeded, EarlError, EngineError, EngineLost, PeerLost, VersionGone
 from earl.reparallelize import SwitchCommand, SwitchOutcome
 from services.rollout.engines.contract.engine import Engine, EngineStats
-from services.rollout.pool.kv_handover import Handover
+from services.rollout.pool.kv_handover import KvHandover
 from services.rollout.pool.kv_placement import Rates
-from services.rollout.pool.parity import Answers, Canary, difference
-from services.rollout.pool.replicas import RETRY_S, Member, Members, Publication
-from services.rollout.pool.router import Traffic, forget
+from services.rollout.pool.parity import Canary, CanaryScores, difference
+from services.rollout.pool.replicas import RETRY_S, EngineReplica, EngineReplicas, Publication
+from services.rollout.pool.router import RequestRouter, forget
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class SwitchParts:
     error that ends the pool.
     """
 
-    traffic: Traffic
-    new: Members
+    router: RequestRouter
+    new: EngineReplicas
     canary: Canary
     publish_lock: asyncio.Lock
     reading: Callable[[Publication, float], AbstractAsyncContextManager[None]]
@@ -62,30 +62,30 @@ class PoolSwitch:
         self._command = command
         self._deadlines = command.deadlines
         self._parts = parts
-        self._traffic, self._canary = parts.traffic, parts.canary
-        self._old, self._new = parts.traffic.members, parts.new
+        self._router, self._canary = parts.router, parts.canary
+        self._old, self._new = parts.router.replicas, parts.new
         self._stage = "prepare"
         self._publications = AsyncExitStack()
-        self._old_scores: asyncio.Task[Answers | None] | None = None
-        self._handover: Handover | None = None
+        self._old_scores: asyncio.Task[CanaryScores | None] | None = None
+        self._handover: KvHandover | None = None
         self._interrupted_s: float | None = None
         self._old_ended = False
-        self._outcome = SwitchOutcome(epoch=command.epoch, parallelism=parts.traffic.cut)
+        self._outcome = SwitchOutcome(epoch=command.epoch, parallelism=parts.router.parallelism)
         self.rates = rates
 
     async def run(self) -> SwitchOutcome:
         """How the switch ended. Raises nothing but cancellation, after which all engines are gone."""
-        began, continued = time.monotonic(), self._traffic.continued
+        began, continued = time.monotonic(), self._router.continued
         try:
             try:
                 await self._replace()
             except EarlError as error:
                 await self._roll_back(error)
             except Exception as error:
-                log.exception("a switch broke")
+                log.exception("a switch failed")
                 await self._roll_back(error)
         except BaseException:
-            # The pool stops: whichever engines it has by now, the others are to go too.
+            # The pool stops: it ends the engines in use, here both sides are ended.
             await asyncio.gather(self._new.stop(), self._old.stop())
             raise
         finally:
@@ -93,7 +93,7 @@ class PoolSwitch:
                 self._old_scores.cancel()
                 await asyncio.gather(self._old_scores, return_exceptions=True)
             await self._release_publications()
-        self._note(sequences_continued=self._traffic.continued - continued, seconds=time.monotonic() - began)
+        self._note(sequences_continued=self._router.continued - continued, seconds=time.monotonic() - began)
         return self._outcome
 
     def _note(self, **fields) -> None:
@@ -108,9 +108,9 @@ class PoolSwitch:
             await self._cold()
         released = self._resume()
         await self._release_publications()
-        for member, session in released:
-            if member.engine is not None:
-                await forget(member.engine, [session])
+        for replica, session in released:
+            if replica.engine is not None:
+                await forget(replica.engine, [session])
         await self._forget_canary(self._new)
         await self._old.stop()
 
@@ -169,9 +169,9 @@ class PoolSwitch:
 
     async def _interrupt(self) -> None:
         self._interrupted_s = time.monotonic()
-        self._interrupted_s = await self._traffic.interrupt()
+        self._interrupted_s = await self._router.interrupt()
 
-    def _resume(self) -> list[tuple[Member, str]]:
+    def _resume(self) -> list[tuple[EngineReplica, str]]:
         """Turns continue with the new engines.
 
         Returns (new engine, session) for each session that ended while its KV was handed over.
@@ -180,7 +180,7 @@ class PoolSwitch:
         moved = handover.moved if handover is not None else {}
         placed = handover.placed if handover is not None else {}
         placement = {session: self._new.all[number] for session, number in placed.items()}
-        released = self._traffic.use(self._new, self._command.parallelism, placement)
+        released = self._router.use(self._new, self._command.parallelism, placement)
         self._new.watch()
         self._note(
             parallelism=self._command.parallelism,
@@ -200,16 +200,16 @@ class PoolSwitch:
 
     async def _roll_back(self, error: Exception) -> None:
         message = f"{self._command.parallelism} was not reached, {self._stage} failed: {error}"
-        log.warning("%s; continuing with %s", message, self._traffic.cut)
+        log.warning("%s; continuing with %s", message, self._router.parallelism)
         if isinstance(error, ParityLost):
-            self._traffic.spoil(self._command.parallelism.tp)
+            self._router.exclude(self._command.parallelism.tp)
         if self._old_ended:
             try:
                 await self._old.recover()
                 self._old.watch()
             except EarlError as failure:
                 self._parts.lost(failure)
-        self._traffic.go_on()
+        self._router.resume()
         self._note(rolled_back=True, message=message, stall_s=self._stall_s())
         await self._new.stop()
         if self._handover is not None:
@@ -235,7 +235,7 @@ class PoolSwitch:
         while True:
             await self._hold_publications(self._old.target, self._deadlines.prepare_s)
             number = self._old.target.number
-            if number == 0 or any(member.publication == number for member in self._old.live):
+            if number == 0 or any(replica.publication == number for replica in self._old.live):
                 try:
                     return await self._load()
                 except (VersionGone, PeerLost) as error:
@@ -249,31 +249,31 @@ class PoolSwitch:
         if target.number == 0:
             return
         await self._new.load(target)
-        for member in self._new.all:
-            if not member.live:
+        for replica in self._new.all:
+            if not replica.live:
                 raise EngineLost(
-                    f"engine {member.spec.name} died while it loaded version {target.version}",
+                    f"engine {replica.spec.name} died while it loaded version {target.version}",
                     "see the worker's log",
                 )
 
     # --- parity -------------------------------------------------------------------------------
 
-    async def _score_old(self) -> Answers | None:
+    async def _score_old(self) -> CanaryScores | None:
         """Canaries' log-probs of an old engine; None before the first version, or if it was interrupted.
 
         Raises EngineLost if no old engine is left.
         """
         if self._old.target.number == 0:
             return None
-        for member in self._old.live:
-            if member.engine is not None and member.publication == self._old.target.number:
+        for replica in self._old.live:
+            if replica.engine is not None and replica.publication == self._old.target.number:
                 try:
-                    return await self._canary.hear(member.engine)
+                    return await self._canary.score(replica.engine)
                 except EngineLost:
                     continue
         raise EngineLost("no old engine is left to compare the new ones with", "try the switch again")
 
-    async def _score_old_idle(self) -> Answers | None:
+    async def _score_old_idle(self) -> CanaryScores | None:
         """As `_score_old`, once nothing interrupts any more. Raises EngineError for no answer."""
         scores = await self._score_old()
         if scores is None and self._old.target.number:
@@ -283,19 +283,19 @@ class PoolSwitch:
     async def _score_new(self) -> list[tuple[float, ...]]:
         """Log-probs of the canary prompts, by new engine; none before the first version."""
         return list(
-            await asyncio.gather(*(self._canary.hear_prompts(engine) for engine in self._live_engines()))
+            await asyncio.gather(*(self._canary.score_prompts(engine) for engine in self._live_engines()))
         )
 
     def _live_engines(self) -> list[Engine]:
-        return [member.engine for member in self._new.live if member.engine is not None]
+        return [replica.engine for replica in self._new.live if replica.engine is not None]
 
-    def _compare(self, old_scores: Answers, new_scores: Sequence[tuple[float, ...]]) -> None:
+    def _compare(self, old_scores: CanaryScores, new_scores: Sequence[tuple[float, ...]]) -> None:
         """Raises ParityLost."""
         for engine, logprobs in zip(self._new.engines, new_scores, strict=True):
             for before, after in zip(old_scores.prompts, logprobs, strict=True):
                 self._check_parity(engine.spec.name, "a canary prompt", difference(before, after))
 
-    async def _verify_session(self, old_scores: Answers | None) -> None:
+    async def _verify_session(self, old_scores: CanaryScores | None) -> None:
         """Scores the canary session on every new engine, with its KV where that was taken.
 
         Raises ParityLost, EngineLost if a new engine is gone.
@@ -305,7 +305,7 @@ class PoolSwitch:
             await asyncio.gather(*(engine.stats() for engine in engines))
             return
         logprobs = await asyncio.gather(
-            *(self._canary.hear_session(engine, old_scores.follow) for engine in engines)
+            *(self._canary.score_session(engine, old_scores.follow) for engine in engines)
         )
         for engine, logprob in zip(engines, logprobs, strict=True):
             self._check_parity(
@@ -324,22 +324,22 @@ class PoolSwitch:
                 "this parallelism is not used again in this run; its kernels or its weights are wrong",
             )
 
-    async def _forget_canary(self, members: Members) -> None:
-        for engine in members.engines:
+    async def _forget_canary(self, replicas: EngineReplicas) -> None:
+        for engine in replicas.engines:
             await forget(engine, [self._canary.session])
 
     # --- KV -----------------------------------------------------------------------------------
 
     def _tokens(self) -> dict[str, int]:
-        return self._traffic.sessions
+        return self._router.sessions
 
-    async def _begin_handover(self, stats: Sequence[EngineStats]) -> Handover | None:
+    async def _begin_handover(self, stats: Sequence[EngineStats]) -> KvHandover | None:
         """The hand-over of KV from the old engines to the new ones; None if one of the sides cannot."""
         old, new = self._old.engines, self._new.engines
         if not all(engine.caps.live_reshape for engine in [*old, *new]) or not old:
             return None
         fresh = [engine for engine in await self._new.stats() if engine is not None]
-        self._handover = Handover(
+        self._handover = KvHandover(
             name=f"kv/{self._command.epoch}",
             old=old,
             new=new,

@@ -1,4 +1,4 @@
-"""One turn that several engines may sample, one after the other, as one Generation. Pure.
+"""A turn that several engines may sample, one after the other, as one Generation. Pure.
 
     ids ── engine A ──► tokens, "abort" ── ids + tokens ── engine B ──► tokens, "stop" ──► all tokens, "stop"
 
@@ -13,43 +13,43 @@ import msgspec
 from services.rollout.engines.contract.engine import GenerateRequest, Generation
 
 
-class Turn:
-    """A request and what was sampled for it so far. The first part's reused_tokens are the turn's: later
-    parts find again what the first one computed."""
+class ResumableTurn:
+    """A request and what was sampled for it so far. reused_tokens of the whole are those of the first part:
+    later parts reuse what the first one computed."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
-        self._made: Generation | None = None
+        self._sampled: Generation | None = None
 
     @property
     def tokens(self) -> int:
-        """Of the whole context so far."""
-        return len(self._request.ids) + (len(self._made.ids) if self._made is not None else 0)
+        """Tokens of the whole context so far."""
+        return len(self._request.ids) + (len(self._sampled.ids) if self._sampled is not None else 0)
 
     @property
-    def needs(self) -> int:
-        """The longest that the context may become."""
+    def most_tokens(self) -> int:
+        """Tokens that the context may have at the end of the turn, at most."""
         return len(self._request.ids) + self._request.max_new_tokens
 
     def rest(self) -> GenerateRequest:
-        """What is still to be sampled, at least one token."""
-        if self._made is None:
+        """The request for what is still to be sampled, at least one token."""
+        if self._sampled is None:
             return self._request
         return msgspec.structs.replace(
             self._request,
-            ids=self._request.ids + self._made.ids,
-            max_new_tokens=self._request.max_new_tokens - len(self._made.ids),
+            ids=self._request.ids + self._sampled.ids,
+            max_new_tokens=self._request.max_new_tokens - len(self._sampled.ids),
         )
 
     def add(self, part: Generation) -> Generation:
-        """What an engine made of `rest`; returns the turn as it stands."""
-        before = self._made
-        self._made = part
+        """Adds what an engine sampled for `rest`; returns the turn so far."""
+        before = self._sampled
+        self._sampled = part
         if before is not None:
             stalls_s = list(before.stalls_s)
             if before.ended_ns and part.began_ns:
                 stalls_s.append((part.began_ns - before.ended_ns) / 1e9)
-            self._made = msgspec.structs.replace(
+            self._sampled = msgspec.structs.replace(
                 part,
                 ids=before.ids + part.ids,
                 logprobs=before.logprobs + part.logprobs,
@@ -59,4 +59,4 @@ class Turn:
                 ended_ns=part.ended_ns or before.ended_ns,
                 stalls_s=stalls_s,
             )
-        return self._made
+        return self._sampled

@@ -18,7 +18,7 @@ ENGINE_SPANS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class WorkerLoad:
     """What the worker holds now. unreported: finished episodes that the scheduler does not know yet."""
 
     running: int
@@ -63,7 +63,7 @@ class Gauges:
             for period in engine.busy:
                 self._engine_busy.setdefault(period.what, []).append((period.start_ns, period.end_ns))
 
-    def values(self, load: Load, now_s: float) -> dict[str, float]:
+    def values(self, load: WorkerLoad, now_s: float) -> dict[str, float]:
         """Gauges by name, units in the names."""
         engines = self.engines
         steps_per_s = self._steps(self._agent.steps, now_s)
@@ -89,9 +89,9 @@ class Gauges:
             "kv_committed_tokens": float(sum(engine.kv_committed_tokens for engine in engines)),
             "engine_running": float(sum(engine.running for engine in engines)),
             # Contexts that the engines in use cannot hold, and those that no parallelism could.
-            "blocked_sequences": float(len(self._pool.traffic.blocked)),
-            "blocked_context_tokens": float(max(self._pool.traffic.blocked.values(), default=0)),
-            "contexts_refused": float(self._pool.traffic.refused),
+            "blocked_sequences": float(len(self._pool.router.blocked)),
+            "blocked_context_tokens": float(max(self._pool.router.blocked.values(), default=0)),
+            "contexts_refused": float(self._pool.router.refused),
             "engine_waiting": float(sum(engine.waiting for engine in engines)),
         }
         memory = fullest(engine.memory for engine in engines if engine.memory is not None)

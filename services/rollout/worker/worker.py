@@ -29,7 +29,7 @@ from earl.errors import EarlError
 from earl.scheduler_client import SchedulerClient
 from services.rollout.episode.agent import EpisodeAgent, EpisodeOutcome, EpisodeTicket
 from services.rollout.pool.pool import EnginePool
-from services.rollout.worker.gauges import Gauges, Load
+from services.rollout.worker.gauges import Gauges, WorkerLoad
 from services.rollout.worker.leases import Leases
 from services.rollout.worker.reporter import Reporter
 from services.rollout.worker.scheduler_client import TicketClient
@@ -283,13 +283,13 @@ class RolloutWorker:
             # engine can hold; and a draining worker asks as often as if it were alone.
             while (left_s := due_s - time.monotonic()) > 0:
                 await self._pool.wait_other(version, min(least_s, left_s))
-                if self._draining or self._pool.traffic.blocked or self._pool.version != version:
+                if self._draining or self._pool.router.blocked or self._pool.version != version:
                     break
 
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         """What the worker holds now."""
         arena = self._store.arena
-        return Load(
+        return WorkerLoad(
             running=len(self._episodes),
             unreported=len(self.leases) - len(self._episodes),
             arena_used_fraction=1.0 - arena.free_bytes / arena.capacity_bytes,

@@ -175,7 +175,7 @@ class SglangLink:
         self._wait(self._manager.continue_generation(request))
 
     def update(self, version: int, tensors: list[tuple[str, Any]], flush: bool) -> None:
-        """One weight-update session: begin, whole tensors (every rank cuts its own slice), end. The
+        """One weight-update session: begin, whole tensors (every rank takes its own slice), end. The
         engine must be paused. flush: drop the prefix cache. Raises EngineError with SGLang's message."""
         from sglang.srt.managers.io_struct import (  # pyright: ignore[reportMissingImports]
             BeginWeightUpdateReqInput,

@@ -26,9 +26,9 @@ NEW = 200
 TWO = Parallelism(1, 2)
 
 
-def command(epoch=1, cut=TWO, logprob_tolerance=LOGPROB_TOLERANCE, **seconds: float) -> SwitchCommand:
+def command(epoch=1, parallelism=TWO, logprob_tolerance=LOGPROB_TOLERANCE, **seconds: float) -> SwitchCommand:
     deadlines = dict.fromkeys(SwitchDeadlines.model_fields, 5.0) | seconds
-    return SwitchCommand(epoch, cut, SwitchDeadlines(**deadlines), logprob_tolerance)
+    return SwitchCommand(epoch, parallelism, SwitchDeadlines(**deadlines), logprob_tolerance)
 
 
 @asynccontextmanager
@@ -119,10 +119,10 @@ async def test_a_turn_without_a_session_goes_on_too():
         await settle()
         report = await pool.reparallelize(command())
         assert (await turn).ids == greedy([1], NEW) and report.sequences_continued == 1
-        assert pool.traffic.sessions == {} and made[2].kv == {}
+        assert pool.router.sessions == {} and made[2].kv == {}
 
 
-async def test_there_and_back_and_restarts_are_of_the_cut_in_use():
+async def test_there_and_back_and_restarts_are_of_the_parallelism_in_use():
     async with generating(restarts=1) as (pool, made, turns):
         await pool.reparallelize(command())
         made[2].gone.set()
@@ -272,7 +272,7 @@ async def test_an_old_engine_that_dies_costs_its_own_turns_only(when):
         assert (pool.live, pool.parallelism) == (1, TWO)
 
 
-async def test_other_logprobs_are_rolled_back_and_name_cut_and_difference():
+async def test_other_logprobs_are_rolled_back_and_name_parallelism_and_difference():
     async with generating() as (pool, made, turns):
 
         def prepare(engine):
@@ -331,7 +331,7 @@ async def test_a_cold_switch_ends_the_old_engines_first(monkeypatch):
         await assert_whole(turns)
 
 
-async def test_a_cold_switch_that_fails_starts_the_old_cut_again(monkeypatch):
+async def test_a_cold_switch_that_fails_starts_the_old_engines_again(monkeypatch):
     monkeypatch.setattr(pool_module, "fits_beside", lambda *args: False)
     async with generating() as (pool, made, turns):
 
@@ -349,7 +349,7 @@ async def test_a_cold_switch_that_fails_starts_the_old_cut_again(monkeypatch):
         assert len(made) == 6 and pool.live == 2
 
 
-async def test_a_pool_whose_old_cut_does_not_come_back_ends(monkeypatch):
+async def test_a_pool_whose_old_engines_do_not_come_back_ends(monkeypatch):
     monkeypatch.setattr(pool_module, "fits_beside", lambda *args: False)
     async with running() as (pool, made, watch):
         made.prepare = lambda engine: engine.hooks.update(start=raises(EngineError("no memory at all")))
@@ -369,7 +369,7 @@ async def test_commands_of_one_epoch_get_one_report_and_others_are_refused():
         first = asyncio.create_task(pool.reparallelize(command(5)))
         impatient = asyncio.create_task(pool.reparallelize(command(5)))
         await settle()
-        with pytest.raises(ReshapeRefused, match="on its way to tp2, epoch 5"):
+        with pytest.raises(ReshapeRefused, match="switching to tp2, epoch 5"):
             await pool.reparallelize(command(6, Parallelism(2, 1)))
         with pytest.raises(StaleEpoch, match="epoch 4"):
             await pool.reparallelize(command(4))
@@ -396,18 +396,18 @@ async def test_a_switch_that_was_rolled_back_is_reported_again_and_may_be_tried_
 
 
 @pytest.mark.parametrize(
-    "cut", [Parallelism(2, 2), Parallelism(1, 1), Parallelism(1, 1, 2), Parallelism(1, 1, 1, 2)]
+    "parallelism", [Parallelism(2, 2), Parallelism(1, 1), Parallelism(1, 1, 2), Parallelism(1, 1, 1, 2)]
 )
-async def test_cuts_of_other_devices_are_illegal(cut):
+async def test_parallelisms_of_other_devices_are_illegal(parallelism):
     async with running() as (pool, _, __):
-        with pytest.raises(IllegalParallelism, match="does not cut the 2 devices of e"):
-            await pool.reparallelize(command(cut=cut))
+        with pytest.raises(IllegalParallelism, match="does not fit the 2 devices of e"):
+            await pool.reparallelize(command(parallelism=parallelism))
 
 
-async def test_cuts_that_the_model_does_not_allow_are_illegal():
+async def test_parallelisms_that_the_model_does_not_allow_are_illegal():
     async with running(engines=3) as (pool, _, __):
         with pytest.raises(IllegalParallelism, match="4 heads"):
-            await pool.reparallelize(command(cut=Parallelism(1, 3)))
+            await pool.reparallelize(command(parallelism=Parallelism(1, 3)))
 
 
 async def test_a_lease_that_cannot_be_given_back_undoes_nothing():
@@ -456,28 +456,28 @@ async def test_a_pool_that_stops_ends_a_switch_under_way():
             await switching
 
 
-# --- contexts that outgrow a cut ------------------------------------------------------------------
+# --- contexts that outgrow engines ----------------------------------------------------------------
 
 
-async def test_a_context_that_another_cut_holds_waits_for_it():
+async def test_a_context_that_other_engines_hold_waits_for_it():
     async with generating(turns=0, waits=True, kv_tokens=32) as (pool, made, _):
         long = asyncio.create_task(pool.generate(request("a/1", "a", 8, [1] * 40)))
         await settle()
-        assert not long.done() and pool.traffic.blocked == {"a": 48}
+        assert not long.done() and pool.router.blocked == {"a": 48}
         assert not (await pool.reparallelize(command())).rolled_back
         assert made[2].spec.kv_tokens == 64
-        assert (await long).ids == greedy([1] * 40, 8) and pool.traffic.blocked == {}
+        assert (await long).ids == greedy([1] * 40, 8) and pool.router.blocked == {}
 
 
 @pytest.mark.parametrize("waits, tokens", [(True, 70), (False, 40), (True, 300)])
-async def test_a_context_that_no_cut_holds_or_nobody_switches_for_is_refused(waits, tokens):
+async def test_a_context_that_no_engine_holds_or_nobody_switches_for_is_refused(waits, tokens):
     async with generating(turns=0, waits=waits, kv_tokens=32) as (pool, _, __):
         with pytest.raises(ContextTooLong):
             await pool.generate(request("a/1", "a", 8, [1] * tokens))
-        assert pool.traffic.blocked == {} and pool.traffic.refused == 1
+        assert pool.router.blocked == {} and pool.router.refused == 1
 
 
-async def test_nobody_waits_for_a_cut_that_was_found_wanting():
+async def test_nobody_waits_for_a_parallelism_that_failed_parity():
     async with generating(turns=0, waits=True, kv_tokens=32) as (pool, made, _):
         made.prepare = lambda engine: setattr(engine, "skew", -1.0)
         long = asyncio.create_task(pool.generate(request("a/1", "a", 8, [1] * 40)))
@@ -487,11 +487,11 @@ async def test_nobody_waits_for_a_cut_that_was_found_wanting():
             await long
 
 
-async def test_a_cut_too_small_for_what_runs_is_refused():
+async def test_engines_too_small_for_what_runs_are_refused():
     async with generating(turns=0, waits=True, kv_tokens=32) as (pool, _, __):
         await pool.reparallelize(command())
         await pool.generate(request("a/1", "a", 8, [1] * 40))
-        with pytest.raises(ReshapeRefused, match=r"a context of 48 tokens .* tp 1 holds 32"):
+        with pytest.raises(ReshapeRefused, match=r"a context of 48 tokens,.* tp 1 holds only 32"):
             await pool.reparallelize(command(2, Parallelism(2, 1)))
         await pool.release("a")
         assert not (await pool.reparallelize(command(2, Parallelism(2, 1)))).rolled_back

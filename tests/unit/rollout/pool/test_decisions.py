@@ -1,4 +1,5 @@
-"""What a switch decides without engines: cuts, places, move or compute, memory, joined turns, messages."""
+"""What a switch decides without engines: parallelisms, places, move or compute, memory, joined turns,
+messages."""
 
 from typing import Any
 
@@ -12,28 +13,28 @@ from earl.models.spec import ModelSpec
 from earl.obs.memory import DeviceMemory, available_bytes, host_bytes
 from earl.parallelism import Parallelism
 from services.rollout.engines.contract.engine import EngineSpec, EngineStats, GenerateRequest, Generation
+from services.rollout.pool.devices import PoolDevices
 from services.rollout.pool.kv_placement import Rates, place, worth_moving
-from services.rollout.pool.layouts import Cuts
 from services.rollout.pool.memory_fit import CUDA_PROCESS_BYTES, fits_beside
 from services.rollout.pool.parity import difference
-from services.rollout.pool.turn import Turn
+from services.rollout.pool.turn import ResumableTurn
 
 # 8 heads, of which 2 kv_heads: from tp 4 on, ranks share one.
 MODEL = ModelSpec("llama", 64, 2, 8, 2, 8, 64, 97)
 
 
-def cuts(engines=4, tp=1, **fields: Any) -> Cuts:
+def devices(engines=4, tp=1, **fields: Any) -> PoolDevices:
     base = EngineSpec(name="w", model_dir="", tp=tp, max_sequences=8, max_context_tokens=512, **fields)
-    return Cuts(base, engines, MODEL)
+    return PoolDevices(base, engines, MODEL)
 
 
-# --- cuts -----------------------------------------------------------------------------------------
+# --- parallelisms -----------------------------------------------------------------------------------------
 
 
-def test_a_pool_holds_as_many_sequences_and_bytes_however_it_is_cut():
-    pool = cuts(kv_tokens=100)
-    assert [str(cut) for cut in pool.legal] == ["dp4", "dp2·tp2", "tp4"]
-    engines = {cut.tp: pool.specs(cut) for cut in pool.legal}
+def test_a_pool_holds_as_many_sequences_and_bytes_whatever_its_parallelism():
+    pool = devices(kv_tokens=100)
+    assert [str(parallelism) for parallelism in pool.legal] == ["dp4", "dp2·tp2", "tp4"]
+    engines = {parallelism.tp: pool.specs(parallelism) for parallelism in pool.legal}
     assert {tp: (len(e), e[0].max_sequences, e[0].kv_tokens) for tp, e in engines.items()} == {
         1: (4, 9, 100),
         2: (2, 17, 200),
@@ -43,34 +44,34 @@ def test_a_pool_holds_as_many_sequences_and_bytes_however_it_is_cut():
 
 
 def test_engines_take_their_devices_in_order_and_names_of_their_epoch():
-    pool = cuts(device="cuda")
+    pool = devices(device="cuda")
     assert [spec.device for spec in pool.specs(Parallelism(2, 2))] == ["cuda:0", "cuda:2"]
-    spread = cuts(device="auto").specs(Parallelism(2, 2))
+    spread = devices(device="auto").specs(Parallelism(2, 2))
     assert [(spec.device_kind, spec.first_device) for spec in spread] == [("auto", 0), ("auto", 2)]
     assert [spec.name for spec in pool.specs(Parallelism(2, 2), 7)] == [
         "w/engine-0-epoch-7",
         "w/engine-1-epoch-7",
     ]
-    assert [spec.device for spec in cuts(device="cpu").specs(Parallelism(1, 4))] == ["cpu"]
+    assert [spec.device for spec in devices(device="cpu").specs(Parallelism(1, 4))] == ["cpu"]
 
 
-def test_a_pool_of_engines_with_ranks_can_be_cut_into_smaller_ones():
-    specs = cuts(engines=1, tp=4, kv_tokens=100).specs(Parallelism(4, 1))
+def test_a_pool_of_engines_with_ranks_can_become_smaller_ones():
+    specs = devices(engines=1, tp=4, kv_tokens=100).specs(Parallelism(4, 1))
     assert len(specs) == 4 and (specs[0].max_sequences, specs[0].kv_tokens) == (3, 50)
 
 
-@pytest.mark.parametrize("cut", [Parallelism(3, 1), Parallelism(2, 1, 2), Parallelism(2, 2, 1, 2)])
-def test_other_devices_are_refused_and_what_is_legal_is_said(cut):
+@pytest.mark.parametrize("parallelism", [Parallelism(3, 1), Parallelism(2, 1, 2), Parallelism(2, 2, 1, 2)])
+def test_other_devices_are_refused_and_what_is_legal_is_said(parallelism):
     with pytest.raises(IllegalParallelism, match="dp4 or dp2·tp2 or tp4"):
-        cuts().check(cut)
+        devices().check(parallelism)
 
 
-def test_what_a_cut_holds_and_which_ones_hold_more():
-    pool = cuts(kv_tokens=100)
+def test_what_engines_hold_and_which_hold_more():
+    pool = devices(kv_tokens=100)
     assert pool.holds(1, 100) and not pool.holds(1, 101) and not pool.holds(2, 513)
-    assert [cut.tp for cut in pool.wider(1, 150)] == [2, 4]
+    assert [wider.tp for wider in pool.wider(1, 150)] == [2, 4]
     assert pool.wider(2, 150) == [] and pool.wider(1, 201) == []
-    assert cuts().holds(1, 512) and cuts().wider(1, 600) == []
+    assert devices().holds(1, 512) and devices().wider(1, 600) == []
 
 
 # --- places ---------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def stats(memory: DeviceMemory | None, kv_tokens=0, kv_used_tokens=0) -> EngineS
 
 
 def test_on_a_host_the_new_need_what_the_old_have_and_copies_of_the_weights():
-    pool, one, four = cuts(), Parallelism(1, 4), Parallelism(4, 1)
+    pool, one, four = devices(), Parallelism(1, 4), Parallelism(4, 1)
     old = [stats(DeviceMemory(10_000_000, 1 << 40, "host"))]
     assert pool.weight_bytes == MODEL.parameters * 4
     enough = round((10_000_000 + 3 * pool.weight_bytes) / 0.9) + 1
@@ -155,11 +156,11 @@ def test_on_a_host_the_new_need_what_the_old_have_and_copies_of_the_weights():
 
 
 def test_a_device_needs_room_for_weights_and_kv_again():
-    pool, cut = cuts(), Parallelism(2, 2)
+    pool, same = devices(), Parallelism(2, 2)
     needed = pool.weight_bytes / 2 + 1000 * 10 + CUDA_PROCESS_BYTES
     size = round(needed / 0.9) + 10
-    assert fits_beside([stats(DeviceMemory(0, size), 1000)], pool, cut, cut, 0)
-    assert not fits_beside([stats(DeviceMemory(20, size), 1000)], pool, cut, cut, 1 << 50)
+    assert fits_beside([stats(DeviceMemory(0, size), 1000)], pool, same, same, 0)
+    assert not fits_beside([stats(DeviceMemory(20, size), 1000)], pool, same, same, 1 << 50)
 
 
 def test_what_is_available_is_part_of_the_host():
@@ -178,8 +179,8 @@ def part(ids, finish, reused=0) -> Generation:
 
 def test_parts_are_one_generation_and_each_asks_for_the_rest():
     asked = GenerateRequest(request_id="r", ids=[1, 2], max_new_tokens=5, seed=9, session="s")
-    turn = Turn(asked)
-    assert turn.rest() is asked and (turn.tokens, turn.needs) == (2, 7)
+    turn = ResumableTurn(asked)
+    assert turn.rest() is asked and (turn.tokens, turn.most_tokens) == (2, 7)
     turn.add(part([], "abort", 2))
     assert turn.rest() == asked
     turn.add(part([13, 14], "abort", 4))

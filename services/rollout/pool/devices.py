@@ -1,0 +1,104 @@
+"""The devices of a pool: the parallelisms that they allow, dp engines of tp devices each. Pure.
+
+Whatever the parallelism, the pool holds as many sequences and as many bytes of KV on each device: an engine's
+max_sequences grows with its devices, its kv_tokens with the heads that a device no longer holds. Each engine
+has one place more, for the canaries of a switch, which wait for no sequence's end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from earl.errors import IllegalParallelism
+from earl.models.spec import ModelSpec
+from earl.models.tp import check_tp, legal_tp, rank_heads
+from earl.parallelism import Parallelism
+from services.rollout.engines.contract.engine import EngineSpec
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDevices:
+    """The devices of a pool that begins with `engines` engines like `base`; base.name is the pool's name.
+
+    With base.device "cuda" or "auto", engine i of tp devices takes those from i x tp on.
+    Example: Cuts(EngineSpec(name="rollout-0", model_dir="...", tp=2), 2, load_spec("...")).
+    """
+
+    base: EngineSpec
+    engines: int
+    model: ModelSpec
+
+    @property
+    def initial(self) -> Parallelism:
+        """The parallelism of the configuration."""
+        return Parallelism(self.engines, self.base.tp)
+
+    @property
+    def legal(self) -> list[Parallelism]:
+        """All parallelisms that devices and heads allow, by ascending tp."""
+        devices = self.initial.devices
+        return [Parallelism(devices // tp, tp) for tp in legal_tp(self.model) if devices % tp == 0]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one engine's weights, over all of its devices."""
+        return self.model.parameters * _ITEM_BYTES[self.base.dtype]
+
+    def check(self, parallelism: Parallelism) -> None:
+        """Raises IllegalParallelism, naming devices or heads."""
+        devices = self.initial.devices
+        if parallelism.cp != 1 or parallelism.pp != 1 or parallelism.dp * parallelism.tp != devices:
+            legal = " or ".join(map(str, self.legal))
+            raise IllegalParallelism(
+                f"{parallelism.as_dict()} does not fit the {devices} devices of {self.base.name}",
+                f"dp x tp is {devices}, cp and pp are 1: {legal}",
+            )
+        check_tp(self.model, parallelism.tp)
+
+    def specs(self, parallelism: Parallelism, epoch: int = 0) -> list[EngineSpec]:
+        """One spec for each engine. Names differ between epochs, since engines of two may run at once."""
+        base, tp = self.base, parallelism.tp
+        return [
+            msgspec.structs.replace(
+                base,
+                name=f"{base.name}/engine-{number}" + (f"-epoch-{epoch}" if epoch else ""),
+                tp=tp,
+                device=f"{base.device}:{number * tp}" if base.device in ("cuda", "auto") else base.device,
+                max_sequences=self.sequences(tp) + 1,
+                kv_tokens=self.kv_tokens(tp),
+            )
+            for number in range(parallelism.dp)
+        ]
+
+    def sequences(self, tp: int) -> int:
+        """How many sequences an engine of `tp` devices holds at once, beside a canary."""
+        return -(-self.base.max_sequences * tp // self.base.tp)
+
+    def kv_tokens(self, tp: int) -> int:
+        """How many tokens the KV cache of an engine of `tp` devices holds in the bytes that the configuration
+        gives each device; 0: as many as its sequences need."""
+        initial_heads = rank_heads(self.model, self.base.tp)[1]
+        return self.base.kv_tokens * initial_heads // rank_heads(self.model, tp)[1]
+
+    def longest_context(self, tp: int) -> int:
+        """Tokens of the longest context that an engine of `tp` devices could ever hold."""
+        most = self.base.max_context_tokens
+        return min(most, self.kv_tokens(tp) or most)
+
+    def holds(self, tp: int, tokens: int) -> bool:
+        """Whether an engine of `tp` devices could hold a context of so many tokens."""
+        return tokens <= self.longest_context(tp)
+
+    def wider(self, tp: int, tokens: int) -> list[Parallelism]:
+        """Parallelisms whose engines hold more KV than those of `tp` devices, and a context of so many
+        tokens."""
+        bound = self.kv_tokens(tp)
+        return [
+            parallelism
+            for parallelism in self.legal
+            if self.kv_tokens(parallelism.tp) > bound and self.holds(parallelism.tp, tokens)
+        ]
