@@ -1,1 +1,1 @@
-"""Engines: what turns token ids into sampled token ids, each in processes of its own."""
+"""Engines: they turn token ids into sampled token ids, each in processes of its own."""

@@ -1,0 +1,1 @@
+"""One episode: the agent loop, its token columns, its transcript."""

@@ -182,7 +182,7 @@ class EnginePool:
     # --- switches -----------------------------------------------------------------------------
 
     async def reparallelize(self, command: SwitchCommand) -> SwitchOutcome:
-        """Split the devices as the command says; the outcome gives the reason if they are split as before.
+        """Brings the pool to the command's parallelism; the outcome has the reason if that failed.
 
         Cancelling the call leaves the switch running. Raises IllegalParallelism, StaleEpoch, or
         ReshapeRefused: another switch runs, or the context of a turn that runs would not fit.

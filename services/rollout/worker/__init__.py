@@ -1,0 +1,1 @@
+"""A rollout worker: leases, episodes, reports, weights, heartbeats."""

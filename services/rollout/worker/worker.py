@@ -5,7 +5,7 @@
         └──────────── reported ◄──────────────────────┘
     bus: WeightsPublished ──► weights ──► pool of engines      BatchCommitted ──► reporter.free
     every third of a lease: renew; lost episodes are cancelled
-    every heartbeat: load, gauges, busy spans, transfer totals; the answer may say stop
+    every heartbeat: load, gauges, busy spans, transfer totals; the answer may end the run
 
 Promises: never more attempts held than capacity; nothing is leased while the arena is full; the
 first task that fails ends the worker with its error; leaving takes at most

@@ -1,0 +1,1 @@
+"""What every engine is and shares: the contract, its messages, admission, sampling, weights."""

@@ -61,7 +61,7 @@ class EngineSpec(msgspec.Struct, kw_only=True, frozen=True):
     load_initial: bool = True
     # Version of the weights in model_dir.
     initial_version: int = 0
-    # Where weights are found. An empty url: load_weights is refused.
+    # The registry of weights. An empty url: load_weights is refused.
     redis_url: str = ""
     run: str = ""
     # DataPlaneConfig as JSON text; empty: defaults.

@@ -375,7 +375,7 @@ class EngineProcess(Engine):
         await self._call(wire.BeginUpdate, version)
 
     async def load(self, version: int, keys: Sequence[str], deadline_s: float) -> LoadReport:
-        # The engine ends the read itself at the deadline; the margin lets it say so.
+        # The engine ends the read itself at the deadline; the margin leaves time for its answer.
         return await self._call(
             wire.LoadWeights, version, list(keys), deadline_s, deadline_s=deadline_s + 5.0
         )

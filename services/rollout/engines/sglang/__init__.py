@@ -1,0 +1,1 @@
+"""SGLang as an engine; imported in its own environment only."""

@@ -222,13 +222,13 @@ class SglangEngine(ForeignEngine):
 
     def _figures(self) -> dict[str, Any]:
         kv_tokens = kv_tokens_of(self.spec)
-        # SGLang does not say: prompts of what it runs, and what of their answers has come.
+        # SGLang does not report it: prompts of what it runs, and the tokens of theirs that have come.
         used = sum(
             len(entry.request.ids) + len(entry.versions) for entry in self._in_flight.values() if entry.salt
         )
         return {
             "running": min(self._known, self.spec.max_sequences),
-            # SGLang does not say how often it stepped, nor for how long: chunks and answers that came.
+            # SGLang reports neither its steps nor their time: outputs that came are counted.
             "steps": self._chunks,
             "step_s": 0.0,
             "transfers": totals_by_path(self._data.transfers),

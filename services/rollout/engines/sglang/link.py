@@ -147,7 +147,7 @@ class SglangLink:
         self._loop.call_soon_threadsafe(start)
 
     def abort(self, request_id: str) -> None:
-        """Have a request end with what it has; its last chunk says so."""
+        """Have a request end with what it has; its last output has the reason "abort"."""
         self._loop.call_soon_threadsafe(self._manager.abort_request, request_id)
 
     def pause(self, mode: PauseMode) -> None:

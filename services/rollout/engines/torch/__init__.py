@@ -1,0 +1,1 @@
+"""EARL's own engine: scheduler, KV cache, forward pass, ranks."""

@@ -22,7 +22,7 @@ class SessionAges:
         self._of: dict[str, int] = {}
 
     def of(self, session: str) -> int:
-        """The older the lower; "" is a new one each time."""
+        """The session's age: the lower the older. "" stands for another session each time."""
         if not session:
             return next(self._next)
         if session not in self._of:
@@ -30,7 +30,7 @@ class SessionAges:
         return self._of[session]
 
     def forget(self, session: str) -> None:
-        """The session has ended."""
+        """Forgets a session that has ended."""
         self._of.pop(session, None)
 
 
@@ -52,7 +52,7 @@ class IdleSessions:
         return session in self._slots
 
     def add(self, session: str, slot: int, until_ns: int) -> None:
-        """The session's turn has ended; younger sessions wait for its KV until then."""
+        """Keeps a session whose turn has ended; younger sessions do not take its slot before until_ns."""
         self._slots[session] = slot
         self._until_ns[slot] = until_ns
 
@@ -70,7 +70,7 @@ class IdleSessions:
         return list(self._slots.values())
 
     def protected(self, age: int, now_ns: int, *, but: str) -> list[int]:
-        """Slots that a sequence of this age may not take; but: its own session, which is left out."""
+        """Slots that a sequence of this age may not take now. but: its own session, which is left out."""
         return [
             slot
             for session, slot in self._slots.items()

@@ -1,4 +1,4 @@
-"""How many tokens' KV may exist, and who has it: committed rows of every slot under one bound.
+"""The memory of the KV cache: the committed rows of every slot, under one bound.
 
     rows of a slot:  0 ── in use ──┤── committed (was in use) ──┤── never written ──► context
 
@@ -15,7 +15,8 @@ from services.rollout.engines.torch.batch import GIVE_BACK
 
 
 class KvBudget:
-    """bound: tokens that may be committed in all, in multiples of page (tokens); rows: of a slot."""
+    """Accounts for the rows of all slots. bound: tokens that may be committed in all, rounded down to pages
+    of `page` tokens; rows: of a slot."""
 
     def __init__(self, slots: int, rows: int, bound: int, page: int) -> None:
         self.page = page
@@ -30,7 +31,7 @@ class KvBudget:
         return -(-tokens // self.page) * self.page
 
     def fits(self, tokens: int) -> bool:
-        """A sequence of so many tokens could ever be held."""
+        """Whether a sequence of so many tokens could be held if it were alone."""
         return -(-tokens // self.page) * self.page <= self.bound
 
     def has_room(self, running: np.ndarray, idle: np.ndarray, held: list[int], tokens: int) -> bool:
@@ -43,8 +44,8 @@ class KvBudget:
         return pages <= self.bound
 
     def commit(self, slots: np.ndarray, tokens: np.ndarray) -> int:
-        """Commit the slots' rows up to tokens [N] if the bound allows; returns how many tokens too many
-        that would be, 0 if it was done."""
+        """Commits the slots' rows up to tokens [N] if the bound allows; returns how many tokens too many that
+        would be, 0 if it was done."""
         target = np.maximum(self.pages(tokens), self.committed[slots])
         excess = int(self.committed.sum() + (target - self.committed[slots]).sum()) - self.bound
         if excess > 0:
@@ -53,8 +54,8 @@ class KvBudget:
         return 0
 
     def reclaim(self, slots: np.ndarray, used: np.ndarray, excess: int) -> int:
-        """Give rows back that slots have beyond used [N] tokens, slot by slot, until `excess` tokens are;
-        returns what is still too many."""
+        """Gives back rows that slots have beyond used [N] tokens, slot by slot, until `excess` tokens are
+        given back; returns how many are still too many."""
         spare = self.committed[slots] - self.pages(used)
         for slot, tokens, free in zip(slots.tolist(), self.pages(used).tolist(), spare.tolist(), strict=True):
             if excess <= 0:
@@ -66,16 +67,16 @@ class KvBudget:
         return max(0, excess)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Note that rows are to be copied; both slots have them committed."""
+        """Notes a copy of rows from slot to slot; both have them committed."""
         self.moves.append((source, target, tokens, 0))
 
     def give_back(self, slot: int) -> None:
-        """All rows of the slot, whatever is in them."""
+        """Gives back all rows of the slot, whatever is in them."""
         self.moves.append((GIVE_BACK, slot, 0, self._rows))
         self.committed[slot] = 0
 
     def wipe(self) -> None:
-        """Everything is given back, and reads as zeros."""
+        """Gives back all rows of all slots: they read as zeros."""
         self.moves.clear()
         for slot in range(len(self.committed)):
             self.give_back(slot)

@@ -184,7 +184,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def move(self, moves: np.ndarray) -> None:
-        """Copies rows of KV and gives rows back, as StepBatch.moves says."""
+        """Copies rows of KV and gives rows back, by StepBatch.moves."""
         for source, target, count, stop in moves.tolist():
             if source == GIVE_BACK:
                 self.cache.give_back(target, count, stop)
@@ -193,7 +193,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor | None:
-        """Move KV as the batch says, then add its tokens to the cache. Logits [B, V] of each sequence's
+        """Does the batch's moves, then adds its tokens to the cache. Logits [B, V] of each sequence's
         last token, in the batch's order, on rank 0; None on the others. Sequences are in any order."""
         self.move(batch.moves)
         order = np.lexsort((batch.slots, -batch.counts))

@@ -1,4 +1,4 @@
-"""Whose KV begins with which tokens: blocks of prompts and answers, by hash, of one weights' version.
+"""The prefix cache: which slots hold which blocks of tokens, by hash, for one version of the weights.
 
 A block's key is the hash of all tokens up to its end, so that a chain of keys names a prefix. The index
 holds what one version computed: it is emptied when the weights change. Pure bookkeeping.
@@ -24,7 +24,7 @@ def block_keys(ids: np.ndarray) -> list[int]:
 
 
 def common(ids: np.ndarray, other: np.ndarray) -> int:
-    """With how many equal tokens ids [N] and other [M] begin."""
+    """The length of the common prefix of ids [N] and other [M]."""
     known = min(len(ids), len(other))
     differs = np.flatnonzero(ids[:known] != other[:known])
     return int(differs[0]) if len(differs) else known
@@ -55,14 +55,14 @@ class PrefixIndex:
         return slot, blocks, blocks < len(keys) and keys[blocks] in self._coming
 
     def expect(self, slot: int, keys: Sequence[int]) -> None:
-        """The slot will compute these blocks, as far as it does not hold them and nobody else will."""
+        """Notes that the slot will compute these blocks, except those that are held or expected already."""
         for key in keys[int(self.blocks[slot]) :]:
             if key not in self._coming and key not in self._holders:
                 self._coming[key] = slot
                 self._expected[slot].append(key)
 
     def extend(self, slot: int, ids: np.ndarray) -> None:
-        """The KV of ids [N], the slot's whole prefix, is there: note its blocks."""
+        """Notes the blocks of a slot that has the KV of ids [N], from the first token on."""
         chain = self._chains[slot]
         before = chain[-1] if chain else 0
         for start in range(len(chain) * BLOCK_TOKENS, len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
@@ -74,7 +74,7 @@ class PrefixIndex:
         self.blocks[slot] = len(chain)
 
     def truncate(self, slot: int, tokens: int) -> None:
-        """The slot's KV after `tokens` is gone."""
+        """Forgets the slot's blocks that do not lie within its first `tokens` tokens."""
         chain = self._chains[slot]
         for key in chain[tokens // BLOCK_TOKENS :]:
             holders = self._holders[key]
@@ -85,14 +85,14 @@ class PrefixIndex:
         self.blocks[slot] = len(chain)
 
     def give_up(self, slot: int) -> None:
-        """The slot computes no more: nobody waits for it."""
+        """Withdraws what the slot was expected to compute."""
         for key in self._expected[slot]:
             if self._coming.get(key) == slot:
                 del self._coming[key]
         self._expected[slot].clear()
 
     def clear(self) -> None:
-        """Everything held, and about to be, is of an older version."""
+        """Forgets everything held or expected: it is of an older version."""
         self._holders.clear()
         self._coming.clear()
         for chain in (*self._chains, *self._expected):

@@ -1,4 +1,4 @@
-"""Which tokens end the sequence of each slot: a column, so that a step asks for all at once. Pure."""
+"""The stop tokens of each slot's sequence, as a column: a step checks all sequences at once. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class StopIds:
         self.ids = np.full((slots, 1), NO_TOKEN, dtype=np.int64)
 
     def put(self, slot: int, stops: set[int]) -> None:
+        """Sets the stop tokens of a slot."""
         if len(stops) > self.ids.shape[1]:
             wider = np.full((len(self.ids), len(stops)), NO_TOKEN, dtype=np.int64)
             wider[:, : self.ids.shape[1]] = self.ids

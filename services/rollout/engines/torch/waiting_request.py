@@ -12,7 +12,7 @@ from services.rollout.engines.torch.prefix_cache import block_keys
 
 @dataclass(slots=True)
 class WaitingRequest:
-    """A request without a slot: new, or preempted with what it has sampled so far."""
+    """A request without a slot: a new one, or a preempted one with what was sampled so far."""
 
     request: GenerateRequest
     # Of its session: the lower the older.
@@ -33,7 +33,7 @@ class WaitingRequest:
 
     @property
     def keys(self) -> list[int]:
-        """Of the blocks that may be reused: at least the last token is computed, since its logits are
+        """Keys of the blocks that may be reused: at least the last token is computed, since its logits are
         what the first sample comes from."""
         if self._keys is None:
             self._keys = block_keys(self.ids[:-1])

@@ -1,0 +1,1 @@
+"""vLLM as an engine; imported in its own environment only."""

@@ -191,7 +191,7 @@ class VllmEngine(ForeignEngine):
         self._core.collective_rpc("earl_begin", args=(call, version, keys, deadline_s))
 
     def _note_report(self, report: ShardReport) -> None:
-        """The call is answered once every rank has said how its load ended: an error wins."""
+        """Answers the call once every rank's report has come, with the first error if there is one."""
         reports = self._loads.setdefault(report.call, [])
         reports.append(report)
         if len(reports) < self.spec.tp:
@@ -255,7 +255,7 @@ class VllmEngine(ForeignEngine):
 
 def _watched_workers(core: Any, closing: threading.Event) -> list[int]:
     """Process ids of vLLM's workers. When one of them dies this process ends at once: a step would wait
-    for it, and the service is to hear of the loss now."""
+    for it, and the service would learn of the loss late."""
     processes = [handle.proc for handle in core.model_executor.workers]
 
     def watch() -> None:
