@@ -7,9 +7,15 @@
       │              └── serving process ◄── ucx, nixl ────┤
       └── descriptor ──► Registry (Redis, lease) ──────────┘
 ```
-What is pure: `layout` (boxes) and `plan` (any boxes, one tensor); for what is large, `placements` and
-`mesh` (DTensor's cuts), `classes` (tensors that lie alike), `blocks` (their plan as arrays), `ragged` (packed
-sequences), `balance` (replicas), `schedule` (order, credits); `pieces` (what transports are asked for); and
-`allocator`. `resolve`, `resolve_classes` and `repeated` lead from reads and descriptors to pieces. Only
-`dtensor` and `device_arena` know torch. Nothing here ever unpickles, and no tensor enters Redis.
+A folder imports those below it, never one above:
+
+    publish/                    read/            what an owner makes known; what a reader asks for
+    serve/                                       the process that answers reads over a wire
+    transport/{shm, ucx/, nixl/}                 bytes from an arena into a reader's arrays
+    memory/                     registry/        arenas and their allocator; descriptors in Redis
+    describe/                   plan/            descriptors, pieces; who is read for what (pure)
+    layout/                                      boxes, placements, meshes (pure)
+
+Only `publish.dtensor` and `memory.device_arena` know torch. Nothing here unpickles, no tensor enters
+Redis.
 """

@@ -1,4 +1,4 @@
-"""What works here, tried out: `python -m earl.dispatch.probe NAME` with `[data_plane]` as JSON on stdin.
+"""`python -m earl.dispatch.probe NAME`, with `[data_plane]` as JSON on stdin, tries out what works here.
 
 It prints one line, {"facts": {…}, "error": null or {"message", "remedy"}}. A process for each probe, so that
 a library that crashes or hangs takes nothing else with it; whoever starts it bounds its time. Every probe
@@ -103,8 +103,8 @@ def device(config: DataPlaneConfig, facts: Facts) -> None:
         started = time.perf_counter()
         region.seal(checksum=False)
         seconds = time.perf_counter() - started
-        found = torch.from_numpy(region.array(np.uint8, (PROBE_BYTES,)))
-        _arrived(facts, seconds, torch.equal(found, written.cpu()))
+        arrived = torch.from_numpy(region.array(np.uint8, (PROBE_BYTES,)))
+        _arrived(facts, seconds, torch.equal(arrived, written.cpu()))
 
 
 PROBES: dict[str, Callable[[DataPlaneConfig, Facts], None]] = {
@@ -117,7 +117,7 @@ PROBES: dict[str, Callable[[DataPlaneConfig, Facts], None]] = {
 
 
 def probe(name: str, config: DataPlaneConfig) -> dict[str, Any]:
-    """{"facts", "error"} of one probe; what it had found before it failed stays."""
+    """The result of one probe, {"facts", "error"}; facts from before a failure stay."""
     facts: Facts = {}
     error: dict[str, str] | None = None
     try:
@@ -130,7 +130,7 @@ def probe(name: str, config: DataPlaneConfig) -> dict[str, Any]:
 
 
 def file_system(directory: Path) -> Facts:
-    """Of the directory, or of the nearest one above that exists: type, size and free space in bytes."""
+    """Type, size and free bytes of the file system of a directory, or of its nearest parent that exists."""
     place = directory.absolute()
     while not place.exists():
         place = place.parent
@@ -144,15 +144,15 @@ def file_system(directory: Path) -> Facts:
 
 
 def file_system_of(place: Path, mounts: str) -> str:
-    """Type of the mount that holds `place`, of /proc/self/mounts' lines; "" if none does."""
-    found = ""
+    """Type of the mount that holds `place`, by the lines of /proc/self/mounts; "" if none does."""
+    file_system = ""
     longest = -1
     for line in mounts.splitlines():
         _, mounted, kind, *_ = line.split(" ")
         mounted = mounted.encode().decode("unicode_escape")  # a blank is written \040
         if len(mounted) >= longest and place.resolve().is_relative_to(mounted):
-            found, longest = kind, len(mounted)
-    return found
+            file_system, longest = kind, len(mounted)
+    return file_system
 
 
 def offers(info: str) -> Facts:
@@ -171,7 +171,7 @@ def offers(info: str) -> Facts:
 
 @contextmanager
 def _directory(config: DataPlaneConfig) -> Iterator[Path]:
-    """One of its own in arena_dir, gone afterwards with all in it; what killed probes left goes too."""
+    """A directory in arena_dir, removed afterwards with its contents; so is what killed probes left."""
     from earl.dispatch.memory.arena_file import remove_stale
 
     try:
@@ -200,9 +200,9 @@ def _arrived(facts: Facts, seconds: float, equal: bool) -> None:
 async def _read(
     config: DataPlaneConfig, transport_of: Callable[..., Any], facts: Facts, *, served: bool = True
 ) -> None:
-    """Two reads of an arena, from a serving process of its own where the way needs one.
+    """Two reads of an arena, from a serving process of its own where the transport needs one.
 
-    The second one counts: the first connects, and touches the pages.
+    The second one is timed: the first connects, and touches the pages.
     """
     import numpy as np
 
@@ -227,9 +227,9 @@ async def _read(
         source[:] = np.frombuffer(secrets.token_bytes(PROBE_BYTES), np.uint8)
         ref = region.seal(checksum=True)
         into = np.zeros(PROBE_BYTES, np.uint8)
-        first, one = np.zeros(1, np.int32), np.ones(1, np.int64)
+        first, ones = np.zeros(1, np.int32), np.ones(1, np.int64)
         zero, size = np.zeros(1, np.int64), np.full(1, PROBE_BYTES, np.int64)
-        pieces = Pieces(Regions.of([ref]), first, zero, one, size, size, (into,), first, zero, size)
+        pieces = Pieces(Regions.of([ref]), first, zero, ones, size, size, (into,), first, zero, size)
         for _ in range(2):
             into[:] = 0
             started = time.perf_counter()
@@ -239,7 +239,7 @@ async def _read(
             except TimeoutError:
                 raise DataPlaneError(
                     f"{PROBE_BYTES} bytes were not read within {READ_S} s",
-                    "does a firewall cut connections of this machine to itself?",
+                    "does a firewall drop connections of this machine to itself?",
                 ) from None
             seconds = time.perf_counter() - started
             _arrived(facts, seconds, np.array_equal(source, into))

@@ -29,5 +29,5 @@ def refuse_unmet(config: DataPlaneConfig) -> None:
     if config.require == "rdma" and wire_here() != "rdma":
         raise TransportUnavailable(
             'data_plane.require = "rdma", and no RDMA port of this machine is up: NIXL would go over TCP',
-            "look at /sys/class/infiniband/*/ports/*/state, or drop the requirement",
+            "see /sys/class/infiniband/*/ports/*/state, or drop the requirement",
         )

@@ -32,7 +32,7 @@ class ShardRef:
 
 @dataclass(frozen=True, slots=True)
 class TensorShards:
-    """One tensor as one descriptor knows it: shape is the global one, shards are this owner's."""
+    """One tensor as one descriptor lists it: the global shape, and the shards of one owner."""
 
     name: str
     dtype: str
@@ -67,7 +67,10 @@ class SequenceRecords:
         return len(self.rows)
 
     def column_offsets(self, names: Sequence[str], dtypes: Sequence[np.dtype]) -> np.ndarray:
-        """int64[N, C], bytes from a region's start to these columns. Raises LayoutGap, LayoutError."""
+        """int64[N, C], bytes from a region's start to these columns.
+
+        Raises LayoutGap for a column that is not published, LayoutError for one of another dtype.
+        """
         known = [name for name, _ in self.columns]
         held = [numpy_dtype(dtype) for _, dtype in self.columns]
         for name, dtype in zip(names, dtypes, strict=True):
@@ -82,7 +85,10 @@ class SequenceRecords:
 
 
 def packed(rows: np.ndarray, item_bytes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """(int64[N, C] where each column begins, int64[N] bytes in all): columns of rows end to end, aligned."""
+    """Where columns lie that follow each other, aligned: (int64[N, C] bytes to each, int64[N] bytes in all).
+
+    rows: int64[N]. item_bytes: bytes of a row in each of the C columns.
+    """
     sizes = rows[:, None] * np.asarray(item_bytes, np.int64)
     sizes = -(-sizes // COLUMN_ALIGNMENT_BYTES) * COLUMN_ALIGNMENT_BYTES
     stops = np.cumsum(sizes, axis=1)

@@ -1,7 +1,7 @@
 """What a transport is asked for, as arrays: two-dimensional copies out of one arena into byte buffers.
 
-    piece i:  region ─ offset ─► run │ … stride … │ run │ …   (rows of them)
-    target:   buffer ─ at ─────► run │ … target_stride … │ run │ …
+    piece i:  region ─ offset ────────► run │ … stride … │ run │ …   (rows of them)
+    target:   buffer ─ target_offset ─► run │ … target_stride … │ run │ …
 
 One piece is what a network card or cudaMemcpy2D takes at once. `coalesce` turns copies of any dimensions
 into the fewest of them, all copies together; no Python object stands for a piece.
@@ -28,12 +28,12 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """P copies in the order in which they are wanted; none is empty.
+    """P copies in the order in which they are to be made; none is empty.
 
     region: int32[P] into regions. offset: int64[P], bytes from the region's start to the first run. rows,
-    run, stride: int64[P]: runs, bytes of one, bytes from one to the next. buffers: one-dimensional writable
-    uint8 arrays; buffer: int32[P] into them; at, target_stride: int64[P], as offset and stride. repeat: set
-    if the same pieces will be copied again, out of other regions.
+    run, stride: int64[P]: number of runs, bytes of a run, bytes from one run to the next. buffers:
+    one-dimensional writable uint8 arrays; buffer: int32[P] into them; target_offset, target_stride:
+    int64[P], as offset and stride. repeat: set if the same pieces will be copied again, out of other regions.
     """
 
     regions: Regions
@@ -44,7 +44,7 @@ class Pieces:
     stride: np.ndarray
     buffers: tuple[np.ndarray, ...]
     buffer: np.ndarray
-    at: np.ndarray
+    target_offset: np.ndarray
     target_stride: np.ndarray
     repeat: Repeat | None = None
 
@@ -73,16 +73,16 @@ class Pieces:
         return reach
 
     def take(self, index: np.ndarray | slice) -> Pieces:
-        """Some of them, in that order."""
+        """The pieces of these indices, in that order."""
         return replace(self, repeat=None, **{name: getattr(self, name)[index] for name in _PER_PIECE})
 
     def blocks(self, *, between: bool = False) -> np.ndarray:
-        """int64[B, 2]: (region, checksum block) of every block that they touch, each once, sorted.
+        """int64[B, 2]: (region, checksum block) of every block that the pieces touch, each once, sorted.
 
-        between: with those that lie between the runs of a piece, untouched, where these are far apart.
+        between: with the blocks that lie between the runs of a piece, untouched, where these are far apart.
         """
         size = self.regions.block_bytes
-        apart = self if between else self.cut(np.where(self.stride > size, 1, self.rows))
+        apart = self if between else self.split_rows(np.where(self.stride > size, 1, self.rows))
         first = apart.offset // size
         index, nth = counted(-(-apart.stop // size) - first)
         block = first[index] + nth
@@ -90,16 +90,16 @@ class Pieces:
 
     def split(self, limit_bytes: int) -> Iterator[Pieces]:
         """The same copies, in order, in groups of at most limit_bytes."""
-        cut = self._cut(limit_bytes)
-        total = np.cumsum(cut.rows * cut.run)
+        limited = self._limited(limit_bytes)
+        total = np.cumsum(limited.rows * limited.run)
         first = 0
         while first < len(total):
             before = int(total[first - 1]) if first else 0
             stop = int(np.searchsorted(total, before + limit_bytes, "right"))
-            yield cut if stop - first == len(total) else cut.take(slice(first, stop))
+            yield limited if stop - first == len(total) else limited.take(slice(first, stop))
             first = stop
 
-    def cut(self, rows: np.ndarray) -> Pieces:
+    def split_rows(self, rows: np.ndarray) -> Pieces:
         """The same copies, none of more than rows[i] rows: int64[P], at least 1."""
         index, nth = counted(-(-self.rows // rows))
         first = nth * rows[index]
@@ -107,22 +107,23 @@ class Pieces:
         return replace(
             parts,
             offset=parts.offset + first * parts.stride,
-            at=parts.at + first * parts.target_stride,
+            target_offset=parts.target_offset + first * parts.target_stride,
             rows=np.minimum(rows[index], parts.rows - first),
         )
 
-    def _cut(self, limit_bytes: int) -> Pieces:
+    def _limited(self, limit_bytes: int) -> Pieces:
         """No piece above limit_bytes: fewer rows each, and where one run is too long, parts of it."""
         if not len(self) or int((self.rows * self.run).max()) <= limit_bytes:
             return self
-        cut = self.cut(np.maximum(limit_bytes // self.run, 1))
-        long = cut.run > limit_bytes
+        fewer = self.split_rows(np.maximum(limit_bytes // self.run, 1))
+        long = fewer.run > limit_bytes
         if not long.any():
-            return cut
-        index, nth = counted(np.where(long, -(-cut.run // limit_bytes), 1))
-        parts, step = cut.take(index), nth * limit_bytes
+            return fewer
+        index, nth = counted(np.where(long, -(-fewer.run // limit_bytes), 1))
+        parts, step = fewer.take(index), nth * limit_bytes
         run = np.where(long[index], np.minimum(limit_bytes, parts.run - step), parts.run)
-        return replace(parts, offset=parts.offset + step, at=parts.at + step, run=run)
+        target_offset = parts.target_offset + step
+        return replace(parts, offset=parts.offset + step, target_offset=target_offset, run=run)
 
 
 _WHOLE = ("regions", "buffers", "repeat")
@@ -138,37 +139,38 @@ def most_blocks(table: np.ndarray, block_bytes: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Strips:
-    """Copies as pieces, not yet of a region or into a buffer. copy: int64[P], which copy each is of."""
+    """Copies as pieces whose region and buffer are not yet named. copy: int64[P], which copy each is of."""
 
     copy: np.ndarray
     offset: np.ndarray
     rows: np.ndarray
     run: np.ndarray
     stride: np.ndarray
-    at: np.ndarray
+    target_offset: np.ndarray
     target_stride: np.ndarray
 
 
 def coalesce(
     offset: np.ndarray,
-    at: np.ndarray,
+    target_offset: np.ndarray,
     extent: np.ndarray,
     source_strides: np.ndarray,
     target_strides: np.ndarray,
     item_bytes: np.ndarray | int,
 ) -> Strips:
-    """C copies of R dimensions as the fewest pieces. offset, at: int64[C], bytes to the first element;
+    """C copies of R dimensions as the fewest pieces.
 
-    extent: int64[C, R], elements; strides: int64[C, R] or [R], bytes. Copies of nothing vanish.
+    offset, target_offset: int64[C], bytes to the first element. extent: int64[C, R], elements. strides:
+    int64[C, R] or [R], bytes. Empty copies are left out.
     """
     copy = np.flatnonzero((extent > 0).all(axis=1))
     extent = extent[copy]
-    source_strides = np.broadcast_to(source_strides, (len(at), extent.shape[1]))[copy]
-    target_strides = np.broadcast_to(target_strides, (len(at), extent.shape[1]))[copy]
-    one = np.ones(len(copy), np.int64)
-    run = one * np.broadcast_to(np.asarray(item_bytes, np.int64), (len(at),))[copy]
-    rows, stride, target_stride = one.copy(), one * 0, one * 0
-    offset, at = offset[copy].astype(np.int64), at[copy].astype(np.int64)
+    source_strides = np.broadcast_to(source_strides, (len(target_offset), extent.shape[1]))[copy]
+    target_strides = np.broadcast_to(target_strides, (len(target_offset), extent.shape[1]))[copy]
+    ones = np.ones(len(copy), np.int64)
+    run = ones * np.broadcast_to(np.asarray(item_bytes, np.int64), (len(target_offset),))[copy]
+    rows, stride, target_stride = ones.copy(), ones * 0, ones * 0
+    offset, target_offset = offset[copy].astype(np.int64), target_offset[copy].astype(np.int64)
     # Unrolled dimensions multiply pieces at the end, from the outside in, so that order is row-major.
     unroll: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for dim in reversed(range(extent.shape[1])):
@@ -189,8 +191,10 @@ def coalesce(
         again, step = counted(counts[index])
         index = index[again]
         offset = offset[again] + step * source[index]
-        at = at[again] + step * target[index]
-    return Strips(copy[index], offset, rows[index], run[index], stride[index], at, target_stride[index])
+        target_offset = target_offset[again] + step * target[index]
+    return Strips(
+        copy[index], offset, rows[index], run[index], stride[index], target_offset, target_stride[index]
+    )
 
 
 def counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -200,7 +204,7 @@ def counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def flat_bytes(array: np.ndarray) -> np.ndarray:
-    """The memory of a writable array as uint8[…], from its first element's first byte to its last's last.
+    """The memory of a writable array as uint8[N], from its first element's first byte to its last's last.
 
     Raises LayoutError for an array that cannot be written, or runs backwards.
     """

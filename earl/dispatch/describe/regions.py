@@ -22,7 +22,10 @@ def host_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ArenaRef:
-    """A worker's memory and every way to reach it. ucx_address, nixl_address: host:port, empty if none."""
+    """A worker's memory and every way to reach it.
+
+    ucx_address, nixl_address: host:port of its serving process, empty if that wire is not served.
+    """
 
     owner: str
     incarnation: int
@@ -70,7 +73,7 @@ class Regions:
 
     @classmethod
     def of(cls, refs: Sequence[RegionRef]) -> Regions:
-        """Regions of one arena whose checksums, if any, are of equal blocks. Raises LayoutError."""
+        """These regions of one arena. Raises LayoutError where their checksum blocks differ in size."""
         sizes = {ref.checksum_block_bytes for ref in refs if ref.checksums}
         if len(sizes) > 1:
             raise LayoutError(f"checksum blocks of {sorted(sizes)} bytes in one arena", "publish them again")
@@ -98,7 +101,7 @@ class Regions:
 
     def checksum(self, region: int, block: int) -> int:
         """The published digest of one block. Raises LayoutError if there is none."""
-        at = int(self.first_checksum[region]) + block
-        if block < 0 or at >= self.first_checksum[region + 1]:
+        index = int(self.first_checksum[region]) + block
+        if block < 0 or index >= self.first_checksum[region + 1]:
             raise LayoutError(f"region {region} has no checksum of block {block}", "publish it again")
-        return int(self.checksums[at])
+        return int(self.checksums[index])

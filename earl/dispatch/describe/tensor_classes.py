@@ -44,55 +44,56 @@ class TensorClass:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one tensor."""
+        """The shape of one tensor of the class."""
         return self.layout.shape[self.layout.stack :]
 
     def names(self) -> Iterator[str]:
-        """Of all its tensors, row-major over their numbers."""
+        """The names of all tensors of the class, row-major over their numbers."""
         for numbers in product(*map(range, self.layout.shape[: self.layout.stack])):
             yield self.template.format(*numbers)
 
     def extent(self, rank: int) -> tuple[int, int]:
-        """(tensors of which owner `rank` holds a part, bytes of each part)."""
+        """(number of tensors of which owner `rank` holds a part, bytes of each part)."""
         runs = self.layout.runs(rank)
         count = prod(map(length, runs[: self.layout.stack]))
         size_bytes = prod(map(length, runs[self.layout.stack :])) * numpy_dtype(self.dtype).itemsize
         return (count, size_bytes) if size_bytes else (0, 0)
 
     def held(self, rank: int) -> tuple[list[str], tuple[int, ...]]:
-        """(names of the tensors of which owner `rank` holds a part, as they lie; the part's shape, the same
-        of each). Nothing is held where the part is empty.
+        """(names of the tensors of which owner `rank` holds a part, in the order in which they lie; the shape
+        of each part). No names where the part is empty.
         """
         runs = self.layout.runs(rank)
         stack = self.layout.stack
-        shape = tuple(length(one) for one in runs[stack:])
+        shape = tuple(length(ranges) for ranges in runs[stack:])
         if not all(shape):
             return [], shape
-        numbers = product(*([i for a, b in one for i in range(a, b)] for one in runs[:stack]))
+        numbers = product(*([i for a, b in ranges for i in range(a, b)] for ranges in runs[:stack]))
         return [self.template.format(*some) for some in numbers], shape
 
 
 def length(runs: Runs) -> int:
-    """Indices that ranges hold together."""
+    """Number of indices in these ranges."""
     return sum(stop - start for start, stop in runs)
 
 
 def spaced(size_bytes: int) -> int:
-    """From the beginning of an owner's part of one tensor to that of the next."""
+    """Bytes from the beginning of an owner's part of one tensor to that of the next."""
     return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def held_bytes(classes: Iterable[tuple[TensorClass, int]]) -> int:
-    """What an owner holds of whole classes takes of a region; each class with its rank on the mesh."""
-    extents = (one.extent(rank) for one, rank in classes)
+    """Bytes of a region for what an owner holds of these classes, each with the owner's rank on its mesh."""
+    extents = (tensor_class.extent(rank) for tensor_class, rank in classes)
     return sum(count * spaced(part_bytes) for count, part_bytes in extents)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassShard:
-    """What one owner holds of a class, as its descriptor says. rank: where it stands, row-major on the mesh.
+    """What one owner holds of a class, as its descriptor says. rank: its row-major position on the mesh.
 
-    offset_bytes: of its first tensor in the region. The layout's owners are their ranks' numbers.
+    offset_bytes: where its first tensor begins in the region; tensor_bytes: from each tensor to the next.
+    The layout's owners are named by their ranks.
     """
 
     tensors: TensorClass
@@ -104,18 +105,18 @@ class ClassShard:
 
 def classes_of(tensors: Mapping[str, tuple[str, MeshLayout]]) -> list[TensorClass]:
     """Tensors by name, each (dtype's name, layout of it alone), as the fewest classes, in order."""
-    found: dict[tuple[str, str, MeshLayout], list[str]] = {}
+    groups: dict[tuple[str, str, MeshLayout], list[str]] = {}
     for name, (dtype, layout) in tensors.items():
         if "{" in name or "}" in name:
             raise LayoutError(f"tensor {name!r}", "give it a name without braces")
-        found.setdefault((_DIGITS.sub("{}", name), dtype, layout), []).append(name)
+        groups.setdefault((_DIGITS.sub("{}", name), dtype, layout), []).append(name)
     return [
-        made for (_, dtype, layout), names in found.items() for made in _of_one_form(names, dtype, layout)
+        made for (_, dtype, layout), names in groups.items() for made in _of_one_form(names, dtype, layout)
     ]
 
 
 def _of_one_form(names: list[str], dtype: str, layout: MeshLayout) -> Iterator[TensorClass]:
-    """One class where the numbers are all of 0..n in each place, or always the same; else each by itself."""
+    """One class if in each place the numbers are 0 to n, or always the same; else a class for each name."""
     numbers = [tuple(_DIGITS.findall(name)) for name in names]
     template = names[0]
     sizes: list[int] = []
@@ -137,7 +138,7 @@ def _of_one_form(names: list[str], dtype: str, layout: MeshLayout) -> Iterator[T
 
 
 def _moved(placement: Placement, by: int) -> Placement:
-    """The same of a tensor with `by` dimensions in front."""
+    """The same placement for a tensor with `by` more dimensions in front."""
     match placement:
         case (kind, int(dim)):
             return kind, dim + by
@@ -148,38 +149,41 @@ def _moved(placement: Placement, by: int) -> Placement:
 
 
 class ClassIndex:
-    """Which class a name is of, and which number in it."""
+    """Finds the class of a tensor by its name, and its number in the class."""
 
     def __init__(self, classes: Collection[TensorClass]) -> None:
-        self._single = {one.template: one for one in classes if not one.layout.stack}
+        self._single = {
+            tensor_class.template: tensor_class for tensor_class in classes if not tensor_class.layout.stack
+        }
         self._by_form: dict[str, list[tuple[re.Pattern[str], TensorClass]]] = {}
-        for one in classes:
-            if not one.layout.stack:
+        for tensor_class in classes:
+            if not tensor_class.layout.stack:
                 continue
             pattern = "".join(
-                r"(\d+)" if part == "{}" else re.escape(part) for part in re.split(r"(\{\})", one.template)
+                r"(\d+)" if part == "{}" else re.escape(part)
+                for part in re.split(r"(\{\})", tensor_class.template)
             )
-            form = _DIGITS.sub("{}", one.template)
-            self._by_form.setdefault(form, []).append((re.compile(pattern), one))
+            form = _DIGITS.sub("{}", tensor_class.template)
+            self._by_form.setdefault(form, []).append((re.compile(pattern), tensor_class))
 
     def find(self, name: str) -> tuple[TensorClass, int] | None:
         """(class, number row-major over its stack), or None."""
         single = self._single.get(name)
         if single is not None:
             return single, 0
-        for pattern, one in self._by_form.get(_DIGITS.sub("{}", name), ()):
+        for pattern, tensor_class in self._by_form.get(_DIGITS.sub("{}", name), ()):
             match = pattern.fullmatch(name)
             if match is None:
                 continue
             number = 0
-            sizes = one.layout.shape[: one.layout.stack]
+            sizes = tensor_class.layout.shape[: tensor_class.layout.stack]
             numbers = [int(text) for text in match.groups()]
             # A number written with zeros in front is another name.
-            if one.template.format(*numbers) != name:
+            if tensor_class.template.format(*numbers) != name:
                 continue
             if any(i >= n for i, n in zip(numbers, sizes, strict=True)):
                 continue
             for i, n in zip(numbers, sizes, strict=True):
                 number = number * n + i
-            return one, number
+            return tensor_class, number
         return None

@@ -1,4 +1,4 @@
-"""How a tensor is cut over owners: boxes, shards and layouts. Pure; integers only.
+"""How a tensor lies over owners: boxes, shards and layouts. Pure; integers only.
 
 Every tensor that moves, a token column or a weight, is (name, dtype, shape, shards), each shard a
 box that one owner holds. Replicated and tensor-parallel weights, `torch.chunk` slices, DTensor
@@ -105,7 +105,7 @@ class ShardBox:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One tensor cut over owners: dtype by name ("bfloat16"), the global shape, the shards."""
+    """One tensor sharded over owners: dtype by name ("bfloat16"), the global shape, the shards."""
 
     name: str
     dtype: str
@@ -158,7 +158,7 @@ def chunk_range(length: int, index: int, count: int) -> tuple[int, int]:
 
 
 def shard_box(shape: Sequence[int], dim: int, index: int, count: int) -> Box:
-    """The box of shard `index` of `count` along `dim`, cut as torch.chunk cuts; may be empty."""
+    """The box of shard `index` of `count` along `dim`, by torch.chunk's rule; may be empty."""
     start, stop = chunk_range(shape[dim], index, count)
     whole = Box.whole(shape)
     return Box(

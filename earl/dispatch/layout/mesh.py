@@ -58,8 +58,10 @@ class MeshLayout:
         """The ranges of each dimension, the stack's too, that owner number `rank` holds, in local order."""
         return placement_runs(self.shape, self.mesh_shape, self.placements, self.coordinates(rank))
 
-    def cuts(self) -> tuple[DimensionSplit, ...]:
-        """One cut per dimension; its parts are the coordinates of the mesh dimensions that act, row-major."""
+    def splits(self) -> tuple[DimensionSplit, ...]:
+        """How each dimension is split over parts: the coordinates, row-major, of the mesh dimensions that
+        split it.
+        """
         return tuple(
             split_of(length, tuple((self.placements[i], self.mesh_shape[i]) for i in self._acting(dim)))
             for dim, length in enumerate(self.shape)
@@ -68,12 +70,12 @@ class MeshLayout:
     def holders(self) -> np.ndarray:
         """int32[parts of dimension 0, …, parts of the last, replicas]: who holds a product of parts."""
         acting = [self._acting(dim) for dim in range(len(self.shape))]
-        placed = [i for one in acting for i in one]
+        placed = [i for mesh_dims in acting for i in mesh_dims]
         idle = [i for i in range(len(self.mesh_shape)) if i not in placed]
         ranks = np.arange(len(self.owners), dtype=np.int32).reshape(self.mesh_shape)
-        parts = [prod(self.mesh_shape[i] for i in one) for one in acting]
+        parts = [prod(self.mesh_shape[i] for i in mesh_dims) for mesh_dims in acting]
         return ranks.transpose([*placed, *idle]).reshape([*parts, -1])
 
     def _acting(self, dim: int) -> list[int]:
-        """The mesh dimensions that cut a tensor dimension, from the left."""
+        """The mesh dimensions that split a tensor dimension, from the left."""
         return [i for i, placement in enumerate(self.placements) if placement[1:2] == (dim,)]

@@ -2,14 +2,14 @@
 
     ("replicate",)                      every rank of the mesh dimension holds it all
     ("shard", dim)                      torch.chunk along dim, uneven lengths too
-    ("strided_shard", dim, split)       cut into `split` parts, then each over the ranks: stacked matrices
+    ("strided_shard", dim, split)       first `split` parts, then each over the ranks: stacked matrices
     ("zigzag", dim)                     rank r of n holds chunks r and 2n-1-r of 2n: context parallelism
 
 One placement per mesh dimension, applied from the left; `shard_order` brings DTensor's, which FSDP2
-writes in another order than it cuts, into that form. All act on one tensor dimension each, so a rank's
+writes in another order than it shards, into that form. All act on one tensor dimension each, so a rank's
 part is a product of ranges per dimension (`runs`), and a whole layout one `DimensionSplit` per dimension,
 whatever the size of the mesh. Experts stacked in one tensor [experts, …] are ("shard", 0) over the
-expert-parallel ranks, with any cut inside each expert beside it.
+expert-parallel ranks, with any sharding inside each expert beside it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def placement_runs(
     """
     check(shape, mesh_shape, placements)
     if len(coordinates) != len(mesh_shape) or any(
-        not 0 <= at < n for at, n in zip(coordinates, mesh_shape, strict=False)
+        not 0 <= index < n for index, n in zip(coordinates, mesh_shape, strict=False)
     ):
         raise LayoutError(f"coordinates {tuple(coordinates)}", f"use those of a mesh {tuple(mesh_shape)}")
     runs: list[Runs] = [((0, int(n)),) for n in shape]
@@ -115,7 +115,7 @@ def placement_runs(
         if placement[0] != "replicate":
             dim = int(placement[1])  # pyright: ignore[reportGeneralTypeIssues]
             runs[dim] = _held(runs[dim], placement, count, index)
-    return tuple(tuple(run for run in one if run[0] < run[1]) for one in runs)
+    return tuple(tuple(run for run in ranges if run[0] < run[1]) for ranges in runs)
 
 
 def placement_boxes(
@@ -134,7 +134,7 @@ def placement_boxes(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DimensionSplit:
-    """How one dimension is dealt over parts: segments sorted by start, covering it exactly once.
+    """How one dimension is split over parts: segments sorted by start, covering it exactly once.
 
     start, stop, local: int64[S]; part: int32[S]. local: where a segment begins in its part's local index.
     """
@@ -145,15 +145,15 @@ class DimensionSplit:
     part: np.ndarray
     local: np.ndarray
 
-    def meet(self, wanted: Runs) -> Overlap:
-        """What of each part the wanted ranges (global, in the reader's order) need."""
-        lows = np.array([a for a, _ in wanted], np.int64)
-        highs = np.array([b for _, b in wanted], np.int64)
+    def overlap(self, ranges: Runs) -> Overlap:
+        """What a reader of these global ranges, in the order in which it keeps them, takes from each part."""
+        lows = np.array([a for a, _ in ranges], np.int64)
+        highs = np.array([b for _, b in ranges], np.int64)
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(highs - lows)])
         first = np.searchsorted(self.stop, lows, "right")
         last = np.searchsorted(self.start, highs, "left")
         counts = np.maximum(last - first, 0)
-        run = np.repeat(np.arange(len(wanted)), counts)
+        run = np.repeat(np.arange(len(ranges)), counts)
         segment = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + first[run]
         start = np.maximum(self.start[segment], lows[run])
         extent = np.minimum(self.stop[segment], highs[run]) - start
@@ -166,7 +166,7 @@ class DimensionSplit:
 class Overlap:
     """Ranges of one dimension that a reader takes from parts, in the order of its own index.
 
-    part: int32[S]. start: global index; whole: how far it goes on without a break; source, target: index
+    part: int32[S]. start: global index; whole: length without a break in the tensor; source, target: index
     in the part and in the reader; extent: length. int64[S] each. Once joined, extent may exceed whole.
     """
 
@@ -184,16 +184,21 @@ class Overlap:
         end = self.source + self.extent
         new = np.ones(len(self.part), bool)
         new[1:] = (self.part[1:] != self.part[:-1]) | (self.source[1:] != end[:-1])
-        at = np.flatnonzero(new)
-        extent = np.add.reduceat(self.extent, at)
+        first = np.flatnonzero(new)
+        extent = np.add.reduceat(self.extent, first)
         return Overlap(
-            self.part[at], self.start[at], self.whole[at], self.source[at], self.target[at], extent
+            self.part[first],
+            self.start[first],
+            self.whole[first],
+            self.source[first],
+            self.target[first],
+            extent,
         )
 
 
 @lru_cache(maxsize=1024)
 def split_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> DimensionSplit:
-    """The cut of one dimension by (placement, ranks) of the mesh dimensions that act on it, from the left."""
+    """How one dimension is split by mesh dimensions, each (placement, ranks), applied from the left."""
     counts = [count for _, count in steps]
     starts: list[int] = []
     stops: list[int] = []
@@ -222,32 +227,34 @@ def split_of(length: int, steps: tuple[tuple[Placement, int], ...]) -> Dimension
 
 
 def _held(runs: Runs, placement: Placement, count: int, index: int) -> Runs:
-    """What rank `index` of `count` holds of these ranges."""
+    """The global ranges that rank `index` of `count` holds of these ranges under one placement."""
     length = sum(stop - start for start, stop in runs)
     if placement[0] == "shard":
-        return _cut(runs, [chunk_range(length, index, count)])
+        return _global_ranges(runs, [chunk_range(length, index, count)])
     if placement[0] == "zigzag":
-        return _cut(runs, [chunk_range(length, i, 2 * count) for i in (index, 2 * count - 1 - index)])
-    wanted: list[tuple[int, int]] = []
+        return _global_ranges(
+            runs, [chunk_range(length, i, 2 * count) for i in (index, 2 * count - 1 - index)]
+        )
+    local: list[tuple[int, int]] = []
     split = int(placement[2])  # pyright: ignore[reportGeneralTypeIssues]
     for i in range(split):
         low, high = chunk_range(length, i, split)
         first, last = chunk_range(high - low, index, count)
-        wanted.append((low + first, low + last))
-    return _cut(runs, wanted)
+        local.append((low + first, low + last))
+    return _global_ranges(runs, local)
 
 
-def _cut(runs: Runs, wanted: Sequence[tuple[int, int]]) -> Runs:
-    """The global ranges of local ranges `wanted`, where `runs` laid end to end are the local indices."""
-    cut: list[tuple[int, int]] = []
-    for low, high in wanted:
+def _global_ranges(runs: Runs, local: Sequence[tuple[int, int]]) -> Runs:
+    """The global ranges of local ranges `local`, where `runs` laid end to end are the local indices."""
+    ranges: list[tuple[int, int]] = []
+    for low, high in local:
         base = 0
         for start, stop in runs:
             first, last = max(low, base), min(high, base + stop - start)
             if first < last:
                 piece = (start + first - base, start + last - base)
-                if cut and cut[-1][1] == piece[0]:
-                    piece = (cut.pop()[0], piece[1])
-                cut.append(piece)
+                if ranges and ranges[-1][1] == piece[0]:
+                    piece = (ranges.pop()[0], piece[1])
+                ranges.append(piece)
             base += stop - start
-    return tuple(cut)
+    return tuple(ranges)

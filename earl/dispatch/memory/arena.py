@@ -64,7 +64,7 @@ class Region:
         return self.ref
 
     def free(self) -> None:
-        """End the lease: later reads are refused, reads under way notice. Freeing twice is harmless."""
+        """End the lease: later reads are refused, reads in progress notice. Freeing twice is harmless."""
         self._arena._free(self._slot, self)
 
 
@@ -125,7 +125,7 @@ class Arena:
 
     @property
     def data_offset(self) -> int:
-        """Of the first byte for regions, from the start of the file."""
+        """Where the first region may begin, in bytes from the start of the file."""
         return self._header.data_offset
 
     def moved_to(self, device: str) -> None:
@@ -169,7 +169,7 @@ class Arena:
         os.close(self._fd)
 
     def _region(self, slot: int, offset_bytes: int, size_bytes: int) -> Region:
-        """What `allocate` gives out; arenas elsewhere than in the file alone have their own."""
+        """Makes what `allocate` returns; arenas with memory beside the file have their own kind."""
         return Region(self, slot, offset_bytes, size_bytes)
 
     def _publish(self, slot: int, region: Region, checksums: tuple[int, ...]) -> RegionRef:
@@ -203,7 +203,7 @@ class MappedArena:
     _fd = -1
 
     def __init__(self, path: str, nonce: int, incarnation: int) -> None:
-        """Map it. Raises RegionGone when the file is gone or another's, TransportUnavailable when barred."""
+        """Map the file. Raises RegionGone when it is gone or another's, TransportUnavailable when barred."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -239,20 +239,20 @@ class MappedArena:
 
     def check(self, slots: np.ndarray, generations: np.ndarray) -> None:
         """Raises RegionGone unless each slot (int64[N]) holds its generation (uint64[N]), published, now."""
-        known, at = self._known(slots)
-        found = self._table[at, _GENERATION]
-        good = known & (found == generations) & (generations & _PUBLISHED).astype(bool)
+        known, rows = self._known(slots)
+        actual = self._table[rows, _GENERATION]
+        good = known & (actual == generations) & (generations & _PUBLISHED).astype(bool)
         if not good.all():
-            at = int(np.flatnonzero(~good)[0])
+            bad = int(np.flatnonzero(~good)[0])
             raise RegionGone(
-                f"region {slots[at]} of {self.path} is at generation {found[at]}, not {generations[at]}",
+                f"region {slots[bad]} of {self.path} is at generation {actual[bad]}, not {generations[bad]}",
                 "it was freed or reused; read a newer descriptor",
             )
 
     def extents(self, slots: np.ndarray, generations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(offsets, sizes), int64[N] bytes, of published regions, within the file. Raises RegionGone."""
-        _, at = self._known(slots)
-        words = self._table[at].astype(np.int64)
+        _, rows = self._known(slots)
+        words = self._table[rows].astype(np.int64)
         offsets, sizes = words[:, _OFFSET], words[:, _SIZE]
         # A generation only grows: one that is still there was there when its extent was looked at.
         self.check(slots, generations)
@@ -264,16 +264,16 @@ class MappedArena:
         return offsets, sizes
 
     def _known(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(bool[N], whether there is such a slot; int64[N], the slot or another one)."""
-        at = slots % self._header.slots
-        return at == slots, at
+        """(bool[N], whether there is such a slot; int64[N], the slot's row of the table, or another one)."""
+        rows = slots % self._header.slots
+        return rows == slots, rows
 
     def check_extents(self, pieces: Pieces) -> None:
         """Raises RegionGone unless every piece lies in its region, which is where its owner says."""
         self.check_reach(pieces.regions, pieces.reach)
 
     def check_reach(self, regions: Regions, reach: np.ndarray) -> None:
-        """`check_extents` of pieces that reach so far into each region: int64[N]."""
+        """`check_extents` for pieces that reach this far into each region (int64[N], bytes)."""
         offsets, sizes = self.extents(regions.slot, regions.generation)
         moved = np.flatnonzero(offsets != regions.offset_bytes)
         if len(moved):
@@ -282,24 +282,27 @@ class MappedArena:
         self.refuse_beyond(regions.slot, sizes, reach)
 
     def refuse_beyond(self, slots: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -> None:
-        """Raises RegionGone where a region of so many bytes is shorter than what is read of it: int64[N]."""
+        """Raises RegionGone where a slot's region is shorter than what is read of it.
+
+        slots: int64[N]. sizes, reach: int64[N], bytes.
+        """
         beyond = reach > sizes
         if beyond.any():
-            at = int(np.argmax(beyond))
+            first = int(np.argmax(beyond))
             raise RegionGone(
-                f"region {slots[at]} of {self.path}: {sizes[at]} bytes, not {reach[at]}",
+                f"region {slots[first]} of {self.path}: {sizes[first]} bytes, not {reach[first]}",
                 "read a newer descriptor",
             )
 
     def digests(self, regions: Regions, blocks: Iterable[tuple[int, int]]) -> list[int]:
         """xxh3-64 of checksum blocks, each (region, block), as the bytes are now."""
-        found: list[int] = []
+        digests: list[int] = []
         for region, block in blocks:
             offset, size = int(regions.offset_bytes[region]), int(regions.size_bytes[region])
             start = block * regions.block_bytes
             stop = min(start + regions.block_bytes, size)
-            found.append(xxhash.xxh3_64_intdigest(self.memory[offset + start : offset + stop].data))
-        return found
+            digests.append(xxhash.xxh3_64_intdigest(self.memory[offset + start : offset + stop].data))
+        return digests
 
     def close(self) -> None:
         """Give up the file; the mapping ends when the last array over it does."""

@@ -182,10 +182,10 @@ def remove(path: Path) -> None:
 
 def _is_at(fd: int, path: Path) -> bool:
     try:
-        at = os.stat(path, follow_symlinks=False)
+        status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return os.path.samestat(os.fstat(fd), at)
+    return os.path.samestat(os.fstat(fd), status)
 
 
 def _free_bytes(directory: Path) -> int:

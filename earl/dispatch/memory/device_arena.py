@@ -121,11 +121,11 @@ class DeviceArena(Arena):
         self.moved_to(str(device))
 
     def in_slab(self, offset_bytes: int) -> int:
-        """Where a region that lies at this offset of the file lies in the slab."""
+        """The offset in the slab of a region at this offset of the file."""
         return offset_bytes - self.data_offset
 
     def mirror(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Copy ranges of the file's offsets from the slab; returns when they are there."""
+        """Copy these ranges, (start, stop) in the file, from the slab into the file; waits for the device."""
         import torch
 
         for start, stop in ranges:

@@ -1,9 +1,9 @@
-"""`plan(source, wanted)`: the copies that fill a box from a layout's shards. Pure.
+"""`plan(source, target)`: the copies that fill a box from a layout's shards. Pure.
 
-Promise: every element of the wanted box is copied exactly once, from the shard whose owner costs
+Promise: every element of the target box is copied exactly once, from the shard whose owner costs
 least (of those, the one with the fewest bytes planned); neighbouring pieces of one shard are joined;
-what no shard holds raises LayoutGap naming the box. For any boxes; `blocks` plans classes of tensors
-on a mesh, `ragged` packed sequences. Idea: allgather-free resharding (MindSpeed RL, 2507.19017).
+what no shard holds raises LayoutGap naming the box. For any boxes; `class_plan` plans classes of tensors
+on a mesh, `sequence_plan` packed sequences. Idea: allgather-free resharding (MindSpeed RL, 2507.19017).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from earl.errors import LayoutError, LayoutGap
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One copy: `source` counted from the shard's own first element, `target` from the wanted box's.
+    """One copy: `source` counted from the shard's first element, `target` from the target box's.
 
     Both have the same shape. Example: Copy(1, Box((0,), (2,)), Box((4,), (6,))).
     """
@@ -29,30 +29,30 @@ class Copy:
 
 def plan(
     source: Layout,
-    wanted: Box,
+    target: Box,
     cost: Mapping[str, float] | None = None,
     planned: Mapping[str, int] | None = None,
 ) -> list[Copy]:
-    """The copies that fill `wanted` (global indices) from the shards of `source`.
+    """The copies that fill `target` (global indices) from the shards of `source`.
 
     cost: what reading from an owner costs, by its name (distance, load); missing owners cost 0.
     planned: bytes that are to be read from an owner already; among equal costs the fewest win, then the
     layout's order. Raises LayoutGap, LayoutError.
     """
-    if len(wanted.start) != len(source.shape) or not Box.whole(source.shape).contains(wanted):
+    if len(target.start) != len(source.shape) or not Box.whole(source.shape).contains(target):
         raise LayoutError(
-            f"{source.name}: wanted box {wanted} lies outside shape {source.shape}",
+            f"{source.name}: box {target} lies outside shape {source.shape}",
             "ask in the tensor's global indices",
         )
     costs, loads = cost or {}, planned or {}
     order = sorted(
-        (i for i, shard in enumerate(source.shards) if shard.box.intersect(wanted) is not None),
+        (i for i, shard in enumerate(source.shards) if shard.box.intersect(target) is not None),
         key=lambda i: (costs.get(source.shards[i].owner, 0.0), loads.get(source.shards[i].owner, 0), i),
     )
-    if order and wanted.size and source.shards[order[0]].box.contains(wanted):
+    if order and target.size and source.shards[order[0]].box.contains(target):
         box = source.shards[order[0]].box
-        return [Copy(order[0], wanted.relative_to(box.start), wanted.relative_to(wanted.start))]
-    missing = [wanted] if wanted.size else []
+        return [Copy(order[0], target.relative_to(box.start), target.relative_to(target.start))]
+    missing = [target] if target.size else []
     copies: list[Copy] = []
     for index in order:
         if not missing:
@@ -69,11 +69,11 @@ def plan(
                 rest.extend(piece.subtract(common))
         missing = rest
         copies.extend(
-            Copy(index, part.relative_to(box.start), part.relative_to(wanted.start)) for part in join(taken)
+            Copy(index, part.relative_to(box.start), part.relative_to(target.start)) for part in join(taken)
         )
     if missing:
         raise LayoutGap(
-            f"{source.name}: no shard holds {missing[0]} of wanted {wanted}",
+            f"{source.name}: no shard holds {missing[0]} of {target}",
             f"publish it or wait for it; shards are held by {sorted({s.owner for s in source.shards})}",
         )
     return copies

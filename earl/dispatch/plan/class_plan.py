@@ -1,11 +1,11 @@
 """One owner's reads of whole classes of tensors, as arrays: `plan_reads(wants)`. Pure.
 
-    want: source layout × what this owner holds ─► meet dimension by dimension ─► product of the meetings
-        ─► a Block: these copies, for each of these tensors ─► replicas dealt by cost and bytes
+    want: source layout × what this owner holds ─► overlaps, a dimension at a time ─► their product
+        ─► a CopyBlock: these copies, for each of these tensors ─► replicas dealt by cost and bytes
 
-Promise: each wanted element is copied exactly once, in the fewest boxes; the nearest owner that holds
+Promise: each element is copied exactly once, in the fewest boxes; the nearest owner that holds
 it serves it, and among equally near ones none gets more than its fair share plus one copy. Tensors that
-lie alike share one Block, so a plan for tens of thousands of tensors stays small, and no Python object
+lie alike share one CopyBlock, so a plan for tens of thousands of tensors stays small, and no Python object
 stands for a copy. What no owner can give raises LayoutGap naming the box. Each owner plans its own
 reads alone. Idea: allgather-free resharding (MindSpeed RL, 2507.19017).
 """
@@ -32,7 +32,7 @@ class CopyBlock:
     want: index of the want that this serves. tensors: int64[T], numbers in the want's class.
     peer: int32[G], index into owners. source, target, extent: int64[G, R], first index in the peer's
     local array, first index in the reader's, and length. item_bytes: int64[T], of one element.
-    priority: int32[G], lower is wanted sooner.
+    priority: int32[G], lower is read sooner.
     """
 
     want: int
@@ -60,9 +60,9 @@ class CopyBlock:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What an owner wants of a class of tensors: `runs`, ranges per dimension, the stack's too.
+    """What an owner reads of a class of tensors: `runs`, ranges per dimension, the stack's too.
 
-    Its local arrays are those ranges laid end to end. item_bytes: of one element. priority: lower first.
+    Its local arrays are those ranges laid end to end. item_bytes: bytes of an element. priority: lower first.
     """
 
     source: MeshLayout
@@ -91,7 +91,7 @@ class Reads:
 def plan_reads(
     wants: Sequence[Want], cost: np.ndarray | None = None, loads: np.ndarray | None = None
 ) -> Reads:
-    """The reads that fill what one owner wants, all wants of sources with the same owners.
+    """The reads that fill everything that one owner wants. All sources have the same owners.
 
     cost: float64[owners], what reading from each costs (distance); inf where one cannot be read now.
     loads: int64[owners], bytes that are planned from each already. Raises LayoutGap, LayoutError.
@@ -99,8 +99,8 @@ def plan_reads(
     owners = wants[0].source.owners if wants else ()
     if any(want.source.owners != owners for want in wants):
         raise LayoutError("wants of sources with different owners", "plan each set of owners by itself")
-    costs = one_each("cost", cost, len(owners), np.float64)
-    total = one_each("loads", loads, len(owners), np.int64)
+    costs = per_owner("cost", cost, len(owners), np.float64)
+    total = per_owner("loads", loads, len(owners), np.int64)
     blocks: list[CopyBlock] = []
     for number, want in enumerate(wants):
         for block in _blocks(number, want, costs, total):
@@ -110,8 +110,8 @@ def plan_reads(
     return Reads(owners, tuple(blocks), total)
 
 
-def one_each(name: str, given: np.ndarray | None, count: int, dtype: type) -> np.ndarray:
-    """A copy of what was given, zeros if nothing was. Raises LayoutError unless it is dtype[count]."""
+def per_owner(name: str, given: np.ndarray | None, count: int, dtype: type) -> np.ndarray:
+    """A copy of `given`, zeros for None. Raises LayoutError unless it has dtype[count]."""
     values = np.zeros(count, dtype) if given is None else np.array(given, dtype)
     if values.shape != (count,):
         raise LayoutError(f"{name} of shape {values.shape} for {count}", "give exactly one number for each")
@@ -131,9 +131,9 @@ def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Ite
             raise LayoutError(f"ranges {runs} of {source.shape}", "ask in the tensor's global indices")
     if not all(want.runs):
         return
-    meetings = [cut.meet(runs) for cut, runs in zip(source.cuts(), want.runs, strict=True)]
-    numbers = [_by_part(meeting) for meeting in meetings[:stack]]
-    inner = [meeting.joined() for meeting in meetings[stack:]]
+    overlaps = [split.overlap(runs) for split, runs in zip(source.splits(), want.runs, strict=True)]
+    numbers = [_by_part(overlap) for overlap in overlaps[:stack]]
+    inner = [overlap.joined() for overlap in overlaps[stack:]]
     rows = _Rows.of(inner)
     holders = source.holders()
     for parts in product(*numbers):
@@ -151,24 +151,24 @@ def _blocks(number: int, want: Want, cost: np.ndarray, loads: np.ndarray) -> Ite
                 f"publish it or wait for it; it belongs to {', '.join(held[:8])}",
             )
         priority = np.full(len(rows.extent), want.priority, np.int32)
-        for chosen, at, peer in _served(
+        for chosen, index, peer in _served(
             candidates, cost[candidates] == nearest[:, None], rows, len(tensors), want.item_bytes, loads
         ):
             yield CopyBlock(
                 number,
                 tensors[chosen],
                 peer,
-                rows.source[at],
-                rows.target[at],
-                rows.extent[at],
+                rows.source[index],
+                rows.target[index],
+                rows.extent[index],
                 np.full(len(tensors[chosen]), want.item_bytes, np.int64),
-                priority[at],
+                priority[index],
             )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """The product of meetings. parts: R arrays int32[G]; source, target, extent: int64[G, R]."""
+    """The product of overlaps. parts: R arrays int32[G]; source, target, extent: int64[G, R]."""
 
     parts: tuple[np.ndarray, ...]
     source: np.ndarray
@@ -176,34 +176,34 @@ class _Rows:
     extent: np.ndarray
 
     @classmethod
-    def of(cls, meetings: Sequence[Overlap]) -> _Rows:
-        sizes = [len(meeting.part) for meeting in meetings]
+    def of(cls, overlaps: Sequence[Overlap]) -> _Rows:
+        sizes = [len(overlap.part) for overlap in overlaps]
         rows = int(np.prod(sizes, dtype=np.int64))
-        at = [one.ravel() for one in np.indices(sizes, np.int32)] if sizes else []
+        indices = [index.ravel() for index in np.indices(sizes, np.int32)] if sizes else []
         made = {name: np.zeros((rows, len(sizes)), np.int64) for name in ("source", "target", "extent")}
-        for dim, (meeting, index) in enumerate(zip(meetings, at, strict=True)):
+        for dim, (overlap, index) in enumerate(zip(overlaps, indices, strict=True)):
             for name, array in made.items():
-                array[:, dim] = getattr(meeting, name)[index]
-        parts = tuple(meeting.part[index] for meeting, index in zip(meetings, at, strict=True))
+                array[:, dim] = getattr(overlap, name)[index]
+        parts = tuple(overlap.part[index] for overlap, index in zip(overlaps, indices, strict=True))
         return cls(parts, **made)
 
 
-def _box(meetings: Sequence[Overlap], row: int) -> Box:
-    """Where row number `row` of their product begins in the tensor, as far as it goes on."""
-    at = np.unravel_index(row, [len(meeting.part) for meeting in meetings]) if meetings else ()
-    start = [int(meeting.start[i]) for meeting, i in zip(meetings, at, strict=True)]
-    whole = [int(meeting.whole[i]) for meeting, i in zip(meetings, at, strict=True)]
+def _box(overlaps: Sequence[Overlap], row: int) -> Box:
+    """The box of the tensor that row number `row` of the overlaps' product reads."""
+    indices = np.unravel_index(row, [len(overlap.part) for overlap in overlaps]) if overlaps else ()
+    start = [int(overlap.start[i]) for overlap, i in zip(overlaps, indices, strict=True)]
+    whole = [int(overlap.whole[i]) for overlap, i in zip(overlaps, indices, strict=True)]
     return Box(tuple(start), tuple(a + n for a, n in zip(start, whole, strict=True)))
 
 
-def _by_part(meeting: Overlap) -> dict[int, np.ndarray]:
-    """The indices of one dimension that lie in each part, int64, in the order of a meeting not joined."""
-    found: dict[int, list[np.ndarray]] = {}
+def _by_part(overlap: Overlap) -> dict[int, np.ndarray]:
+    """The indices of one dimension in each part, int64, in the order of an overlap that is not joined."""
+    by_part: dict[int, list[np.ndarray]] = {}
     for part, start, extent in zip(
-        meeting.part.tolist(), meeting.start.tolist(), meeting.extent.tolist(), strict=True
+        overlap.part.tolist(), overlap.start.tolist(), overlap.extent.tolist(), strict=True
     ):
-        found.setdefault(part, []).append(np.arange(start, start + extent))
-    return {part: np.concatenate(arrays) for part, arrays in found.items()}
+        by_part.setdefault(part, []).append(np.arange(start, start + extent))
+    return {part: np.concatenate(arrays) for part, arrays in by_part.items()}
 
 
 def _served(
@@ -218,11 +218,11 @@ def _served(
     _, part_of = np.unique(candidates[:, 0], return_inverse=True)
     order = np.argsort(part_of, kind="stable")
     alike: dict[tuple[int, ...], list[tuple[np.ndarray, np.ndarray]]] = {}
-    for at in np.split(order, np.flatnonzero(np.diff(part_of[order])) + 1):
-        peers = candidates[at[0]][near[at[0]]]
-        each = int(sizes[at].sum())
+    for index in np.split(order, np.flatnonzero(np.diff(part_of[order])) + 1):
+        peers = candidates[index[0]][near[index[0]]]
+        each = int(sizes[index].sum())
         bounds = np.cumsum(fill(loads[peers], each * tensors))
-        alike.setdefault((each, *bounds.tolist()), []).append((at, peers))
+        alike.setdefault((each, *bounds.tolist()), []).append((index, peers))
     for (each, *bounds), group in alike.items():
         before = 0
         single: list[int] = []
@@ -230,12 +230,16 @@ def _served(
             # Whole tensors of this share, and the one that the bound divides.
             first, last = -(-before // each), bound // each
             if first < last:
-                at = np.concatenate([rows_ for rows_, _ in group])
+                index = np.concatenate([rows_ for rows_, _ in group])
                 peer = np.concatenate([np.full(len(r), p[share], np.int32) for r, p in group])
-                yield slice(first, last), at, peer
+                yield slice(first, last), index, peer
             if bound % each and (not single or single[-1] != last):
                 single.append(last)
             before = bound
         for tensor in single:
-            for at, peers in group:
-                yield slice(tensor, tensor + 1), at, peers[deal(sizes[at], loads[peers])].astype(np.int32)
+            for index, peers in group:
+                yield (
+                    slice(tensor, tensor + 1),
+                    index,
+                    peers[deal(sizes[index], loads[peers])].astype(np.int32),
+                )

@@ -1,6 +1,6 @@
-"""Owners change how tensors are cut among them: who sends which boxes to whom, and in which rounds. Pure.
+"""Owners change how tensors are sharded over them: who sends which boxes to whom, in which rounds. Pure.
 
-    recuts (boxes by rank, before and after) ─ exchange ─► pieces (source, target, box) of each tensor
+    reshards (boxes by rank, before and after) ─ plan_reshard ─► pieces (source, target, box) of each tensor
     tensors in order ─ rounds ─► parts of pieces, so many at a time that no rank needs much memory for them
 
 Promise: every rank's boxes afterwards are covered exactly once, by what it holds itself where it holds
@@ -32,13 +32,13 @@ class Reshard:
     after: tuple[Box, ...]
 
     def reversed(self) -> Reshard:
-        """The way back."""
+        """The same tensor on its way back: from `after` to `before`."""
         return replace(self, before=self.after, after=self.before)
 
 
 @dataclass(frozen=True, slots=True)
 class ReshardPiece:
-    """`box`, in the tensor's indices, goes from rank `source` to rank `target`; perhaps to itself."""
+    """`box`, in the tensor's indices, goes from rank `source` to rank `target`, which may be the same."""
 
     source: int
     target: int
@@ -53,44 +53,44 @@ class ReshardPart:
     piece: ReshardPiece
 
 
-def plan_reshard(recuts: Sequence[Reshard]) -> list[tuple[ReshardPiece, ...]]:
+def plan_reshard(reshards: Sequence[Reshard]) -> list[tuple[ReshardPiece, ...]]:
     """The pieces that make each tensor's `after` of its `before`. Raises LayoutGap, LayoutError."""
     alike: dict[Reshard, list[int]] = {}
-    for number, recut in enumerate(recuts):
-        alike.setdefault(recut, []).append(number)
+    for number, reshard in enumerate(reshards):
+        alike.setdefault(reshard, []).append(number)
     loads: Counter[str] = Counter()
-    found: list[tuple[ReshardPiece, ...]] = [()] * len(recuts)
-    for recut, numbers in alike.items():
+    planned: list[tuple[ReshardPiece, ...]] = [()] * len(reshards)
+    for reshard, numbers in alike.items():
         # Replicas take turns from tensor to tensor.
-        turns = min(len(numbers), max(Counter(box for box in recut.before if box.size).values(), default=1))
+        turns = min(len(numbers), max(Counter(box for box in reshard.before if box.size).values(), default=1))
         for turn in range(turns):
             chosen = numbers[turn::turns]
-            pieces = _pieces(recut, len(chosen), loads)
+            pieces = _pieces(reshard, len(chosen), loads)
             for number in chosen:
-                found[number] = pieces
-    return found
+                planned[number] = pieces
+    return planned
 
 
-def _pieces(recut: Reshard, tensors: int, loads: Counter[str]) -> tuple[ReshardPiece, ...]:
-    owners = [str(rank) for rank in range(len(recut.before))]
-    shards = tuple(map(ShardBox, owners, recut.before))
-    source = Layout("tensor", "uint8", recut.shape, shards)
-    found: list[ReshardPiece] = []
-    for target, wanted in enumerate(recut.after):
-        if not wanted.size:
+def _pieces(reshard: Reshard, tensors: int, loads: Counter[str]) -> tuple[ReshardPiece, ...]:
+    owners = [str(rank) for rank in range(len(reshard.before))]
+    shards = tuple(map(ShardBox, owners, reshard.before))
+    source = Layout("tensor", "uint8", reshard.shape, shards)
+    pieces: list[ReshardPiece] = []
+    for target, box in enumerate(reshard.after):
+        if not box.size:
             continue
         distance = {owner: float(owner != owners[target]) for owner in owners}
-        for copy in plan(source, wanted, distance, loads):
-            start = tuple(a + b for a, b in zip(copy.target.start, wanted.start, strict=True))
-            stop = tuple(a + b for a, b in zip(copy.target.stop, wanted.start, strict=True))
-            found.append(ReshardPiece(copy.shard_index, target, Box(start, stop)))
+        for copy in plan(source, box, distance, loads):
+            start = tuple(a + b for a, b in zip(copy.target.start, box.start, strict=True))
+            stop = tuple(a + b for a, b in zip(copy.target.stop, box.start, strict=True))
+            pieces.append(ReshardPiece(copy.shard_index, target, Box(start, stop)))
             if copy.shard_index != target:
-                loads[owners[copy.shard_index]] += found[-1].box.size * recut.item_bytes * tensors
-    return tuple(found)
+                loads[owners[copy.shard_index]] += pieces[-1].box.size * reshard.item_bytes * tensors
+    return tuple(pieces)
 
 
 def rounds(
-    recuts: Sequence[Reshard], pieces: Sequence[Sequence[ReshardPiece]], chunk_bytes: int
+    reshards: Sequence[Reshard], pieces: Sequence[Sequence[ReshardPiece]], chunk_bytes: int
 ) -> Iterator[list[ReshardPart]]:
     """What goes over the wire at once, tensor by tensor in order; what stays on its rank is left out.
 
@@ -101,11 +101,11 @@ def rounds(
     received: Counter[int] = Counter()
     begun: Counter[int] = Counter()
     batch: list[ReshardPart] = []
-    for number, (recut, held) in enumerate(zip(recuts, pieces, strict=True)):
-        largest = max(1, chunk_bytes // (len(recut.before) * recut.item_bytes))
-        begins = [after.size * recut.item_bytes for after in recut.after]
+    for number, (reshard, held) in enumerate(zip(reshards, pieces, strict=True)):
+        largest = max(1, chunk_bytes // (len(reshard.before) * reshard.item_bytes))
+        begins = [after.size * reshard.item_bytes for after in reshard.after]
         for piece in _interleaved(held, largest):
-            size = piece.box.size * recut.item_bytes
+            size = piece.box.size * reshard.item_bytes
             first = not batch or batch[-1].tensor != number
             full = max(sent[piece.source], received[piece.target]) + size > chunk_bytes
             full |= first and any(begun[rank] + more > chunk_bytes for rank, more in enumerate(begins))
@@ -125,23 +125,23 @@ def rounds(
 
 def _interleaved(pieces: Iterable[ReshardPiece], largest: int) -> Iterator[ReshardPiece]:
     """Pieces that travel, in parts of at most `largest` elements, every pair's first part first."""
-    cut = [_cut(piece, largest) for piece in pieces if piece.source != piece.target]
-    for several in zip_longest(*cut):
+    split = [_split(piece, largest) for piece in pieces if piece.source != piece.target]
+    for several in zip_longest(*split):
         yield from (part for part in several if part is not None)
 
 
-def _cut(piece: ReshardPiece, largest: int) -> list[ReshardPiece]:
+def _split(piece: ReshardPiece, largest: int) -> list[ReshardPiece]:
     box = piece.box
     if box.size <= largest:
         return [piece]
     dim = next(i for i, length in enumerate(box.shape) if length > 1)
     length = box.shape[dim]
     count = min(length, -(-box.size // largest))
-    found: list[ReshardPiece] = []
+    parts: list[ReshardPiece] = []
     for index in range(count):
         low, high = chunk_range(length, index, count)
         if low < high:
             start, stop = list(box.start), list(box.stop)
             start[dim], stop[dim] = box.start[dim] + low, box.start[dim] + high
-            found += _cut(replace(piece, box=Box(tuple(start), tuple(stop))), largest)
-    return found
+            parts += _split(replace(piece, box=Box(tuple(start), tuple(stop))), largest)
+    return parts

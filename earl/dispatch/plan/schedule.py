@@ -1,9 +1,9 @@
-"""In which order an owner's reads start, and how much may be under way from one peer. Pure.
+"""In which order an owner's reads start, and how much may be in flight from one peer. Pure.
 
     blocks ─► requests: what one peer gives for one priority, at most `credit_bytes` each
            ─► sorted: priority, wave (a peer's first, second, …), peers in turn from the reader's own
 
-What is wanted first (the first micro-batch) is asked for first; every peer is asked at once, each for one
+What is needed first (the first micro-batch) is requested first; every peer is asked at once, each for one
 request after the other, hence no more bytes than its credit; readers begin at different peers, so that none
 is asked by all of them first. Requests stay arrays of ranges until their turn: `copies` spells one out.
 """
@@ -30,10 +30,11 @@ class RequestCopies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadRequests:
-    """N requests in the order in which to start them; request i is copies of block[i]:
+    """N requests in the order in which to start them.
 
-    tensors[i, 0]:tensors[i, 1] of its tensors, each with rows[i, 0]:rows[i, 1] of the block's rows in the
-    order `orders[block[i]]`. block, peer, priority: int32[N]; tensors, rows, size_bytes: int64.
+    Request i is copies of block[i]: tensors[i, 0]:tensors[i, 1] of its tensors, each with
+    rows[i, 0]:rows[i, 1] of the block's rows in the order `orders[block[i]]`. block, peer, priority:
+    int32[N]; tensors, rows: int64[N, 2]; size_bytes: int64[N].
     """
 
     reads: Reads
@@ -65,7 +66,7 @@ class ReadRequests:
 
 
 def schedule(reads: Reads, credit_bytes: int, *, first_peer: int = 0) -> ReadRequests:
-    """Cut an owner's reads into requests of at most credit_bytes (a copy above that stands alone).
+    """Split an owner's reads into requests of at most credit_bytes (a copy above that stands alone).
 
     first_peer: the peer to ask first, different for each reader. Raises LayoutError for no credit.
     """
@@ -81,9 +82,9 @@ def schedule(reads: Reads, credit_bytes: int, *, first_peer: int = 0) -> ReadReq
         elements = np.cumsum(block.elements[order])
         for first, last in zip([0, *bounds.tolist()], [*bounds.tolist(), len(order)], strict=True):
             if first < last:
-                cut = _cut(block, elements, first, last, credit_bytes)
+                split = _split(block, elements, first, last, credit_bytes)
                 head = np.array([[number, peer[first], priority[first]]], np.int64)
-                parts.append(np.hstack([np.repeat(head, len(cut), axis=0), cut]))
+                parts.append(np.hstack([np.repeat(head, len(split), axis=0), split]))
     table = np.concatenate([np.zeros((0, 8), np.int64), *parts])
     peer, priority = table[:, 1], table[:, 2]
     turn = (peer - first_peer) % max(len(reads.owners), 1)
@@ -101,33 +102,33 @@ def schedule(reads: Reads, credit_bytes: int, *, first_peer: int = 0) -> ReadReq
     )
 
 
-def _cut(block: CopyBlock, elements: np.ndarray, first: int, last: int, credit_bytes: int) -> np.ndarray:
+def _split(block: CopyBlock, elements: np.ndarray, first: int, last: int, credit_bytes: int) -> np.ndarray:
     """int64[N, 5]: tensor range, row range, bytes, that together are rows first:last of every tensor.
 
     elements: int64[G], cumulative over the rows.
     """
     before = int(elements[first - 1]) if first else 0
     each = int(elements[last - 1]) - before
-    found: list[tuple[int, int, int, int, int]] = []
+    requests: list[tuple[int, int, int, int, int]] = []
     item_bytes = np.cumsum(block.item_bytes)
     tensor = 0
     while tensor < len(item_bytes):
         done = int(item_bytes[tensor - 1]) if tensor else 0
         stop = int(np.searchsorted(item_bytes, done + credit_bytes // each, "right"))
         if stop > tensor:
-            found.append((tensor, stop, first, last, each * (int(item_bytes[stop - 1]) - done)))
+            requests.append((tensor, stop, first, last, each * (int(item_bytes[stop - 1]) - done)))
             tensor = stop
             continue
-        # Not even one tensor's rows fit: cut these by rows.
+        # Not even one tensor's rows fit: split these by rows.
         item = int(block.item_bytes[tensor])
         row, base = first, before
         while row < last:
             end = int(np.searchsorted(elements[:last], base + credit_bytes // item, "right"))
             end = max(end, row + 1)
-            found.append((tensor, tensor + 1, row, end, item * (int(elements[end - 1]) - base)))
+            requests.append((tensor, tensor + 1, row, end, item * (int(elements[end - 1]) - base)))
             row, base = end, int(elements[end - 1])
         tensor += 1
-    return np.array(found, np.int64).reshape(-1, 5)
+    return np.array(requests, np.int64).reshape(-1, 5)
 
 
 def _wave(peer: np.ndarray, priority: np.ndarray) -> np.ndarray:
@@ -136,7 +137,7 @@ def _wave(peer: np.ndarray, priority: np.ndarray) -> np.ndarray:
     sorted_peer, sorted_priority = peer[order], priority[order]
     new = np.ones(len(peer), bool)
     new[1:] = (np.diff(sorted_peer) != 0) | (np.diff(sorted_priority) != 0)
-    at = np.arange(len(peer))
+    index = np.arange(len(peer))
     wave = np.empty(len(peer), np.int64)
-    wave[order] = at - np.maximum.accumulate(np.where(new, at, 0))
+    wave[order] = index - np.maximum.accumulate(np.where(new, index, 0))
     return wave

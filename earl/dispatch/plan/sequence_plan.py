@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from earl.dispatch.plan.balance import deal
-from earl.dispatch.plan.class_plan import CopyBlock, Reads, one_each
+from earl.dispatch.plan.class_plan import CopyBlock, Reads, per_owner
 from earl.errors import LayoutError, LayoutGap, LayoutOverlap
 
 
@@ -43,46 +43,52 @@ class RaggedIndex:
 
     @classmethod
     def of(cls, held: Sequence[Packed], *, replicas: bool = False) -> RaggedIndex:
-        """Raises LayoutOverlap where two owners hold a sequence and replicas may not be; LayoutError."""
-        counts = np.array([len(one.sequences) for one in held], np.int64)
-        for one, count in zip(held, counts.tolist(), strict=True):
-            if len(one.offsets) != count + 1:
+        """The index of what these owners hold.
+
+        Raises LayoutOverlap where two of them hold a sequence and replicas are not allowed, LayoutError.
+        """
+        counts = np.array([len(packed.sequences) for packed in held], np.int64)
+        for packed, count in zip(held, counts.tolist(), strict=True):
+            if len(packed.offsets) != count + 1:
                 raise LayoutError(
-                    f"{one.owner}: {count} sequences with {len(one.offsets)} offsets", "give one offset more"
+                    f"{packed.owner}: {count} sequences with {len(packed.offsets)} offsets",
+                    "give one offset more",
                 )
         empty = np.zeros(0, np.int64)
-        sequence = np.concatenate([empty, *(one.sequences for one in held)])
-        start = np.concatenate([empty, *(one.offsets[:-1] for one in held)])
-        length = np.concatenate([empty, *(one.offsets[1:] for one in held)]) - start
+        sequence = np.concatenate([empty, *(packed.sequences for packed in held)])
+        start = np.concatenate([empty, *(packed.offsets[:-1] for packed in held)])
+        length = np.concatenate([empty, *(packed.offsets[1:] for packed in held)]) - start
         peer = np.repeat(np.arange(len(held), dtype=np.int32), counts)
         if (length < 0).any() or (start < 0).any():
-            at = int(np.flatnonzero((length < 0) | (start < 0))[0])
+            i = int(np.flatnonzero((length < 0) | (start < 0))[0])
             raise LayoutError(
-                f"{held[peer[at]].owner}: sequence {sequence[at]} of {length[at]} rows from {start[at]}",
+                f"{held[peer[i]].owner}: sequence {sequence[i]} of {length[i]} rows from {start[i]}",
                 "offsets start at 0 and never fall",
             )
         order = np.lexsort((peer, sequence))
         index = cls(
-            tuple(one.owner for one in held), sequence[order], peer[order], start[order], length[order]
+            tuple(packed.owner for packed in held), sequence[order], peer[order], start[order], length[order]
         )
         index._check(replicas)
         return index
 
     def _check(self, replicas: bool) -> None:
         twice = np.flatnonzero(self.sequence[1:] == self.sequence[:-1])
-        for at in twice[:1] if not replicas else twice[self.peer[twice] == self.peer[twice + 1]][:1]:
-            first, second = (self.owners[self.peer[i]] for i in (at, at + 1))
-            stop = self.start[at] + self.length[at]
+        refused = twice[self.peer[twice] == self.peer[twice + 1]] if replicas else twice
+        if len(refused):
+            i = int(refused[0])
+            first, second = self.owners[self.peer[i]], self.owners[self.peer[i + 1]]
+            stop = self.start[i] + self.length[i]
             raise LayoutOverlap(
-                f"{first} and {second} both hold sequence {self.sequence[at]}, [{self.start[at]}:{stop}]",
+                f"{first} and {second} both hold sequence {self.sequence[i]}, [{self.start[i]}:{stop}]",
                 "give every sequence to one owner, or say that replicas may be",
             )
         wrong = twice[self.length[twice] != self.length[twice + 1]]
         if len(wrong):
-            at = int(wrong[0])
+            i = int(wrong[0])
             raise LayoutError(
-                f"sequence {self.sequence[at]} has {self.length[at]} rows at {self.owners[self.peer[at]]}, "
-                f"{self.length[at + 1]} at {self.owners[self.peer[at + 1]]}",
+                f"sequence {self.sequence[i]} has {self.length[i]} rows at {self.owners[self.peer[i]]}, "
+                f"{self.length[i + 1]} at {self.owners[self.peer[i + 1]]}",
                 "replicas must be the same sequence",
             )
 
@@ -95,9 +101,9 @@ class ContextSlice:
     size: int = 1
 
     def of(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(start, stop), each int64[M, chunks], rows of sequences of these lengths (int64[M]).
+        """(start, stop), each int64[M, chunks]: this rank's rows of sequences of these lengths (int64[M]).
 
-        Chunks are cut as torch.chunk does: a short sequence leaves the last ones empty.
+        Chunks follow torch.chunk: a short sequence leaves the last ones empty.
         """
         if not 0 <= self.rank < self.size:
             raise LayoutError(f"context-parallel rank {self.rank} of {self.size}", "use 0 <= rank < size")
@@ -128,14 +134,14 @@ def plan_batch(
 ) -> BatchReads:
     """The reads of one rank: `sequences` int64[M] in the order in which it packs them, its slice of each.
 
-    column_bytes: of a row in each column. priority: int32[M], lower is wanted sooner (the micro-batch).
+    column_bytes: bytes of a row in each column. priority: int32[M], lower is read sooner (the micro-batch).
     cost: float64[owners], inf where one cannot be read; loads: int64[owners], bytes planned already.
     Raises LayoutGap naming a sequence and its rows, LayoutError.
     """
     sequences = np.asarray(sequences, np.int64)
-    costs = one_each("cost", cost, len(index.owners), np.float64)
-    total = one_each("loads", loads, len(index.owners), np.int64)
-    soon = one_each("priority", priority, len(sequences), np.int32)
+    costs = per_owner("cost", cost, len(index.owners), np.float64)
+    total = per_owner("loads", loads, len(index.owners), np.int64)
+    soon = per_owner("priority", priority, len(sequences), np.int32)
     row_bytes = int(sum(column_bytes))
     entry = _entries(index, sequences, costs, total, row_bytes)
     lengths = index.length[entry]
@@ -189,11 +195,11 @@ def _entries(
     costs = np.where(nth < held[:, None], cost[index.peer[entries]], np.inf)
     nearest = costs.min(axis=1)
     if not np.isfinite(nearest).all():
-        at = int(np.flatnonzero(~np.isfinite(nearest))[0])
-        entry = int(first[at])
+        unread = int(np.flatnonzero(~np.isfinite(nearest))[0])
+        entry = int(first[unread])
         stop = index.start[entry] + index.length[entry]
         raise LayoutGap(
-            f"no owner that can be read holds sequence {sequences[at]}, [{index.start[entry]}:{stop}] of "
+            f"no owner that can be read holds sequence {sequences[unread]}, [{index.start[entry]}:{stop}] of "
             f"{index.owners[index.peer[entry]]}",
             "wait for it, or drop the sequence",
         )
@@ -209,9 +215,9 @@ def _entries(
     np.add.at(loads, index.peer[chosen[alone]], index.length[chosen[alone]] * row_bytes)
     for number, holders in enumerate(sets):
         holders = holders[holders >= 0]
-        at = np.flatnonzero(of_set.ravel() == number)
-        sizes = index.length[first[shared[at]]] * row_bytes
+        members = np.flatnonzero(of_set.ravel() == number)
+        sizes = index.length[first[shared[members]]] * row_bytes
         served = holders[deal(sizes, loads[holders])]
-        chosen[shared[at]] = entries[shared[at], (peers[at] == served[:, None]).argmax(axis=1)]
+        chosen[shared[members]] = entries[shared[members], (peers[members] == served[:, None]).argmax(axis=1)]
         np.add.at(loads, served, sizes)
     return chosen

@@ -21,14 +21,14 @@ def from_torch(placements: Sequence[Any], dimensions: int) -> tuple[Placement, .
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
-    found: list[Placement] = []
+    tuples: list[Placement] = []
     for placement in placements:
         if isinstance(placement, Replicate):
-            found.append(("replicate",))
+            tuples.append(("replicate",))
         elif isinstance(placement, _StridedShard):
-            found.append(("strided_shard", placement.dim % dimensions, int(placement.split_factor)))
+            tuples.append(("strided_shard", placement.dim % dimensions, int(placement.split_factor)))
         elif isinstance(placement, Shard):
-            found.append(("shard", placement.dim % dimensions))
+            tuples.append(("shard", placement.dim % dimensions))
         elif isinstance(placement, Partial):
             raise LayoutError(
                 f"placement {placement}: no rank holds the tensor's values, only terms of a sum",
@@ -36,7 +36,7 @@ def from_torch(placements: Sequence[Any], dimensions: int) -> tuple[Placement, .
             )
         else:
             raise LayoutError(f"placement {placement!r}", "use Shard, Replicate or _StridedShard")
-    return tuple(found)
+    return tuple(tuples)
 
 
 def local_boxes(tensor: DTensor) -> tuple[Box, ...]:

@@ -24,7 +24,8 @@ from earl.errors import LayoutError, RegionGone
 
 
 class SequenceStore:
-    """One owner's sequences. key: of no other owner and no other life of it. columns: (name, dtype's name).
+    """One owner's sequences. key: used by no other owner and no other life of this one. columns: (name,
+    dtype's name).
 
     Use from one loop; arrays from `reserve` may be filled anywhere.
     """
@@ -50,7 +51,7 @@ class SequenceStore:
         self._publishing = asyncio.Lock()
 
     def key_of(self, name: str) -> str:
-        """By which readers know a sequence."""
+        """The key by which readers know this owner's sequence of that name."""
         return f"{self.key}#{name}"
 
     def name_of(self, key: str) -> str | None:
@@ -60,11 +61,11 @@ class SequenceStore:
 
     @property
     def names(self) -> list[str]:
-        """What is held: reserved or published."""
+        """Names of the sequences that are reserved or published."""
         return list(self._held)
 
     def rows(self, name: str) -> int:
-        """Of a sequence that is held. Raises KeyError."""
+        """The number of rows of a sequence that is reserved or published. Raises KeyError."""
         return self._held[name][0]
 
     def reserve(self, name: str, rows: int) -> dict[str, np.ndarray]:

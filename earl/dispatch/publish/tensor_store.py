@@ -44,7 +44,7 @@ _INLINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Room for a tensor, or for `box` of one of `shape`. Example: TensorSpec("int32", (412,))."""
+    """What to reserve: a tensor, or `box` of a tensor of `shape`. Example: TensorSpec("int32", (412,))."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An array that is `box` of a tensor of `global_shape`; dtype by name, else the array's."""
+    """An array that is `box` of a tensor of `global_shape`. dtype: by name; the array's if empty."""
 
     array: np.ndarray
     global_shape: tuple[int, ...]
@@ -152,7 +152,9 @@ class TensorStore:
         size_bytes = 0
         for name, spec in specs.items():
             if len(spec.held.start) != len(spec.shape) or not Box.whole(spec.shape).contains(spec.held):
-                raise LayoutError(f"{key} {name}: box {spec.held} outside shape {spec.shape}", "mend the box")
+                raise LayoutError(
+                    f"{key} {name}: box {spec.held} outside shape {spec.shape}", "give a box inside it"
+                )
             offsets[name] = size_bytes
             size_bytes += rounded(spec.held.size * numpy_dtype(spec.dtype).itemsize)
         region = self.arena.allocate(size_bytes)
@@ -168,24 +170,24 @@ class TensorStore:
         """`reserve` for the part that this owner holds of whole classes, each with its rank on their mesh.
 
         Writable arrays by tensor, each shaped as the part of it; tensors of which it holds nothing are left
-        out. room_bytes: of the region at least, where regions of several sizes take turns.
+        out. room_bytes: the least size of the region, where regions of several sizes take turns.
         Raises ArenaFull, and LayoutError when the key is taken.
         """
         if key in self._entries:
             raise LayoutError(f"{key} is held already", "remove it first, or publish under another key")
         placed: list[tuple[TensorClass, int, int, int]] = []
         size_bytes = 0
-        for one, rank in classes:
-            count, part_bytes = one.extent(rank)
-            placed.append((one, rank, size_bytes, spaced(part_bytes)))
+        for tensor_class, rank in classes:
+            count, part_bytes = tensor_class.extent(rank)
+            placed.append((tensor_class, rank, size_bytes, spaced(part_bytes)))
             size_bytes += count * spaced(part_bytes)
         region = self.arena.allocate(max(size_bytes, room_bytes))
         self._entries[key] = _Entry(version, region, {}, {}, tuple(placed))
         arrays: dict[str, np.ndarray] = {}
-        for one, rank, offset, step in placed:
-            names, shape = one.held(rank)
+        for tensor_class, rank, offset, step in placed:
+            names, shape = tensor_class.held(rank)
             for i, name in enumerate(names):
-                arrays[name] = region.array(numpy_dtype(one.dtype), shape, offset + i * step)
+                arrays[name] = region.array(numpy_dtype(tensor_class.dtype), shape, offset + i * step)
         return arrays
 
     def sequences(self, key: str, columns: Sequence[tuple[str, str]]) -> SequenceStore:
@@ -211,7 +213,8 @@ class TensorStore:
                 entry.region.size_bytes if self._checksum else 0, entry.region.seal, self._checksum
             )
             classes = tuple(
-                ClassShard(one, rank, ref, offset, step) for one, rank, offset, step in entry.classes
+                ClassShard(tensor_class, rank, ref, offset, step)
+                for tensor_class, rank, offset, step in entry.classes
             )
             descriptor = Descriptor(key, entry.version, _tensors(entry, ref), classes)
             entry.encoded = encoded[key] = codec.encode(descriptor)
@@ -240,7 +243,7 @@ class TensorStore:
 
     @property
     def keys(self) -> list[str]:
-        """What is held: reserved or published."""
+        """Keys that are reserved or published."""
         return list(self._entries)
 
     async def close(self) -> None:

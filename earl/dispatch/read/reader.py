@@ -43,10 +43,12 @@ AnyRead = Read | SequenceRead | VersionRead
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a transfer did: bytes by the path really used ("shm", "ucx-tcp", "nixl-tcp", "nixl-rdma"),
+    """What a transfer moved, and how.
 
-    seconds, checksums verified, requests that were sent again. planned_s: of the seconds, those until it was
-    known what lies where."""
+    size_bytes_by_path: bytes by the path that was really used ("shm", "ucx-tcp", "nixl-tcp", "nixl-rdma").
+    seconds: from the call to its end; planned_s: the part of them until the reads were planned. verified:
+    whether checksums were compared for all bytes. retries: requests that were sent again.
+    """
 
     size_bytes_by_path: Mapping[str, int]
     seconds: float
@@ -65,7 +67,7 @@ class Receipt:
 
 @dataclass(slots=True)
 class _Batch:
-    """What one read takes out of one arena, how it comes, and how that went."""
+    """What a call to `read` takes out of one arena, over which transport, and the outcome."""
 
     source: FromArena
     transport: Transport
@@ -83,7 +85,7 @@ class Dispatcher:
         self._secret = secret
         self._shm = SharedMemory()
         self._wire: Transport | None = None
-        # With which peer it begins: readers that all began with the same one would wait for each other.
+        # The peer to begin with: readers that all began with the same one would wait for each other.
         self._turn = secrets.randbelow(1 << 16)
         self.totals: dict[str, TransferTotals] = {}
 
@@ -108,7 +110,7 @@ class Dispatcher:
         except TimeoutError:
             raise ReadTimeout(
                 f"{len(reads)} reads were not done within {deadline_s} s",
-                "is the owner frozen or the wire slow? data_plane.read_s bounds a read",
+                "is the owner frozen, or the registry or the wire slow? data_plane.read_s bounds a read",
             ) from None
         return self._receipt(batches, time.perf_counter() - started, planned_s)
 
@@ -131,8 +133,8 @@ class Dispatcher:
         """Dtype and shape of every tensor that these descriptors hold together, by name. Raises as `read`."""
         descriptors = await self._registry.get(list(keys))
         forms = {name: Form(t.layout.dtype, t.layout.shape) for name, t in assemble(descriptors).items()}
-        for one in PublishedClasses(descriptors).classes():
-            forms |= dict.fromkeys(one.names(), Form(one.dtype, one.shape))
+        for tensor_class in PublishedClasses(descriptors).classes():
+            forms |= dict.fromkeys(tensor_class.names(), Form(tensor_class.dtype, tensor_class.shape))
         return forms
 
     async def close(self) -> None:
@@ -155,11 +157,11 @@ class Dispatcher:
         keys = list(dict.fromkeys(key for group in groups for key in group))
         of_weights = {group for group in groups if any(key.startswith(WEIGHTS_PREFIX) for key in group)}
         # Records come in the order of one read's keys; further reads of sequences are rare.
-        owners = [one.by_owner() for one in sequences]
-        first, *others = [one.names for one in owners] or [{}]
-        found = [await self._registry.fetch(keys, first)]
-        found += [await self._registry.fetch([], names) for names in others]
-        descriptors, records = found[0][0], [one for _, one in found]
+        owners = [read.by_owner() for read in sequences]
+        first, *others = [by_owner.names for by_owner in owners] or [{}]
+        fetched = [await self._registry.fetch(keys, first)]
+        fetched += [await self._registry.fetch([], names) for names in others]
+        descriptors, records = fetched[0][0], [held for _, held in fetched]
         published = [read for read in boxes if read.keys in of_weights]
         samples = ReadPlan()
         once = ReadPlan()

@@ -1,4 +1,4 @@
-"""From what is wanted and what is published to pieces of each arena. Pure but for where this host is.
+"""From reads and descriptors to pieces of each arena. Pure but for the id of this host.
 
     boxes      Read(keys, name, box)      ─ plan per tensor ──┐
     sequences  SequenceRead(keys, columns) ─ plan_batch ──────┴─► copies ─ coalesce ─► Pieces, by arena
@@ -38,7 +38,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a tensor is, wherever it lies."""
+    """A tensor's dtype, by name, and global shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor as several descriptors together know it."""
+    """A tensor with the shards that several descriptors list. shards: those of the layout, in its order."""
 
     layout: Layout
     shards: tuple[ShardRef, ...]
@@ -54,26 +54,26 @@ class Tensor:
 
 @dataclass(slots=True)
 class FromArena:
-    """What is to be read out of one arena: parts of a size, made when their turn comes."""
+    """What is to be read out of one arena, in order: pieces, each made when its turn comes."""
 
     arena: ArenaRef
     size_bytes: int = 0
-    # Copies of boxes, which make at least as many pieces.
+    # Number of boxes to copy; each makes at least one piece.
     copies: int = 0
     _parts: list[tuple[int, Callable[[], Pieces]]] = field(default_factory=list)
 
     def add(self, pieces: Pieces) -> None:
-        """These pieces."""
+        """Append pieces that are known already."""
         self.defer(pieces.size_bytes, len(pieces), lambda: pieces)
 
     def defer(self, size_bytes: int, copies: int, make: Callable[[], Pieces]) -> None:
-        """As many bytes, which `make` spells out once it is their turn."""
+        """Append pieces of size_bytes, for `copies` boxes, that `make` makes once it is their turn."""
         self._parts.append((size_bytes, make))
         self.size_bytes += size_bytes
         self.copies += copies
 
     def pieces(self, credit_bytes: int) -> Iterator[Pieces]:
-        """Everything, in order, about credit_bytes at a time and never more than that and one part."""
+        """All pieces in order, joined to about credit_bytes at a time, at most that and one part more."""
         together: list[Pieces] = []
         waiting = 0
         for size_bytes, make in self._parts:
@@ -87,24 +87,24 @@ class FromArena:
 
 
 class ReadPlan:
-    """What is to be read so far, by arena. `loads`: bytes from each owner, so that replicas share."""
+    """What is to be read so far, by arena. loads: bytes from each owner, by which replicas share the load."""
 
     def __init__(self) -> None:
         self._arenas: dict[int, FromArena] = {}
         self.loads: dict[str, int] = {}
 
     def add(self, arena: ArenaRef, pieces: Pieces) -> None:
-        """These pieces of one arena."""
+        """Append pieces of one arena that are known already; empty ones are left out."""
         if len(pieces):
             self.defer(arena, pieces.size_bytes, len(pieces), lambda: pieces)
 
     def defer(self, arena: ArenaRef, size_bytes: int, copies: int, make: Callable[[], Pieces]) -> None:
-        """As many bytes of one arena, which `make` spells out once it is their turn."""
+        """Append pieces of one arena: size_bytes, for `copies` boxes, that `make` makes in their turn."""
         self._arenas.setdefault(arena.nonce, FromArena(arena)).defer(size_bytes, copies, make)
         self.loads[arena.owner] = self.loads.get(arena.owner, 0) + size_bytes
 
     def by_arena(self) -> list[FromArena]:
-        """In the order in which the arenas were first named."""
+        """What is read out of each arena, in the order in which the arenas were first named."""
         return list(self._arenas.values())
 
 
@@ -114,10 +114,10 @@ def assemble(descriptors: Sequence[Descriptor]) -> dict[str, Tensor]:
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     for descriptor in descriptors:
         for tensor in descriptor.tensors:
-            said = (tensor.dtype, tensor.shape)
-            if shapes.setdefault(tensor.name, said) != said:
+            form = (tensor.dtype, tensor.shape)
+            if shapes.setdefault(tensor.name, form) != form:
                 raise LayoutError(
-                    f"{tensor.name} is {said} under {descriptor.key} and {shapes[tensor.name]} elsewhere",
+                    f"{tensor.name} is {form} under {descriptor.key} and {shapes[tensor.name]} elsewhere",
                     "read keys of one version only",
                 )
             shards.setdefault(tensor.name, []).extend(tensor.shards)
@@ -131,7 +131,7 @@ def assemble(descriptors: Sequence[Descriptor]) -> dict[str, Tensor]:
 
 
 def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: ReadPlan) -> None:
-    """Add the pieces of these reads. Raises LayoutGap, LayoutError."""
+    """Append the pieces of reads of tensors that are published by boxes. Raises LayoutGap, LayoutError."""
     assembled: dict[tuple[str, ...], dict[str, Tensor]] = {}
     groups: dict[tuple[tuple[str, ...], str], list[Read]] = {}
     for read in reads:
@@ -154,12 +154,12 @@ def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies
         table = tables.setdefault(len(tensor.layout.shape), _Table())
         for read, box in zip(group, boxes, strict=True):
             into = flat_bytes(read.into)
-            for one in plan(tensor.layout, box, cost, copies.loads):
-                shard = tensor.shards[one.shard_index]
+            for copy in plan(tensor.layout, box, cost, copies.loads):
+                shard = tensor.shards[copy.shard_index]
                 owner = shard.region.arena.owner
-                size_bytes = one.source.size * read.into.itemsize
+                size_bytes = copy.source.size * read.into.itemsize
                 copies.loads[owner] = copies.loads.get(owner, 0) + size_bytes
-                table.add(shard, one.source, one.target, read.into, into)
+                table.add(shard, copy.source, copy.target, read.into, into)
     for table in tables.values():
         for arena, pieces in table.pieces():
             copies.loads[arena.owner] -= pieces.size_bytes  # counted while it was planned
@@ -167,22 +167,22 @@ def resolve_boxes(reads: Sequence[Read], known: Mapping[str, Descriptor], copies
 
 
 def checked(read: Read, dtype: str, shape: tuple[int, ...]) -> Box:
-    """The box that a read is of. Raises LayoutError unless its target fits it."""
+    """The box that a read asks for. Raises LayoutError unless its target has the box's shape and dtype."""
     box = read.box if read.box is not None else Box.whole(shape)
-    wanted = numpy_dtype(dtype)
+    expected = numpy_dtype(dtype)
     if len(box.start) != len(shape) or not Box.whole(shape).contains(box):
         raise LayoutError(f"{read.name}: box {box} lies outside shape {shape}", "ask in global indices")
-    if read.into.dtype != wanted or read.into.shape != box.shape or not read.into.flags.writeable:
+    if read.into.dtype != expected or read.into.shape != box.shape or not read.into.flags.writeable:
         raise LayoutError(
             f"{read.name}: target {read.into.dtype} {read.into.shape}, box {dtype} {box.shape}",
-            f"give a writable array of {wanted} {box.shape}",
+            f"give a writable array of {expected} {box.shape}",
         )
     return box
 
 
 @dataclass(slots=True)
 class _Table:
-    """Copies of tensors with R dimensions, one row each, until they become pieces."""
+    """Copies of tensors with R dimensions, a row for each, until they become pieces."""
 
     shards: list[ShardRef] = field(default_factory=list)
     buffer_of: list[int] = field(default_factory=list)
@@ -204,10 +204,10 @@ class _Table:
     def pieces(self) -> Iterable[tuple[ArenaRef, Pieces]]:
         if not self.shards:
             return
-        offset, at, item_bytes = np.array(self.scalars, np.int64).T
+        offset, target_offset, item_bytes = np.array(self.scalars, np.int64).T
         dimensions = len(self.vectors[0]) // 3
         vectors = np.array(self.vectors, np.int64).reshape(len(self.shards), 3, dimensions)
-        strips = coalesce(offset, at, vectors[:, 0], vectors[:, 1], vectors[:, 2], item_bytes)
+        strips = coalesce(offset, target_offset, vectors[:, 0], vectors[:, 1], vectors[:, 2], item_bytes)
         refs: dict[int, int] = {}
         regions: list[RegionRef] = []
         for shard in self.shards:
@@ -233,7 +233,7 @@ class _Table:
                     strips.stride[index],
                     tuple(self.buffers),
                     buffer[index],
-                    strips.at[index],
+                    strips.target_offset[index],
                     strips.target_stride[index],
                 ),
             )
@@ -244,11 +244,14 @@ def _dot(index: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _add_ranges(group: Sequence[Read], boxes: Sequence[Box], tensor: Tensor, copies: ReadPlan) -> bool:
-    """Many ranges of one column at once; False where shards overlap or leave a gap: plan says what."""
-    wanted = [(read, box) for read, box in zip(group, boxes, strict=True) if box.size]
-    if not wanted:
+    """Append many ranges of one column at once; False if shards overlap, leave a gap or are strided.
+
+    `plan` then takes the ranges one by one, and names the gap.
+    """
+    not_empty = [(read, box) for read, box in zip(group, boxes, strict=True) if box.size]
+    if not not_empty:
         return True
-    group, boxes = [read for read, _ in wanted], [box for _, box in wanted]
+    group, boxes = [read for read, _ in not_empty], [box for _, box in not_empty]
     item_bytes = group[0].into.itemsize
     start = np.array([shard.box.start[0] for shard in tensor.shards], np.int64)
     stop = np.array([shard.box.stop[0] for shard in tensor.shards], np.int64)
@@ -259,30 +262,30 @@ def _add_ranges(group: Sequence[Read], boxes: Sequence[Box], tensor: Tensor, cop
     if not plain or (start[order][1:] < stop[order][:-1]).any():
         return False
     ranges = tuple((box.start[0], box.stop[0]) for box in boxes)
-    cut = DimensionSplit(
+    split = DimensionSplit(
         len(start), start[order], stop[order], order.astype(np.int32), np.zeros(len(order), np.int64)
     )
-    met = cut.meet(ranges)
+    overlap = split.overlap(ranges)
     bounds = np.cumsum([0, *(last - first for first, last in ranges)])
-    if int(met.extent.sum()) != bounds[-1]:
+    if int(overlap.extent.sum()) != bounds[-1]:
         return False
-    read = np.searchsorted(bounds, met.target, "right") - 1
+    read = np.searchsorted(bounds, overlap.target, "right") - 1
     buffers = tuple(flat_bytes(each.into) for each in group)
     offsets = np.array([shard.offset_bytes for shard in tensor.shards], np.int64)
-    zeros = np.zeros(len(met.extent), np.int64)
+    zeros = np.zeros(len(overlap.extent), np.int64)
     for number, shard in enumerate(tensor.shards):
-        index = np.flatnonzero(met.part == number)
+        index = np.flatnonzero(overlap.part == number)
         if len(index):
             pieces = Pieces(
                 Regions.of([shard.region]),
                 np.zeros(len(index), np.int32),
-                offsets[number] + met.source[index] * item_bytes,
+                offsets[number] + overlap.source[index] * item_bytes,
                 zeros[index] + 1,
-                met.extent[index] * item_bytes,
+                overlap.extent[index] * item_bytes,
                 zeros[index],
                 buffers,
                 read[index].astype(np.int32),
-                (met.target[index] - bounds[read[index]]) * item_bytes,
+                (overlap.target[index] - bounds[read[index]]) * item_bytes,
                 zeros[index],
             )
             copies.add(shard.region.arena, pieces)

@@ -21,7 +21,7 @@ from earl.dispatch.plan.schedule import ReadRequests, schedule
 from earl.dispatch.read.resolve import Read, ReadPlan, checked, resolve_boxes
 from earl.errors import LayoutError, LayoutGap
 
-# What is under way from one peer at most: a request, and whatever the transport splits it into.
+# What is in flight from one peer at most: a request, and whatever the transport splits it into.
 CREDIT_BYTES = 64 << 20
 
 
@@ -46,20 +46,22 @@ class PublishedClasses:
     def classes(self) -> Iterable[TensorClass]:
         return self._shards.keys()
 
-    def shards(self, one: TensorClass, loads: Mapping[str, int]) -> dict[int, ClassShard]:
-        """By rank on the class's mesh, of those whose descriptors are here; where several owners publish as
+    def shards(self, tensor_class: TensorClass, loads: Mapping[str, int]) -> dict[int, ClassShard]:
+        """The shard to read for each rank of the class's mesh that is published in these descriptors.
 
-        one rank, the nearest and of those the one from which the fewest bytes are to be read."""
+        Where several owners publish as one rank: the nearest, and of those the one with the fewest bytes in
+        `loads`, by owner.
+        """
 
-        def dear(shard: ClassShard) -> tuple[bool, int]:
+        def distance(shard: ClassShard) -> tuple[bool, int]:
             arena = shard.region.arena
             return arena.host != host_id(), loads.get(arena.owner, 0)
 
-        return {rank: min(shards, key=dear) for rank, shards in self._shards[one].items()}
+        return {rank: min(shards, key=distance) for rank, shards in self._shards[tensor_class].items()}
 
 
 def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: ReadPlan, turn: int = 0) -> None:
-    """Add the pieces of reads of any tensors. turn: with which peer to begin, another for each reader.
+    """Append the pieces of reads of any tensors. turn: the peer to begin with, another for each reader.
 
     Raises LayoutGap, LayoutError.
     """
@@ -79,35 +81,35 @@ def resolve(reads: Sequence[Read], known: Mapping[str, Descriptor], copies: Read
 
 
 def resolve_classes(reads: Sequence[Read], known: PublishedClasses, copies: ReadPlan, turn: int) -> None:
-    """Add the pieces of reads of tensors in these classes. Raises LayoutGap, LayoutError."""
-    # By class, box and strides, then by number: where a tensor goes. What is wanted twice is a second group.
-    wanted: dict[tuple[TensorClass, Box, tuple[int, ...], int], dict[int, np.ndarray]] = {}
+    """Append the pieces of reads of tensors in these classes. Raises LayoutGap, LayoutError."""
+    # By class, box and strides, then by number: where a tensor goes. What is read twice is a second group.
+    groups: dict[tuple[TensorClass, Box, tuple[int, ...], int], dict[int, np.ndarray]] = {}
     for read in reads:
-        found = known.find(read.name)
-        assert found is not None, read.name
-        one, number = found
-        box = checked(read, one.dtype, one.shape)
+        match = known.find(read.name)
+        assert match is not None, read.name
+        tensor_class, number = match
+        box = checked(read, tensor_class.dtype, tensor_class.shape)
         again = 0
-        while number in (group := wanted.setdefault((one, box, read.into.strides, again), {})):
+        while number in (group := groups.setdefault((tensor_class, box, read.into.strides, again), {})):
             again += 1
         group[number] = read.into
-    for (one, box, *_), group in wanted.items():
-        _resolve(one, box, group, known.shards(one, copies.loads), copies, turn)
+    for (tensor_class, box, *_), group in groups.items():
+        _resolve(tensor_class, box, group, known.shards(tensor_class, copies.loads), copies, turn)
 
 
 def _resolve(
-    one: TensorClass,
+    tensor_class: TensorClass,
     box: Box,
     group: dict[int, np.ndarray],
     shards: dict[int, ClassShard],
     copies: ReadPlan,
     turn: int,
 ) -> None:
-    layout = one.layout
+    layout = tensor_class.layout
     if not box.size:
         return
     inner = tuple(((a, b),) for a, b in zip(box.start, box.stop, strict=True))
-    item_bytes = numpy_dtype(one.dtype).itemsize
+    item_bytes = numpy_dtype(tensor_class.dtype).itemsize
     owners = len(layout.owners)
     cost, loads = np.full(owners, np.inf), np.zeros(owners, np.int64)
     for rank, shard in shards.items():
@@ -123,25 +125,25 @@ def _resolve(
         try:
             reads = plan_reads([Want(layout, (*stack, *inner), item_bytes)], cost, loads)
         except LayoutGap as gap:
-            raise LayoutGap(f"{one.template}: {gap.message}", gap.remedy) from None
+            raise LayoutGap(f"{tensor_class.template}: {gap.message}", gap.remedy) from None
         loads = reads.loads
         requests = schedule(reads, CREDIT_BYTES, first_peer=turn % owners)
         for request in range(len(requests)):
             rank = int(requests.peer[request])
-            make = partial(_pieces, requests, request, one.layout, rank, shards[rank], targets)
+            make = partial(_pieces, requests, request, layout, rank, shards[rank], targets)
             _, tensors, rows = requests.copies(request)
             size_bytes = int(requests.size_bytes[request])
             copies.defer(shards[rank].region.arena, size_bytes, len(tensors) * len(rows), make)
 
 
 def _stacks(sizes: tuple[int, ...], numbers: np.ndarray) -> Iterator[tuple[Runs, ...]]:
-    """Products of ranges of the stack's dimensions that hold these tensors, each once: one where one does."""
+    """A few products of ranges of the stack's dimensions that together hold these tensors, each once."""
     if not sizes:
         yield ()
         return
     places = np.unravel_index(numbers, sizes)
-    held = [np.unique(at) for at in places]
-    if np.prod([len(at) for at in held]) == len(numbers):
+    held = [np.unique(indices) for indices in places]
+    if np.prod([len(indices) for indices in held]) == len(numbers):
         yield tuple(map(_runs, held))
         return
     rest = np.ravel_multi_index(places[1:], sizes[1:])
@@ -159,7 +161,7 @@ def _runs(indices: np.ndarray) -> Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Targets:
-    """Where tensors go: buffers with the same strides (bytes), place[number of a tensor] the one of each."""
+    """Where tensors go: buffers with equal strides (bytes). place: int64, a buffer by a tensor's number."""
 
     buffers: tuple[np.ndarray, ...]
     strides: np.ndarray
@@ -169,15 +171,15 @@ class _Targets:
 def _pieces(
     requests: ReadRequests, request: int, layout: MeshLayout, rank: int, shard: ClassShard, targets: _Targets
 ) -> Pieces:
-    """One request, spelled out."""
+    """The pieces of one request."""
     block, tensors, rows = requests.copies(request)
     item_bytes = int(block.item_bytes[0])
-    own = np.array(row_major(_local_shape(layout, rank), item_bytes), np.int64)
+    strides = np.array(row_major(_local_shape(layout, rank), item_bytes), np.int64)
     strips = coalesce(
-        block.source[rows] @ own,
+        block.source[rows] @ strides,
         block.target[rows] @ targets.strides,
         block.extent[rows],
-        own,
+        strides,
         targets.strides,
         item_bytes,
     )
@@ -192,24 +194,24 @@ def _pieces(
         np.tile(strips.stride, times),
         targets.buffers,
         np.repeat(targets.place[tensors], count).astype(np.int32),
-        np.tile(strips.at, times),
+        np.tile(strips.target_offset, times),
         np.tile(strips.target_stride, times),
     )
 
 
 def _local_shape(layout: MeshLayout, rank: int) -> tuple[int, ...]:
-    """Of one tensor's part."""
+    """The shape of the part of one tensor that an owner holds."""
     return tuple(length(runs) for runs in layout.runs(rank)[layout.stack :])
 
 
 def _nth(layout: MeshLayout, rank: int, tensors: np.ndarray) -> np.ndarray:
-    """int64[T]: where tensors stand among those of which an owner holds a part."""
+    """int64[T]: the positions of tensors among those of which an owner holds a part."""
     runs = layout.runs(rank)[: layout.stack]
     nth = np.zeros(len(tensors), np.int64)
     numbers = np.unravel_index(tensors, layout.shape[: layout.stack]) if layout.stack else ()
-    for at, ranges in zip(numbers, runs, strict=True):
+    for index, ranges in zip(numbers, runs, strict=True):
         starts = np.array([start for start, _ in ranges], np.int64)
         before = np.cumsum([0, *(stop - start for start, stop in ranges)])[:-1]
-        of = np.searchsorted(starts, at, "right") - 1
-        nth = nth * length(ranges) + before[of] + at - starts[of]
+        of = np.searchsorted(starts, index, "right") - 1
+        nth = nth * length(ranges) + before[of] + index - starts[of]
     return nth

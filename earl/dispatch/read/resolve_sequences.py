@@ -17,10 +17,11 @@ from earl.errors import LayoutError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceRead:
-    """Columns of M sequences, end to end in the order of `keys`, "<owner's key>#<sequence>" each.
+    """A read of columns of M sequences, end to end in the order of `keys`, "<owner's key>#<sequence>" each.
 
-    rows: int64[M], what each is known to have. into: by column, one-dimensional and contiguous, as long as
-    the rows, or this rank's `context` slices of them, are together. priority: int32[M], lower comes sooner.
+    rows: int64[M], the rows that each sequence must have. into: arrays by column, one-dimensional and
+    contiguous, as long as all rows, or this rank's `context` slices of them, together. priority: int32[M],
+    lower is read sooner.
     """
 
     keys: Sequence[str]
@@ -51,9 +52,10 @@ class SequenceRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByOwner:
-    """names: sequences by owner's key, in order. peer, nth: int64[M], where each of a read's M sequences is:
+    """A read's M sequences grouped by owner. names: sequences by owner's key, in order.
 
-    the number of its owner, and its place among that owner's."""
+    peer, nth: int64[M], for each sequence the number of its owner, and its position among that owner's.
+    """
 
     names: Mapping[str, Sequence[str]]
     peer: np.ndarray
@@ -63,24 +65,24 @@ class ByOwner:
 def resolve_sequences(
     read: SequenceRead, owners: ByOwner, known: Mapping[str, SequenceRecords], copies: ReadPlan
 ) -> None:
-    """Add the pieces of this read. Raises LayoutGap, LayoutError."""
+    """Append the pieces of this read. Raises LayoutGap, LayoutError."""
     records = [known[owner] for owner in owners.names]
     peer, nth = owners.peer, owners.nth
-    first = np.cumsum([0, *(len(one) for one in records)])
+    first = np.cumsum([0, *(len(held) for held in records)])
     entry = first[peer] + nth
-    rows = np.concatenate([np.zeros(0, np.int64), *(one.rows for one in records)])[entry]
+    rows = np.concatenate([np.zeros(0, np.int64), *(held.rows for held in records)])[entry]
     other = np.flatnonzero(rows != read.rows)
     if len(other):
-        at = int(other[0])
+        i = int(other[0])
         raise LayoutError(
-            f"{read.keys[at]} has {rows[at]} rows, not {read.rows[at]}", "it was published by another attempt"
+            f"{read.keys[i]} has {rows[i]} rows, not {read.rows[i]}", "it was published by another attempt"
         )
     # Rows are numbered through all sequences, with a gap after each, so that no copy spans two.
     start = np.cumsum(rows + 1) - (rows + 1)
     names = list(read.into)
     wide = [read.into[name].itemsize for name in names]
     index = RaggedIndex(tuple(owners.names), np.arange(len(rows)), peer.astype(np.int32), start, rows)
-    cost = np.array([float(one.arena.host != host_id()) for one in records])
+    cost = np.array([float(held.arena.host != host_id()) for held in records])
     batch = plan_batch(index, index.sequence, wide, read.context, priority=read.priority, cost=cost)
     for name in names:
         _check_column(name, read.into[name], int(batch.offsets[-1]))
@@ -90,32 +92,32 @@ def resolve_sequences(
     sequence = np.searchsorted(start, source, "right") - 1
     within = source - start[sequence]
     buffers = tuple(flat_bytes(read.into[name]) for name in names)
-    for number, one in enumerate(records):
+    for number, held in enumerate(records):
         index_ = np.flatnonzero(from_peer == number)
         if not len(index_):
             continue
         region = nth[sequence[index_]]
-        columns = one.column_offsets(names, [read.into[name].dtype for name in names])
+        columns = held.column_offsets(names, [read.into[name].dtype for name in names])
         # Column by column, so that what goes to one place of a buffer is asked for at once; sooner first.
         count, each = len(index_), len(names)
         buffer = np.repeat(np.arange(each, dtype=np.int32), count)
         order = np.argsort(np.tile(priority[index_], each), kind="stable")
-        buffer, at, region = buffer[order], np.tile(index_, each)[order], np.tile(region, each)[order]
+        buffer, copy, region = buffer[order], np.tile(index_, each)[order], np.tile(region, each)[order]
         items = np.array(wide, np.int64)[buffer]
         zeros = np.zeros(count * each, np.int64)
         pieces = Pieces(
-            one.regions,
+            held.regions,
             region.astype(np.int32),
-            columns[region, buffer] + within[at] * items,
+            columns[region, buffer] + within[copy] * items,
             zeros + 1,
-            extent[at] * items,
+            extent[copy] * items,
             zeros,
             buffers,
             buffer,
-            target[at] * items,
+            target[copy] * items,
             zeros,
         )
-        copies.add(one.arena, pieces)
+        copies.add(held.arena, pieces)
 
 
 def _check_column(name: str, into: np.ndarray, rows: int) -> None:

@@ -28,7 +28,7 @@ from earl.v1 import layout_pb2 as pb
 
 _PREFIX = "DTYPE_"
 _KIND = "PLACEMENT_KIND_"
-# A mesh of more owners than this is no mesh.
+# A mesh of more owners than this is taken for damage.
 _MOST_RANKS = 1 << 16
 # No arena and no tensor is larger.
 _MOST_BYTES = 1 << 48
@@ -87,7 +87,7 @@ def decode(data: bytes) -> Descriptor:
         for region in regions:
             _check_region(region)
         tensors = tuple(_tensor(layout, regions) for layout in message.tensors)
-        classes = tuple(_class(one, regions) for one in message.classes)
+        classes = tuple(_class(entry, regions) for entry in message.classes)
     except (DecodeError, IndexError, ValueError, OverflowError) as error:
         raise LayoutError(f"damaged descriptor of {len(data)} bytes: {error}", "publish it again") from error
     return Descriptor(message.key, message.version, tensors, classes)
@@ -102,7 +102,7 @@ def encode_head(arena: ArenaRef, columns: Sequence[tuple[str, str]]) -> bytes:
 
 
 def encode_record(rows: int, region: RegionRef) -> bytes:
-    """One sequence's words."""
+    """A sequence's record: its rows, slot, generation, offset and checksums as little-endian uint64."""
     words = (rows, region.slot, region.generation, region.offset_bytes, *region.checksums)
     return np.array(words, "<u8").tobytes()
 
@@ -196,10 +196,10 @@ def _check_region(region: RegionRef) -> None:
 
 
 def _add_class(message: pb.LayoutDescriptor, shard: ClassShard, region: int) -> None:
-    one, layout = shard.tensors, shard.tensors.layout
+    tensor_class, layout = shard.tensors, shard.tensors.layout
     entry = message.classes.add(
-        template=one.template,
-        dtype=pb.Dtype.Value(_PREFIX + one.dtype.upper()),
+        template=tensor_class.template,
+        dtype=pb.Dtype.Value(_PREFIX + tensor_class.dtype.upper()),
         shape=layout.shape,
         stack=layout.stack,
         mesh_shape=layout.mesh_shape,
@@ -214,36 +214,40 @@ def _add_class(message: pb.LayoutDescriptor, shard: ClassShard, region: int) -> 
 
 
 def _class(entry: pb.TensorClass, regions: list[RegionRef]) -> ClassShard:
-    one, rank, number, offset_bytes, tensor_bytes, stop_bytes = _known_class(entry.SerializeToString())
+    tensor_class, rank, number, offset_bytes, tensor_bytes, stop_bytes = _known_class(
+        entry.SerializeToString()
+    )
     region = regions[number]
     if stop_bytes > region.size_bytes:
         raise LayoutError(
-            f"{one.template}: ends at byte {stop_bytes} of a region of {region.size_bytes}",
+            f"{tensor_class.template}: ends at byte {stop_bytes} of a region of {region.size_bytes}",
             "publish it again",
         )
-    return ClassShard(one, rank, region, offset_bytes, tensor_bytes)
+    return ClassShard(tensor_class, rank, region, offset_bytes, tensor_bytes)
 
 
 @lru_cache(maxsize=4096)
 def _known_class(data: bytes) -> tuple[TensorClass, int, int, int, int, int]:
-    """(class, rank, region's number, offset, bytes from each tensor to the next, where the last one ends):
-
-    the same for every version."""
+    """A class entry, decoded: (class, rank, number of its region, offset, bytes from each tensor to the next,
+    where the last one ends). Cached: entries are the same for every version.
+    """
     entry = pb.TensorClass.FromString(data)
-    placements = tuple((one.kind, one.dim, one.split) for one in entry.placements)
-    cut = tuple(entry.shape), entry.stack, tuple(entry.mesh_shape), placements
-    one = _tensor_class(entry.template, entry.dtype, *cut)
-    if not entry.rank < len(one.layout.owners):
+    placements = tuple((placement.kind, placement.dim, placement.split) for placement in entry.placements)
+    layout = tuple(entry.shape), entry.stack, tuple(entry.mesh_shape), placements
+    tensor_class = _tensor_class(entry.template, entry.dtype, *layout)
+    if not entry.rank < len(tensor_class.layout.owners):
         raise LayoutError(
-            f"{one.template}: rank {entry.rank} of {len(one.layout.owners)}", "publish it again"
+            f"{tensor_class.template}: rank {entry.rank} of {len(tensor_class.layout.owners)}",
+            "publish it again",
         )
-    count, size_bytes = one.extent(entry.rank)
+    count, size_bytes = tensor_class.extent(entry.rank)
     if count > 1 and entry.tensor_bytes < size_bytes:
         raise LayoutError(
-            f"{one.template}: tensors of {size_bytes} bytes, {entry.tensor_bytes} apart", "publish it again"
+            f"{tensor_class.template}: tensors of {size_bytes} bytes, {entry.tensor_bytes} apart",
+            "publish it again",
         )
     stop = entry.offset_bytes + (count - 1) * entry.tensor_bytes + size_bytes if count else 0
-    return one, entry.rank, entry.region, entry.offset_bytes, entry.tensor_bytes, stop
+    return tensor_class, entry.rank, entry.region, entry.offset_bytes, entry.tensor_bytes, stop
 
 
 @lru_cache(maxsize=4096)
@@ -253,16 +257,16 @@ def _tensor_class(
     shape: tuple[int, ...],
     stack: int,
     mesh_shape: tuple[int, ...],
-    said: tuple[tuple[int, int, int], ...],
+    written: tuple[tuple[int, int, int], ...],
 ) -> TensorClass:
-    """The same object for all ranks, so that classes compare fast."""
+    """A class; the same object for all ranks, so that classes compare fast."""
     ranks = prod(mesh_shape)
     if ranks > _MOST_RANKS:
         raise LayoutError(f"{template}: a mesh of {ranks} ranks", "publish it again")
-    if prod(shape) > _MOST_BYTES or any(split > _MOST_RANKS for _, _, split in said):
-        raise LayoutError(f"{template}: shape {shape}, placements {said}", "publish it again")
+    if prod(shape) > _MOST_BYTES or any(split > _MOST_RANKS for _, _, split in written):
+        raise LayoutError(f"{template}: shape {shape}, placements {written}", "publish it again")
     placements: list[Placement] = []
-    for number, dim, split in said:
+    for number, dim, split in written:
         kind = pb.PlacementKind.Name(number).removeprefix(_KIND).lower()
         match kind:
             case "replicate":

@@ -18,10 +18,10 @@ from earl.dispatch.registry import codec
 from earl.errors import BusUnavailable, DescriptorMissing, VersionGone
 
 WEIGHTS_PREFIX = "weights/"
-# The field of an owner's sequences that is none of them.
+# The field of an owner's hash that holds the head instead of a sequence.
 _HEAD = ""
 _SECRET_BYTES = 32
-# Calls under way at once: each holds a connection of the client's pool.
+# Calls in progress at once: each holds a connection of the client's pool.
 _MAX_CALLS = 16
 
 
@@ -35,7 +35,7 @@ class Registry:
         self._calls = asyncio.Semaphore(_MAX_CALLS)
 
     async def publish(self, descriptors: Sequence[Descriptor]) -> None:
-        """Set them all, each with a fresh lease. Raises BusUnavailable."""
+        """Set these descriptors, each with a fresh lease. Raises BusUnavailable."""
         if descriptors:
             await self.publish_encoded({d.key: codec.encode(d) for d in descriptors})
 
@@ -50,8 +50,8 @@ class Registry:
         """The descriptors under these keys, in order. Raises DescriptorMissing, for weights VersionGone."""
         if not keys:
             return []
-        found = await self._call(lambda: self._redis.mget([self._key(key) for key in keys]))
-        return _decoded(keys, found)
+        values = await self._call(lambda: self._redis.mget([self._key(key) for key in keys]))
+        return _decoded(keys, values)
 
     async def fetch(
         self, keys: Sequence[str], sequences: Mapping[str, Sequence[str]]
@@ -67,10 +67,10 @@ class Registry:
             pipeline.mget([self._key(key) for key in keys])
         for owner, names in sequences.items():
             pipeline.hmget(self._key(owner), [_HEAD, *names])
-        found = await self._call(pipeline.execute)
-        plain = _decoded(keys, found.pop(0)) if keys else []
+        answers = await self._call(pipeline.execute)
+        plain = _decoded(keys, answers.pop(0)) if keys else []
         records: dict[str, SequenceRecords] = {}
-        for (owner, names), (head, *rows) in zip(sequences.items(), found, strict=True):
+        for (owner, names), (head, *rows) in zip(sequences.items(), answers, strict=True):
             _refuse_missing(
                 [f"{owner}#{name}" for name, row in zip(names, rows, strict=True) if row is None or not head]
             )
@@ -86,19 +86,19 @@ class Registry:
         return (await self._call(pipeline.execute))[1] - 1
 
     async def renew_records(self, owner: str) -> int:
-        """Extend the lease of an owner's sequences; how many are known."""
+        """Extend the lease of an owner's sequences; returns how many are known. Raises BusUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.pexpire(self._key(owner), self._lease_ms)
         pipeline.hlen(self._key(owner))
         return (await self._call(pipeline.execute))[1] - 1
 
     async def remove_records(self, owner: str, sequences: Collection[str]) -> None:
-        """Forget these sequences; those that are not there are ignored."""
+        """Remove these sequences of an owner; those that are not there are ignored. Raises BusUnavailable."""
         if sequences:
             await self._call(lambda: self._redis.hdel(self._key(owner), *sequences))
 
     async def remove(self, keys: Iterable[str]) -> None:
-        """Forget them; keys that are not there are ignored."""
+        """Remove the descriptors under these keys; missing ones are ignored. Raises BusUnavailable."""
         names = [self._key(key) for key in keys]
         if names:
             await self._call(lambda: self._redis.unlink(*names))
@@ -145,9 +145,9 @@ class Registry:
         return answer
 
 
-def _decoded(keys: Sequence[str], found: Sequence[bytes | None]) -> list[Descriptor]:
-    _refuse_missing([key for key, data in zip(keys, found, strict=True) if data is None])
-    return [codec.decode(data) for data in found if data is not None]
+def _decoded(keys: Sequence[str], values: Sequence[bytes | None]) -> list[Descriptor]:
+    _refuse_missing([key for key, data in zip(keys, values, strict=True) if data is None])
+    return [codec.decode(data) for data in values if data is not None]
 
 
 def _refuse_missing(missing: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[No
 
 
 class Listener:
-    """What `serve` raises ends one reader's connection and harms no other."""
+    """Runs `serve` for each reader that connects; its errors end that reader's connection alone."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve

@@ -1,4 +1,4 @@
-"""Offers one arena to NIXL readers; runs in the serving process, which then has nothing to do.
+"""Offers one arena to NIXL readers; runs in the serving process, which takes no part in the reads.
 
 The arena is registered once. Its key and address go to whoever proves to hold the run's secret; over
 RDMA the card answers reads, over TCP the agent's progress thread does, and sleeps while there are none.

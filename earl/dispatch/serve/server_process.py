@@ -21,7 +21,7 @@ from earl.rpc.peers import advertised
 
 log = logging.getLogger(__name__)
 
-# For a busy machine: a process that cannot start ends, which is noticed at once.
+# Long, for a busy machine: a process that cannot start ends, which is noticed at once.
 _START_S = 60.0
 _STOP_S = 3.0
 # Ends in a row, each sooner than that after its start, until it is given up.
@@ -56,7 +56,7 @@ class ServingProcess:
         return serving
 
     async def stop(self) -> None:
-        """End it; reads under way over the wire fail with PeerLost."""
+        """End the process; reads in progress over the wire fail with PeerLost."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -112,7 +112,7 @@ class ServingProcess:
             ) from error
 
     def _reached(self, bound: str) -> str:
-        """How readers reach it: on loopback as it is bound, otherwise as its owner is advertised."""
+        """The address that readers connect to: on loopback the bound one, otherwise the advertised one."""
         return bound if self._loopback else advertised(bound, own_port=True)
 
     async def _watch(self) -> None:

@@ -31,17 +31,17 @@ from earl.dispatch.transport.ucx.ucp import through_buffer
 from earl.errors import RegionGone
 from earl.loopback import is_loopback
 
-# How long a reader may take for one answer, on a slow network too: a frozen one must not keep buffers.
+# How long a reader may take for one answer, also on a slow network: a frozen one must not keep buffers.
 _TAKEN_S = 30.0
-# Buffers for gathered payloads: of all connections, and of one. Few stay in the processor's cache.
+# Buffers for gathered payloads, of all connections and of each: a few stay in the processor's cache.
 _GATHERING = 16
 _GATHERING_OF_ONE = 2
 _NOTHING = np.empty(0, np.uint8)
 _SENT = wire.Status("", "", 0, ())
-# Requests of which is kept what their pieces say: at most some 100 KiB each.
-_ASKED_KEPT = 64
+# Requests whose decoded pieces are cached, at most some 100 KiB each.
+_REQUESTS_KEPT = 64
 _REGION_BYTES = 16
-# More than a region and what may be read beyond it.
+# More bits than an offset in a region has.
 _APART_BITS = 42
 
 
@@ -117,7 +117,7 @@ class UcxServer:
     async def _answer(
         self, endpoint: Endpoint, connection: int, request: wire.Request, gathering: asyncio.Semaphore
     ) -> None:
-        asked = _asked(request.pieces, len(request.regions) // _REGION_BYTES)
+        asked = _decoded(request.pieces, len(request.regions) // _REGION_BYTES)
         if not asked.short_bytes:
             return await self._send(endpoint, connection, request, asked, None)
         async with gathering, self._gathering:
@@ -125,7 +125,7 @@ class UcxServer:
             try:
                 await self._send(endpoint, connection, request, asked, buffer)
             except TimeoutError:
-                raise  # the buffer is not given back: UCX may look at it until the endpoint has ended
+                raise  # the buffer is not given back: UCX may read it until the endpoint has ended
             except BaseException:
                 self._buffers.give(buffer)
                 raise
@@ -136,7 +136,7 @@ class UcxServer:
         endpoint: Endpoint,
         connection: int,
         request: wire.Request,
-        asked: _Asked,
+        asked: _RequestPieces,
         buffer: np.ndarray | None,
     ) -> None:
         """The payload, then its status. Raises TimeoutError, PeerLost."""
@@ -151,7 +151,7 @@ class UcxServer:
             await endpoint.send(wire.encode(status), wire.status_tag(connection, request.seq))
 
     def _prepare(
-        self, request: wire.Request, asked: _Asked, buffer: np.ndarray | None
+        self, request: wire.Request, asked: _RequestPieces, buffer: np.ndarray | None
     ) -> tuple[Regions, np.ndarray | Runs, wire.Status]:
         """The regions, the payload and its digests; short pieces are gathered into `buffer`."""
         arena = self._arena
@@ -169,7 +169,9 @@ class UcxServer:
         digests = arena.digests(regions, asked.pieces(regions).blocks().tolist())
         return regions, payload, wire.Status("", "", digest(payload), tuple(digests))
 
-    def _payload(self, regions: Regions, asked: _Asked, buffer: np.ndarray | None) -> np.ndarray | Runs:
+    def _payload(
+        self, regions: Regions, asked: _RequestPieces, buffer: np.ndarray | None
+    ) -> np.ndarray | Runs:
         memory = self._arena.memory
         if buffer is None:
             return asked.runs(memory, regions.offset_bytes)
@@ -190,12 +192,12 @@ class UcxServer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """What a request's pieces say, whichever regions they are of.
+class _RequestPieces:
+    """A request's pieces, decoded: the same for every version's regions.
 
-    table: int64[P, 5], as in the request. short: bool[P], which go through a buffer, and their bytes in all.
-    reach: int64[R], how far into each region is read. region, start, length: int64[N] of the runs, none where
-    pieces are short; start counts from the region's own.
+    table: int64[P, 5], as in the request. short: bool[P], which pieces go through a buffer; short_bytes: of
+    all of them. reach: int64[R], how far into each region is read. region, start, length: int64[N], the runs,
+    none if a piece is short; start counts from the region's start.
     """
 
     table: np.ndarray
@@ -207,7 +209,7 @@ class _Asked:
     length: np.ndarray
 
     def pieces(self, regions: Regions) -> Pieces:
-        """They, with nowhere to go."""
+        """The pieces of these regions, without target buffers."""
         region, offset, rows, run, stride = self.table.T
         nowhere = np.zeros(len(region), np.int64)
         return Pieces(
@@ -215,7 +217,7 @@ class _Asked:
         )
 
     def runs(self, memory: np.ndarray, offset_bytes: np.ndarray) -> np.ndarray | Runs:
-        """Where they lie in `memory`. offset_bytes: int64[R], of the regions."""
+        """Where the pieces' runs lie in uint8 `memory`. offset_bytes: int64[R], the regions' offsets."""
         start = offset_bytes[self.region] + self.start
         if len(start) == 1:
             return memory[start[0] : start[0] + self.length[0]]
@@ -223,9 +225,9 @@ class _Asked:
         return Runs(table.view(np.uint64), memory)
 
 
-@functools.lru_cache(maxsize=_ASKED_KEPT)
-def _asked(pieces: bytes, regions: int) -> _Asked:
-    """Of a request's pieces, checked. Kept: readers ask for the same ones version after version."""
+@functools.lru_cache(maxsize=_REQUESTS_KEPT)
+def _decoded(pieces: bytes, regions: int) -> _RequestPieces:
+    """Decodes a request's pieces, checked before. Cached: readers repeat them for every version."""
     table = np.frombuffer(pieces, "<i8").reshape(-1, 5)
     region, offset, rows, run, stride = table.T
     short = through_buffer(rows, run)
@@ -237,7 +239,7 @@ def _asked(pieces: bytes, regions: int) -> _Asked:
         # Regions so far apart that no run joins another region's.
         runs = spread((region << _APART_BITS) + offset, rows, run, stride)
     start, length = np.ascontiguousarray(runs.T)
-    return _Asked(
+    return _RequestPieces(
         table, short, short_bytes, reach, start >> _APART_BITS, start & ((1 << _APART_BITS) - 1), length
     )
 

@@ -25,7 +25,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def read(self, arena: ArenaRef, pieces: Pieces, *, verify: bool) -> int:
-        """Fill the buffers from `arena`; verify: against the regions' checksums, where they have any.
+        """Fill the pieces' buffers from `arena`. verify: compare with the published checksums, if any.
 
         Returns how many requests were sent again. Raises RegionGone, PeerLost, ChecksumMismatch,
         TransportUnavailable.
@@ -33,20 +33,20 @@ class Transport(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release mappings and connections; reads under way fail with PeerLost or end first."""
+        """Release mappings and connections; reads in progress fail with PeerLost or end first."""
 
 
-def refuse_mismatch(expected: int, found: int, block: int, where: str) -> None:
+def refuse_mismatch(expected: int, actual: int, block: int, where: str) -> None:
     """Raises ChecksumMismatch naming the block."""
-    if expected != found:
+    if expected != actual:
         raise ChecksumMismatch(
-            f"block {block} of {where} has xxh3 {found:016x}, published was {expected:016x}",
+            f"block {block} of {where} has xxh3 {actual:016x}, published was {expected:016x}",
             "read again; if it stays, the owner's memory or the network is faulty",
         )
 
 
 async def settle(*futures: asyncio.Future) -> None:
-    """Wait until all are done even if this task is cancelled meanwhile; outcomes are left in them.
+    """Wait until all are done, even if this task is cancelled meanwhile; results stay in the futures.
 
     For work that cannot be taken back and whose end is near and bounded.
     """
@@ -60,7 +60,7 @@ async def settle(*futures: asyncio.Future) -> None:
 
 
 def failure_of(future: asyncio.Future) -> BaseException | None:
-    """The exception of a future that is done; looking at it also ends asyncio's warning about it."""
+    """The exception of a future that is done; retrieving it also ends asyncio's warning about it."""
     return future.exception() if future.done() and not future.cancelled() else None
 
 

@@ -1,4 +1,4 @@
-"""Carrying out pieces between byte arrays of this process: a few large copies, or very many small ones."""
+"""Carries out pieces between byte arrays of this process: a few large copies, or very many small ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from earl.dispatch.describe.pieces import Pieces
 
-# Up to here one assignment between memoryviews takes less than making two arrays; it holds the GIL.
+# Up to this size an assignment between memoryviews takes less than making two arrays; it holds the GIL.
 _SMALL_RUN_BYTES = 1 << 16
 _WORDS = tuple(np.dtype(f"u{size}") for size in (8, 4, 2, 1))
 # A trainer rank publishes from two slots in turn.
@@ -20,23 +20,25 @@ _PLACES_KEPT = 2
 def copy(memory: np.ndarray, pieces: Pieces) -> None:
     """Fill the pieces' buffers from uint8 `memory`, in which their regions' offsets count."""
     first = pieces.regions.offset_bytes[pieces.region] + pieces.offset
-    _move(pieces, lambda i: memory, first, pieces.stride, lambda i: pieces.buffers[i], pieces.at,
-          pieces.target_stride)  # fmt: skip
+    offsets, strides = pieces.target_offset, pieces.target_stride
+    _move(pieces, lambda i: memory, first, pieces.stride, lambda i: pieces.buffers[i], offsets, strides)
 
 
 def gather(memory: np.ndarray, pieces: Pieces, into: np.ndarray) -> None:
-    """The same copies end to end into uint8 `into`, run after run."""
+    """Copy the pieces end to end into uint8 `into`, run after run, instead of their buffers."""
     first = pieces.regions.offset_bytes[pieces.region] + pieces.offset
-    _move(pieces, lambda i: memory, first, pieces.stride, lambda i: into, _ends(pieces), pieces.run)
+    _move(pieces, lambda i: memory, first, pieces.stride, lambda i: into, _starts(pieces), pieces.run)
 
 
 def scatter(payload: np.ndarray, pieces: Pieces) -> None:
-    """What `gather` laid end to end into the pieces' buffers."""
-    _move(pieces, lambda i: payload, _ends(pieces), pieces.run, lambda i: pieces.buffers[i], pieces.at,
-          pieces.target_stride)  # fmt: skip
+    """Copy what `gather` laid end to end into the pieces' buffers."""
+    offsets, strides = pieces.target_offset, pieces.target_stride
+    _move(
+        pieces, lambda i: payload, _starts(pieces), pieces.run, lambda i: pieces.buffers[i], offsets, strides
+    )
 
 
-def _ends(pieces: Pieces) -> np.ndarray:
+def _starts(pieces: Pieces) -> np.ndarray:
     """int64[P]: where each piece begins when all lie end to end."""
     sizes = pieces.rows * pieces.run
     return np.cumsum(sizes) - sizes
@@ -48,7 +50,7 @@ def _move(
     first: np.ndarray,
     stride: np.ndarray,
     target_of: Callable[[int], np.ndarray],
-    at: np.ndarray,
+    target_offset: np.ndarray,
     target_stride: np.ndarray,
 ) -> None:
     views: dict[int, tuple[memoryview, memoryview]] = {}
@@ -58,7 +60,7 @@ def _move(
         pieces.run.tolist(),
         first.tolist(),
         stride.tolist(),
-        at.tolist(),
+        target_offset.tolist(),
         target_stride.tolist(),
         strict=True,
     )
@@ -76,7 +78,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 class Views:
-    """The views that it takes to copy the same pieces again, kept as long as what they are copied out of.
+    """The array views by which the same pieces are copied again and again, out of one place or another.
 
     Making those of a piece takes two microseconds, all of it with the GIL held. reach: int64[N], how far the
     pieces reach into each region.
@@ -87,13 +89,13 @@ class Views:
         self._pairs: WeakKeyDictionary[Any, dict[bytes, list[Pair]]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
-        """Places of which views are kept."""
+        """Number of places for which views are kept."""
         return sum(map(len, self._pairs.values()))
 
     def pairs(self, owner: Any, memory: np.ndarray, pieces: Pieces, limit_bytes: int) -> list[Pair]:
-        """(target, source) of one shape each and of at most limit_bytes, that together are the pieces.
+        """(target, source) arrays, of equal shape and at most limit_bytes each, that together are the pieces.
 
-        memory: where the regions' offsets count, kept no longer than `owner` lives.
+        memory: uint8, in which the regions' offsets count; not kept longer than `owner` lives.
         """
         places = self._pairs.setdefault(owner, {})
         place = pieces.regions.offset_bytes.tobytes()
@@ -106,7 +108,15 @@ class Views:
 
 def _pairs(memory: np.ndarray, pieces: Pieces) -> Iterator[Pair]:
     first = pieces.regions.offset_bytes[pieces.region] + pieces.offset
-    columns = (pieces.buffer, pieces.at, pieces.target_stride, first, pieces.stride, pieces.rows, pieces.run)
+    columns = (
+        pieces.buffer,
+        pieces.target_offset,
+        pieces.target_stride,
+        first,
+        pieces.stride,
+        pieces.rows,
+        pieces.run,
+    )
     for buffer, to, target_step, start, step, count, run in zip(*(c.tolist() for c in columns), strict=True):
         yield _pair(pieces.buffers[buffer], to, target_step, memory, start, step, count, run)
 

@@ -18,9 +18,11 @@ from earl.loopback import is_loopback
 
 
 async def greet(
-    address: str, peer: str, secret: bytes, own_address: bytes, number: int
+    address: str, peer: str, secret: bytes, ucx_address: bytes, number: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, wire.Welcome, bytes]:
     """Connect to host:port: the open socket, the answer and the session's key.
+
+    ucx_address, number: this side's UCX address, empty for NIXL, and its number of the connection.
 
     Raises PeerLost, OSError or EOFError when nobody answers, TransportUnavailable for another run's.
     """
@@ -31,8 +33,8 @@ async def greet(
         if challenge.magic != wire.MAGIC:
             raise wire.FrameError(f"protocol {challenge.magic!r}, not {wire.MAGIC!r}")
         nonce = secrets.token_bytes(wire.NONCE_BYTES)
-        proof = wire.hello_mac(secret, challenge, nonce, own_address, number)
-        writer.write(wire.encode(wire.Hello(nonce, own_address, number, proof)))
+        proof = wire.hello_mac(secret, challenge, nonce, ucx_address, number)
+        writer.write(wire.encode(wire.Hello(nonce, ucx_address, number, proof)))
         try:
             welcome = await read_message(reader, wire.Welcome)
         except EOFError:
@@ -56,7 +58,7 @@ async def greet(
 async def hear(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
 ) -> tuple[wire.Hello, wire.Challenge]:
-    """The serving side's first half: a reader's hello, proven. Raises FrameError, EOFError."""
+    """The serving side's first half: a reader's hello, its MAC checked. Raises FrameError, EOFError."""
     challenge = wire.Challenge(wire.MAGIC, secrets.token_bytes(wire.NONCE_BYTES))
     writer.write(wire.encode(challenge))
     hello: wire.Hello = await read_message(reader, wire.Hello)
@@ -71,12 +73,12 @@ async def welcome(
     secret: bytes,
     challenge: wire.Challenge,
     hello: wire.Hello,
-    own_address: bytes,
+    address: bytes,
     number: int,
 ) -> None:
-    """The second half: how to reach this side, for who has proven itself."""
-    proof = wire.welcome_mac(secret, challenge, hello.nonce, own_address, number)
-    writer.write(wire.encode(wire.Welcome(own_address, number, proof)))
+    """The serving side's second half: tell a reader whose hello was checked how to reach this side."""
+    proof = wire.welcome_mac(secret, challenge, hello.nonce, address, number)
+    writer.write(wire.encode(wire.Welcome(address, number, proof)))
     await writer.drain()
 
 

@@ -22,7 +22,7 @@ from earl.errors import PeerLost, RegionGone, TransportUnavailable
 
 # Below this a copy takes less time than handing it to a thread.
 INLINE_BYTES = 1 << 20
-# How much is copied between two looks at whether the read was cancelled.
+# How much is copied between two checks whether the read was cancelled.
 STEP_BYTES = 16 << 20
 _THREADS = 2
 _SWEEP_S = 1.0
@@ -43,7 +43,7 @@ class SharedMemory(Transport):
         self._closed = False
 
     async def open(self, arena: ArenaRef) -> MappedArena:
-        """The arena's mapping. Raises RegionGone when it is gone or another's, TransportUnavailable."""
+        """The arena's mapping. Raises RegionGone if it is gone or another's, TransportUnavailable."""
         if self._closed:
             raise PeerLost(f"{arena.owner}: the reader is closing", "open another one")
         now_s = time.monotonic()
@@ -101,7 +101,7 @@ class SharedMemory(Transport):
         self._mapped.clear()
 
     def _views_of(self, pieces: Pieces) -> Views | None:
-        """Those of pieces that are copied again and again; None for all others."""
+        """The views of pieces that are copied again and again; None for all others."""
         if pieces.repeat is None:
             return None
         views = self._views.get(pieces.repeat)
@@ -144,9 +144,9 @@ def _verify(mapped: MappedArena, pieces: Pieces) -> None:
     regions = pieces.regions
     verifiable = regions.verifiable
     touched = [(region, block) for region, block in pieces.blocks().tolist() if verifiable[region]]
-    found = mapped.digests(regions, touched)
+    digests = mapped.digests(regions, touched)
     # First: bytes of a region that is gone say nothing.
     mapped.check(regions.slot, regions.generation)
-    for (region, block), digest in zip(touched, found, strict=True):
+    for (region, block), digest in zip(touched, digests, strict=True):
         where = f"{mapped.path} region {regions.slot[region]}"
         refuse_mismatch(regions.checksum(region, block), digest, block, where)

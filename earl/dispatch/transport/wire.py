@@ -28,36 +28,36 @@ from earl.dispatch.describe.pieces import most_blocks
 from earl.errors import EarlError, PeerLost, RegionGone
 
 MAGIC = "earl-read-2"
-# Payload of one request; large reads are many. Each costs both sides a millisecond of Python: the longer the
-# better, where neither side has to buffer or digest it at a time.
+# The most payload of a request; large reads are many requests. Each costs both sides a millisecond of Python:
+# longer ones pay where neither side has to buffer or digest all of it.
 CHUNK_BYTES = 16 << 20
 IN_PLACE_CHUNK_BYTES = 64 << 20
 MAX_PIECES = 1024
-# Of a region.
+# The most bytes of a region.
 MOST_BYTES = (1 << 40) - 1
 # Blocks to digest for one request, and the largest: what a server hashes at a time.
 MAX_BLOCKS = 256
 MAX_BLOCK_BYTES = 1 << 20
 REQUEST_FRAME_BYTES = 128 << 10
 HANDSHAKE_FRAME_BYTES = 8 << 10
-# Requests under way on one connection.
+# Requests in flight on one connection.
 WINDOW = 3
 NONCE_BYTES = 32
 MAC_BYTES = 16
 SEQ_BITS = 30
 _LENGTH = struct.Struct("<I")
 _FOREIGN = "the peer is not an EARL data plane"
-# Of a piece, as `Request` orders its columns; the number of regions bounds the first one.
+# Bounds of a piece's columns, in the order of `Request`; the number of regions bounds the first one.
 _LEAST = np.array([0, 0, 1, 1, 0])
 _MOST = np.array([MAX_PIECES, MOST_BYTES, IN_PLACE_CHUNK_BYTES, IN_PLACE_CHUNK_BYTES, MOST_BYTES])
-# Requests whose pieces have been looked at: readers ask for the same ones version after version.
+# Requests whose checked pieces are remembered: readers send the same ones version after version.
 _CHECKED = 64
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """The server's first word: a random nonce, so that no handshake can be replayed."""
+    """The server's first message: a random nonce, so that no handshake can be replayed."""
 
     magic: str
     nonce: bytes
@@ -98,7 +98,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a request. error: "" or the name of an error; then message and remedy say more.
+    """The outcome of a request. error: "" or the name of an error, which message then explains.
 
     payload_digest: xxh3-64 of the payload; block_digests: of the blocks that the pieces
     touch, sorted by region and block.
@@ -121,7 +121,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def body_of(frame: bytes | memoryview, trailer_bytes: int = 0) -> memoryview:
-    """The body in a buffer that may be longer than the frame. Raises FrameError when it is cut short."""
+    """The body in a buffer that may be longer than the frame. Raises FrameError when it is truncated."""
     view = memoryview(frame)
     if len(view) >= _LENGTH.size:
         (length,) = _LENGTH.unpack_from(view)
@@ -187,12 +187,12 @@ def _check_pieces(pieces: bytes, regions: int, block_bytes: int) -> None:
 
 
 def status_bytes(blocks: int) -> int:
-    """Room for a Status with this many block digests."""
+    """Bytes that a Status with this many block digests takes at most."""
     return 1024 + 9 * blocks
 
 
 def failed(error: EarlError) -> Status:
-    """The Status that carries an error to the reader; messages are cut to fit."""
+    """The Status that carries an error to the reader; messages are truncated to fit."""
     return Status(type(error).__name__, str(error)[:512], 0, ())
 
 

@@ -32,7 +32,7 @@ _ENVIRONMENT = {
 _TLS: dict[Wire, str] = {"tcp": "tcp", "rdma": "rc,dc,ud"}
 # 512k segments bring UCX over TCP near a plain socket's speed; both directions are needed.
 _TUNING = "TCP_TX_SEG_SIZE=512k,TCP_RX_SEG_SIZE=512k,KEEPALIVE_INTERVAL=1s"
-# How often NIXL's progress thread looks even if its descriptors are silent; 0 would spin.
+# How often NIXL's progress thread polls even without events on its descriptors; 0 would spin.
 _PROGRESS_DELAY_US = 100_000
 _BACKEND = "UCX"
 _INFINIBAND = Path("/sys/class/infiniband")
@@ -45,7 +45,7 @@ def rdma_ports(root: Path = _INFINIBAND) -> list[str]:
 
 
 def wire_here(root: Path = _INFINIBAND) -> Wire:
-    """What NIXL uses on this machine: RDMA wherever a port is up."""
+    """The wire that NIXL uses on this machine: RDMA if a port is up, else TCP."""
     return "rdma" if rdma_ports(root) else "tcp"
 
 
@@ -104,7 +104,7 @@ class NixlAgent:
             except self._errors as error:
                 raise TransportUnavailable(
                     f"NIXL cannot use {wire} on network devices {devices!r}: {error}",
-                    "check data_plane.bind, and the machine's RDMA devices where RDMA is wanted",
+                    "check data_plane.bind, and the machine's RDMA devices if it should use RDMA",
                 ) from error
 
     @property
@@ -141,7 +141,7 @@ class NixlAgent:
             raise _lost("a serving process", error) from error
 
     def remove_peer(self, name: str) -> None:
-        """Forget it, once none of its transfers is under way: what became of them could not be asked."""
+        """Forget a peer none of whose transfers is in flight: their outcome could not be asked any more."""
         with contextlib.suppress(*self._errors):  # never added
             self._agent.invalidateRemoteMD(name)
 
@@ -163,7 +163,7 @@ class NixlAgent:
         return handle
 
     def done(self, handle: int, peer: str) -> bool:
-        """Whether a transfer has ended well; making progress is part of asking. Raises PeerLost."""
+        """Whether a transfer has succeeded; asking also makes progress. Raises PeerLost."""
         try:
             return self._agent.getXferStatus(handle) == self._nixl.NIXL_SUCCESS
         except self._errors as error:

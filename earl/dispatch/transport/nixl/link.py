@@ -31,13 +31,13 @@ class NixlOffer(msgspec.Struct, frozen=True):
     header: bytes
 
 
-# Fetches under way on one link, one on the wire, one being copied out, one asked for; and small ones.
+# Fetches in flight on one link (on the wire, being copied out, requested), and small ones.
 CONCURRENCY = 3
 _SMALL_CONCURRENCY = 32
 
 
 class NixlLink:
-    """`ended` is done when either side ended it."""
+    """A reader's connection to a serving process. `ended` is done when either side has ended it."""
 
     def __init__(
         self,
@@ -85,18 +85,18 @@ class NixlLink:
         return not self.ended.done()
 
     def addresses(self, offset_bytes: np.ndarray) -> np.ndarray:
-        """uint64: where these bytes of the arena's file lie in the serving process."""
+        """uint64[N]: the serving process's addresses of these offsets (int64[N]) of the arena's file."""
         return self._base + offset_bytes.astype(np.uint64)
 
     def slots(self, slot: np.ndarray) -> np.ndarray:
-        """int64: where these slots' entries begin in the arena's file."""
+        """int64[N]: where the table's entries of these slots begin in the arena's file."""
         return self.header.table_offset + slot.astype(np.int64) * SLOT_BYTES
 
     def lost(self) -> PeerLost:
         return PeerLost(f"{self.peer} ended the connection", "its owner died, restarted or closed its arena")
 
     def lose(self) -> None:
-        """End it now; who waits for its transfers need not any longer."""
+        """End it now, and with it the wait for its transfers."""
         if self.alive:
             self.ended.set_result(None)
             self._socket.lose()

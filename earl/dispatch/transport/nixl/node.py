@@ -3,9 +3,9 @@
 ```
 submit, read ─► orders ─► [thread: obey ─► post ─► ask every transfer ─► sleep ever longer] ─► futures
 ```
-Promises: with nothing under way the thread sleeps on its orders; whatever goes wrong with an order or a
-transfer is told to whoever gave it, and the thread goes on; the memory of a transfer is held until NIXL is
-done with it, whoever waited: NIXL cannot take a transfer back (a released one still writes).
+Promises: with nothing in flight the thread sleeps on its orders; an order's or a transfer's error goes to
+whoever gave it, and the thread continues; the memory of a transfer is held until NIXL is done with it, even
+if nobody waits any more: NIXL cannot take a transfer back (a released one still writes).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from earl.errors import PeerLost
 
 T = TypeVar("T")
 
-# The pause between two looks at transfers is a part of the time since one ended: a frozen peer costs little.
+# The pause between two polls is this part of the time since a transfer ended: a frozen peer costs little.
 _PART = 1 / 64
 _SHORTEST_S, _LONGEST_S = 20e-6, 0.01
 _DRAIN_PAUSE_S = 1e-4
-# How often the thread looks at what arrived while nothing is under way.
+# How often the thread handles what arrived while nothing is in flight.
 _LOOK_S = 1.0
-# How long an agent that closes waits for what is under way: UCX over TCP aborts the process that is sending
+# How long an agent that closes waits for transfers in flight: UCX over TCP aborts the process that is sending
 # when its reader's end goes away between two pieces of one answer. A frozen peer is left after that.
 _DRAIN_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
 class NixlTransfer:
-    """A read under way. future: done when its end is known, or PeerLost when nobody waits any longer.
+    """A read in flight. future: done when its end is known, or PeerLost when nobody waits any longer.
 
     memory: what NIXL writes; `ended` only once it does no more, then `when_ended` runs on the loop.
     """
@@ -102,7 +102,7 @@ class NixlNode:
         return self.submit(add)
 
     def remove_peer(self, name: str) -> None:
-        """Forget it as soon as none of its transfers is under way."""
+        """Forget a peer as soon as none of its transfers is in flight."""
 
         def remove() -> None:
             self._leaving.add(name)
@@ -161,7 +161,7 @@ class NixlNode:
                 moved = time.monotonic()
 
     def _reap(self) -> bool:
-        """Whether any transfer ended."""
+        """Finish the transfers that have ended; returns whether there were any."""
         before, still = self._active, []
         for transfer in before:
             error = None

@@ -28,7 +28,7 @@ _WORD = np.int64(1) << 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """One buffer's worth. start, length: int64[S], spans of the arena's file, laid end to end in a buffer.
+    """What one buffer is filled with. start, length: int64[S], spans of the arena's file, laid end to end.
 
     pieces: the copies out of that buffer. block: int64[B, 2], (region, block) of every checksum block in
     it, in order; stop: int64[B], where each ends in the buffer.
@@ -71,8 +71,8 @@ def _plain(pieces: Pieces, limit: int) -> Iterator[Fetch]:
     gap = pieces.stride - pieces.run
     dense = (pieces.rows > 1) & (gap <= GAP_BYTES) & (pieces.stride + pieces.run <= limit)
     few = np.where(dense, (limit - pieces.run) // np.maximum(pieces.stride, 1) + 1, 1)
-    pieces = pieces.cut(few)
-    pieces = _cut_runs(pieces, pieces.offset, limit)
+    pieces = pieces.split_rows(few)
+    pieces = _split_runs(pieces, pieces.offset, limit)
     length = pieces.stop - pieces.offset
     start = pieces.regions.offset_bytes[pieces.region] + pieces.offset
     total = np.cumsum(length)
@@ -81,11 +81,11 @@ def _plain(pieces: Pieces, limit: int) -> Iterator[Fetch]:
         before = int(total[first - 1]) if first else 0
         stop = int(np.searchsorted(total, before + limit, "right"))
         part = slice(first, min(stop, first + MAX_SPANS))
-        at = total[part] - length[part] - before
+        offset = total[part] - length[part] - before
         yield Fetch(
             start[part],
             length[part],
-            _out_of_buffer(pieces.take(part), at),
+            _out_of_buffer(pieces.take(part), offset),
             np.zeros((0, 2), np.int64),
             np.zeros(0, np.int64),
         )
@@ -99,8 +99,8 @@ def _checked(pieces: Pieces, limit: int) -> Iterator[Fetch]:
         raise LayoutError(f"checksum blocks of {size} bytes", f"publish with blocks of at most {limit // 3}")
     reach = limit - 2 * size
     few = np.maximum((reach - pieces.run) // np.maximum(pieces.stride, 1) + 1, 1)
-    pieces = pieces.cut(few)
-    pieces = _cut_runs(pieces, pieces.offset // size * size, limit // size * size)
+    pieces = pieces.split_rows(few)
+    pieces = _split_runs(pieces, pieces.offset // size * size, limit // size * size)
     first, last = pieces.offset // size, (pieces.stop - 1) // size
     order = np.lexsort((first, pieces.region))
     pieces, first, last = pieces.take(order), first[order], last[order]
@@ -112,30 +112,31 @@ def _checked(pieces: Pieces, limit: int) -> Iterator[Fetch]:
     added = np.maximum(stop_bytes - new * size, 0)
     alone = stop_bytes - first * size
     total = np.cumsum(added)
-    at = 0
-    while at < len(total):
-        room = limit - int(alone[at])
-        stop = max(int(np.searchsorted(total, total[at] + room, "right")), at + 1)
-        fetch = _of_blocks(pieces.take(slice(at, stop)))
+    first_piece = 0
+    while first_piece < len(total):
+        room = limit - int(alone[first_piece])
+        stop = max(int(np.searchsorted(total, total[first_piece] + room, "right")), first_piece + 1)
+        fetch = _of_blocks(pieces.take(slice(first_piece, stop)))
         while fetch.size_bytes > limit:  # blocks that an earlier fetch had
-            stop = (at + stop) // 2
-            fetch = _of_blocks(pieces.take(slice(at, stop)))
+            stop = (first_piece + stop) // 2
+            fetch = _of_blocks(pieces.take(slice(first_piece, stop)))
         yield fetch
-        at = stop
+        first_piece = stop
 
 
-def _cut_runs(pieces: Pieces, origin: np.ndarray, step: int) -> Pieces:
-    """The same copies, those of a single run ending every `step` bytes from their int64[P] origin on."""
+def _split_runs(pieces: Pieces, origin: np.ndarray, step: int) -> Pieces:
+    """The same copies, each single run split every `step` bytes from its origin (int64[P]) on."""
     parts = np.where(pieces.rows == 1, -(-(pieces.stop - origin) // step), 1)
     if int(parts.max()) == 1:
         return pieces
     index = np.repeat(np.arange(len(pieces)), parts)
     number = np.arange(len(index)) - np.repeat(np.cumsum(parts) - parts, parts)
-    cut = pieces.take(index)
-    start = np.maximum(cut.offset, origin[index] + number * step)
+    split = pieces.take(index)
+    start = np.maximum(split.offset, origin[index] + number * step)
     stop = np.minimum(pieces.stop[index], origin[index] + (number + 1) * step)
-    run = np.where(cut.rows == 1, stop - start, cut.run)
-    return replace(cut, offset=start, at=cut.at + start - cut.offset, run=run)
+    run = np.where(split.rows == 1, stop - start, split.run)
+    target_offset = split.target_offset + start - split.offset
+    return replace(split, offset=start, target_offset=target_offset, run=run)
 
 
 def _of_blocks(pieces: Pieces) -> Fetch:
@@ -148,12 +149,12 @@ def _of_blocks(pieces: Pieces) -> Fetch:
     breaks = np.flatnonzero(np.append(True, start[1:] != (start + length)[:-1]))
     first = pieces.offset // size
     held = np.searchsorted(of * _WORD + number, pieces.region * _WORD + first)
-    at = (stop - length)[held] + pieces.offset - first * size
-    return Fetch(start[breaks], np.add.reduceat(length, breaks), _out_of_buffer(pieces, at), block, stop)
+    offset = (stop - length)[held] + pieces.offset - first * size
+    return Fetch(start[breaks], np.add.reduceat(length, breaks), _out_of_buffer(pieces, offset), block, stop)
 
 
-def _out_of_buffer(pieces: Pieces, at: np.ndarray) -> Pieces:
-    """The same copies out of a buffer in which they begin at int64[P] `at`."""
-    one, none = np.zeros(1, np.int64), np.zeros(0, np.uint64)
-    buffer = Regions(one, one.astype(np.uint64), one, one, np.zeros(2, np.int64), none)
-    return replace(pieces, regions=buffer, region=np.zeros(len(pieces), np.int32), offset=at)
+def _out_of_buffer(pieces: Pieces, offset: np.ndarray) -> Pieces:
+    """The same copies out of a buffer in which they begin at int64[P] `offset`."""
+    zero, none = np.zeros(1, np.int64), np.zeros(0, np.uint64)
+    buffer = Regions(zero, zero.astype(np.uint64), zero, zero, np.zeros(2, np.int64), none)
+    return replace(pieces, regions=buffer, region=np.zeros(len(pieces), np.int32), offset=offset)

@@ -99,15 +99,15 @@ class Nixl(Transport):
             raise RegionGone(f"{link.peer} has no slot {slots[-1]}", "read a newer descriptor")
         # The same slot may be named twice: read it once.
         unique, which = np.unique(slots, return_inverse=True)
-        start, length, at = near(link.slots(unique), np.full(len(unique), SLOT_BYTES))
+        start, length, offset = near(link.slots(unique), np.full(len(unique), SLOT_BYTES))
         async with self._fetched(link, start, length) as buffer:
             words = buffer[: int(length.sum())].view(np.uint64).reshape(-1, SLOT_WORDS)
-            found = words[at // SLOT_BYTES][which]
-        wanted = np.stack(
+            actual = words[offset // SLOT_BYTES][which]
+        expected = np.stack(
             [regions.generation[used], regions.offset_bytes[used], regions.size_bytes[used]], axis=1
         ).astype(np.uint64)
-        changed = (found[:, :2] != wanted[:, :2]).any(axis=1) | (wanted[:, 0] % 2 == 0)
-        changed |= found[:, 2] < wanted[:, 2]
+        changed = (actual[:, :2] != expected[:, :2]).any(axis=1) | (expected[:, 0] % 2 == 0)
+        changed |= actual[:, 2] < expected[:, 2]
         stop = np.zeros(len(regions), np.int64)
         np.maximum.at(stop, pieces.region, pieces.stop)
         changed |= (stop > regions.size_bytes)[used] | (pieces.offset.min() < 0)
@@ -115,7 +115,7 @@ class Nixl(Transport):
             bad = int(np.flatnonzero(changed)[0])
             raise RegionGone(
                 f"region {slots[bad]} of {link.peer} holds (generation, offset, size) "
-                f"{tuple(found[bad, :3].tolist())}, not {tuple(wanted[bad].tolist())}",
+                f"{tuple(actual[bad, :3].tolist())}, not {tuple(expected[bad].tolist())}",
                 "it was freed or reused; read a newer descriptor",
             )
 
@@ -202,11 +202,11 @@ class _Buffers:
 
 
 def deliver(fetch: Fetch, buffer: np.ndarray, pieces: Pieces, peer: str) -> None:
-    """Check the blocks, then copy. Raises ChecksumMismatch."""
+    """Check a fetched buffer's checksum blocks, then copy its pieces. Raises ChecksumMismatch."""
     start = 0
     for (region, block), stop in zip(fetch.block.tolist(), fetch.stop.tolist(), strict=True):
-        found = xxhash.xxh3_64_intdigest(buffer[start:stop].data)
+        digest = xxhash.xxh3_64_intdigest(buffer[start:stop].data)
         where = f"region {int(pieces.regions.slot[region])} of {peer}"
-        refuse_mismatch(pieces.regions.checksum(region, block), found, block, where)
+        refuse_mismatch(pieces.regions.checksum(region, block), digest, block, where)
         start = stop
     copy(buffer, fetch.pieces)

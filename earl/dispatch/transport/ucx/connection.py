@@ -14,7 +14,7 @@ from earl.dispatch.transport.ucx.runs import Runs
 
 
 class UcxConnection:
-    """`alive` until either side ended it; `retired` when this side gave it up with requests under way."""
+    """`alive` until either side has ended it; `retired` if this side gave it up with requests in flight."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class UcxConnection:
         ]
 
     def lose(self) -> None:
-        """End it now; requests under way fail with PeerLost."""
+        """End it now; requests in flight fail with PeerLost."""
         self._endpoint.abort()
         self._socket.lose()
 

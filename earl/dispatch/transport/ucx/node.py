@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 # 512k segments bring UCX over TCP to a plain socket's speed; both directions are needed. The registration
 # cache, and so the hooks on mmap that it needs, is a must: UCX 1.21 without it crashes the survivor when a
 # peer dies in the middle of a rendezvous (openucx/ucx#11467). Sockets keep the kernel's own buffers: with
-# 4 MiB what is under way leaves the processor's cache, and a reader took 1.6 times as long over it.
+# 4 MiB what is in flight leaves the processor's cache, and a reader took 1.6 times as long over it.
 _CONFIG = {
     "TLS": "tcp",
     "RCACHE_ENABLE": "y",
@@ -61,9 +61,9 @@ class Endpoint:
         return self._submit("tag_send", array, tag)
 
     def receive(self, into: np.ndarray | Runs, tag: int) -> asyncio.Future[None]:
-        """Done when a message with this tag lies in `into`: a contiguous writable array at least as long,
+        """Done when a message with this tag lies in `into`.
 
-        or runs that are as long.
+        into: a contiguous writable array at least as long as the message, or runs exactly as long.
         """
         return self._submit("tag_recv", into, tag)
 

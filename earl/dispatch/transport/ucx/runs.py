@@ -1,4 +1,4 @@
-"""A payload that lies in several places: sent from there, or received there, with no copy in between.
+"""A payload that lies in several places: sent from there, or received there, without a copy in between.
 
 pieces ─► of long runs ──────────────────────────────► where they are ─┐
        └► of short ones ─► all of the piece end to end ─► a buffer ────┴► Runs, in the pieces' order
@@ -72,5 +72,5 @@ def spread(first: np.ndarray, rows: np.ndarray, run: np.ndarray, stride: np.ndar
     table = np.stack([first[index] + nth * stride[index], run[index]], axis=1)
     opens = np.ones(len(table), bool)
     opens[1:] = table[1:, 0] != table[:-1].sum(axis=1)
-    at = np.flatnonzero(opens)
-    return np.stack([table[at, 0], np.add.reduceat(table[:, 1], at)], axis=1)
+    first_run = np.flatnonzero(opens)
+    return np.stack([table[first_run, 0], np.add.reduceat(table[:, 1], first_run)], axis=1)

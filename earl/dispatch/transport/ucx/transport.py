@@ -42,11 +42,11 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """The pieces of one request, whichever regions they are of: those are the read's.
+    """The pieces of one request, to be asked for of any version's regions.
 
-    short: bool[P], which arrive through a pooled buffer. payload: where all of it goes, unless some are.
-    regions: int64[N], those of the read that the request names; table: its pieces. blocks: int64[B, 2],
-    (region, block) that its answer digests.
+    short: bool[P], which pieces arrive through a pooled buffer. payload: where the answer goes; None if some
+    pieces are short. regions: int64[N], the read's regions that the request names; table: its encoded
+    pieces. blocks: int64[B, 2], (region, block) that its answer digests.
     """
 
     pieces: Pieces
@@ -62,7 +62,7 @@ class _Chunk:
         """direct: they fill one buffer from at[0] on without a gap."""
         short, payload = np.zeros(len(pieces), bool), None
         if direct:
-            first = int(pieces.at[0])
+            first = int(pieces.target_offset[0])
             payload = pieces.buffers[pieces.buffer[0]][first : first + pieces.size_bytes]
         elif not (short := through_buffer(pieces.rows, pieces.run)).any():
             payload = _runs(pieces, short, None)
@@ -73,7 +73,7 @@ class _Chunk:
         return cls(pieces, block_bytes, short, payload, regions, table.tobytes(), blocks)
 
     def request(self, seq: int, arena: ArenaRef, regions: Regions) -> wire.Request:
-        """What to ask for, of the read's regions."""
+        """The request for this chunk's pieces of the read's regions."""
         named = np.stack([regions.slot[self.regions], regions.generation[self.regions]], axis=1)
         return wire.Request(seq, arena.nonce, self.block_bytes, named.astype("<u8").tobytes(), self.table)
 
@@ -111,7 +111,7 @@ class UcxTcp(Transport):
         self._node.close()
 
     def _chunks(self, pieces: Pieces, verify: bool) -> Iterator[_Chunk]:
-        """Of pieces that will be read again, those of the last time."""
+        """The pieces' chunks; those of pieces that are read again and again are made once."""
         block_bytes = 0
         if verify and pieces.regions.verifiable[pieces.region].any():
             block_bytes = pieces.regions.block_bytes
@@ -187,37 +187,39 @@ def _retire(connection: UcxConnection) -> None:
 
 
 def _chunks(pieces: Pieces, block_bytes: int) -> Iterator[_Chunk]:
-    """Requests of at most CHUNK_BYTES, or more where nobody has to buffer them, in order: what fills a long
+    """Chunks of at most CHUNK_BYTES, or IN_PLACE_CHUNK_BYTES where nobody has to buffer them, in order.
 
-    stretch of a buffer goes there directly, short stretches travel together. block_bytes: as in a request."""
+    What fills a long stretch of a buffer goes there directly; short stretches travel together. block_bytes:
+    as in a request.
+    """
     if not len(pieces):
         return
     if block_bytes:
-        # So sparse a piece that its blocks would not fit one request is cut by rows.
+        # A piece so sparse that its blocks would not fit one request is split by rows.
         spread = _blocks(pieces, block_bytes)
         if (spread > wire.MAX_BLOCKS).any():
-            pieces = pieces.cut(np.maximum(pieces.rows * wire.MAX_BLOCKS // (2 * spread), 1))
+            pieces = pieces.split_rows(np.maximum(pieces.rows * wire.MAX_BLOCKS // (2 * spread), 1))
     sizes = pieces.rows * pieces.run
     solid = (pieces.rows == 1) | (pieces.target_stride == pieces.run)
-    goes_on = solid[1:] & solid[:-1] & (pieces.buffer[1:] == pieces.buffer[:-1])
-    goes_on &= pieces.at[1:] == (pieces.at + sizes)[:-1]
-    bounds = np.concatenate([[0], np.flatnonzero(~goes_on) + 1, [len(pieces)]])
+    continues = solid[1:] & solid[:-1] & (pieces.buffer[1:] == pieces.buffer[:-1])
+    continues &= pieces.target_offset[1:] == (pieces.target_offset + sizes)[:-1]
+    bounds = np.concatenate([[0], np.flatnonzero(~continues) + 1, [len(pieces)]])
     # Stretches in a row that are too short to stand alone are one group.
     long = solid[bounds[:-1]] & (np.add.reduceat(sizes, bounds[:-1]) >= _DIRECT_BYTES)
     opens = np.ones(len(long), bool)
     opens[1:] = long[1:] | long[:-1]
-    for at in np.flatnonzero(opens).tolist():
-        stop = at + 1
+    for group_start in np.flatnonzero(opens).tolist():
+        stop = group_start + 1
         while stop < len(opens) and not opens[stop]:
             stop += 1
-        group = pieces.take(slice(int(bounds[at]), int(bounds[stop])))
+        group = pieces.take(slice(int(bounds[group_start]), int(bounds[stop])))
         buffered = block_bytes or through_buffer(group.rows, group.run).any()
         for part in group.split(wire.CHUNK_BYTES if buffered else wire.IN_PLACE_CHUNK_BYTES):
-            yield from _bounded(part, bool(long[at]), block_bytes)
+            yield from _bounded(part, bool(long[group_start]), block_bytes)
 
 
 def _bounded(pieces: Pieces, direct: bool, block_bytes: int) -> Iterator[_Chunk]:
-    """At most MAX_PIECES, and blocks, a request."""
+    """Chunks of at most MAX_PIECES pieces and MAX_BLOCKS blocks."""
     first = 0
     blocks = np.zeros(len(pieces), np.int64)
     if block_bytes:
@@ -239,7 +241,7 @@ def _runs(pieces: Pieces, short: np.ndarray, pooled: np.ndarray | None) -> np.nd
     """Where the answer goes: in place, but for the pieces that are `short`, end to end in `pooled`."""
     if pooled is not None and short.all():
         return pooled[: pieces.size_bytes]
-    first = np.array([address_of(buffer) for buffer in pieces.buffers])[pieces.buffer] + pieces.at
+    first = np.array([address_of(buffer) for buffer in pieces.buffers])[pieces.buffer] + pieces.target_offset
     return runs_of(pieces, first, pieces.target_stride, short, pooled, pieces.buffers)
 
 
@@ -249,10 +251,10 @@ def _verify(regions: Regions, blocks: np.ndarray, payload: np.ndarray | Runs, st
             f"{len(status.block_digests)} digests for {len(blocks)} blocks", "the serving process is faulty"
         )
     verifiable = regions.verifiable
-    for (region, block), found in zip(blocks.tolist(), status.block_digests, strict=True):
+    for (region, block), digested in zip(blocks.tolist(), status.block_digests, strict=True):
         if verifiable[region]:
             expected = regions.checksum(region, block)
-            refuse_mismatch(expected, found, block, f"region {regions.slot[region]}")
+            refuse_mismatch(expected, digested, block, f"region {regions.slot[region]}")
     arrived = digest(payload)
     if arrived != status.payload_digest:
         raise ChecksumMismatch(

@@ -113,13 +113,13 @@ def _functions() -> _Functions:
 
 @functools.cache
 def refusal() -> str:
-    """Why messages of many runs cannot be sent or received here, in words; "" where they can."""
+    """The reason why messages of many runs cannot be sent or received here; "" where they can."""
     try:
-        found = [ctypes.c_uint() for _ in range(3)]
-        _functions().version(*map(ctypes.byref, found))
+        numbers = [ctypes.c_uint() for _ in range(3)]
+        _functions().version(*map(ctypes.byref, numbers))
     except TransportUnavailable as error:
         return error.message
-    version = [number.value for number in found]
+    version = [number.value for number in numbers]
     if tuple(version[:2]) != KNOWN:
         return f"UCX {'.'.join(map(str, version))} is not UCX {'.'.join(map(str, KNOWN))}"
     return ""
@@ -133,7 +133,7 @@ def through_buffer(rows: np.ndarray, run: np.ndarray) -> np.ndarray:
 
 
 class RunsRequest:
-    """One message under way. Whoever holds it keeps its runs until `completed`, and polls until then."""
+    """One message in flight. Its holder keeps its runs until `completed`, and polls until then."""
 
     def __init__(self, started: int | None, worker: int) -> None:
         """started: what UCP answered to the submission."""

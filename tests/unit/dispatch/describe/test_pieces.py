@@ -27,7 +27,7 @@ def copied(source: np.ndarray, pieces: Pieces) -> None:
         buffer = pieces.buffers[pieces.buffer[i]]
         for row in range(int(pieces.rows[i])):
             first = int(pieces.offset[i] + row * pieces.stride[i])
-            to = int(pieces.at[i] + row * pieces.target_stride[i])
+            to = int(pieces.target_offset[i] + row * pieces.target_stride[i])
             run = int(pieces.run[i])
             assert not written[pieces.buffer[i]][to : to + run].any()
             written[pieces.buffer[i]][to : to + run] = True
@@ -53,7 +53,7 @@ def pieces_of(shape, source_strides, target: np.ndarray, offset: int = 0) -> Pie
         strips.stride,
         (flat_bytes(target),),
         np.zeros(count, np.int32),
-        strips.at,
+        strips.target_offset,
         strips.target_stride,
     )
 
@@ -84,7 +84,7 @@ def test_any_strided_copy_is_pieces_and_so_are_its_parts(case, limit_bytes):
     memory = np.array(flat_bytes(source))
     whole = pieces_of(source.shape, source.strides, target)
     assert whole.size_bytes == target.nbytes
-    for parts in ([whole], list(whole.split(limit_bytes)), [whole.cut(np.ones_like(whole.rows))]):
+    for parts in ([whole], list(whole.split(limit_bytes)), [whole.split_rows(np.ones_like(whole.rows))]):
         target[...] = 0
         for part in parts:
             copied(memory, part)

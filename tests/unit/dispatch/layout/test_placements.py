@@ -71,19 +71,19 @@ def test_ranks_hold_what_torch_gives_them(case):
 
 @some
 @given(placed(zigzag=True))
-def test_a_cut_says_the_same_for_all_ranks_at_once(case):
+def test_splits_say_the_same_for_all_ranks_at_once(case):
     shape, mesh, placements = case
     layout = MeshLayout(shape, mesh, placements, tuple(f"o{i}" for i in range(prod(mesh))))
-    for dim, cut in enumerate(layout.cuts()):
-        assert cut.start.tolist() == [0, *cut.stop[:-1].tolist()] and cut.stop[-1] == shape[dim]
+    for dim, split in enumerate(layout.splits()):
+        assert split.start.tolist() == [0, *split.stop[:-1].tolist()] and split.stop[-1] == shape[dim]
     holders = layout.holders()
     for parts in np.ndindex(*holders.shape[:-1]):
         for rank in holders[parts].tolist():
             runs = layout.runs(rank)
-            for dim, (cut, part) in enumerate(zip(layout.cuts(), parts, strict=True)):
-                mine = np.flatnonzero(cut.part == part)
-                mine = mine[np.argsort(cut.local[mine])]
-                indices = [i for s in mine for i in range(cut.start[s], cut.stop[s])]
+            for dim, (split, part) in enumerate(zip(layout.splits(), parts, strict=True)):
+                mine = np.flatnonzero(split.part == part)
+                mine = mine[np.argsort(split.local[mine])]
+                indices = [i for s in mine for i in range(split.start[s], split.stop[s])]
                 assert indices == [i for a, b in runs[dim] for i in range(a, b)]
 
 

@@ -80,7 +80,7 @@ def test_spans_serve_the_pieces_and_nothing_outside_their_regions(pieces: Pieces
     np.testing.assert_array_equal(pieces.buffers[0], wanted)
     checked = regions.verifiable[pieces.region] & verify
     some = pieces.take(checked)
-    touched = set(map(tuple, some.cut(np.ones(len(some), np.int64)).blocks().tolist()))
+    touched = set(map(tuple, some.split_rows(np.ones(len(some), np.int64)).blocks().tolist()))
     assert touched <= known <= set(map(tuple, some.blocks(between=True).tolist()))
 
 
