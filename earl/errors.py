@@ -52,7 +52,7 @@ class UnsupportedModel(ConfigError):
 
 
 class IllegalParallelism(ConfigError):
-    """The model cannot be cut this way, for example a head count that tp does not divide."""
+    """The model does not allow this parallelism, for example a head count that tp does not divide."""
 
     exit_code = 4
 
@@ -316,9 +316,9 @@ def ran_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    said = str(error)
+    message = str(error)
     return isinstance(error, RuntimeError) and any(
-        words in said
+        words in message
         for words in ("out of memory", "not enough memory", "can't allocate memory", "bad_alloc")
     )
 

@@ -1,4 +1,4 @@
-"""Files that a run can do without: whoever writes one goes on where the disk is full."""
+"""Files that a run can do without: their writer continues when the disk is full."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ log = logging.getLogger(__name__)
 
 
 class ExpendableFile:
-    """What cannot be written to it ends nothing, and is said once."""
+    """A file whose failed writes end nothing; the first of a series of them is logged."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._said = False
+        self._warned = False
 
     @contextmanager
     def written(self) -> Iterator[None]:
@@ -23,8 +23,10 @@ class ExpendableFile:
         try:
             yield
         except OSError as error:
-            if not self._said:
-                log.warning("%s cannot be written, the run goes on without: %s", self._path, error.strerror)
-            self._said = True
+            if not self._warned:
+                log.warning(
+                    "%s cannot be written, the run continues without it: %s", self._path, error.strerror
+                )
+            self._warned = True
         else:
-            self._said = False
+            self._warned = False

@@ -1,4 +1,4 @@
-"""What nothing outside this machine can reach: there alone tokens, events and tensors go without TLS."""
+"""Loopback addresses, which nothing outside this machine can reach: no TLS is needed there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Of a host's name or address, without port and brackets. A name is one only if it is "localhost": any
-    other may resolve to anything, whatever it looks like."""
+    """Whether a host name or address, without port and brackets, is this machine's loopback.
+
+    Of names only "localhost" is: any other may resolve to anything.
+    """
     if host == "localhost":
         return True
     try:

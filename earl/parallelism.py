@@ -1,4 +1,4 @@
-"""How a stage's devices are cut: data, tensor, context and pipeline parallel degrees. Pure."""
+"""The parallelism of a stage: data, tensor, context and pipeline parallel degrees of its devices. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from earl.errors import IllegalParallelism
 
-# How one replica is cut, (tp, cp, pp); of stages that share devices, one after the other.
+# The parallelism of a replica, (tp, cp, pp); of stages that share devices, one after the other.
 Replica = tuple[int, ...]
 _DEGREES = ("dp", "tp", "cp", "pp")
 _PART = re.compile(r"^(dp|tp|cp|pp)=?([0-9]{1,9})$")
@@ -42,7 +42,7 @@ class Parallelism:
 
     @property
     def replica(self) -> tuple[int, int, int]:
-        """(tp, cp, pp): how one replica is cut."""
+        """(tp, cp, pp): the parallelism of a replica."""
         return self.tp, self.cp, self.pp
 
     @property
@@ -65,7 +65,9 @@ class Parallelism:
 
 
 def divisors(heads: int, kv_heads: int) -> list[int]:
-    """Numbers of ranks that get equally many heads each, and whole kv_heads or the same one as others."""
+    """Numbers of ranks over which heads can be dealt: each gets equally many, and whole kv_heads or shares
+    one with others.
+    """
     return [
         n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
     ]  # fmt: skip

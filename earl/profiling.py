@@ -1,4 +1,4 @@
-"""What `earl profile` asks of a stage, and what it is told: JSON lines over a probe's stdin and stdout.
+"""What `earl profile` requests of a stage, and the answers: JSON lines over a probe's stdin and stdout.
 
     --job FILE ─► ready        visit ─► sample        visit ─► sample …        end of input ─► it ends
 
@@ -72,12 +72,12 @@ def decode(kind: type[_T], line: str | bytes) -> _T:
 
 
 def read_job(arguments: list[str]) -> ProfileJob:
-    """Of a probe's command line, `--job FILE`."""
+    """The job that a probe's command line names, `--job FILE`."""
     return decode(ProfileJob, Path(arguments[arguments.index("--job") + 1]).read_bytes())
 
 
 def answers() -> IO[str]:
-    """Standard output for answers alone: whatever else is printed goes to standard error."""
+    """Standard output, for answers alone: from now on all other output goes to standard error."""
     ours = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -85,10 +85,10 @@ def answers() -> IO[str]:
 
 
 def bound_memory(device: str, ranks: int) -> None:
-    """What this process and those that it starts may each map and write: its part of the host's memory, if
-    they compute there. So what does not fit fails, instead of making the host end a process of its choice.
+    """Limit the private memory of this process, and of each that it starts, to its part of the host's memory.
 
-    device: of the run file, "auto", "cpu" or "cuda".
+    Only if they compute on the host. What does not fit then fails, instead of making the host kill a process
+    of its choice. device: as in the run file, "auto", "cpu" or "cuda".
     """
     if device == "cuda" or (device == "auto" and _NVIDIA.exists()):
         return

@@ -1,8 +1,8 @@
 """An episode as a conversation for a person to read: rollout makes it, the scheduler keeps it. Pure.
 
 Promise: at most TURNS turns and TEXT_BYTES of UTF-8 each; of what is longer, head and tail are kept and
-the cut is marked. Of the sampled tokens the first TOKENS are kept one by one. Whoever makes a transcript
-keeps to these bounds, and whoever is sent one holds it to them.
+the truncation is marked. Of the sampled tokens the first TOKENS are kept one by one. The sender of a
+transcript keeps to these bounds, and its receiver enforces them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptTurn:
-    """What one side said. role: "system", "user", "tool" or "assistant". tokens: how many it took; those
-    of the system message count with the first observation. sampled: the first of them, of an assistant."""
+    """A message of a conversation. role: "system", "user", "tool" or "assistant". tokens: how many it took;
+    the system message's count with the first observation. sampled: an assistant's first tokens.
+    """
 
     role: str
     text: str

@@ -1,4 +1,4 @@
-"""Text of models and environments as it may be shown: a terminal's escapes show, and do nothing."""
+"""Makes text of models and environments safe to show: a terminal's control characters are made visible."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def visible(text: str) -> str:
-    """With a picture in place of each control character."""
+    """The text with a visible picture in place of each control character."""
     return text.translate(_PICTURES)

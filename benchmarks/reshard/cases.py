@@ -60,7 +60,7 @@ def layouts(spec: ModelSpec, case: Case) -> dict[str, MeshLayout]:
     owners = tuple(map(str, range(case.trainers)))
     found: dict[str, MeshLayout] = {}
     for name, shape in spec.shapes().items():
-        cut = FAMILIES[spec.family].cuts.get(".".join(name.split(".")[-2:]))
+        cut = FAMILIES[spec.family].shards.get(".".join(name.split(".")[-2:]))
         over_tp: Placement = ("replicate",) if cut is None else ("shard", cut[0])
         found[name] = MeshLayout(shape, (case.tp, case.dp), (over_tp, ("shard", 0)), owners)
     return found
@@ -115,7 +115,7 @@ def slices(spec: ModelSpec, case: Case, rank: int) -> Iterator[Slice]:
                 common = part.box.intersect(box)
                 if common is not None:
                     # Where the tensor's first element would lie in the reader's own.
-                    origin = [a - b for a, b in zip(part.box.start, part.at.start, strict=True)]
+                    origin = [a - b for a, b in zip(part.box.start, part.target.start, strict=True)]
                     at = common.relative_to(origin)
                     yield Slice(name, at, trainer, part.source, common.relative_to(box.start))
 

@@ -117,7 +117,7 @@ class GatherBroadcast:
         wanted: dict[str, list[tuple[np.ndarray, Box]]] = {}
         for name, one in owned(spec, self.case, self.rank - self.case.trainers).items():
             for part in one.parts:
-                into = targets[name][part.at.slices()]
+                into = targets[name][part.target.slices()]
                 wanted.setdefault(part.source, []).append((into, part.box))
         for bucket in range(len(self.buckets.sizes)):
             self._broadcast(bucket)

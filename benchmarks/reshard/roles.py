@@ -112,12 +112,12 @@ class Reader(Process):
             self.targets[name].fill(1)
             for part in one.parts:
                 whole = values(part.source, shapes[part.source])
-                self.expected[name][part.at.slices()] = whole[part.box.slices()]
+                self.expected[name][part.target.slices()] = whole[part.box.slices()]
         self.dispatcher = self.runner.run(Dispatcher.create(self.registry, self.config))
         ranks = range(self.case.trainers)
         self.keys = {version: tuple(key(version, rank) for rank in ranks) for version in VERSIONS}
         self.slices = Repeated(
-            (part.source, part.box, self.targets[name][part.at.slices()])
+            (part.source, part.box, self.targets[name][part.target.slices()])
             for name, one in self.own.items()
             for part in one.parts
         )

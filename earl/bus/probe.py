@@ -1,8 +1,8 @@
-"""What a Redis or Valkey server is like: `python -m earl.bus.probe`.
+"""Facts of a Redis or Valkey server: `python -m earl.bus.probe`.
 
-Its URL on standard input, so that a password is in no argv; nothing there: an embedded one is started for
-the look. {"facts", "error"} as one line of JSON on standard output. skew_s: its clock ahead of that of this
-machine, in seconds, as exactly as the answer was quick.
+Its URL on standard input, so that a password is in no argv; without one an embedded server is started and
+probed. {"facts", "error"} as one line of JSON on standard output. skew_s: its clock ahead of that of this
+machine, in seconds, uncertain by the time that the answer took.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ async def facts_of(url: str) -> dict[str, Any]:
         }
     except (RedisError, OSError) as error:
         raise BusUnavailable(
-            f"{shown_url(url)} cannot be used: {error}", "start the server or mend bus.redis_url"
+            f"{shown_url(url)} cannot be used: {error}", "start the server or correct bus.redis_url"
         ) from error
     finally:
         await client.aclose()
 
 
 async def embedded() -> dict[str, Any]:
-    """`facts_of` a server of this process's own, which is gone afterwards. Raises BusUnavailable."""
+    """`facts_of` an embedded server, which is stopped afterwards. Raises BusUnavailable."""
     server = EmbeddedValkey()
     with tempfile.TemporaryDirectory(prefix="earl-doctor-") as directory:
         try:
@@ -60,20 +60,20 @@ async def embedded() -> dict[str, Any]:
                 raise
             # Its log goes with the directory: the message has its end.
             raise BusUnavailable(
-                error.message, "mend what it says, or set bus.redis_url to a Redis or Valkey server"
+                error.message, "resolve that, or set bus.redis_url to a Redis or Valkey server"
             ) from error
         finally:
             await server.stop()
 
 
 def main() -> None:
-    found: dict[str, Any] = {"facts": {}, "error": None}
+    result: dict[str, Any] = {"facts": {}, "error": None}
     try:
         url = sys.stdin.read().strip()
-        found["facts"] = asyncio.run(facts_of(url) if url else embedded())
+        result["facts"] = asyncio.run(facts_of(url) if url else embedded())
     except BusUnavailable as error:
-        found["error"] = {"message": error.message, "remedy": error.remedy}
-    sys.stdout.write(json.dumps(found) + "\n")
+        result["error"] = {"message": error.message, "remedy": error.remedy}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the bus held before someone began to follow it."""
+"""Finds the last published weights on the bus, for those that begin to follow it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MOST = 50_000
 async def last_published(bus: Bus, until: str) -> tuple[int, tuple[str, ...]] | None:
     """(version, registry keys) of the last WeightsPublished up to the stream id `until`, if it is kept.
 
-    The scheduler's own answer to Join may be older: it learns of publications from the bus, too.
+    The scheduler's answer to Join may be older: it learns of publications from the bus, too.
     """
-    position, seen = until, 0
-    while seen < MOST:
+    position, searched = until, 0
+    while searched < MOST:
         with redis_errors(bus.url):
             entries: Any = await bus.redis.xrevrange(bus.stream, max=position, count=CHUNK)
         for _, fields in entries:
@@ -34,6 +34,6 @@ async def last_published(bus: Bus, until: str) -> tuple[int, tuple[str, ...]] | 
                 return published.version, tuple(published.descriptor_keys)
         if len(entries) < CHUNK:
             return None
-        seen += CHUNK
+        searched += CHUNK
         position = f"({entries[-1][0].decode()}"
     return None

@@ -1,7 +1,7 @@
-"""Protobuf events on two Redis Streams per run: what befalls the run, and that trajectories are ready.
+"""Protobuf events on two Redis Streams per run: one of trajectories that are ready, one of all other events.
 
-Of the latter there are as many as episodes. Whoever acts on weights, batches and workers would spend its
-time on reading past them, and each of a thousand workers would be sent all of them; so they go apart.
+There are as many trajectories as episodes. Subscribers that act on weights, batches and workers would spend
+their time on skipping them, and each of a thousand workers would be sent all of them: hence two streams.
 
 Promises: what `publish` returned from is in the stream; a subscriber group gets each event at
 least once, until one of its consumers acknowledges it; a follower gets every event once, in order.
@@ -32,7 +32,7 @@ from earl.v1.events_pb2 import Event
 log = logging.getLogger(__name__)
 
 FIELD = b"e"
-# The fact that has a stream of its own.
+# The kind of event with a separate stream.
 TRAJECTORY = "trajectory_ready"
 BLOCK_MS = 1000
 READ_COUNT = 128
@@ -119,7 +119,7 @@ class Bus:
     ) -> AsyncIterator[tuple[str, Event]]:
         """Every event after the stream id `after`, in order, as (id, event); waits for more for ever.
 
-        trajectories: of those that say that one is ready; otherwise of all the others.
+        trajectories: the stream of trajectories that are ready; otherwise that of all other events.
 
         "$" means: from the first `anext` on; "0-0": from the oldest event kept. Raises
         BusUnavailable when the server stays away for longer than OUTAGE_S.
@@ -155,7 +155,7 @@ class Bus:
         A consumer that comes back under its name first gets what it had not acknowledged. What any
         consumer left unacknowledged for `idle_s` is taken over. A new group begins at `start`: "0"
         is the oldest event kept, "$" only what is new. kinds: names of the facts that have an effect
-        here, such as "weights_published"; the others are acknowledged unseen. Empty: all. Raises
+        here, such as "weights_published"; others are acknowledged at once. Empty: all. Raises
         BusUnavailable.
         """
         await self._create_group(group, start)
@@ -179,7 +179,7 @@ class Bus:
             outage.over()
             events = [(entry_id, _decode(fields)) for entry_id, fields in entries]
             # What is no event at all is acknowledged too: kept pending it would come back for ever.
-            unseen = [at for at, event in events if event is None or not _of_kinds(event, kinds)]
+            unseen = [entry_id for entry_id, event in events if event is None or not _of_kinds(event, kinds)]
             if unseen:
                 with redis_errors(self.url):
                     await self.redis.xack(self.stream, group, *unseen)
@@ -232,7 +232,7 @@ class _Outage:
 
 
 def is_trajectory(event: Event) -> bool:
-    """Whether the event goes to the stream of trajectories."""
+    """Whether an event belongs to the stream of trajectories."""
     return event.WhichOneof("fact") == TRAJECTORY
 
 

@@ -55,8 +55,8 @@ def emulated_keys(config: RunConfig, native: Native) -> list[str]:
         ("trainer.dtype", config.trainer.dtype, config.trainer_dtype),
     )
     emulated = [
-        key if own else "model.dtype"
-        for key, own, dtype in computing
+        key if given else "model.dtype"
+        for key, given, dtype in computing
         if dtype == "bfloat16" and not all(map(native, devices_of(config, key)))
     ]
     return list(dict.fromkeys(emulated))

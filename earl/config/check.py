@@ -1,4 +1,4 @@
-"""What one key of a run file alone cannot tell: contradictions between keys, and what they point to.
+"""Checks across keys of a run file: contradictions between them, and what they point to.
 
 No torch here: a checkpoint is judged by its config.json.
 """
@@ -20,7 +20,7 @@ from earl.parallelism import divisors
 
 
 def cross_check(config: RunConfig) -> None:
-    """What one key alone cannot tell: raises the error of the first contradiction found."""
+    """Raises the error of the first contradiction between keys."""
     check_model(config)
     check_lengths(config)
     check_batches(config)
@@ -33,7 +33,7 @@ def cross_check(config: RunConfig) -> None:
 
 
 def check_model(config: RunConfig) -> None:
-    """The checkpoint is there, tp divides its heads, and what frames its texts goes together."""
+    """Raises an error unless the checkpoint exists, tp divides its heads, and its framing keys agree."""
     check_framing(config.model)
     if not config.model.path:
         scratch = config.model.scratch
@@ -78,7 +78,7 @@ def check_model(config: RunConfig) -> None:
 
 
 def check_framing(model: ModelConfig) -> None:
-    """What is said around texts has a place."""
+    """Raises ConfigError for prefixes and chat settings that contradict each other."""
     if model.chat and model.observation_prefix:
         raise ConfigError(
             f"model.observation_prefix = {model.observation_prefix!r} with model.chat = true: the chat "
@@ -92,7 +92,7 @@ def check_framing(model: ModelConfig) -> None:
         )
     if model.system and not model.chat:
         raise ConfigError(
-            f"model.system = {model.system[:40]!r} without model.chat = true would be said to nobody",
+            f"model.system = {model.system[:40]!r} without model.chat = true would be used nowhere",
             "set model.chat = true, or remove model.system",
         )
 
@@ -112,17 +112,18 @@ def check_heads(config: RunConfig, heads: int, kv_heads: int, what: str) -> None
                 f"use one of {', '.join(map(str, legal))}",
             )
     tp, cp = config.trainer.tp, config.trainer.cp
-    own = heads // tp, max(1, kv_heads // tp)
-    if cp not in divisors(*own):
+    heads, kv_heads = heads // tp, max(1, kv_heads // tp)
+    legal = divisors(heads, kv_heads)
+    if cp not in legal:
         raise IllegalParallelism(
-            f"trainer.cp = {cp} does not divide the {own[0]} heads and {own[1]} key-value heads that "
+            f"trainer.cp = {cp} does not divide the {heads} heads and {kv_heads} key-value heads that "
             f"trainer.tp = {tp} leaves a rank of {what}",
-            f"use one of {', '.join(map(str, divisors(*own)))}, or another trainer.tp",
+            f"use one of {', '.join(map(str, legal))}, or another trainer.tp",
         )
 
 
 def check_lengths(config: RunConfig) -> None:
-    """What the engines may hold fits what the model can place."""
+    """Raises ConfigError if engines or ranks cannot hold the longest sequence."""
     rollout = config.rollout
     positions = config.model.scratch.max_positions
     if not config.model.path and rollout.max_context_tokens > positions:
@@ -148,7 +149,7 @@ def check_lengths(config: RunConfig) -> None:
 
 
 def check_batches(config: RunConfig) -> None:
-    """Every trainer replica gets at least one sequence of every mini-batch."""
+    """Raises ConfigError unless every trainer replica gets a sequence of every mini-batch."""
     scheduler, dp = config.scheduler, config.trainer.parallelism.dp
     episodes = scheduler.group_size * scheduler.batch_groups
     sizes = [
@@ -172,7 +173,7 @@ def check_batches(config: RunConfig) -> None:
 
 
 def check_deterministic(config: RunConfig) -> None:
-    """Nothing that depends on time decides what is trained."""
+    """Raises ConfigError if, with deterministic = true, timing could decide what is trained."""
     if not config.deterministic:
         return
     scheduler, engine = config.scheduler, config.rollout.engine
@@ -203,7 +204,7 @@ def check_deterministic(config: RunConfig) -> None:
 
 
 def check_profile(config: RunConfig) -> None:
-    """What the selector is to decide by is there."""
+    """Raises ConfigError if scheduler.profile is missing."""
     profile = config.scheduler.profile
     if profile and not Path(profile).expanduser().is_file():
         raise ConfigError(
@@ -213,7 +214,7 @@ def check_profile(config: RunConfig) -> None:
 
 
 def check_data_plane(config: RunConfig) -> None:
-    """The arenas can lie where they should, and the wire is allowed where it would go."""
+    """Raises an error unless arenas have a directory, and the transport agrees with what is required."""
     plane = config.data_plane
     if not Path(plane.arena_dir).is_dir():
         raise ConfigError(
@@ -238,7 +239,7 @@ def check_data_plane(config: RunConfig) -> None:
 
 
 def check_traces(config: RunConfig) -> None:
-    """Traces leave this machine over TLS alone."""
+    """Raises ConfigError if traces would leave this machine without TLS."""
     url = urlsplit(config.obs.traces)
     if url.scheme == "http" and not is_loopback(url.hostname or ""):
         raise ConfigError(

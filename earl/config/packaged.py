@@ -35,7 +35,7 @@ PACKAGES = {
 
 
 def packaged(path: str) -> Packaged | None:
-    """What a model.path of the form "package:NAME" names; None for a directory.
+    """The model that a model.path of the form "package:NAME" names; None for a directory.
 
     Raises ModelNotFound if EARL knows no such package.
     """
@@ -56,6 +56,6 @@ def gguf_file(model: Packaged) -> tuple[Path, str]:
         raise ModelNotFound(f"package {model.package} is not installed", model.remedy) from None
     file = Path(str(distribution.locate_file(model.file)))
     if not file.is_file():
-        found = f"package {model.package} {distribution.version}"
-        raise ModelNotFound(f"{found} has no {model.file}", model.remedy)
+        package = f"package {model.package} {distribution.version}"
+        raise ModelNotFound(f"{package} has no {model.file}", model.remedy)
     return file, distribution.version

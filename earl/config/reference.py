@@ -1,4 +1,4 @@
-"""What the reference stage's arena must hold, and what its keys cannot tell one by one."""
+"""The size of the reference stage's arena, and the check of its key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reference_bytes(config: RunConfig) -> int:
 
 
 def check_reference(config: RunConfig) -> None:
-    """Raises ConfigError if the stage could come to wait for room that never comes."""
+    """Raises ConfigError if the stage could wait for ever for room in its arena."""
     given, needed = config.reference.arena_bytes, reference_bytes(config)
     if config.trainer.kl_coefficient > 0 and 0 < given < needed:
         raise ConfigError(

@@ -69,8 +69,9 @@ class RunConfig(ConfigSection):
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens that a sequence may have. Where nobody changes the trainer's cp it must take a sequence as
-        it is cut: what is longer is truncated."""
+        """The most tokens of a sequence. Unless the selector may change its cp, the trainer truncates what is
+        longer than its ranks can take.
+        """
         most = self.rollout.max_context_tokens
         if self.scheduler.selector == "on":
             return most

@@ -30,7 +30,7 @@ class SchedulerConfig(ConfigSection):
     temperature: float = Field(default=1.0, ge=0)
     # Trajectories of each batch, and episodes of each evaluation, that are kept as conversations.
     transcripts: int = Field(default=2, ge=0, le=64)
-    # "on": after every step, decide for each stage that has a profile how it should be cut, log the decision
+    # "on": after every step, decide the parallelism of each stage that has a profile, log the decision
     # with its reasons (earl explain), and switch. "observe": the same, but nothing is switched. "static":
     # nothing is decided. earl parallelism works with each of them.
     selector: Literal["on", "observe", "static"] = "on"
@@ -39,11 +39,11 @@ class SchedulerConfig(ConfigSection):
     profile: str = ""
     # What a switch of a stage's parallelism is taken to cost until the first one is measured.
     switch_cost_s: float = Field(default=1.0, ge=0)
-    # How often a worker says how it is, and how long it may be silent before it counts as gone.
+    # How often a worker says how it is, and how long after its last report it counts as gone.
     heartbeat_s: float = Field(default=1.0, gt=0)
     membership_s: float = Field(default=10.0, gt=0)
-    # Of all workers together. Those of a fleet that would say more are asked less often, and may be silent
-    # for three times as long.
+    # Reports of all workers together. In a fleet that would exceed this, each reports less often, and counts
+    # as gone after three times as long.
     heartbeats_per_s: float = Field(default=100.0, gt=0)
     bind: str = "127.0.0.1:0"
 

@@ -14,7 +14,7 @@ LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 
 
 class TrainerConfig(ConfigSection):
-    # Processes. They are cut into replicas of tp x cp ranks each; the rest is dp.
+    # Processes: replicas of tp x cp ranks each, dp of them.
     ranks: int = Field(default=1, ge=1)
     # Ranks that share every block's matrices: heads and inner columns are dealt over them.
     tp: int = Field(default=1, ge=1)
@@ -67,7 +67,7 @@ class TrainerConfig(ConfigSection):
     lora_targets: list[LoraTarget] = Field(
         default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], min_length=1
     )
-    # Optimizer steps per batch: the batch is cut into this many mini-batches...
+    # Optimizer steps per batch: the batch is split into this many mini-batches...
     minibatches: int = Field(default=1, ge=1)
     # ...and gone through this often.
     passes: int = Field(default=1, ge=1)

@@ -227,9 +227,9 @@ async def _read(
         source[:] = np.frombuffer(secrets.token_bytes(PROBE_BYTES), np.uint8)
         ref = region.seal(checksum=True)
         into = np.zeros(PROBE_BYTES, np.uint8)
-        first, ones = np.zeros(1, np.int32), np.ones(1, np.int64)
+        first, unit = np.zeros(1, np.int32), np.ones(1, np.int64)
         zero, size = np.zeros(1, np.int64), np.full(1, PROBE_BYTES, np.int64)
-        pieces = Pieces(Regions.of([ref]), first, zero, ones, size, size, (into,), first, zero, size)
+        pieces = Pieces(Regions.of([ref]), first, zero, unit, size, size, (into,), first, zero, size)
         for _ in range(2):
             into[:] = 0
             started = time.perf_counter()

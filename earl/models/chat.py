@@ -28,7 +28,7 @@ from earl.errors import ConfigError, ModelNotFound
 # Stand for contents while a template is rendered; no template changes or contains them.
 _OBSERVATION = "EARLobservationEARL"
 _ACTION = "EARLactionEARL"
-# What a template without a role for tools shows their answers as (the form of the Hermes models).
+# The form of tools' answers in a template without a role for them (that of the Hermes models).
 TOOL_FORM = ("<tool_response>\n", "\n</tool_response>")
 _TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 
@@ -43,7 +43,7 @@ class ChatFrame:
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: marks what the assistant says, and shows it as it is."""
+    """`{% generation %}…{% endgeneration %}`: marks the assistant's text, which it shows unchanged."""
 
     tags: ClassVar[set[str]] = {"generation"}
 
@@ -93,7 +93,7 @@ class ChatTemplate:
         except (OSError, ValueError, AttributeError) as error:
             raise ModelNotFound(f"{file.parent}: {error}", "save the tokenizer again") from None
         if isinstance(source, list):  # several templates with names
-            source = {one["name"]: one["template"] for one in source}.get("default")
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
         if not source:
             raise ConfigError(
                 f"model.chat = true, and {str(directory)!r} has no chat template",
@@ -115,9 +115,9 @@ class ChatTemplate:
     def _later(self, role: str, opening: str = "", closing: str = "") -> ChatFrame:
         before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ACTION}]
         frame = self._frame(before, role, opening, closing)
-        _, found, ending = frame.before.rpartition(_ACTION)
-        if not found:
-            raise jinja2.TemplateError("it does not show what the assistant said")
+        _, shown, ending = frame.before.rpartition(_ACTION)
+        if not shown:
+            raise jinja2.TemplateError("it does not show the assistant's message")
         return ChatFrame(ending, frame.after, frame.strip)
 
     def _frame(
@@ -125,9 +125,9 @@ class ChatTemplate:
     ) -> ChatFrame:
         content = f"{opening} {_OBSERVATION} {closing}"
         text = self.render([*self._system, *before, {"role": role, "content": content}])
-        start, found, end = text.partition(_OBSERVATION)
-        if not found or _OBSERVATION in end:
-            raise jinja2.TemplateError(f"it does not show what the {role} said, once")
+        start, shown, end = text.partition(_OBSERVATION)
+        if not shown or _OBSERVATION in end:
+            raise jinja2.TemplateError(f"it does not show the {role}'s message exactly once")
         kept = start.endswith(" ") and end.startswith(" ")
         return ChatFrame(start.removesuffix(" "), end.removeprefix(" "), strip=not kept)
 
@@ -143,5 +143,5 @@ def _raise(message: str) -> str:
 
 def _text(token: Any) -> str:
     """The text of a token in tokenizer_config.json, written as itself or as a table."""
-    found = token.get("content") if isinstance(token, Mapping) else token
-    return found if isinstance(found, str) else ""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else ""

@@ -74,7 +74,7 @@ class _TokenLogprobs(torch.autograd.Function):
         # Many chunks add up here: in float32.
         weight_grad = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         for rows, logits in _chunks(hidden, weight, heat):
-            at = targets[rows, None]
+            columns = targets[rows, None]
             slope = logits.sub_(normalisers[rows, None])
             # d logprob / d logit_j = [j is the target] - p_j
             # d entropy / d logit_j = -p_j (log p_j + entropy)
@@ -89,7 +89,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     slope.add_(by_logprob[rows])
                 slope.mul_(p)
             if by_logprob is not None:
-                slope.scatter_add_(1, at, -by_logprob[rows])
+                slope.scatter_add_(1, columns, -by_logprob[rows])
             narrow = slope.to(hidden.dtype)
             if hidden_grad is not None:
                 torch.mm(narrow, weight, out=hidden_grad[rows])

@@ -26,7 +26,7 @@ ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_pro
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """rank of the adapters, alpha (their scale is alpha / rank), and which linears of a block have one."""
+    """Adapters of a model. alpha: their scale is alpha / rank. targets: a block's linears that have one."""
 
     rank: int
     alpha: float
@@ -38,7 +38,7 @@ class LoraSpec:
 
 
 class _Adapted(nn.Linear):
-    """Takes a layer's parameters, and makes room for those of an adapter (float32)."""
+    """A linear layer with the parameters of another one and room for an adapter's (float32)."""
 
     def __init__(self, linear: nn.Linear, lora: LoraSpec) -> None:
         nn.Module.__init__(self)
@@ -50,7 +50,7 @@ class _Adapted(nn.Linear):
 
 
 class LoraColumn(_Adapted, ColumnLinear):
-    """A frozen column-parallel layer and its adapter: B is cut as the weight, A is every rank's."""
+    """A frozen column-parallel layer and its adapter: B is sharded like the weight, A is replicated."""
 
     def __init__(self, linear: ColumnLinear, lora: LoraSpec, tp: TensorParallel) -> None:
         super().__init__(linear, lora)
@@ -63,7 +63,7 @@ class LoraColumn(_Adapted, ColumnLinear):
 
 
 class LoraRow(_Adapted, RowLinear):
-    """A frozen row-parallel layer and its adapter: A is cut as the weight, B is every rank's."""
+    """A frozen row-parallel layer and its adapter: A is sharded like the weight, B is replicated."""
 
     def __init__(self, linear: RowLinear, lora: LoraSpec) -> None:
         super().__init__(linear, lora)

@@ -71,7 +71,7 @@ def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
 
 
 class RMSNorm(nn.Module):
-    """tp: of ranks that normalise different heads with one weight."""
+    """Root mean square normalisation. tp: the ranks that normalise different heads with this weight."""
 
     def __init__(self, size: int, eps: float, tp: TensorParallel | None = None) -> None:
         super().__init__()
@@ -117,8 +117,9 @@ class Attention(nn.Module):
     def _of_own_heads(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, total: int
     ) -> tuple[torch.Tensor, ...]:
-        """All rows of the heads that this rank attends with, in one exchange. Of fewer key-value heads than
-        ranks, several get the same one."""
+        """All rows of the heads that this rank attends with, in one exchange. With fewer key-value heads than
+        ranks, several ranks get the same head.
+        """
         ranks = self.cp.size
         if key.shape[1] % ranks:
             times = ranks // key.shape[1]
@@ -174,7 +175,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """What transformers calls `model`: embedding, blocks and the last norm; a bag of names."""
+    """What transformers calls `model`: embedding, blocks and the last norm, under its names."""
 
     def __init__(self, spec: ModelSpec, tp: TensorParallel, cp: ContextParallel) -> None:
         super().__init__()

@@ -39,7 +39,8 @@ class _Gather(torch.autograd.Function):
 
 class _GatherShared(torch.autograd.Function):
     """_Gather for keys and values: a row that several sequences read has the sum of their gradients,
-    added up in float32."""
+    added up in float32.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, packing: Packing) -> torch.Tensor:
@@ -82,7 +83,7 @@ class _ShortFlash(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
         query, key, value, out, normalisers = ctx.saved_tensors
-        wide = (one.float() for one in (grads[0], query, key, value, out))
+        wide = (tensor.float() for tensor in (grads[0], query, key, value, out))
         parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *wide, normalisers, 0.0, True
         )

@@ -23,10 +23,10 @@ from torch import nn
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """This rank's place. `group` is a process group; unused if size is 1.
+    """This rank's place in tensor parallelism. group: a process group; unused if size is 1.
 
-    sharing: group of the ranks that hold the same key-value heads, `shared` of them; without it each one's
-    gradient of such a head is of its own queries.
+    sharing: the group of the `shared` ranks that hold the same key-value heads; without it a rank's gradient
+    of such a head is that of its queries alone.
     """
 
     rank: int = 0
@@ -133,42 +133,42 @@ def spread(x: torch.Tensor, tp: TensorParallel) -> torch.Tensor:
 
 
 def to_heads(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
-    """[own rows, heads, D] → [total rows, heads / cp, D]: rank r gets the r-th part of the heads."""
+    """[this rank's rows, heads, D] → [total rows, heads / cp, D]: rank r gets the r-th part of the heads."""
     return x if cp.size == 1 else _ToHeads.apply(x, cp, total)  # type: ignore[return-value]
 
 
 def to_rows(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
-    """[total rows, heads / cp, D] → [own rows, heads, D]."""
+    """[total rows, heads / cp, D] → [this rank's rows, heads, D]."""
     return x if cp.size == 1 else _ToRows.apply(x, cp, total)  # type: ignore[return-value]
 
 
 def _to_heads(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
-    own, heads, width = x.shape
-    # For each rank its heads of all own rows; what comes lies row after row, as it is wanted.
-    sent = x.reshape(own, cp.size, -1).transpose(0, 1).contiguous().view(cp.size * own, -1)
+    rows, heads, width = x.shape
+    # For each rank its heads of this rank's rows; what arrives lies row after row.
+    sent = x.reshape(rows, cp.size, -1).transpose(0, 1).contiguous().view(cp.size * rows, -1)
     got = x.new_empty((total, heads // cp.size * width))
-    dist.all_to_all_single(got, sent, cp.sizes(total), [own] * cp.size, group=cp.group)
+    dist.all_to_all_single(got, sent, cp.sizes(total), [rows] * cp.size, group=cp.group)
     return got.view(total, heads // cp.size, width)
 
 
 def _to_rows(x: torch.Tensor, cp: ContextParallel, total: int) -> torch.Tensor:
     heads, width = x.shape[1:]
     start, stop = cp.rows(total)
-    own = stop - start
-    got = x.new_empty((cp.size * own, heads * width))
+    rows = stop - start
+    got = x.new_empty((cp.size * rows, heads * width))
     sent = x.reshape(total, -1).contiguous()
-    dist.all_to_all_single(got, sent, [own] * cp.size, cp.sizes(total), group=cp.group)
-    return got.view(cp.size, own, heads * width).transpose(0, 1).reshape(own, cp.size * heads, width)
+    dist.all_to_all_single(got, sent, [rows] * cp.size, cp.sizes(total), group=cp.group)
+    return got.view(cp.size, rows, heads * width).transpose(0, 1).reshape(rows, cp.size * heads, width)
 
 
 class ColumnLinear(nn.Linear):
-    """A linear layer that holds its own rows of the weight; the input is every rank's, and was `enter`ed.
+    """A linear layer that holds `outer` rows of the weight; its input is replicated and has passed `enter`.
 
     replicas: the ranks that hold the same rows.
     """
 
-    def __init__(self, inner: int, own: int, bias: bool, replicas: TensorParallel | None = None) -> None:
-        super().__init__(inner, own, bias=bias)
+    def __init__(self, inner: int, outer: int, bias: bool, replicas: TensorParallel | None = None) -> None:
+        super().__init__(inner, outer, bias=bias)
         self.replicas = replicas or TensorParallel()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -177,10 +177,10 @@ class ColumnLinear(nn.Linear):
 
 
 class RowLinear(nn.Linear):
-    """A linear layer that holds its own columns of the weight: products are summed, the bias added once."""
+    """A linear layer that holds `inner` columns of the weight: products are summed, the bias added once."""
 
-    def __init__(self, own: int, outer: int, bias: bool, tp: TensorParallel) -> None:
-        super().__init__(own, outer, bias=bias)
+    def __init__(self, inner: int, outer: int, bias: bool, tp: TensorParallel) -> None:
+        super().__init__(inner, outer, bias=bias)
         self.tp = tp
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -22,7 +22,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def facts_of(config: ModelConfig) -> dict[str, Any]:
-    """What there is. Raises ModelNotFound, UnsupportedModel, ConfigError."""
+    """Facts of the configured model. Raises ModelNotFound, UnsupportedModel, ConfigError."""
     package = packaged(config.path)
     if package is not None:
         file, version = gguf_file(package)
@@ -44,12 +44,12 @@ def facts_of(config: ModelConfig) -> dict[str, Any]:
 
 
 def main() -> None:
-    found: dict[str, Any] = {"facts": {}, "error": None}
+    result: dict[str, Any] = {"facts": {}, "error": None}
     try:
-        found["facts"] = facts_of(ModelConfig.model_validate_json(sys.stdin.read()))
+        result["facts"] = facts_of(ModelConfig.model_validate_json(sys.stdin.read()))
     except EarlError as error:
-        found["error"] = {"message": error.message, "remedy": error.remedy}
-    sys.stdout.write(json.dumps(found) + "\n")
+        result["error"] = {"message": error.message, "remedy": error.remedy}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

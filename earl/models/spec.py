@@ -56,22 +56,22 @@ class ModelSpec:
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, self.hidden)}
         for layer in range(self.layers):
-            at = f"model.layers.{layer}."
-            shapes[at + "input_layernorm.weight"] = (self.hidden,)
+            layer_name = f"model.layers.{layer}."
+            shapes[layer_name + "input_layernorm.weight"] = (self.hidden,)
             for letter, rows in (("q", query), ("k", key), ("v", key)):
-                shapes[f"{at}self_attn.{letter}_proj.weight"] = (rows, self.hidden)
+                shapes[f"{layer_name}self_attn.{letter}_proj.weight"] = (rows, self.hidden)
                 if self.qkv_bias:
-                    shapes[f"{at}self_attn.{letter}_proj.bias"] = (rows,)
+                    shapes[f"{layer_name}self_attn.{letter}_proj.bias"] = (rows,)
             if self.qk_norm:
-                shapes[at + "self_attn.q_norm.weight"] = (self.head_dim,)
-                shapes[at + "self_attn.k_norm.weight"] = (self.head_dim,)
-            shapes[at + "self_attn.o_proj.weight"] = (self.hidden, query)
+                shapes[layer_name + "self_attn.q_norm.weight"] = (self.head_dim,)
+                shapes[layer_name + "self_attn.k_norm.weight"] = (self.head_dim,)
+            shapes[layer_name + "self_attn.o_proj.weight"] = (self.hidden, query)
             if self.o_bias:
-                shapes[at + "self_attn.o_proj.bias"] = (self.hidden,)
-            shapes[at + "post_attention_layernorm.weight"] = (self.hidden,)
-            shapes[at + "mlp.gate_proj.weight"] = (self.intermediate, self.hidden)
-            shapes[at + "mlp.up_proj.weight"] = (self.intermediate, self.hidden)
-            shapes[at + "mlp.down_proj.weight"] = (self.hidden, self.intermediate)
+                shapes[layer_name + "self_attn.o_proj.bias"] = (self.hidden,)
+            shapes[layer_name + "post_attention_layernorm.weight"] = (self.hidden,)
+            shapes[layer_name + "mlp.gate_proj.weight"] = (self.intermediate, self.hidden)
+            shapes[layer_name + "mlp.up_proj.weight"] = (self.intermediate, self.hidden)
+            shapes[layer_name + "mlp.down_proj.weight"] = (self.hidden, self.intermediate)
         shapes["model.norm.weight"] = (self.hidden,)
         if not self.tied:
             shapes["lm_head.weight"] = (self.vocab, self.hidden)
@@ -119,10 +119,10 @@ def spec_of(config: dict[str, Any], source: str = "config.json") -> ModelSpec:
         raise UnsupportedModel(
             f"{source}: model_type {family!r} is not supported", f"use one of {', '.join(FAMILIES)}"
         )
-    for key, wanted in (("hidden_act", "silu"), ("mlp_bias", False), ("use_sliding_window", False)):
-        value = config.get(key, wanted)
-        if value != wanted:
-            raise UnsupportedModel(f"{source}: {key} = {value!r} is not supported", f"only {wanted!r} is")
+    for key, supported in (("hidden_act", "silu"), ("mlp_bias", False), ("use_sliding_window", False)):
+        value = config.get(key, supported)
+        if value != supported:
+            raise UnsupportedModel(f"{source}: {key} = {value!r} is not supported", f"only {supported!r} is")
     if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
         raise UnsupportedModel(
             f"{source}: layer_types has sliding windows", "only full attention is supported"

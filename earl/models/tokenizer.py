@@ -110,8 +110,8 @@ class Tokenizer:
         named = [*control.finditer(frame.before)]
         start = named[-1].end() if named else 0
         after = frame.after + prefix
-        found = control.search(after)
-        end = found.start() if found else len(after)
+        match = control.search(after)
+        end = match.start() if match else len(after)
         return _Framed(
             self._marked(frame.before[:start]),
             frame.before[start:],
@@ -187,21 +187,21 @@ class Tokenizer:
 
 def _eos_ids(directory: Path, tokenizer: tokenizers.Tokenizer) -> tuple[int, ...]:
     """End-of-sequence ids of the tokenizer, generation and model configurations."""
-    found: dict[int, None] = {}
+    ids: dict[int, None] = {}
     for name in ("generation_config.json", "config.json"):
         if (directory / name).is_file():
             value = json.loads((directory / name).read_text()).get("eos_token_id")
             for token in value if isinstance(value, list) else [value]:
                 if token is not None:
-                    found[int(token)] = None
+                    ids[int(token)] = None
     if (directory / "tokenizer_config.json").is_file():
         value = json.loads((directory / "tokenizer_config.json").read_text()).get("eos_token")
         text = value.get("content") if isinstance(value, dict) else value
         token = tokenizer.token_to_id(text) if text else None
         if token is not None:
             # What ends a turn of a chat model; it comes first.
-            found = {token: None} | found
-    return tuple(found)
+            ids = {token: None} | ids
+    return tuple(ids)
 
 
 def scratch_tokenizer(words: list[str]) -> tokenizers.Tokenizer:

@@ -1,4 +1,7 @@
-"""Which cuts of a model its heads allow. Pure. What each rank then holds: earl.models.slices."""
+"""The tensor and context parallel degrees that a model's heads allow. Pure.
+
+earl.models.slices says what each rank then holds.
+"""
 
 from __future__ import annotations
 

@@ -91,11 +91,11 @@ class Checkpoint:
 
     def check(self, spec: ModelSpec) -> None:
         """Raises ModelNotFound for a missing tensor, UnsupportedModel for one of another shape."""
-        for name, wanted in spec.shapes().items():
+        for name, expected in spec.shapes().items():
             shape = self.shape(name)
-            if shape != wanted:
+            if shape != expected:
                 raise UnsupportedModel(
-                    f"{self.directory}: {name} has shape {shape}, config.json implies {wanted}",
+                    f"{self.directory}: {name} has shape {shape}, config.json implies {expected}",
                     "config.json and weights are of different models",
                 )
 
@@ -119,10 +119,10 @@ def load_decoder(decoder: Decoder, directory: str | Path) -> None:
     """Fill a decoder (its tp slices) from a checkpoint, casting to the parameters' dtype."""
     checkpoint, spec = Checkpoint(directory), decoder.spec
     with torch.no_grad():
-        own = rank_parameters(spec, decoder.tp.rank, decoder.tp.size)
+        parameters = rank_parameters(spec, decoder.tp.rank, decoder.tp.size)
         for name, parameter in decoder.named_parameters():
-            for part in own[name].parts:
-                parameter[part.at.slices()].copy_(checkpoint.read(part.source, part.box))
+            for part in parameters[name].parts:
+                parameter[part.target.slices()].copy_(checkpoint.read(part.source, part.box))
 
 
 def save_checkpoint(

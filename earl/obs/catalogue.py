@@ -111,7 +111,7 @@ _SCHEDULER = [
     Metric(
         "earl_scheduler_parallelism",
         "gauge",
-        "How a stage's devices are cut, by degree; absent while its workers differ.",
+        "The parallelism of a stage, by degree; absent while its workers differ.",
         ("stage", "degree"),
     ),
     Metric("earl_scheduler_switches_total", "counter", "Switches that ended.", ("stage", "outcome")),
@@ -121,7 +121,7 @@ _SCHEDULER = [
         "Longest time of a switch in which a worker made nothing.",
         ("stage",),
     ),
-    Metric("earl_scheduler_switch_running", "gauge", "1 while a stage is being cut otherwise.", ("stage",)),
+    Metric("earl_scheduler_switch_running", "gauge", "1 while a stage changes its parallelism.", ("stage",)),
 ]
 
 _GATEWAY = [
@@ -162,14 +162,16 @@ _ROLLOUT = [
     Metric("earl_rollout_arena_used_ratio", "gauge", "Of the arena that trajectories lie in."),
     Metric("earl_rollout_arena_blocked", "gauge", "1 while finished episodes wait for room in the arena."),
     Metric("earl_rollout_memory_used_ratio", "gauge", "Of the fullest device's memory."),
-    Metric("earl_rollout_blocked_sequences", "gauge", "Sequences that no engine, as they are cut, can hold."),
+    Metric(
+        "earl_rollout_blocked_sequences", "gauge", "Sequences that no engine can hold in its parallelism."
+    ),
     Metric("earl_rollout_blocked_context_tokens", "gauge", "The longest of those."),
-    Metric("earl_rollout_contexts_refused_total", "counter", "Turns that no cut could hold."),
+    Metric("earl_rollout_contexts_refused_total", "counter", "Turns that no parallelism could hold."),
 ]
 
 
 def _stage(service: str, what: str) -> list[Metric]:
-    """What trainer and reference stage both show."""
+    """The metrics that trainer and reference stage both have."""
     return [
         Metric(f"earl_{service}_policy_version", "gauge", "Version of the parameters."),
         Metric(f"earl_{service}_phase_seconds_total", "counter", f"Time of {what}, by phase.", ("phase",)),
@@ -201,7 +203,7 @@ _STAGES = [
     *_transfers("rollout"),
 ]
 
-METRICS = {one.name: one for one in (*_RPC, *_SCHEDULER, *_GATEWAY, *_ROLLOUT, *_STAGES)}
+METRICS = {metric.name: metric for metric in (*_RPC, *_SCHEDULER, *_GATEWAY, *_ROLLOUT, *_STAGES)}
 
 
 def transferred(service: str, totals: Iterable[TransferTotals]) -> Iterable[Sample]:

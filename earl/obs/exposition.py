@@ -1,4 +1,4 @@
-"""Samples as Prometheus reads them.
+"""Samples in Prometheus's text format.
 
 prometheus-client is imported by the first call, not with this module: a service that nobody scrapes
 starts without it.
@@ -56,7 +56,7 @@ def _families(samples: Iterable[Sample]) -> Iterator[Any]:
         "counter": CounterMetricFamily,
         "histogram": HistogramMetricFamily,
     }
-    found: dict[str, Any] = {}
+    families: dict[str, Any] = {}
     for sample in samples:
         metric = METRICS.get(sample.name)
         if metric is None or set(metric.labels) != set(sample.labels):
@@ -64,13 +64,15 @@ def _families(samples: Iterable[Sample]) -> Iterator[Any]:
                 f"{sample.name} with labels {sorted(sample.labels)} is not in the catalogue of metrics",
                 "add it to earl/obs/catalogue.py",
             )
-        family = found.get(metric.name)
+        family = families.get(metric.name)
         if family is None:
-            family = found[metric.name] = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+            family = families[metric.name] = kinds[metric.kind](
+                metric.name, metric.help, labels=metric.labels
+            )
         _add(family, metric, sample)
     for name in METRICS:
-        if name in found:
-            yield found[name]
+        if name in families:
+            yield families[name]
 
 
 def _add(family: Any, metric: Metric, sample: Sample) -> None:

@@ -1,4 +1,4 @@
-"""Counts of values by size: what quantiles, and Prometheus's histograms, are made of. Pure."""
+"""Histograms: counts of values by size, from which quantiles are estimated. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 def doubling(first: float, count: int) -> tuple[float, ...]:
     """`count` bounds, the first one `first` and each next one twice as large."""
-    return tuple(first * 2**at for at in range(count))
+    return tuple(first * 2**i for i in range(count))
 
 
 # 1 ms to 131 s: how long calls, resets and steps take.
@@ -37,11 +37,10 @@ class Histogram:
             self.longest = value
 
     def quantile(self, share: float) -> float:
-        """The value that `share` of all are not larger than, as the upper bound of its bucket, but never
-        more than the longest; 0 without any."""
-        wanted, seen = share * self.count, 0
-        for at, count in enumerate(self.counts):
-            seen += count
-            if count and seen >= wanted:
-                return min(self.bounds[at], self.longest) if at < len(self.bounds) else self.longest
+        """The quantile `share` (0 to 1): its bucket's upper bound, at most the largest value; 0 if empty."""
+        least, counted = share * self.count, 0
+        for bucket, count in enumerate(self.counts):
+            counted += count
+            if count and counted >= least:
+                return min(self.bounds[bucket], self.longest) if bucket < len(self.bounds) else self.longest
         return 0.0

@@ -1,4 +1,4 @@
-"""How much memory this host, or its container, has and may still take."""
+"""Memory of this host, or of its container: the total, and what is still available."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
 
 
 def host_bytes() -> int:
-    """Memory that this host has, or its container may use."""
+    """Bytes of memory of this host, or of its container's limit if that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
@@ -22,7 +22,7 @@ def host_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """What processes of this host, or of its container, may still take."""
+    """Bytes of memory that processes of this host, or of its container, may still allocate."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
@@ -31,7 +31,7 @@ def available_bytes() -> int:
         free = host_bytes()
     try:
         used = int(_CGROUP_USED.read_text(encoding="ascii"))
-        # Files that are cached count, though they go when memory is wanted.
+        # Files that are cached count, though they are dropped when memory is needed.
         fields = dict(line.split() for line in _CGROUP_STAT.read_text(encoding="ascii").splitlines())
         used -= int(fields.get("inactive_file", 0))
     except (OSError, ValueError):

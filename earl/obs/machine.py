@@ -1,4 +1,4 @@
-"""On what something was measured: figures without it say little."""
+"""The machine that something was measured on."""
 
 from __future__ import annotations
 

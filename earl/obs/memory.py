@@ -18,7 +18,7 @@ from earl.obs.limits import host_bytes as host_bytes
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """used_bytes of the size_bytes that the device has. host: whose memory it is; "" for a device's own."""
+    """Memory of a device: used_bytes of size_bytes. host: the host whose memory it is; "" for a GPU's own."""
 
     used_bytes: int
     size_bytes: int
@@ -26,12 +26,12 @@ class DeviceMemory:
 
 
 def on_host(pids: Sequence[int], times: int = 1) -> DeviceMemory:
-    """What these processes hold alone, with as many alike as `times` says; one that ended holds nothing."""
+    """The host memory that these processes hold alone, `times` over; ended processes hold nothing."""
     return DeviceMemory(sum(map(_private_bytes, pids)) * times, host_bytes(), socket.gethostname())
 
 
 def on_cuda() -> DeviceMemory | None:
-    """Of this process's current CUDA device; None if the process does not use it."""
+    """The memory of this process's current CUDA device; None if the process uses none."""
     import torch
 
     if not torch.cuda.is_initialized():
@@ -41,22 +41,22 @@ def on_cuda() -> DeviceMemory | None:
 
 
 def fullest(parts: Iterable[DeviceMemory]) -> float | None:
-    """Fraction that is taken of the fullest device, a host being one; None if nothing is known."""
+    """The used fraction of the fullest device, a host counting as one; None without any."""
     hosts: dict[str, DeviceMemory] = {}
     fractions = []
-    for one in parts:
-        if not one.host:
-            fractions.append(one.used_bytes / max(1, one.size_bytes))
+    for part in parts:
+        if not part.host:
+            fractions.append(part.used_bytes / max(1, part.size_bytes))
             continue
-        before = hosts.get(one.host)
-        used_bytes = one.used_bytes + (before.used_bytes if before is not None else 0)
-        hosts[one.host] = DeviceMemory(used_bytes, one.size_bytes, one.host)
-    fractions += [one.used_bytes / max(1, one.size_bytes) for one in hosts.values()]
+        before = hosts.get(part.host)
+        used_bytes = part.used_bytes + (before.used_bytes if before is not None else 0)
+        hosts[part.host] = DeviceMemory(used_bytes, part.size_bytes, part.host)
+    fractions += [part.used_bytes / max(1, part.size_bytes) for part in hosts.values()]
     return max(fractions, default=None)
 
 
 def forget_peaks(pids: Iterable[int]) -> None:
-    """From now on, `peak_bytes` of these processes is of what follows; where the system allows it."""
+    """Reset the peaks that `peak_bytes` reads for these processes, where the system allows it."""
     for pid in pids:
         try:
             Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
@@ -70,7 +70,7 @@ def peak_bytes(pids: Iterable[int]) -> int:
 
 
 def cuda_available_bytes() -> int:
-    """What this process may still take of its current CUDA device."""
+    """Bytes that this process may still allocate on its current CUDA device."""
     import torch
 
     cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -91,8 +91,9 @@ def _peak_bytes(pid: int) -> int:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    found = dict(line.split(":", 1) for line in lines)
+    fields = dict(line.split(":", 1) for line in lines)
     peak, private, files, shared = (
-        int(found.get(name, "0 kB").split()[0]) * 1024 for name in ("VmHWM", "RssAnon", "RssFile", "RssShmem")
+        int(fields.get(name, "0 kB").split()[0]) * 1024
+        for name in ("VmHWM", "RssAnon", "RssFile", "RssShmem")
     )
     return max(private, peak - files - shared)

@@ -13,19 +13,21 @@ from earl.expendable import ExpendableFile
 
 
 class LineFile:
-    """Appends to `path`; a line that a crash or a full disk cut short is ended before the next one. A file
-    that cannot be opened is opened with the first line for which it can."""
+    """Appends lines to `path`. A line that a crash or a full disk truncated is ended before the next one.
+
+    A file that cannot be opened is tried again with every line.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._expendable = ExpendableFile(path)
         self._file: FileIO | None = None
-        self._cut = False
+        self._truncated = False
         with self._expendable.written():
             self._file = self._open()
 
     def write(self, *records: Mapping[str, Any]) -> bool:
-        """Whether the file has them: see `append`. For what a run can do without: OSError is logged."""
+        """`append` for what a run can do without: an OSError is logged. Returns whether it was written."""
         with self._expendable.written():
             self.append(*records)
             return True
@@ -36,10 +38,10 @@ class LineFile:
         lines = [json.dumps(plain(record), allow_nan=False, ensure_ascii=False) + "\n" for record in records]
         if self._file is None:
             self._file = self._open()
-        rest = memoryview(("\n" * self._cut + "".join(lines)).encode())
+        rest = memoryview(("\n" * self._truncated + "".join(lines)).encode())
         while rest:
             count = self._file.write(rest) or 0
-            self._cut = rest[count - 1] != ord("\n") if count else self._cut
+            self._truncated = rest[count - 1] != ord("\n") if count else self._truncated
             rest = rest[count:]
 
     def close(self) -> None:
@@ -52,12 +54,12 @@ class LineFile:
         if file.tell():
             with self._path.open("rb") as written:
                 written.seek(-1, 2)
-                self._cut = written.read(1) != b"\n"
+                self._truncated = written.read(1) != b"\n"
         return file
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The file's records; lines that a crash cut short are left out, a missing file has none."""
+    """The file's records; lines that a crash truncated are left out, a missing file has none."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8") as file:
@@ -78,7 +80,7 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def parsed(line: str | bytes) -> dict[str, Any] | None:
-    """A line's record; None for what is none, such as a line that a crash cut short."""
+    """A line's record; None if it is no JSON object, such as a line that a crash truncated."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -87,8 +89,10 @@ def parsed(line: str | bytes) -> dict[str, Any] | None:
 
 
 def plain(value: Any, digits: int = 0) -> Any:
-    """Nested values that strict JSON holds: what is no number becomes null. digits: of floats, how many
-    significant ones are kept; 0 for all."""
+    """The nested value as strict JSON can hold it: NaN and infinity become None.
+
+    digits: significant digits of floats that are kept; 0 for all.
+    """
     if isinstance(value, float):
         if not math.isfinite(value):
             return None

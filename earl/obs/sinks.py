@@ -5,8 +5,9 @@
     evaluations ────┘    ones alone    └─► W&B: a run of its own, offline in <run>/wandb unless told otherwise
 
 A sink is a process of its own beside the run, or `earl sink` afterwards. How far it came is kept in
-<run>/sinks/<name>.json: the same command goes on from there, and gives nothing twice but what was not flushed
-when it was killed. Points are by policy version, which a roll-back gives again: the later point counts.
+<run>/sinks/<name>.json: the same command continues from there, and sends nothing twice but what was not
+flushed when it was killed. Points are by policy version; after a roll-back a version has a later point,
+which counts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from earl.obs.tail import Tail
 NAMES = ("tensorboard", "wandb")
 # A server of W&B's that does not answer: well within stack.start_s.
 INIT_S = 30.0
-# Of a record: what says when it was, and what is no number of its own.
+# Fields of a record: those that say when it was, and those that are no single number.
 _WHEN = ("step", "phase", "version", "time_s", "name")
 _LEFT_OUT = ("length_histogram.", "rewards", "wins")
 # In the state, beside how far each file was read.
@@ -55,7 +56,10 @@ class Sink(Protocol):
 
 
 def points(records: list[dict[str, Any]], group: str, began_s: float) -> Iterator[SinkPoint]:
-    """Of the lines of metrics.jsonl (group "": their phase) or evaluations.jsonl. began_s: of the run."""
+    """The points of lines of metrics.jsonl (group "": named by their phase) or of evaluations.jsonl.
+
+    began_s: the Unix time at which the run began.
+    """
     for record in records:
         prefix = group or str(record.get("phase", "step"))
         values = {
@@ -67,7 +71,7 @@ def points(records: list[dict[str, Any]], group: str, began_s: float) -> Iterato
 
 
 class Following:
-    """Gives a sink what is new in a run's directory. name: under which its place is kept."""
+    """Reads what is new in a run's directory for a sink. name: the sink's, under which the place is kept."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._state_path = directory / "sinks" / f"{name}.json"
@@ -86,17 +90,17 @@ class Following:
 
     def new(self) -> list[SinkPoint]:
         """Points since the last call, or since the place that was kept."""
-        found: list[SinkPoint] = []
+        new_points: list[SinkPoint] = []
         for group, file in self._files.items():
             records = file.read()
             if records:
                 # Lines have the run's own seconds; the last one was written when the file last changed.
                 began_s = file.path.stat().st_mtime - float(records[-1].get("time_s", 0.0))
-                found += points(records, group, began_s)
-        return found
+                new_points += points(records, group, began_s)
+        return new_points
 
     def keep(self) -> None:
-        """What `new` gave is where it should be."""
+        """Record that everything `new` returned has reached the sink."""
         self._state |= {file.path.stem: file.offset for file in self._files.values()}
         self._state[_MARKS] = {file.path.stem: file.mark for file in self._files.values()}
         self._state_path.parent.mkdir(exist_ok=True)
@@ -105,23 +109,26 @@ class Following:
         scratch.replace(self._state_path)
 
     def run_id(self, make: str) -> str:
-        """Under which the sink's own run goes on; `make` is what it is called at first."""
+        """The id under which the sink continues its run; `make` is taken the first time."""
         return self._state.setdefault("id", make)
 
 
 def pour(following: Following, sink: Sink) -> int:
-    """Gives the sink what is new; the number of points."""
-    found = following.new()
-    for point in found:
+    """Give the sink all new points; returns their number."""
+    new_points = following.new()
+    for point in new_points:
         sink.add(point)
-    if found:
+    if new_points:
         sink.flush()
         following.keep()
-    return len(found)
+    return len(new_points)
 
 
 def open_sink(name: str, directory: Path, config: Mapping[str, Any], following: Following) -> Sink:
-    """config: the run's, as JSON has it. Raises ConfigError for a name that is none, or without its extra."""
+    """The sink of that name. config: the run's, as in JSON.
+
+    Raises ConfigError for an unknown name, or if its extra is not installed.
+    """
     opened = {"tensorboard": _tensorboard, "wandb": _wandb}.get(name)
     if opened is None:
         raise ConfigError(f"there is no sink {name!r}", f"give one of {', '.join(NAMES)}")
@@ -199,7 +206,7 @@ def _wandb_mode() -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        state = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return state if isinstance(state, dict) else {}

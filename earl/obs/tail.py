@@ -1,4 +1,4 @@
-"""A JSON-lines file that somebody writes to: what came since it was read last."""
+"""Reads the new lines of a JSON-lines file that another process appends to."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any, BinaryIO
 
 from earl.obs.metrics import parsed
 
-# Read at once at most; the rest with the next look.
+# Read at once at most; the rest with the next read.
 LOOK_BYTES = 32 << 20
 # What a file is known by: the last of what was read of it. A line is longer than few of these.
 KNOWN_BYTES = 4 << 10
 
 
 class Tail:
-    """offset: bytes of the file that were read; mark: what they end with, as a digest, "" if that is not
-    known. Both may be kept, to go on in another process. look_bytes: read at once at most, -1: all.
+    """Follows a JSON-lines file.
 
-    renewed: the last `read` began anew, for the file was replaced or cut: forget what was before. It is told
-    by its contents, too: a file that is put in another one's place may well get its inode number.
+    offset: bytes of the file that were read. mark: a digest of the last of them, "" if unknown. With both
+    another process can continue. look_bytes: read at once at most, -1: all.
+    renewed: the last `read` began anew, because the file was replaced or truncated: forget earlier records.
+    Contents are compared too: a file that replaces another one may get its inode number.
     """
 
     def __init__(self, path: Path, offset: int = 0, mark: str = "", *, look_bytes: int = LOOK_BYTES) -> None:

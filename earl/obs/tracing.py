@@ -11,8 +11,8 @@ every service that knows the ticket knows the same, and no service keeps state f
 Others are told in messages: a W3C traceparent ("00-<trace>-<span>-01"), "" for what is not sampled, and for
 that every function here returns at once.
 
-Spans are recorded when they are over, with the times that the service measured, and leave in the background
-(OpenTelemetry's SDK, OTLP over gRPC): bounded, dropped when nobody takes them, never waited for.
+Spans are recorded when they have ended, with the times that the service measured, and leave in the background
+(OpenTelemetry's SDK, OTLP over gRPC): bounded, dropped when the collector is slow, never waited for.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ log = logging.getLogger(__name__)
 
 # The name of the header, and of metadata of unary calls.
 TRACEPARENT = "traceparent"
-# What leaving spans may take of a process's end, and of one export.
+# How long the last export may delay a process's end, and how long any export may take.
 CLOSE_S = 3.0
 EXPORT_S = 3.0
 # An export costs a process and the collector milliseconds each, however few spans are in it. One that waits
 # with many goes earlier.
 EXPORT_EVERY_S = 5.0
 EXPORTED_SPANS = 512
-# At most; what comes beside is lost.
+# Spans that may wait for export; more are lost.
 WAITING_SPANS = 2048
 
 Attribute = str | int | float | bool
 
 _FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-01")
 
-# Of the work that goes on in this task; what is called in it is a part of it.
+# The traceparent of the work that this task does; what it calls is a part of it.
 _current: ContextVar[str] = ContextVar("traceparent", default="")
 
 
@@ -77,7 +77,7 @@ class TracedTickets:
 
     def _of(self, what: str, fraction: float) -> str:
         digest = hashlib.blake2b(f"{self.run}/{self.seed}/{what}".encode(), digest_size=24).digest()
-        # The trace's lower 64 bits decide, as OpenTelemetry's own ratio sampler has it; few tickets go on.
+        # The trace's lower 64 bits decide, as OpenTelemetry's own ratio sampler has it; few tickets pass.
         if int.from_bytes(digest[8:16]) >= round(fraction * (1 << 64)):
             return ""
         trace, span = int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
@@ -97,13 +97,13 @@ def active() -> bool:
 
 
 def current() -> str:
-    """The traceparent of the work that goes on in this task; "" if it is not traced."""
+    """The traceparent of the work that this task does; "" if it is not traced."""
     return _current.get()
 
 
 @contextmanager
 def within(traceparent: str) -> Iterator[None]:
-    """What is called inside is a part of this span."""
+    """Makes the block a part of this span: calls inside carry its traceparent."""
     token = _current.set(traceparent)
     try:
         yield
@@ -118,17 +118,17 @@ def record(
     end_ns: int,
     attributes: Mapping[str, Attribute] | None = None,
     *,
-    own: str = "",
+    traceparent: str = "",
     root: bool = False,
 ) -> None:
-    """A span that is over. Times: Unix nanoseconds. own: its traceparent, if others are below it.
+    """Record a span that has ended. Times: Unix nanoseconds. traceparent: its own, if it has child spans.
 
-    root: it has no parent, and is `parent` itself. attributes: numbers and short texts, never what an agent
-    or an environment said; they are sent as earl.<name>.
+    root: it has no parent, and is `parent` itself. attributes: numbers and short texts, never texts of
+    agents or environments; they are sent as earl.<name>.
     """
     exporter = _exporter  # another thread may end it
     if parent and exporter is not None:
-        exporter.record(name, parent, start_ns, end_ns, attributes or {}, own, root)
+        exporter.record(name, parent, start_ns, end_ns, attributes or {}, traceparent, root)
 
 
 @contextmanager
@@ -137,16 +137,16 @@ def span(name: str, parent: str, attributes: Mapping[str, Attribute] | None = No
     if not parent or _exporter is None:
         yield ""
         return
-    own, start_ns = child(parent), time.time_ns()
+    traceparent, start_ns = child(parent), time.time_ns()
     try:
-        yield own
+        yield traceparent
     finally:
-        record(name, parent, start_ns, time.time_ns(), attributes, own=own)
+        record(name, parent, start_ns, time.time_ns(), attributes, traceparent=traceparent)
 
 
 @contextmanager
 def exporting(endpoint: str, process: str, run: str) -> Iterator[None]:
-    """Inside, spans of this process go to an OTLP collector ("http://host:4317"); "": nowhere.
+    """Inside, this process's spans go to an OTLP collector ("http://host:4317"); "": they are not recorded.
 
     Raises ConfigError without the extra `otel`.
     """
@@ -163,8 +163,9 @@ def exporting(endpoint: str, process: str, run: str) -> Iterator[None]:
 
 
 class _Exporter:
-    """OpenTelemetry's spans, made when they are over: with ids and times that are told, no tracer has a part
-    in them."""
+    """Makes and exports OpenTelemetry's spans after they have ended, with given ids and times: no tracer is
+    involved.
+    """
 
     def __init__(self, endpoint: str, process: str, run: str) -> None:
         try:
@@ -203,12 +204,12 @@ class _Exporter:
         start_ns: int,
         end_ns: int,
         attributes: Mapping[str, Attribute],
-        own: str,
+        traceparent: str,
         root: bool,
     ) -> None:
         trace_id, parent_id = int(parent[3:35], 16), int(parent[36:52], 16)
-        wanted = parent if root else own
-        span_id = int(wanted[36:52], 16) if wanted else secrets.randbits(64) or 1
+        recorded = parent if root else traceparent
+        span_id = int(recorded[36:52], 16) if recorded else secrets.randbits(64) or 1
         self._processor.on_end(
             self._span(
                 name,
@@ -223,7 +224,7 @@ class _Exporter:
         )
 
     def close(self) -> None:
-        """What is left is sent, if somebody takes it in time."""
+        """Send what is left, if the collector takes it within CLOSE_S."""
         closing = threading.Thread(target=self._processor.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(CLOSE_S)

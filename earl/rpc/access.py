@@ -1,4 +1,4 @@
-"""How a process calls others: the token that it sends, and TLS; one value, from its environment."""
+"""How a process calls others: the token that it sends, and TLS, from its environment."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class Access:
 
     @classmethod
     def of(cls, *roles: Role) -> Access:
-        """Of this process as the first of `roles` whose token it has: EARL_TOKEN, EARL_TOKEN_FILE or
-        EARL_TOKENS, and EARL_TLS_*.
+        """How this process calls others, as the first of `roles` whose token it has.
 
-        Raises ConfigError.
+        From EARL_TOKEN, EARL_TOKEN_FILE or EARL_TOKENS, and EARL_TLS_*. Raises ConfigError.
         """
         return cls(tokens.sent(*roles), TlsFiles.from_environment())
 

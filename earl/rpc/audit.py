@@ -48,12 +48,12 @@ class Audit:
         self._refusals = 0
 
     def called(self, method: str, bearer: Bearer, peer: str, outcome: str, request: Any = None) -> None:
-        """A call by whom, and how it ended: "ok", "opened" and "ended" of a stream, or the error."""
+        """Write a call and its outcome: "ok", for streams "opened" or "ended", or the name of an error."""
         about = summary(request) if isinstance(request, Message) else {}
         self.write(method, outcome=outcome, role=bearer.role, token=bearer.id, peer=peer, request=about)
 
     def refused(self, method: str, peer: str, error: EarlError) -> None:
-        """A call that was not let in."""
+        """Write a call that was refused; beyond REFUSALS a minute they are only counted."""
         now = time.monotonic()
         if now - self._began_s >= MINUTE_S:
             missing = max(0, self._refusals - REFUSALS)
@@ -62,11 +62,11 @@ class Audit:
                 self.write("refused calls that are not listed", count=missing)
         self._refusals += 1
         if self._refusals <= REFUSALS:
-            said = bounded(error.message, VALUE_BYTES)
-            self.write(method, outcome=type(error).__name__, peer=peer, message=said)
+            message = bounded(error.message, VALUE_BYTES)
+            self.write(method, outcome=type(error).__name__, peer=peer, message=message)
 
     def write(self, what: str, **fields: Any) -> None:
-        """One line; fields that say nothing are left out."""
+        """Write one line; empty fields are left out."""
         moment = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         record = {"time": moment, "service": self._service, "what": what}
         record |= {name: value for name, value in fields.items() if value not in (None, "", {})}
@@ -101,17 +101,17 @@ def _lock(descriptor: int) -> None:
 
 
 def summary(request: Message) -> dict[str, Any]:
-    """A request's fields as they may stand in a line: long values cut, repeated ones counted."""
-    found: dict[str, Any] = {}
+    """A request's fields as they may stand in a line: long values truncated, repeated ones counted."""
+    fields: dict[str, Any] = {}
     for field, value in request.ListFields():
         if field.is_repeated:
-            found[field.name] = f"{len(value)} of them"
+            fields[field.name] = f"{len(value)} of them"
         elif isinstance(value, Message):
             large = value.ByteSize() > VALUE_BYTES
-            found[field.name] = f"{value.ByteSize()} bytes" if large else MessageToDict(value)
+            fields[field.name] = f"{value.ByteSize()} bytes" if large else MessageToDict(value)
         elif isinstance(value, str | bytes):
             text = value if isinstance(value, str) else value.hex()
-            found[field.name] = bounded(text[: 2 * VALUE_BYTES], VALUE_BYTES)
+            fields[field.name] = bounded(text[: 2 * VALUE_BYTES], VALUE_BYTES)
         else:
-            found[field.name] = value
-    return found
+            fields[field.name] = value
+    return fields

@@ -1,7 +1,7 @@
 """Where a server may listen and how a call is carried: addresses, TLS, and the token in its metadata.
 
 No bind off loopback without TLS and a token that cannot be guessed, and no token sent there without TLS:
-whoever answered would have it. Whose token it is: tokens.py.
+whoever answered would have it. tokens.py finds out whose token it is.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ SYSTEM = "system"
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. A server needs certificate and key. authority: whom a client trusts; None: whom this
-    machine trusts."""
+    """PEM files. A server needs certificate and key. authority: the certificate authorities that a client
+    trusts; None: those that this machine trusts.
+    """
 
     certificate: Path | None = None
     key: Path | None = None
@@ -36,8 +37,10 @@ class TlsFiles:
 
     @classmethod
     def from_environment(cls) -> TlsFiles | None:
-        """EARL_TLS_CERT, EARL_TLS_KEY, EARL_TLS_CA; None if none of them is set. EARL_TLS_CA=system is whom
-        this machine trusts."""
+        """From EARL_TLS_CERT, EARL_TLS_KEY and EARL_TLS_CA; None if none of them is set.
+
+        EARL_TLS_CA=system: the authorities that this machine trusts.
+        """
         names = ("EARL_TLS_CERT", "EARL_TLS_KEY", "EARL_TLS_CA")
         certificate, key, authority = given = [os.environ.get(name, "") for name in names]
         if not any(given):
@@ -46,22 +49,22 @@ class TlsFiles:
         return cls(*(Path(file) if file else None for file in files))
 
     def server_certificate(self) -> ServerCertificate:
-        """Raises ConfigError if a file is missing or cannot be used."""
+        """The certificate that a server shows. Raises ConfigError if a file is missing or cannot be used."""
         if self.certificate is None or self.key is None:
             raise ConfigError("TLS without a certificate or key", "set EARL_TLS_CERT and EARL_TLS_KEY")
         return ServerCertificate(self.certificate, self.key)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Raises ConfigError as `server_certificate` does."""
+        """Credentials of a gRPC server. Raises ConfigError as `server_certificate` does."""
         return self.server_certificate().credentials()
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Raises ConfigError if a file is missing, or this machine trusts nobody."""
+        """Credentials of a gRPC client. Raises ConfigError without authorities that can be read."""
         return grpc.ssl_channel_credentials(pem(self.authority) if self.authority else of_this_machine())
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Cut "host:port" or "[v6]:port" into host and port. Raises ConfigError."""
+    """Split "host:port" or "[v6]:port" into host and port. Raises ConfigError."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"address {address!r} is not host:port", 'give, for example, "127.0.0.1:0"')
@@ -88,17 +91,17 @@ def check_bind(address: str, tokens: AcceptedTokens, tls: TlsFiles | None) -> No
 
 
 def check_call(address: str, tls: TlsFiles | None) -> None:
-    """Of a call that carries a token. Raises InsecureCall for an address off loopback without TLS."""
+    """Raises InsecureCall if a token would be sent to an address off loopback without TLS."""
     host, _ = split_address(address)
     if tls is None and not is_loopback(host):
         raise InsecureCall(
             f"a token would be sent to {address} in plain text",
-            "set EARL_TLS_CA=ca.pem, or EARL_TLS_CA=system for whom this machine trusts",
+            "set EARL_TLS_CA=ca.pem, or EARL_TLS_CA=system for the authorities that this machine trusts",
         )
 
 
 def metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """What a caller sends with each RPC."""
+    """The metadata that a caller sends with each RPC: its token; empty without one."""
     return ((AUTHORIZATION, f"{SCHEME}{token}"),) if token else ()
 
 

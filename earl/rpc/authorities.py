@@ -1,5 +1,7 @@
-"""The certificate authorities that this machine trusts, for a gRPC client: without being told, gRPC takes a
-list that comes with its package, which knows nobody whom the machine's owner added."""
+"""The certificate authorities that this machine trusts, for a gRPC client.
+
+By default gRPC uses the list of its own package, which lacks authorities that the machine's owner added.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from earl.errors import ConfigError
 
 
 def of_this_machine() -> bytes:
-    """In PEM, from where OpenSSL has them (SSL_CERT_FILE and SSL_CERT_DIR say another place).
+    """The authorities' certificates in PEM, from OpenSSL's place, or SSL_CERT_FILE or SSL_CERT_DIR.
 
     Raises ConfigError if there are none.
     """
@@ -19,13 +21,13 @@ def of_this_machine() -> bytes:
     if not files and paths.capath:
         files = sorted(Path(paths.capath).glob("*.[0-9]"))
     try:
-        found = b"\n".join(file.read_bytes() for file in files)
+        certificates = b"\n".join(file.read_bytes() for file in files)
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read ({error.strerror})", _REMEDY) from error
-    if not found:
+    if not certificates:
         where = f"{paths.openssl_cafile} or {paths.openssl_capath}"
         raise ConfigError(f"this machine has no certificate authorities in {where}", _REMEDY)
-    return found
+    return certificates
 
 
 _REMEDY = "install them (ca-certificates), or name the services' own with EARL_TLS_CA"

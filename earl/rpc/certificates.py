@@ -1,8 +1,8 @@
-"""A certificate authority of one's own, for machines that trust each other and nobody else's.
+"""A private certificate authority, for machines that trust each other and no other authority.
 
     DIR/ca.pem   ca.key       the authority: ca.pem goes to whoever calls, ca.key stays where it was made
-    DIR/server.pem  server.key   what a server shows, for the names that callers know it by
-    DIR/NAME.pem    NAME.key     what one server shows that is to have nobody else's key
+    DIR/server.pem  server.key   what servers show, for the names by which callers know them
+    DIR/NAME.pem    NAME.key     what one server shows that shares its key with no other
 
 P-256 keys. The authority signs servers only; its key is needed again when a certificate is to be
 renewed or a host is added (`renew`), or a server gets one of its own (`add`), and by nothing that runs.
@@ -29,7 +29,7 @@ from earl.errors import ConfigError
 # Always among a server's names: health checks and tools on its own machine.
 LOCAL = ("localhost", "127.0.0.1", "::1")
 FILES = ("ca.pem", "ca.key", "server.pem", "server.key")
-# Which of the certificates is all servers'.
+# The name of the certificate that all servers share.
 SERVER = "server"
 # Clocks of a fleet differ.
 BEFORE = datetime.timedelta(minutes=5)
@@ -40,7 +40,7 @@ _LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was written, and until when it is good (UTC). names: of the server whose certificate it is."""
+    """What was written, and when it expires (UTC). names: the host names in the server's certificate."""
 
     directory: Path
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Made:
     authority_ends: datetime.datetime
 
     def path(self, name: str) -> Path:
-        """Of a file that is there."""
+        """The path of one of the files."""
         return self.directory / name
 
 
@@ -82,18 +82,18 @@ def make(
 
 
 def own_certificates(directory: Path) -> list[str]:
-    """Names of the servers that `add` has given certificates of their own, whatever authority signed them.
+    """Names of the servers for which `add` made certificates, whatever authority signed them.
 
-    Their subjects say so: copies of others, and what other tools made, are left as they are.
+    They are known by their subjects: copies of others, and what other tools made, are not among them.
     """
-    found = []
+    names = []
     for path in sorted(directory.glob("*.pem")):
         if not _NAME.fullmatch(path.stem) or path.stem in ("ca", SERVER):
             continue
         with suppress(ConfigError):
             if path.with_suffix(".key").exists() and _certificate(path).subject == _subject(path.stem):
-                found.append(path.stem)
-    return found
+                names.append(path.stem)
+    return names
 
 
 def add(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int) -> Made:
@@ -114,8 +114,9 @@ def add(directory: Path, name: str, hosts: Sequence[str] = (), *, days: int) -> 
 
 
 def renew(directory: Path, hosts: Sequence[str] = (), *, days: int, name: str = SERVER) -> Made:
-    """Another key and certificate for servers, by the authority that is there: whoever trusts it goes on
-    doing so. For the names that the certificate has, and `hosts`. name: SERVER, or one of `own_certificates`.
+    """Another key and certificate for servers, by the same authority, so that callers trust it as before.
+
+    For the names that the certificate has, and `hosts`. name: SERVER, or one of `own_certificates`.
 
     Raises ConfigError for names that are none, files that are missing or no such, and an authority that has
     expired.
@@ -146,9 +147,14 @@ def _issue(directory: Path, name: str, names: Iterable[x509.GeneralName], days: 
     server_ends = min(now + datetime.timedelta(days=days), authority_ends)
     server_key = ec.generate_private_key(ec.SECP256R1())
     server = _signed(_server(ca.subject, ca_key, server_key, named, name), now, server_ends, ca_key)
-    # The key first: whoever looks in between finds two that do not belong together, and waits for the other.
+    # The key first: who reads in between gets two files that do not match, and waits for the other.
     _write(directory, {f"{name}.key": server_key, f"{name}.pem": server})
-    return Made(directory, tuple(str(one.value) for one in named), server_ends, authority_ends)
+    return Made(
+        directory,
+        tuple(str(alternative_name.value) for alternative_name in named),
+        server_ends,
+        authority_ends,
+    )
 
 
 def alternative(name: str) -> x509.GeneralName:
@@ -218,9 +224,9 @@ def _server(
 
 
 def _subject(name: str) -> x509.Name:
-    """Of a certificate that is all servers', or of one server's own, by the name of its files."""
-    said = "EARL service" if name == SERVER else f"EARL {name}"
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, said)])
+    """The subject of the certificate that all servers share, or of one server's, by the name of its files."""
+    common_name = "EARL service" if name == SERVER else f"EARL {name}"
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
 def _signed(
@@ -241,9 +247,9 @@ def _write(directory: Path, files: Mapping[str, ec.EllipticCurvePrivateKey | x50
     """Each whole or not at all, keys never readable by others. Raises ConfigError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, one in files.items():
-            public = isinstance(one, x509.Certificate)
-            data = one.public_bytes(serialization.Encoding.PEM) if public else _key_bytes(one)
+        for name, content in files.items():
+            public = isinstance(content, x509.Certificate)
+            data = content.public_bytes(serialization.Encoding.PEM) if public else _key_bytes(content)
             scratch = directory / f".{name}.new"
             scratch.unlink(missing_ok=True)
             mode = 0o644 if public else 0o600

@@ -67,7 +67,7 @@ class Client:
         self._stub = self._make_stub(self._channel)
 
     def _method(self, name: str) -> Any:
-        """Of a service that shows what the authority's file did not know at first: over a new connection."""
+        """The stub's method, over a new connection if calls fail and the authority's file has changed."""
         former = self._channel
         failing = self._authority is not None and former.get_state() is _FAILING
         if self._authority is not None and failing and self._authority.changed():
@@ -102,7 +102,7 @@ class Client:
                 return await self._method(method)(request, timeout=max(left_s, 0.001), metadata=sent)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and last is not None:
-                    break  # the last attempt was cut short by our own retries: the earlier cause tells more
+                    break  # the last attempt was shortened by our own retries: the earlier cause tells more
                 if code_of(error) is not grpc.StatusCode.UNAVAILABLE:
                     raise self._typed(error, method, deadline_s) from error
                 last = error

@@ -40,17 +40,17 @@ _REMEDIES: dict[type[EarlError], str] = {
 
 def catalogue() -> dict[str, type[EarlError]]:
     """All error classes by name, including those that other modules derive from `EarlError`."""
-    found: dict[str, type[EarlError]] = {}
+    by_code: dict[str, type[EarlError]] = {}
     pending: list[type[EarlError]] = [EarlError]
     while pending:
         cls = pending.pop()
-        found.setdefault(cls.__name__, cls)
+        by_code.setdefault(cls.__name__, cls)
         pending.extend(cls.__subclasses__())
-    return found
+    return by_code
 
 
 def bounded(text: str, limit_bytes: int = MAX_TEXT_BYTES) -> str:
-    """`text` on one line, cut to `limit_bytes` of UTF-8."""
+    """`text` on one line, truncated to `limit_bytes` of UTF-8."""
     line = " ".join(text.split())
     raw = line.encode("utf-8", "replace")
     return line if len(raw) <= limit_bytes else raw[: limit_bytes - 3].decode("utf-8", "ignore") + "..."

@@ -43,7 +43,7 @@ COMMON_PREFIXES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 # Around a call before its message is decoded, and around the call itself with its message.
 Gate = Callable[[grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
 Noted = Callable[[grpc.aio.ServicerContext, Any], AbstractAsyncContextManager[None]]
-# Stands for whatever of these a call does not need: one for all costs a call next to nothing.
+# For calls that need no gate or note: one shared object costs a call next to nothing.
 _NOTHING = nullcontext()
 
 
@@ -76,9 +76,9 @@ def _unexpected(error: Exception, method: str) -> str:
 class Guard(grpc.aio.ServerInterceptor):
     """Authenticates, audits, counts and translates for every RPC of a server.
 
-    Health's Check is open to all (open_checks.py), its Watch and reflection to whoever has any token that is
-    accepted; every other method to the roles that its contract names (roles.py). audit: where calls are
-    written down whose contract says so, and those that were refused.
+    Health's Check is open to all (open_checks.py), its Watch and reflection to any accepted token, other
+    methods to the roles that their contracts name (roles.py). audit: takes calls that their contract calls
+    audited, and refused calls.
     """
 
     def __init__(self, tokens: AcceptedTokens, calls: Calls, audit: Audit | None = None) -> None:
@@ -118,7 +118,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return _wrapped(handler, method, gate, noted, self._calls)
 
     def _admit(self, method: str, sent: Any) -> Bearer:
-        """Whose call it is. Raises Unauthenticated, PermissionDenied."""
+        """The bearer whose token came with a call. Raises Unauthenticated, PermissionDenied."""
         bearer = self._tokens.identify(auth.token_of(sent))
         if bearer.role is None or method.startswith(COMMON_PREFIXES):
             return bearer
@@ -183,7 +183,7 @@ def _traced(method: str, context: grpc.aio.ServicerContext) -> AbstractContextMa
 
 @contextmanager
 def _recorded(name: str, parent: str) -> Iterator[None]:
-    with tracing.span(name, parent) as own, tracing.within(own):
+    with tracing.span(name, parent) as traceparent, tracing.within(traceparent):
         yield
 
 

@@ -85,7 +85,7 @@ async def _supervised(main: Main) -> None:
 
 
 def announce(name: str, address: str, metrics: str = "") -> None:
-    """Print the one line on stdout that says: `name` serves at `address`, and its metrics at another."""
-    said = {"ready": name, "address": address} | ({"metrics": metrics} if metrics else {})
-    sys.stdout.write(json.dumps(said) + "\n")
+    """Print the ready line on stdout: JSON with the name, its address, and the address of its metrics."""
+    line = {"ready": name, "address": address} | ({"metrics": metrics} if metrics else {})
+    sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -1,12 +1,12 @@
-"""GET /metrics, on the loop of the service that it is about.
+"""GET /metrics, served on the loop of the service whose metrics they are.
 
 A scrape reads the service's own figures where they are written, so it needs no lock, and takes a
-millisecond or two of that loop. Standing by costs nothing: what renders the text is imported, in a thread,
-by the first scrape. A few lines of HTTP/1.1 are enough for that, where an HTTP server would cost every
-process 0.2 s of its start.
+millisecond or two of that loop. Without scrapes it costs nothing: what renders the text is imported, in a
+thread, by the first scrape. A few lines of HTTP/1.1 are enough for that, where an HTTP server would cost
+every process 0.2 s of its start.
 
 Promise: nothing that a caller does, or a source raises, disturbs the service: requests are small, few at
-once, and answered within REQUEST_S or cut off; who asks nothing gives way to who does.
+once, and answered within REQUEST_S or aborted; connections without a request give way to new ones.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MAX_CONNECTIONS = 16
 
 
 class MetricsEndpoint:
-    """Serves what the sources say.
+    """Serves the samples of these sources.
 
-    bind: "host:port", port 0 for any free one; "": nothing is served, and the address is "". tokens: one of
-    a viewer or operator, or that is good for every role, is demanded; "" demands none. Raises InsecureBind
+    bind: "host:port", port 0 for any free one; "": nothing is served, and the address is "". tokens: a token
+    of a viewer or operator, or for every role, is required; "" requires none. Raises InsecureBind
     off loopback without TLS and a strong token, ConfigError for a bind that is none.
     """
 
@@ -56,11 +56,11 @@ class MetricsEndpoint:
         self._sources = (_build, *sources)
         self._tls = tls
         self._server: asyncio.Server | None = None
-        # The oldest first, and whether it has asked.
+        # Connections, the oldest first, and whether each has sent a request.
         self._open: dict[asyncio.StreamWriter, bool] = {}
 
     async def start(self) -> str:
-        """Listens; returns "host:port". Raises PortInUse, ConfigError for unreadable TLS files."""
+        """Listen; returns "host:port". Raises PortInUse, ConfigError for unreadable TLS files."""
         if not self._bind:
             return ""
         host, port = split_address(self._bind)
@@ -82,7 +82,7 @@ class MetricsEndpoint:
         return self.address
 
     async def close(self) -> None:
-        """Cuts callers off. Idempotent."""
+        """Stop, aborting open connections. Idempotent."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -105,8 +105,8 @@ class MetricsEndpoint:
             self._open.pop(writer, None)
 
     def _made_room(self) -> bool:
-        """Whether a connection on which nothing was asked yet gave way, the oldest of them."""
-        idle = next((writer for writer, asked in self._open.items() if not asked), None)
+        """Abort the oldest connection without a request yet; returns whether there was one."""
+        idle = next((writer for writer, requested in self._open.items() if not requested), None)
         if idle is not None:
             del self._open[idle]
             idle.transport.abort()
@@ -131,7 +131,7 @@ class MetricsEndpoint:
     async def _response(self, head: str) -> tuple[HTTPStatus, bytes, str]:
         request, *fields = head.split("\r\n")
         headers = {
-            name.strip().lower(): value.strip() for name, _, value in (one.partition(":") for one in fields)
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in fields)
         }
         method, _, rest = request.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
@@ -139,7 +139,7 @@ class MetricsEndpoint:
             return _plain(HTTPStatus.NOT_FOUND)
         if method != "GET":
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
-        self._tokens.refresh()  # nobody else does for a process that serves no gRPC with them
+        self._tokens.refresh()  # a process that serves no gRPC with them refreshes them nowhere else
         try:
             bearer = self._tokens.identify(token_of(headers.items()))
         except Unauthenticated:

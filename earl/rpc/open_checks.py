@@ -23,7 +23,7 @@ AT_ONCE = 256
 
 
 class OpenChecks:
-    """The checks of one server that go on."""
+    """The health checks of one server that are in progress."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -31,7 +31,7 @@ class OpenChecks:
         self._waiting: dict[asyncio.Timeout, None] = {}
 
     def handler(self, served: Any) -> grpc.RpcMethodHandler:
-        """Of the same answers as `served`, the health service's own handler of `Check`."""
+        """A handler with the answers of `served`, the health service's handler of `Check`."""
 
         async def answer(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
             with self._calls.counted(METHOD, context):

@@ -32,7 +32,7 @@ _KEEPALIVE = [
 
 
 def server(request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
-    """Of a server. request_bytes: of the largest message that it takes."""
+    """The channel options of a server. request_bytes: the largest message that it accepts."""
     return [
         ("grpc.max_receive_message_length", request_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -49,8 +49,9 @@ def server(request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
 
 
 def client(*, loopback: bool) -> list[tuple[str, Any]]:
-    """Of a client. loopback: it calls this machine, which no proxy that the environment names (http_proxy)
-    comes between: it would be shown tokens that go in plain text."""
+    """The channel options of a client. loopback: it calls this machine, without any http_proxy of the
+    environment, which would see tokens that are sent in plain text.
+    """
     return [*CLIENT, ("grpc.enable_http_proxy", int(not loopback))]
 
 

@@ -1,8 +1,8 @@
-"""What waits to be written to a stream: put never blocks, and what is ready together goes together.
+"""Queues messages for a stream: put never blocks, and messages that are ready together are sent together.
 
-One task per stream drains it. While a write is in flight new messages gather, so a busy stream sends
+One task per stream drains it. While a write is in flight new messages queue up, so a busy stream sends
 few large frames and an idle one sends at once. The bounds protect memory from a peer that reads too
-slowly: past them the stream is closed with an error instead of growing. Who can wait asks for `room`.
+slowly: past them the stream is closed with an error instead of growing. Callers that can wait call `room`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FRAME_MESSAGES = 256
 FRAME_BYTES = 4 << 20
 LIMIT_MESSAGES = 100_000
 LIMIT_BYTES = 256 << 20
-# What may wait, as a part of the bounds, before there is no `room`.
+# The fraction of the bounds that may be queued before `room` waits.
 ROOM = 1 / 8
 
 
@@ -59,11 +59,11 @@ class Outbox:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much is unread that whoever can wait should."""
+        """Whether so much is queued that callers that can wait should."""
         return len(self._messages) > self._limit * ROOM or self._bytes > self._limit_bytes * ROOM
 
     async def room(self) -> None:
-        """Until the peer has read enough, or the outbox is closed."""
+        """Wait until the peer has read enough, or the outbox is closed."""
         while self.crowded and not self._closed:
             self._less.clear()
             await self._less.wait()
@@ -82,8 +82,9 @@ class Outbox:
         self._less.set()
 
     async def failed(self) -> NoReturn:
-        """Until closed with an error, which is raised; also while a write is stuck at a peer that does
-        not read."""
+        """Wait until closed with an error, and raise it; also while a write waits for a peer that does not
+        read.
+        """
         await self._failed.wait()
         assert self._error is not None
         raise self._error

@@ -1,4 +1,4 @@
-"""What a service is told about the run around it: where its peers are, and how they reach it.
+"""Addresses from the environment: where a service's peers are, and how they reach it.
 
     EARL_SCHEDULER, EARL_GATEWAY   host:port of the two services that others call
     EARL_REDIS_URL                 Redis or Valkey; EARL_REDIS_URL_FILE: a file with it, for it has a password
@@ -36,7 +36,7 @@ def variable_or_file(variable: str) -> str:
 
 
 def peer(variable: str) -> str:
-    """Where a peer is, as `variable_or_file`. Raises ConfigError if nothing says."""
+    """The address of a peer, by `variable_or_file`. Raises ConfigError if it is not set."""
     value = variable_or_file(variable)
     if not value:
         raise ConfigError(f"{variable} is not set", "start the stack with `earl train`, or set it")

@@ -1,7 +1,7 @@
 """`python -m earl.rpc.probe ADDRESS [SERVICE]`: is the service at host:port able to work?
 
 For health checks of containers, which know no gRPC over TLS: exit code 0 if it says SERVING, otherwise 1 and
-one line that says why. SERVICE is a full name such as earl.v1.SchedulerService; without it the server as a
+one line with the reason. SERVICE is a full name such as earl.v1.SchedulerService; without it the server as a
 whole is asked. Health is open to all, so no token is sent; EARL_TLS_CA is whom to trust.
 """
 
@@ -24,7 +24,7 @@ DEADLINE_S = 3.0
 
 
 def verdict(address: str, service: str, deadline_s: float) -> str:
-    """ "" if it serves, else why not. Raises ConfigError for an address or TLS files that are wrong."""
+    """ "" if it serves, else the reason why not. Raises ConfigError for a wrong address or TLS files."""
     host, _ = split_address(address)
     tls, set_so = TlsFiles.from_environment(), options.client(loopback=is_loopback(host))
     channel = (
@@ -51,12 +51,12 @@ def main() -> int:
     parser.add_argument("--deadline-s", type=float, default=DEADLINE_S)
     arguments = parser.parse_args()
     try:
-        said = verdict(arguments.address, arguments.service, arguments.deadline_s)
+        reason = verdict(arguments.address, arguments.service, arguments.deadline_s)
     except EarlError as error:
         return ended_by(error)
-    if said:
-        print(f"{arguments.address}: {said}", file=sys.stderr)  # noqa: T201
-    return 1 if said else 0
+    if reason:
+        print(f"{arguments.address}: {reason}", file=sys.stderr)  # noqa: T201
+    return 1 if reason else 0
 
 
 if __name__ == "__main__":

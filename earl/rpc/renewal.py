@@ -1,9 +1,8 @@
-"""The certificate that a server shows: what lies on the disk when a connection begins, so that one that was
-renewed needs no restart.
+"""The certificate that a server shows: the one on disk when a connection begins, so that a renewal needs no
+restart.
 
-Certificate and key are two files, which change one after the other. What changed is taken once the two belong
-together; until then, and where they cannot be read, what was good before is shown. Connections that are open
-keep what they began with.
+Certificate and key are two files, which change one after the other. A change is taken once the two match;
+until then, and if they cannot be read, the previous certificate is shown. Open connections keep theirs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def pem(path: Path) -> bytes:
-    """What a PEM file holds. Raises ConfigError."""
+    """The bytes of a PEM file. Raises ConfigError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -29,7 +28,7 @@ def pem(path: Path) -> bytes:
 
 
 class ServerCertificate:
-    """Of one server. Raises ConfigError for files that cannot be used."""
+    """The certificate of one server, kept up to date. Raises ConfigError for files that cannot be used."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._certificate = certificate
@@ -38,14 +37,14 @@ class ServerCertificate:
         self._load()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server, which asks with each connection, in a thread of its own."""
+        """Credentials for a gRPC server, which asks for the certificate with each connection, in a thread."""
         return grpc.dynamic_ssl_server_credentials(
             self._configuration(),
             lambda: self._configuration() if self._renewed() else None,  # type: ignore[arg-type] # None: as before
         )
 
     def context(self) -> ssl.SSLContext:
-        """For any other server."""
+        """A context for any other server."""
 
         def greeted(connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
             self._renewed()
@@ -59,7 +58,7 @@ class ServerCertificate:
         return grpc.ssl_server_certificate_configuration([self._pair])
 
     def _renewed(self) -> bool:
-        """Whether another certificate is shown from now on."""
+        """Load files that have changed; returns whether another certificate is shown from now on."""
         if not self._watched.changed():
             return False
         try:

@@ -14,20 +14,20 @@ from earl.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Of one method."""
+    """What a method's contract demands: the roles that may call it, and whether calls are audited."""
 
     roles: frozenset[Role]
     audited: bool
 
 
 def rules(service: str) -> dict[str, Rule]:
-    """By method, as gRPC names it ("/earl.v1.SchedulerService/Join"), of a service by its full name.
+    """The rules of a service's methods, by gRPC's names for them ("/earl.v1.SchedulerService/Join").
 
-    Raises ConfigError for a method that nobody may call: its contract forgot to say.
+    service: its full name. Raises ConfigError for a method whose contract names no role.
     """
     roles_of: Any = common_pb2.roles
     audited: Any = common_pb2.audited
-    found = {}
+    by_method = {}
     for method in descriptor_pool.Default().FindServiceByName(service).methods:
         options = method.GetOptions()
         names = (common_pb2.Role.Name(number) for number in options.Extensions[roles_of])
@@ -37,5 +37,5 @@ def rules(service: str) -> dict[str, Rule]:
                 f"{service}/{method.name} names no role that may call it",
                 "add `option (roles)` to its contract",
             )
-        found[f"/{service}/{method.name}"] = Rule(roles, options.Extensions[audited])
-    return found
+        by_method[f"/{service}/{method.name}"] = Rule(roles, options.Extensions[audited])
+    return by_method

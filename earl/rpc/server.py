@@ -28,7 +28,7 @@ from earl.rpc.tokens import AcceptedTokens
 log = logging.getLogger(__name__)
 
 # How soon an expired or revoked token ends the streams that it opened.
-LOOK_S = 1.0
+TOKEN_CHECK_S = 1.0
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -37,10 +37,10 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Server:
     """A gRPC server on the running loop.
 
-    name: for logs. bind: "host:port", port 0 for any free one. tokens: whose callers are let in, or one
-    token for every role; "" demands none. request_bytes: of the largest message that it takes. audit:
-    where who did what is written. Raises InsecureBind off loopback without TLS and a strong token,
-    ConfigError for an address that is none.
+    name: for logs. bind: "host:port", port 0 for any free one. tokens: those that are accepted, or one token
+    for every role; "" requires none. request_bytes: the largest message that it accepts. audit: takes audited
+    and refused calls. Raises InsecureBind off loopback without TLS and a strong token, ConfigError for a
+    malformed address.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Server:
             self._audit.write("token file", outcome=words)
 
     async def _watch_tokens(self) -> None:
-        """For ever: takes over what changed, and ends the streams of tokens that are good no more."""
+        """For ever: reads changed tokens, and ends the streams of tokens that are no longer accepted."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(TOKEN_CHECK_S)
             self._tokens.refresh()
             self._guard.streams.end_refused()
 

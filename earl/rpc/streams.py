@@ -1,4 +1,4 @@
-"""Streams that go on for hours end with the token that opened them, when it expires or is revoked."""
+"""Ends long streams when the token that opened them expires or is revoked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from earl.rpc.tokens import AcceptedTokens, Bearer
 
 
 class OpenStreams:
-    """The streams of one server, each with whose token opened it."""
+    """The open streams of one server, each with the bearer of the token that opened it."""
 
     def __init__(self, tokens: AcceptedTokens) -> None:
         self._tokens = tokens
@@ -19,7 +19,7 @@ class OpenStreams:
 
     @asynccontextmanager
     async def held(self, bearer: Bearer) -> AsyncIterator[None]:
-        """The body is one stream. Raises Unauthenticated in it once its token is good no more."""
+        """The body is one stream. Raises Unauthenticated in it once its token is no longer accepted."""
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -28,13 +28,13 @@ class OpenStreams:
         except TimeoutError:
             if not scope.expired():
                 raise
-            ended = Unauthenticated(f"the token {bearer.id} ended", "call again with one that is good")
+            ended = Unauthenticated(f"the token {bearer.id} ended", "call again with a valid one")
             raise self._tokens.refusal(bearer) or ended from None
         finally:
             self._open.pop(scope, None)
 
     def end_refused(self) -> None:
-        """Ends those whose token expired or was revoked."""
+        """End the streams whose tokens have expired or were revoked."""
         now = asyncio.get_running_loop().time()
         for scope, bearer in self._open.items():
             if not scope.expired() and self._tokens.refusal(bearer) is not None:

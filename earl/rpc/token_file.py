@@ -36,7 +36,7 @@ HOW = "make one with: earl tokens new"
 
 
 class Role(StrEnum):
-    """Of a caller; earl.v1.Role of proto/earl/v1/common.proto."""
+    """A caller's role; earl.v1.Role of proto/earl/v1/common.proto."""
 
     OPERATOR = "operator"
     WORKER = "worker"
@@ -44,7 +44,7 @@ class Role(StrEnum):
     VIEWER = "viewer"
 
 
-# Who may look: what a process that changes nothing sends is the first of these that it has.
+# Roles for reading: a process that changes nothing sends the token of the first of these that it has.
 LOOKS = (Role.VIEWER, Role.OPERATOR)
 
 
@@ -67,7 +67,7 @@ def make(role: Role, expires: datetime.datetime | None = None) -> Entry:
 
 
 def weakness(token: str) -> str:
-    """Why a token is not good enough to be let in with from outside this machine; empty if it is."""
+    """The reason why a token is too weak to be accepted from outside this machine; "" if it is strong."""
     if not _ALPHABET.fullmatch(token):
         return "has characters that no token has"
     if not LEAST_CHARACTERS <= len(token) <= MOST_CHARACTERS:
@@ -93,24 +93,26 @@ def read(path: Path) -> list[Entry]:
         table = tomllib.loads(raw.decode())
     except ValueError as error:  # its words may quote the line, and so the token
         where = re.search(r"line \d+", str(error))
-        at = f" at {where.group()}" if where else ""
-        raise ConfigError(f"token file {path} is no TOML{at}", "see docs/security.md for its form") from None
+        place = f" at {where.group()}" if where else ""
+        raise ConfigError(
+            f"token file {path} is no TOML{place}", "see docs/security.md for its form"
+        ) from None
     return _entries(table, path)
 
 
 def _entries(table: dict, path: Path) -> list[Entry]:
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for name, values in table.items():
         if name not in tuple(Role) or not isinstance(values, list):
             form = f"[[{name}]]" if name in tuple(Role) else f"one of {', '.join(Role)}"
             raise ConfigError(f"token file {path} has {name!r}", f"name {form}; see docs/security.md")
         for number, value in enumerate(values, 1):
-            found.append(_entry(Role(name), value, f"{name} token {number} of {path}"))
-    if len({entry.token for entry in found}) < len(found):
+            entries.append(_entry(Role(name), value, f"{name} token {number} of {path}"))
+    if len({entry.token for entry in entries}) < len(entries):
         raise ConfigError(f"token file {path} has one token twice", "it can have one role: delete one")
-    if not found:
+    if not entries:
         raise ConfigError(f"token file {path} has no token", HOW)
-    return found
+    return entries
 
 
 def _entry(role: Role, value: object, what: str) -> Entry:
@@ -131,7 +133,9 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
     """The file, whole or not at all, at the end of links; readable by this user alone, or, where it replaces
     one, by those who could read that. Raises ConfigError."""
     lines = ["# Tokens of EARL's services (docs/security.md). Keep this file to yourself."]
-    for entry in sorted(entries, key=lambda one: list(Role).index(one.role)):  # stable: a role's order stays
+    for entry in sorted(
+        entries, key=lambda listed: list(Role).index(listed.role)
+    ):  # stable: a role's order stays
         lines += ["", f"[[{entry.role}]]", f'token = "{entry.token}"']
         if entry.expires:
             moment = entry.expires.astimezone(datetime.UTC).replace(microsecond=0)

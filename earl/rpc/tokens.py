@@ -1,4 +1,4 @@
-"""Whose call it is, by the token that it carries; and the token that this process sends.
+"""Identifies callers by the tokens that they send; and finds the token that this process sends.
 
 A server accepts what the file that EARL_TOKENS names lists, by role, and reads it again when it
 changes. Without one, the single token of EARL_TOKEN, or what the file that EARL_TOKEN_FILE names holds
@@ -25,7 +25,7 @@ from earl.rpc.watched import Watched
 
 log = logging.getLogger(__name__)
 
-# What is sent with a call: the same for ever, or asked for with each one.
+# What is sent with a call: a fixed token, or a function that is called for each.
 Token = str | Callable[[], str]
 
 REMEDY = "set EARL_TOKEN to a token that the service accepts"
@@ -35,8 +35,9 @@ _ID_CHARACTERS = 8
 
 
 class Bearer(NamedTuple):
-    """Whoever has a token. role: None for a token that is good for every role. id: the beginning of its
-    SHA-256, by which logs name it; empty where no token is demanded. expires: None for never."""
+    """The holder of a token. role: None for a token of every role. id: the beginning of its SHA-256, by which
+    logs name it; empty where no token is required. expires: None for never.
+    """
 
     role: Role | None
     id: str
@@ -48,40 +49,40 @@ ANYONE = Bearer(None, "", b"")
 
 
 def current(token: Token) -> str:
-    """What is sent now."""
+    """The token that is to be sent now."""
     return token if isinstance(token, str) else token()
 
 
 def token_id(token: str) -> str:
-    """By which logs and `earl tokens` name a token."""
+    """The id by which logs and `earl tokens` name a token."""
     return hashlib.sha256(token.encode()).hexdigest()[:_ID_CHARACTERS]
 
 
 class AcceptedTokens:
-    """What one server accepts: a single token for every role; "" demands none."""
+    """The tokens that one server accepts: here a single one for every role; "" requires none."""
 
     def __init__(self, token: str = "") -> None:
         self._bearers: dict[bytes, Bearer] = {}
-        # Why the token would not do off loopback; a token file takes none that would not.
+        # Why the token is too weak off loopback; a token file accepts no weak ones.
         self.weakness = token_file.weakness(token) if token else ""
-        # Told in words of every change of what is accepted, and of those that were not taken.
+        # Called with a sentence for every change of the accepted tokens, and for every refused change.
         self.on_change: Callable[[str], None] = lambda words: None
         if token:
             self._accept([(None, token, None)])
 
     def _accept(self, tokens: Iterable[tuple[Role | None, str, datetime.datetime | None]]) -> None:
-        found = {}
+        bearers = {}
         for role, token, expires in tokens:
             digest = hashlib.sha256(token.encode()).digest()
-            found[digest] = Bearer(role, token_id(token), digest, expires)
-        self._bearers = found
+            bearers[digest] = Bearer(role, token_id(token), digest, expires)
+        self._bearers = bearers
 
     @property
     def demanded(self) -> bool:
         return bool(self._bearers)
 
     def identify(self, sent: bytes | None) -> Bearer:
-        """Whose token it is; None: no token was sent. Raises Unauthenticated."""
+        """The bearer of a token that was sent; None: none was sent. Raises Unauthenticated."""
         if not self.demanded:
             return ANYONE
         if sent is None:
@@ -97,14 +98,14 @@ class AcceptedTokens:
         return bearer
 
     def _find(self, digest: bytes) -> Bearer | None:
-        found = None
+        match = None
         for known, bearer in self._bearers.items():  # all of them, whichever it is
             if hmac.compare_digest(known, digest):
-                found = bearer
-        return found
+                match = bearer
+        return match
 
     def refusal(self, bearer: Bearer) -> Unauthenticated | None:
-        """Why a token that was good is so no more; None if it still is."""
+        """The error that ends the streams of a token that was accepted before; None if it still is."""
         if bearer is ANYONE:
             return None
         now = self._bearers.get(bearer.digest)
@@ -113,7 +114,7 @@ class AcceptedTokens:
         return _ended(now) if _expired(now) else None
 
     def refresh(self) -> bool:
-        """Whether what is accepted has changed since it was last looked at."""
+        """Read the tokens again; returns whether they have changed since the last time."""
         return False
 
 
@@ -129,7 +130,7 @@ def _ended(bearer: Bearer) -> Unauthenticated:
 
 
 class TokenFile(AcceptedTokens):
-    """What a token file lists. A change that cannot be read is logged, and what was good before stays."""
+    """The tokens of a token file. A change that cannot be read is logged, and the former tokens stay."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError for a file that is none or that others can read."""
@@ -201,7 +202,7 @@ class SecretFile:
         return self.all()[-1]
 
     def all(self) -> tuple[str, ...]:
-        """What it holds now."""
+        """The tokens that the file holds now."""
         if self._watched.changed():
             try:
                 self._tokens = self._read()
@@ -238,21 +239,22 @@ class SecretTokens(AcceptedTokens):
 
 
 def _weakness(tokens: Iterable[str]) -> str:
-    """Of the first that has one; "" if none has."""
+    """The weakness of the first weak token; "" if all are strong."""
     return next(filter(None, map(token_file.weakness, tokens)), "")
 
 
 def accepted() -> AcceptedTokens:
-    """What a server of this process accepts, by its environment. Raises ConfigError."""
+    """The tokens that a server of this process accepts, by its environment. Raises ConfigError."""
     if path := os.environ.get("EARL_TOKENS"):
         return TokenFile(Path(path))
-    own = _from_environment()
-    return SecretTokens(own) if isinstance(own, SecretFile) else AcceptedTokens(own)
+    given = _from_environment()
+    return SecretTokens(given) if isinstance(given, SecretFile) else AcceptedTokens(given)
 
 
 def sent(*roles: Role) -> Token:
-    """What this process sends as the first of `roles` that it has a token of, by its environment; "" if
-    nothing says. Raises ConfigError."""
+    """The token that this process sends, of the first of `roles` that has one, by its environment; "" if none
+    is set. Raises ConfigError.
+    """
     if token := _from_environment():
         return token
     if path := os.environ.get("EARL_TOKENS"):

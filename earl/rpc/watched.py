@@ -11,13 +11,13 @@ class Watched:
 
     def __init__(self, *paths: Path) -> None:
         self._paths = paths
-        self._seen = self._stamps()
+        self._last_stamps = self._stamps()
 
     def changed(self) -> bool:
-        """Since this was last asked, or since it was made."""
+        """Whether a file has changed since the last call, or since this object was made."""
         stamps = self._stamps()
-        changed = stamps != self._seen
-        self._seen = stamps
+        changed = stamps != self._last_stamps
+        self._last_stamps = stamps
         return changed
 
     def _stamps(self) -> list[tuple[int, ...]]:
@@ -25,9 +25,9 @@ class Watched:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """What tells two states of a file apart."""
+    """A value that differs between any two states of a file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return ()
-    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode)
+    return (status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev, status.st_mode)

@@ -17,7 +17,7 @@ BOUND_S = 20
 
 @pytest.fixture(autouse=True)
 def looked_often(monkeypatch):
-    monkeypatch.setattr(server, "LOOK_S", 0.02)
+    monkeypatch.setattr(server, "TOKEN_CHECK_S", 0.02)
 
 
 async def until(fact):

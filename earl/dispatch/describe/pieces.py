@@ -167,9 +167,9 @@ def coalesce(
     extent = extent[copy]
     source_strides = np.broadcast_to(source_strides, (len(target_offset), extent.shape[1]))[copy]
     target_strides = np.broadcast_to(target_strides, (len(target_offset), extent.shape[1]))[copy]
-    ones = np.ones(len(copy), np.int64)
-    run = ones * np.broadcast_to(np.asarray(item_bytes, np.int64), (len(target_offset),))[copy]
-    rows, stride, target_stride = ones.copy(), ones * 0, ones * 0
+    unit = np.ones(len(copy), np.int64)
+    run = unit * np.broadcast_to(np.asarray(item_bytes, np.int64), (len(target_offset),))[copy]
+    rows, stride, target_stride = unit.copy(), unit * 0, unit * 0
     offset, target_offset = offset[copy].astype(np.int64), target_offset[copy].astype(np.int64)
     # Unrolled dimensions multiply pieces at the end, from the outside in, so that order is row-major.
     unroll: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []

@@ -117,13 +117,13 @@ class UcxServer:
     async def _answer(
         self, endpoint: Endpoint, connection: int, request: wire.Request, gathering: asyncio.Semaphore
     ) -> None:
-        asked = _decoded(request.pieces, len(request.regions) // _REGION_BYTES)
-        if not asked.short_bytes:
-            return await self._send(endpoint, connection, request, asked, None)
+        requested = _decoded(request.pieces, len(request.regions) // _REGION_BYTES)
+        if not requested.short_bytes:
+            return await self._send(endpoint, connection, request, requested, None)
         async with gathering, self._gathering:
-            buffer = self._buffers.take(asked.short_bytes)
+            buffer = self._buffers.take(requested.short_bytes)
             try:
-                await self._send(endpoint, connection, request, asked, buffer)
+                await self._send(endpoint, connection, request, requested, buffer)
             except TimeoutError:
                 raise  # the buffer is not given back: UCX may read it until the endpoint has ended
             except BaseException:
@@ -136,12 +136,12 @@ class UcxServer:
         endpoint: Endpoint,
         connection: int,
         request: wire.Request,
-        asked: _RequestPieces,
+        requested: _RequestPieces,
         buffer: np.ndarray | None,
     ) -> None:
         """The payload, then its status. Raises TimeoutError, PeerLost."""
         try:
-            regions, payload, status = self._prepare(request, asked, buffer)
+            regions, payload, status = self._prepare(request, requested, buffer)
         except RegionGone as error:
             regions, payload, status = None, _NOTHING, wire.failed(error)
         async with asyncio.timeout(_TAKEN_S):
@@ -151,7 +151,7 @@ class UcxServer:
             await endpoint.send(wire.encode(status), wire.status_tag(connection, request.seq))
 
     def _prepare(
-        self, request: wire.Request, asked: _RequestPieces, buffer: np.ndarray | None
+        self, request: wire.Request, requested: _RequestPieces, buffer: np.ndarray | None
     ) -> tuple[Regions, np.ndarray | Runs, wire.Status]:
         """The regions, the payload and its digests; short pieces are gathered into `buffer`."""
         arena = self._arena
@@ -160,28 +160,28 @@ class UcxServer:
         slots, generations = request.region_table().T
         slots = slots.astype(np.int64)
         offsets, sizes = arena.extents(slots, generations)
-        arena.refuse_beyond(slots, sizes, asked.reach)
+        arena.refuse_beyond(slots, sizes, requested.reach)
         block_bytes = request.block_bytes
         regions = Regions(slots, generations, offsets, sizes, *_no_checksums(len(slots)), block_bytes)
-        payload = self._payload(regions, asked, buffer)
+        payload = self._payload(regions, requested, buffer)
         if not block_bytes:
             return regions, payload, _SENT
-        digests = arena.digests(regions, asked.pieces(regions).blocks().tolist())
+        digests = arena.digests(regions, requested.pieces(regions).blocks().tolist())
         return regions, payload, wire.Status("", "", digest(payload), tuple(digests))
 
     def _payload(
-        self, regions: Regions, asked: _RequestPieces, buffer: np.ndarray | None
+        self, regions: Regions, requested: _RequestPieces, buffer: np.ndarray | None
     ) -> np.ndarray | Runs:
         memory = self._arena.memory
         if buffer is None:
-            return asked.runs(memory, regions.offset_bytes)
-        pieces = asked.pieces(regions)
-        gathered = pieces.take(np.flatnonzero(asked.short))
+            return requested.runs(memory, regions.offset_bytes)
+        pieces = requested.pieces(regions)
+        gathered = pieces.take(np.flatnonzero(requested.short))
         gather(memory, gathered, buffer)
         if len(gathered) == len(pieces):
             return buffer[: pieces.size_bytes]
         first = address_of(memory) + regions.offset_bytes[pieces.region] + pieces.offset
-        return runs_of(pieces, first, pieces.stride, asked.short, buffer, memory)
+        return runs_of(pieces, first, pieces.stride, requested.short, buffer, memory)
 
     def _recheck(self, regions: Regions, status: wire.Status) -> wire.Status:
         try:

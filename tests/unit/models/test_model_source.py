@@ -95,7 +95,7 @@ def test_run_files_name_packages_and_chats(tmp_path):
         ([("model.path", "package:other")], ModelNotFound, "names no known package"),
         ([("model.path", "")], ConfigError, "without model.path"),
         ([("model.observation_prefix", "Q:")], ConfigError, "the chat template stands"),
-        ([("model.chat", "false"), ("model.system", "hi")], ConfigError, "said to nobody"),
+        ([("model.chat", "false"), ("model.system", "hi")], ConfigError, "used nowhere"),
     ):
         with pytest.raises(error, match=said):
             load_run(run, overrides)

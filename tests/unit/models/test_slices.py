@@ -40,8 +40,8 @@ def own_arrays(spec: ModelSpec, rank: int, tp: int, fused: bool) -> dict[str, np
     for name, one in rank_parameters(spec, rank, tp, fused=fused).items():
         array = np.full(one.shape, -1)
         for part in one.parts:
-            assert (array[part.at.slices()] == -1).all()
-            array[part.at.slices()] = whole[part.source][part.box.slices()]
+            assert (array[part.target.slices()] == -1).all()
+            array[part.target.slices()] = whole[part.source][part.box.slices()]
         assert (array >= 0).all()
         found[name] = array
         if one.same_as:

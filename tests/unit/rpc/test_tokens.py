@@ -322,7 +322,7 @@ class Listening(env_pb2_grpc.EnvGatewayServiceServicer):
 
 
 async def test_a_rotation_needs_no_restart_and_ends_streams(path, monkeypatch):
-    monkeypatch.setattr(server, "LOOK_S", 0.02)
+    monkeypatch.setattr(server, "TOKEN_CHECK_S", 0.02)
     former, latter, host = make(Role.WORKER), make(Role.WORKER), make(Role.ENVIRONMENT)
     serving = Server("test", "127.0.0.1:0", tokens=TokenFile(written(path, former, host)))
     add = env_pb2_grpc.add_EnvGatewayServiceServicer_to_server

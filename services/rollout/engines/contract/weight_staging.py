@@ -121,7 +121,7 @@ class WeightStager:
                 # Written once now: the first read would pay for the page faults.
                 self._buffers[name] = np.full(sliced.shape, 0, dtype=dtype)
         self._slices = Repeated(
-            (part.source, part.box, self._buffers[name][part.at.slices()])
+            (part.source, part.box, self._buffers[name][part.target.slices()])
             for name, sliced in self._parameters.items()
             for part in sliced.parts
         )

@@ -137,7 +137,7 @@ class ModelRunner:
         """Writes all weights from boxes of the published tensors, `read(name, box)`, and puts them to use."""
         for name, sliced in self.parameters.items():
             for part in sliced.parts if not sliced.same_as else ():
-                self.weights[name][part.at.slices()].copy_(read(part.source, part.box))
+                self.weights[name][part.target.slices()].copy_(read(part.source, part.box))
         self.use_weights()
 
     @torch.inference_mode()

@@ -33,7 +33,7 @@ def test_slices_fill_every_reader_once(case: Case):
         for name, one in own.items():
             for part in one.parts:
                 whole = values(part.source, shapes[part.source])
-                assert (found[name][part.at.slices()] == whole[part.box.slices()]).all(), name
+                assert (found[name][part.target.slices()] == whole[part.box.slices()]).all(), name
     assert copied == needed_bytes(TINY, case)
 
 

@@ -43,7 +43,7 @@ class Weights:
         arrays = {name: np.empty(one.shape, np.float32) for name, one in own.items()}
         for name, one in own.items():
             for part in one.parts:
-                arrays[name][part.at.slices()] = tensors[part.source].numpy()[part.box.slices()]
+                arrays[name][part.target.slices()] = tensors[part.source].numpy()[part.box.slices()]
         return {name: (array, "float32") for name, array in arrays.items()}
 
 
