@@ -15,8 +15,8 @@ from earl.visible import visible
 class EarlError(Exception):
     """Base of all errors that EARL raises on purpose.
 
-    message: what was wrong, with the value. remedy: what to do; may be empty. Either may quote somebody
-    else: what a terminal would obey is made visible.
+    message: what was wrong, with the value. remedy: what to do; may be empty. Either may quote foreign
+    text: control characters are made visible.
     """
 
     status: ClassVar[str] = "INTERNAL"
@@ -277,11 +277,11 @@ class UnknownEnvironment(EnvironmentFailure):
 
 
 class EnvironmentCrashed(EnvironmentFailure):
-    """The process that an environment ran in died: the episode ended as ENV_ERROR, the host goes on."""
+    """The process that an environment ran in died: the episode ended as ENV_ERROR, the host continues."""
 
 
 class ToolError(EnvironmentFailure):
-    """A tool cannot do what the agent asked; the agent is shown the message, the episode goes on."""
+    """A tool cannot do what the agent asked; the agent is shown the message, the episode continues."""
 
     status = "INVALID_ARGUMENT"
 

@@ -111,5 +111,5 @@ def redis_errors(url: str) -> Iterator[None]:
         if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
             remedy = "put the right password into bus.redis_url"
         else:
-            remedy = "start the server or mend bus.redis_url; leave it empty for the embedded Valkey"
+            remedy = "start the server or correct bus.redis_url; leave it empty for the embedded Valkey"
         raise BusUnavailable(f"Redis at {shown_url(url)} failed: {error}", remedy) from error

@@ -220,7 +220,7 @@ async def _feed(process: asyncio.subprocess.Process, config: str) -> None:
     try:
         await process.stdin.drain()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # it ended at once: the caller finds its status and its log
+        pass  # it ended already: the caller reads its status and its log
     process.stdin.close()
 
 

@@ -27,7 +27,7 @@ class GatewayConfig(ConfigSection):
     bind: str = "127.0.0.1:0"
     # "host:port" of env hosts that listen: the gateway dials them, others dial the gateway.
     dial: list[Annotated[str, StringConstraints(pattern=r"^.+:[0-9]+$")]] = []
-    # A host silent for this long is gone.
+    # How long after its last message a host counts as gone.
     lease_s: float = Field(default=5.0, gt=0)
     # A host whose stream broke keeps its sessions if it is back within this.
     reconnect_s: float = Field(default=0.5, ge=0)

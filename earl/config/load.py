@@ -47,7 +47,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"run file {path} cannot be read: {error}", "give a TOML file") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"run file {path} is not TOML: {error}", "mend the line that it names") from None
+        raise ConfigError(f"run file {path} is not TOML: {error}", "correct the line that it names") from None
 
 
 # --- overrides ------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def set_override(table: dict[str, Any], key: str, text: str) -> None:
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--{key}: {part} is not a table in the run file", "mend the run file")
+            raise ConfigError(f"--{key}: {part} is not a table in the run file", "correct the run file")
     table[parts[-1]] = text if field is not None and keys.is_text(field) else toml_value(text)
 
 

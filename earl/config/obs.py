@@ -1,4 +1,4 @@
-"""`[obs]`: who may look on."""
+"""`[obs]`: metrics, traces and sinks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from earl.config.base import ConfigSection
 
 
 class ObsConfig(ConfigSection):
-    """What a run shows of itself beside its own files."""
+    """Where a run sends metrics and traces besides its own files."""
 
     # Where each service serves GET /metrics for Prometheus: port 0 for any free one, "" for none. The local
     # stack writes what it got to endpoints.json in the run's directory. Off loopback it needs TLS and token.
@@ -18,7 +18,7 @@ class ObsConfig(ConfigSection):
     # An OTLP collector (gRPC) that gets traces of tickets and switches, for example
     # "http://127.0.0.1:4317"; needs the extra `otel`. Off loopback https:// alone. "" for none.
     traces: str = Field(default="", pattern=r"^(https?://[^/\s]+)?/?$")
-    # Of all tickets, those that are traced; the same ones whenever the run is played.
+    # The fraction of tickets that are traced; the same tickets whenever the run is repeated.
     trace_fraction: float = Field(default=0.01, ge=0, le=1)
 
     # Besides its own files, give the run's figures to these, each by a process of its own: needs the extra
@@ -27,5 +27,5 @@ class ObsConfig(ConfigSection):
 
     @property
     def traced_fraction(self) -> float:
-        """0 where nobody takes traces."""
+        """The fraction of tickets that are traced; 0 without a collector."""
         return self.trace_fraction if self.traces else 0.0

@@ -41,9 +41,9 @@ class RolloutConfig(ConfigSection):
     arena_bytes: int = Field(default=0, ge=0)
     # How often a worker starts an engine again that died, before it gives up itself.
     engine_restarts: int = Field(default=2, ge=0)
-    # How long running episodes may go on after SIGTERM.
+    # How long running episodes may continue after SIGTERM.
     drain_s: float = Field(default=5.0, ge=0)
-    # How long it then goes on serving trajectories that are not trained yet, while others play on. What is
-    # not trained by then is played again.
+    # How long it then continues to serve trajectories that are not trained yet, while other workers play.
+    # What is not trained by then is played again.
     linger_s: float = Field(default=0.0, ge=0)
     bind: str = "127.0.0.1:0"

@@ -50,13 +50,13 @@ _RPC = [
         "Duration of unary calls; those that wait for work (LeaseTickets, NextBatch) contain the wait.",
         ("method",),
     ),
-    Metric("earl_rpc_requests_in_flight", "gauge", "Calls and streams that go on."),
+    Metric("earl_rpc_requests_in_flight", "gauge", "Calls and streams in progress."),
     Metric("earl_build_info", "gauge", "Always 1; what runs here.", ("version",)),
 ]
 
 _SCHEDULER = [
     Metric("earl_scheduler_phase", "gauge", "1 for the phase that the run is in.", ("phase",)),
-    Metric("earl_scheduler_done", "gauge", "1 once the run is over."),
+    Metric("earl_scheduler_done", "gauge", "1 once the run has ended."),
     Metric("earl_scheduler_step", "gauge", "Steps of the phase that are done."),
     Metric("earl_scheduler_policy_version", "gauge", "Version that is being trained."),
     Metric("earl_scheduler_published_version", "gauge", "Newest version that engines can load."),

@@ -1,4 +1,4 @@
-"""What a server counts of its calls: by method and code, how long, how many go on."""
+"""Counts a server's calls: by method and code, their durations, those in progress."""
 
 from __future__ import annotations
 

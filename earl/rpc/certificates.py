@@ -141,7 +141,7 @@ def _issue(directory: Path, name: str, names: Iterable[x509.GeneralName], days: 
         )
     if ca_key.public_key() != ca.public_key():
         raise ConfigError(
-            f"ca.key in {directory} is not of ca.pem", "put those together that were made at once"
+            f"ca.key in {directory} is not of ca.pem", "put files together that were made together"
         )
     named = dict.fromkeys(names)
     server_ends = min(now + datetime.timedelta(days=days), authority_ends)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
-# For what still goes on over a connection that was given up.
+# How long calls in progress may still use a connection that was replaced.
 FORMER_S = 10.0
 _FAILING = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 

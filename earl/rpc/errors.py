@@ -98,7 +98,7 @@ def sent_by_service(error: grpc.aio.AioRpcError) -> EarlError | None:
 
 
 def code_of(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
-    """The code of a failed call: UNAVAILABLE also for what gRPC calls otherwise and another try may mend."""
+    """The code of a failed call: UNAVAILABLE also for other codes of gRPC where a retry may succeed."""
     passing = (error.code(), error.details()) in (_BROKEN_WRITE, _NO_PLACE)
     return grpc.StatusCode.UNAVAILABLE if passing else error.code()
 

@@ -1,4 +1,4 @@
-"""What the contracts say of a method: who may call it, and whether each call is audited."""
+"""Reads the contracts' rules for a method: which roles may call it, and whether each call is audited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from earl.v1 import common_pb2
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a method's contract demands: the roles that may call it, and whether calls are audited."""
+    """What a method's contract requires: the roles that may call it, and whether calls are audited."""
 
     roles: frozenset[Role]
     audited: bool

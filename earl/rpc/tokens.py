@@ -2,7 +2,7 @@
 
 A server accepts what the file that EARL_TOKENS names lists, by role, and reads it again when it
 changes. Without one, the single token of EARL_TOKEN, or what the file that EARL_TOKEN_FILE names holds
-at the time, is accepted for every role; with none of them nothing is demanded, which `auth.check_bind`
+at the time, is accepted for every role; with none of them no token is required, which `auth.check_bind`
 allows on loopback only. What was sent is compared as SHA-256 in constant time with every token that there is.
 """
 

@@ -228,7 +228,7 @@ def test_a_mistake_comes_back_with_its_exit_code(background: Background):
     code, _, said = background.earl(
         *background.up_arguments(bus__redis_url=f"redis://:secret@127.0.0.1:{port}")
     )
-    assert code == 7 and "start the server or mend bus.redis_url" in said.splitlines()[-1]
+    assert code == 7 and "start the server or correct bus.redis_url" in said.splitlines()[-1]
     assert said.count("earl: error: ") == 1 + said.count("  | earl: error: ") and "Traceback" not in said
     assert "secret" not in said
     background.assert_nothing_left()

@@ -311,7 +311,7 @@ def test_a_redis_that_is_not_there(launched: Launched):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     launched.start(bus__redis_url=f"redis://:secret@127.0.0.1:{port}")
-    assert_refused(launched, 7, f"127.0.0.1:{port}", "start the server or mend bus.redis_url")
+    assert_refused(launched, 7, f"127.0.0.1:{port}", "start the server or correct bus.redis_url")
     assert "secret" not in launched.said
 
 

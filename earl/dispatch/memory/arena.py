@@ -207,7 +207,11 @@ class MappedArena:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise RegionGone(f"arena {path} is gone", "its owner ended; read a newer descriptor") from None
+            raise RegionGone(
+                f"arena {path} is gone",
+                "its owner ended: read a newer descriptor; or its arena_dir is not shared: let it serve over "
+                "the wire (data_plane.bind)",
+            ) from None
         except OSError as error:
             raise TransportUnavailable(
                 f"arena {path} cannot be opened: {error.strerror}", "serve it over ucx"
@@ -254,7 +258,7 @@ class MappedArena:
         _, rows = self._known(slots)
         words = self._table[rows].astype(np.int64)
         offsets, sizes = words[:, _OFFSET], words[:, _SIZE]
-        # A generation only grows: one that is still there was there when its extent was looked at.
+        # A generation only grows: one that is still there was there when its extent was read.
         self.check(slots, generations)
         outside = (offsets < self._header.data_offset) | (sizes < 0)
         outside |= sizes > self._header.size_bytes - offsets
@@ -317,7 +321,7 @@ class MappedArena:
 
 
 def _pages(memory: np.ndarray) -> Iterator[np.ndarray]:
-    """A byte of every page, some MiB at a time: what populates all at once keeps the GIL meanwhile."""
+    """A byte of every page, some MiB at a time, to populate them: all in one call would hold the GIL."""
     for start in range(0, len(memory), _TOUCHED_BYTES):
         yield memory[start : start + _TOUCHED_BYTES : arena_file.PAGE_BYTES]
 

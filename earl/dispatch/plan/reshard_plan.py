@@ -92,7 +92,7 @@ def _pieces(reshard: Reshard, tensors: int, loads: Counter[str]) -> tuple[Reshar
 def rounds(
     reshards: Sequence[Reshard], pieces: Sequence[Sequence[ReshardPiece]], chunk_bytes: int
 ) -> Iterator[list[ReshardPart]]:
-    """What goes over the wire at once, tensor by tensor in order; what stays on its rank is left out.
+    """Rounds of parts that go over the wire together, in the tensors' order, without what stays on its rank.
 
     In a round no rank sends or receives more than chunk_bytes, nor begins tensors of more bytes than that,
     but for one element or one tensor that alone is larger.

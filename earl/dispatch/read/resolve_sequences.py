@@ -1,4 +1,4 @@
-"""Whole sequences, many at once: from their keys and what their owners published to pieces of each arena."""
+"""Reads of many whole sequences: from their keys and their owners' records to pieces of each arena."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def resolve_sequences(
             continue
         region = nth[sequence[index_]]
         columns = held.column_offsets(names, [read.into[name].dtype for name in names])
-        # Column by column, so that what goes to one place of a buffer is asked for at once; sooner first.
+        # Column by column, so that a stretch of a buffer is requested together; lower priorities first.
         count, each = len(index_), len(names)
         buffer = np.repeat(np.arange(each, dtype=np.int32), count)
         order = np.argsort(np.tile(priority[index_], each), kind="stable")

@@ -2,8 +2,9 @@
 
 `read` copies pieces of one arena into the caller's buffers. When it returns, the bytes are those
 that were published: generations were re-checked after copying, checksums where asked for. When it
-raises or is cancelled, nothing writes into the buffers any more, whatever the peer does. A peer's
-death is PeerLost within 2 s; no failure of a peer harms reads from others.
+raises or is cancelled, nothing writes into the buffers any more, whatever the peer does. The death of
+a peer's process is PeerLost within 2 s; a frozen peer or a broken link is noticed at the reader's deadline
+only. No failure of a peer harms reads from others.
 """
 
 from __future__ import annotations
