@@ -40,12 +40,8 @@ opened, plane = plane_fixtures()
 async def test_a_box_over_two_shards_arrives_whole(plane: Plane):
     whole = np.random.default_rng(1).standard_normal((129, 77)).astype(np.float32)
     top, bottom = Box((0, 0), (65, 77)), Box((65, 0), (129, 77))
-    await plane.store.put_many(
-        {
-            "boxes/0": {"w": Placed(whole[top.slices()], whole.shape, top)},
-            "boxes/1": {"w": Placed(whole[bottom.slices()], whole.shape, bottom)},
-        }
-    )
+    for key, part in (("boxes/0", top), ("boxes/1", bottom)):
+        await plane.store.put(key, {"w": Placed(whole[part.slices()], whole.shape, part)})
     box = Box((40, 10), (100, 60))
     into = np.zeros(box.shape, np.float32)
     receipt = await plane.reader.read([Read(("boxes/0", "boxes/1"), "w", box, into)], READ_S)
@@ -71,9 +67,8 @@ async def test_a_target_may_be_strided_too(plane: Plane):
 async def test_ragged_columns_pack_into_one_buffer(plane: Plane):
     lengths = [5, 0, 1, 300, 64, 7, 4096, 33]
     columns = {f"ragged/{i}": np.arange(n, dtype=np.int32) + 1000 * i for i, n in enumerate(lengths)}
-    await plane.store.put_many(
-        {key: {"tokens": c, "loss_mask": (c % 2).astype(np.uint8)} for key, c in columns.items()}
-    )
+    for key, column in columns.items():
+        await plane.store.put(key, {"tokens": column, "loss_mask": (column % 2).astype(np.uint8)})
     tokens = np.zeros(sum(lengths), np.int32)
     mask = np.zeros(sum(lengths), np.uint8)
     reads, start = [], 0

@@ -61,6 +61,11 @@ class Pieces:
         return bool(self.regions.verifiable[self.region].all())
 
     @property
+    def start(self) -> np.ndarray:
+        """int64[P]: the first byte read, from the start of the arena's file."""
+        return self.regions.offset_bytes[self.region] + self.offset
+
+    @property
     def stop(self) -> np.ndarray:
         """int64[P]: one past the last byte read, from the region's start."""
         return self.offset + (self.rows - 1) * self.stride + self.run

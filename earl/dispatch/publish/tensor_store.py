@@ -121,24 +121,17 @@ class TensorStore:
         return store
 
     async def put(self, key: str, tensors: Mapping[str, np.ndarray | Placed], version: int = 0) -> Descriptor:
-        """Copy the tensors into the arena and publish them. Raises ArenaFull, LayoutError, BusUnavailable."""
-        return (await self.put_many({key: tensors}, version))[0]
-
-    async def put_many(
-        self, items: Mapping[str, Mapping[str, np.ndarray | Placed]], version: int = 0
-    ) -> list[Descriptor]:
-        """`put` for many keys, one round trip for all. Raises as `put`, having kept none of them."""
-        reserved: list[str] = []
+        """Copy the tensors into the arena and publish them. Raises ArenaFull, LayoutError, BusUnavailable,
+        having kept nothing.
+        """
+        placed = {name: _placed(tensor) for name, tensor in tensors.items()}
+        arrays = self.reserve(key, {name: p.spec for name, p in placed.items()}, version)
         try:
-            for key, tensors in items.items():
-                placed = {name: _placed(tensor) for name, tensor in tensors.items()}
-                arrays = self.reserve(key, {name: p.spec for name, p in placed.items()}, version)
-                reserved.append(key)
-                copies = [(arrays[name], p.array) for name, p in placed.items()]
-                await _off_loop(sum(a.nbytes for a, _ in copies), _copy_all, copies)
-            return await self.publish(reserved)
+            copies = [(arrays[name], p.array) for name, p in placed.items()]
+            await _off_loop(sum(a.nbytes for a, _ in copies), _copy_all, copies)
+            return (await self.publish(key))[0]
         except BaseException:
-            self._free(reserved)
+            self._free([key])
             raise
 
     def reserve(self, key: str, specs: Mapping[str, TensorSpec], version: int = 0) -> dict[str, np.ndarray]:

@@ -180,7 +180,7 @@ class UcxServer:
         gather(memory, gathered, buffer)
         if len(gathered) == len(pieces):
             return buffer[: pieces.size_bytes]
-        first = address_of(memory) + regions.offset_bytes[pieces.region] + pieces.offset
+        first = address_of(memory) + pieces.start
         return runs_of(pieces, first, pieces.stride, requested.short, buffer, memory)
 
     def _recheck(self, regions: Regions, status: wire.Status) -> wire.Status:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,26 +19,20 @@ _PLACES_KEPT = 2
 
 def copy(memory: np.ndarray, pieces: Pieces) -> None:
     """Fill the pieces' buffers from uint8 `memory`, in which their regions' offsets count."""
-    first = pieces.regions.offset_bytes[pieces.region] + pieces.offset
-    offsets, strides = pieces.target_offset, pieces.target_stride
-    _move(pieces, lambda i: memory, first, pieces.stride, lambda i: pieces.buffers[i], offsets, strides)
+    _move(pieces, memory, pieces.start, pieces.stride, None, pieces.target_offset, pieces.target_stride)
 
 
 def gather(memory: np.ndarray, pieces: Pieces, into: np.ndarray) -> None:
     """Copy the pieces end to end into uint8 `into`, run after run, instead of their buffers."""
-    first = pieces.regions.offset_bytes[pieces.region] + pieces.offset
-    _move(pieces, lambda i: memory, first, pieces.stride, lambda i: into, _starts(pieces), pieces.run)
+    _move(pieces, memory, pieces.start, pieces.stride, into, _packed(pieces), pieces.run)
 
 
 def scatter(payload: np.ndarray, pieces: Pieces) -> None:
     """Copy what `gather` laid end to end into the pieces' buffers."""
-    offsets, strides = pieces.target_offset, pieces.target_stride
-    _move(
-        pieces, lambda i: payload, _starts(pieces), pieces.run, lambda i: pieces.buffers[i], offsets, strides
-    )
+    _move(pieces, payload, _packed(pieces), pieces.run, None, pieces.target_offset, pieces.target_stride)
 
 
-def _starts(pieces: Pieces) -> np.ndarray:
+def _packed(pieces: Pieces) -> np.ndarray:
     """int64[P]: where each piece begins when all lie end to end."""
     sizes = pieces.rows * pieces.run
     return np.cumsum(sizes) - sizes
@@ -46,32 +40,36 @@ def _starts(pieces: Pieces) -> np.ndarray:
 
 def _move(
     pieces: Pieces,
-    source_of: Callable[[int], np.ndarray],
-    first: np.ndarray,
+    source: np.ndarray,
+    start: np.ndarray,
     stride: np.ndarray,
-    target_of: Callable[[int], np.ndarray],
+    into: np.ndarray | None,
     target_offset: np.ndarray,
     target_stride: np.ndarray,
 ) -> None:
-    views: dict[int, tuple[memoryview, memoryview]] = {}
-    rows = zip(
-        pieces.buffer.tolist(),
-        pieces.rows.tolist(),
-        pieces.run.tolist(),
-        first.tolist(),
-        stride.tolist(),
-        target_offset.tolist(),
-        target_stride.tolist(),
-        strict=True,
-    )
-    for buffer, count, run, start, step, to, target_step in rows:
+    """Copy the pieces' runs. into: uint8; None: the pieces' buffers."""
+    small_source, small_targets = source.data, dict[int, memoryview]()
+    rows = _rows(pieces, start, stride, target_offset, target_stride)
+    for buffer, to, target_step, first, step, count, run in rows:
+        target = pieces.buffers[buffer] if into is None else into
         if count == 1 and run <= _SMALL_RUN_BYTES:
-            if buffer not in views:
-                views[buffer] = target_of(buffer).data, source_of(buffer).data
-            target, source = views[buffer]
-            target[to : to + run] = source[start : start + run]
+            if buffer not in small_targets:
+                small_targets[buffer] = target.data
+            small_targets[buffer][to : to + run] = small_source[first : first + run]
             continue
-        np.copyto(*_pair(target_of(buffer), to, target_step, source_of(buffer), start, step, count, run))
+        np.copyto(*_pair(target, to, target_step, source, first, step, count, run))
+
+
+def _rows(
+    pieces: Pieces,
+    start: np.ndarray,
+    stride: np.ndarray,
+    target_offset: np.ndarray,
+    target_stride: np.ndarray,
+) -> Iterator[tuple[int, ...]]:
+    """(buffer, target offset and stride, start, stride, rows, run) of each piece."""
+    columns = (pieces.buffer, target_offset, target_stride, start, stride, pieces.rows, pieces.run)
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -107,17 +105,8 @@ class Views:
 
 
 def _pairs(memory: np.ndarray, pieces: Pieces) -> Iterator[Pair]:
-    first = pieces.regions.offset_bytes[pieces.region] + pieces.offset
-    columns = (
-        pieces.buffer,
-        pieces.target_offset,
-        pieces.target_stride,
-        first,
-        pieces.stride,
-        pieces.rows,
-        pieces.run,
-    )
-    for buffer, to, target_step, start, step, count, run in zip(*(c.tolist() for c in columns), strict=True):
+    rows = _rows(pieces, pieces.start, pieces.stride, pieces.target_offset, pieces.target_stride)
+    for buffer, to, target_step, start, step, count, run in rows:
         yield _pair(pieces.buffers[buffer], to, target_step, memory, start, step, count, run)
 
 

@@ -74,7 +74,7 @@ def _plain(pieces: Pieces, limit: int) -> Iterator[Fetch]:
     pieces = pieces.split_rows(few)
     pieces = _split_runs(pieces, pieces.offset, limit)
     length = pieces.stop - pieces.offset
-    start = pieces.regions.offset_bytes[pieces.region] + pieces.offset
+    start = pieces.start
     total = np.cumsum(length)
     first = 0
     while first < len(total):

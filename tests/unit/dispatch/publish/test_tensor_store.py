@@ -52,7 +52,8 @@ class Lapsing(Registry):
 async def store(tmp_path: Path) -> AsyncIterator[TensorStore]:
     arena = Arena.create(tmp_path, "o", 1, 1 << 16)
     async with TensorStore(arena, Lapsing()) as store:
-        await store.put_many({key: {"x": np.arange(9)} for key in ("stays", "goes")})
+        for key in ("stays", "goes"):
+            await store.put(key, {"x": np.arange(9)})
         yield store
 
 
