@@ -62,12 +62,12 @@ class SwitchDeadlines(ConfigSection):
 
     @property
     def total_s(self) -> float:
-        """Of a whole switch: state is handed over and verified once more where it is rolled back."""
+        """The most seconds of a whole switch: a roll-back hands state over and verifies it once more."""
         return self.prepare_s + self.quiesce_s + 2 * (self.switch_s + self.verify_s)
 
 
 class SwitchConfig(SwitchDeadlines):
-    """Bounds of a switch of a stage's parallelism. Past one of them the stage goes on as it was cut."""
+    """Bounds of a switch of a stage's parallelism. Past one of them the stage keeps the former one."""
 
     # Largest difference of those log-probs, in nats: bfloat16 sums in another order differ by some 0.02. A
     # layout that differs by more is not used again in the run.

@@ -23,7 +23,7 @@ from earl.dispatch.plan.boxes import plan
 class Reshard:
     """A tensor whose rank r holds before[r] now and after[r] then. item_bytes: of one element.
 
-    Example: Recut((4,), 4, (Box((0,), (2,)), Box((2,), (4,))), (Box((0,), (4,)), Box((0,), (0,)))).
+    Example: Reshard((4,), 4, (Box((0,), (2,)), Box((2,), (4,))), (Box((0,), (4,)), Box((0,), (0,)))).
     """
 
     shape: tuple[int, ...]
