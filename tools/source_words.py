@@ -14,6 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 FOLDERS = re.compile(r"^(earl|services|benchmarks|tools)/")
 GENERATED = re.compile(r"^earl/v1/")
+# Where names are still to be changed; the rule for class names waits for the same.
+NOT_YET = re.compile(
+    r"^(benchmarks/|tools/|earl/cli/|earl/env/conformance/|services/(rollout|trainer)/|"
+    r"services/scheduler/((batches|files|ledger|monitor)/|[a-z]+\.py))"
+)
 
 # Identifiers that say nothing of what they hold.
 EMPTY = frozenset(

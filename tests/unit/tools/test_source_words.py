@@ -1,0 +1,43 @@
+"""The rule for words finds names and docstrings that need a second reading, and passes plain ones."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tools.source_words import class_findings, word_findings
+
+
+def findings(source: str) -> list[str]:
+    return [what for _, what, _ in word_findings(ast.parse(source), "earl/x.py")]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "one = 1",
+        "for found in (): ...",
+        "def f(why): ...",
+        "class A:\n    def at(self): ...",
+        "self.own = 3",
+        "trainer_cut = 1",
+        "class TrainerCut: ...",
+        "match x:\n    case [*seen]: ...",
+        'def f():\n    """Of one run."""',
+    ],
+)
+def test_a_word_that_says_nothing_is_found(source: str) -> None:
+    assert len(findings(source)) == 1
+
+
+def test_plain_names_pass() -> None:
+    assert findings('"""Writes a file."""\nshortcut, ticket = 1, 2\nx.one()\nprint(found)') == []
+
+
+def test_a_class_name_in_two_modules_is_found() -> None:
+    modules = [(path, ast.parse(source)) for path, source in (
+        ("a.py", "class Plan: ..."), ("b.py", "class Plan: ..."), ("c.py", "class _Plan: ..."),
+    )]  # fmt: skip
+    ((path, (_, what, _)),) = class_findings(modules)
+    assert path == "a.py" and what == "class Plan also in b.py"
