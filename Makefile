@@ -1,5 +1,5 @@
 # Everything a contributor needs. Each target does its own set-up: a fresh clone needs Python >= 3.11 and a package index.
-#   make demo    train the tic-tac-toe agent, live view, report at the end
+#   make demo    train the tic-tac-toe agent, live view, report at the end; make setup-demo only installs what it needs
 #   make test    the default test suite          make test-slow   the rest, over an hour; renews its record
 #   make test-slow-oldest                   those of the rest that ran longest ago, 15 minutes
 #   make setup-vllm, test-vllm              vLLM, in an environment of its own, under the engine contract
@@ -7,12 +7,14 @@
 #   make setup-envs, test-envs              OpenEnv and verifiers, in environments of their own, as EARL's environments
 #   make setup-queue                        Ray and TransferQueue, in an environment of their own, for earl bench dispatch
 #   make check   every static check              make proto       regenerate earl/v1 from proto/
+#   make lock    requirements.lock again, after a change of pyproject.toml
 #   make docs    the documentation as a site, into site/
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.demo
 # TRL, which `earl bench e2e` and tests/peers compare EARL with.
 TRL := .venv-trl
 TRL_STAMP := $(TRL)/.installed
@@ -35,7 +37,7 @@ SEED ?= 0
 # Processes that share the default test suite.
 TEST_WORKERS ?= 2
 
-.PHONY: setup setup-peers setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-slow-oldest test-peers test-envs test-vllm test-sglang check proto docs clean
+.PHONY: setup setup-peers setup-demo setup-queue setup-envs setup-vllm setup-sglang demo test test-slow test-slow-oldest test-peers test-envs test-vllm test-sglang check lock proto docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -43,19 +45,24 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml tools/install.py
+$(STAMP): pyproject.toml requirements.lock tools/install.py
 	@$(PYTHON) tools/install.py $(VENV)
-	@touch $(STAMP)
+	@touch $(DEMO_STAMP) $(STAMP)
+
+# What the demo needs is a part of it.
+$(DEMO_STAMP): pyproject.toml requirements.lock tools/install.py
+	@$(PYTHON) tools/install.py --extras demo $(VENV)
+	@touch $(DEMO_STAMP)
 
 setup-peers: $(TRL_STAMP)
 
-$(TRL_STAMP): pyproject.toml tools/install.py tools/install_peers.py
+$(TRL_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_peers.py
 	@$(PYTHON) tools/install_peers.py trl $(TRL)
 	@touch $(TRL_STAMP)
 
 setup-queue: $(QUEUE_STAMP)
 
-$(QUEUE_STAMP): pyproject.toml tools/install.py tools/install_peers.py
+$(QUEUE_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_peers.py
 	@$(PYTHON) tools/install_peers.py queue $(QUEUE)
 	@touch $(QUEUE_STAMP)
 
@@ -71,18 +78,20 @@ $(OPENENV_STAMP): tools/install.py tools/install_envs.py
 
 setup-vllm: $(VLLM_STAMP)
 
-$(VLLM_STAMP): pyproject.toml tools/install.py tools/install_vllm.py
+$(VLLM_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_vllm.py
 	@$(PYTHON) tools/install_vllm.py $(VLLM)
 	@touch $(VLLM_STAMP)
 
 # SGLang on a CPU, for tests of its adapter: neither supported by SGLang nor part of CI.
 setup-sglang: $(SGLANG_STAMP)
 
-$(SGLANG_STAMP): pyproject.toml tools/install.py tools/install_sglang.py
+$(SGLANG_STAMP): pyproject.toml requirements.lock tools/install.py tools/install_sglang.py
 	@$(PYTHON) tools/install_sglang.py $(SGLANG)
 	@touch $(SGLANG_STAMP)
 
-demo: $(STAMP)
+setup-demo: $(DEMO_STAMP)
+
+demo: $(DEMO_STAMP)
 	@$(BIN)/earl demo --seed $(SEED)
 
 test: $(STAMP)
@@ -116,9 +125,13 @@ check: $(STAMP)
 	$(BIN)/python tools/check_commits.py
 	$(BIN)/python tools/slow_tests.py check
 	$(BIN)/python tools/check_keys.py
+	$(BIN)/python -m tools.lock check
 	$(BIN)/python tools/figures.py
 	$(BIN)/python tools/check_typescript.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lock: $(STAMP)
+	@$(BIN)/python -m tools.lock
 
 proto: $(STAMP)
 	@$(BIN)/python tools/check_proto.py --write

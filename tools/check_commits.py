@@ -18,7 +18,7 @@ SUBJECT = 72
 
 
 def faults(message: str) -> Iterator[str]:
-    """What is wrong with one commit message."""
+    """The faults of a commit message."""
     subject, _, rest = message.partition("\n")
     if len(subject) > SUBJECT:
         yield f"a subject of {len(subject)} characters; at most {SUBJECT}, the rest belongs into the body"

@@ -1,11 +1,11 @@
 """Writes docs/run-file.md from the schema and its comments, or without --write checks that it is current.
 
-A field's description is the comment above it (or behind it) in earl/config/: one place to keep true.
+A key's description is the comment above its field in earl/config/: one place to keep true. A key without
+one is an error.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import sys
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from earl.config import keys
-from earl.config.base import ConfigSection
+from earl.config.descriptions import description, descriptions
 from earl.config.load import expected
 from earl.config.run import RunConfig
 
@@ -31,24 +31,6 @@ Made from `earl/config/` by `tools/check_keys.py --write`.
 """
 
 
-def comments(model: type[BaseModel]) -> dict[str, str]:
-    """Field → what its source comment says; "" if there is none."""
-    found: dict[str, str] = {}
-    above: list[str] = []
-    sections = [owner for owner in reversed(model.__mro__) if issubclass(owner, ConfigSection)]
-    for line in "".join(map(inspect.getsource, sections)).splitlines():
-        text = line.strip()
-        if text.startswith("#"):
-            above.append(text.lstrip("# "))
-            continue
-        name = text.partition(":")[0]
-        if name in model.model_fields:
-            behind = text.partition("  # ")[2]
-            found[name] = " ".join([*above, behind]).strip()
-        above = []
-    return found
-
-
 def default_text(value: Any) -> str:
     """A default as TOML writes it; "(required)" if there is none."""
     if value is PydanticUndefined:
@@ -61,7 +43,7 @@ def default_text(value: Any) -> str:
 def tables(model: type[BaseModel], section: str = "") -> list[str]:
     """Markdown of a section and, after it, of the sections inside it."""
     prefix = f"{section}." if section else ""
-    said = comments(model)
+    notes = descriptions(model)
     lines = [f"## `[{section}]`" if section else "## Top level", ""]
     if model.__doc__ and section:
         lines += [model.__doc__.strip().partition("\n\n")[0], ""]
@@ -70,16 +52,23 @@ def tables(model: type[BaseModel], section: str = "") -> list[str]:
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         if keys.is_section(field):
-            assert isinstance(field.annotation, type)
-            inner += tables(field.annotation, key)
+            inner += tables(keys.section_of(field), key)
             continue
         takes = re.sub(r"(?<=matches )\S+", r"`\g<0>`", expected(key))
-        cells = [f"`{name}`", takes, default_text(field.default), said.get(name, "")]
+        cells = [f"`{name}`", takes, default_text(field.default), notes.get(name, "")]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, "", *inner]
 
 
+def undescribed() -> list[str]:
+    """Keys that have no description."""
+    return [key for key, field in keys.fields() if not keys.is_section(field) and not description(key)]
+
+
 def main() -> int:
+    if missing := undescribed():
+        print(f"keys: {', '.join(missing)}: write above each what it is and when to change it")
+        return 1
     text = HEAD + "\n" + "\n".join(tables(RunConfig)).rstrip() + "\n"
     if "--write" in sys.argv[1:]:
         PAGE.write_text(text, encoding="utf-8")

@@ -1,11 +1,15 @@
 """Refuses what must never stand in EARL's source, by reading syntax trees: `python tools/check_source.py`.
 
-Three rules. Nothing that runs code from data (pickle and its kin, torch.load, yaml.load, remote model
-code): whoever can write to a checkpoint, a socket or a bus would own the process. And generated
-stubs only at the edges (STUB_IMPORTERS: rpc, bus, codecs, servicers and their like), so that
-contracts can grow without touching what decides. And every error of the catalogue says what to do, where it
-may reach a person. Prints `path:line: what; remedy` for each finding;
-exit code 1 if there is any.
+The rules:
+- Nothing runs code from data (pickle and its kin, torch.load, yaml.load, remote model code): whoever can
+  write to a checkpoint, a socket or a bus would own the process.
+- Generated stubs are imported only at the edges (STUB_IMPORTERS: rpc, bus, codecs, servicers and their like),
+  so that contracts can grow without touching what decides.
+- A module whose docstring says "Pure." imports nothing of IMPURE.
+- Every error of earl/errors.py says what to do, where it may reach a person.
+- Names say what they hold, and public classes have unique names (`tools.source_words`).
+
+Prints `path:line: what; remedy` for each finding; exit code 1 if there is any.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ CALLS = {
     "numpy.load": "use safetensors",
     "np.load": "use safetensors",
 }
-# Of torch.distributed: these pickle what they carry.
+# Functions of torch.distributed that pickle what they carry.
 METHODS: dict[str, str] = dict.fromkeys(
     (
         "broadcast_object_list",
@@ -55,6 +59,12 @@ STUB_IMPORTERS = re.compile(
     r"^(earl/(rpc|bus|v1)/|tests/|benchmarks/|(earl|services)/(.*/)?"
     r"([a-z_]+_)?(codec|service|servicer|host|session|store|registry|client|membership|events)[a-z_]*\.py$)"
 )
+
+# Clocks, I/O, tasks and threads, generated stubs. pyproject.toml refuses the same for whole folders.
+IMPURE = re.compile(
+    r"(asyncio|time|datetime|socket|subprocess|threading|redis|grpc|torch|earl\.(v1|rpc|bus))(\.|$)"
+)
+PURE = re.compile(r"(\bPure|; pure)[.,]")
 
 ERRORS = ROOT / "earl" / "errors.py"
 RAISERS = re.compile(r"^(earl|services)/")
@@ -77,7 +87,7 @@ def demanding(catalogue: str) -> frozenset[str]:
 
 
 def line_of(name: str, bases: dict[str, str]) -> list[str]:
-    """A class and those that it is derived from."""
+    """A class and its base classes."""
     return [name, *line_of(bases[name], bases)] if name in bases else [name]
 
 
@@ -117,7 +127,7 @@ def error_findings(node: ast.Call, errors: frozenset[str]) -> Iterator[Finding]:
     if name not in errors or any(isinstance(argument, ast.Starred) for argument in node.args):
         return
     remedies = [*node.args[1:2], *(keyword.value for keyword in node.keywords if keyword.arg == "remedy")]
-    if not remedies or any(isinstance(one, ast.Constant) and not one.value for one in remedies):
+    if not remedies or any(isinstance(remedy, ast.Constant) and not remedy.value for remedy in remedies):
         yield node.lineno, f"{name} without a remedy", "say what to do about it"
 
 
@@ -135,29 +145,41 @@ def import_findings(node: ast.AST, path: str) -> Iterator[Finding]:
         yield line, "generated stubs away from the edges", "convert in a codec*.py or service*.py beside it"
 
 
+def purity_findings(module: ast.Module) -> Iterator[Finding]:
+    if not PURE.search(ast.get_docstring(module) or ""):
+        return
+    for node in ast.walk(module):
+        for name in imported(node)[:1]:
+            if IMPURE.match(name):
+                line = getattr(node, "lineno", 0)
+                yield line, f"import of {name} in a pure module", "take the value as an argument"
+
+
 def findings(source: str, path: str, errors: frozenset[str] = frozenset()) -> list[Finding]:
     """(line, what, remedy) of every violation in one file; `path` is relative to the root, with slashes.
 
-    errors: names of those that must have a remedy.
+    errors: names of the exceptions that must have a remedy.
     """
-    found: list[Finding] = []
-    for node in ast.walk(ast.parse(source, path)):
+    tree = ast.parse(source, path)
+    violations: list[Finding] = list(purity_findings(tree))
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            found += call_findings(node)
+            violations += call_findings(node)
             if RAISERS.match(path):
-                found += error_findings(node, errors)
+                violations += error_findings(node, errors)
             name = dotted(node.func)
             literal = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
             if name in ("importlib.import_module", "__import__") and str(literal).split(".")[0] in MODULES:
-                found.append((node.lineno, f"import of {literal}", MODULES[str(literal).split(".")[0]]))
+                violations.append((node.lineno, f"import of {literal}", MODULES[str(literal).split(".")[0]]))
         else:
-            found += import_findings(node, path)
-    return sorted(set(found))
+            violations += import_findings(node, path)
+    return sorted(set(violations))
 
 
 def main() -> int:
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     errors = demanding(ERRORS.read_text())
+    modules: list[tuple[str, ast.Module]] = []
     count = 0
     for path in files:
         name = path.relative_to(ROOT).as_posix()
@@ -166,10 +188,16 @@ def main() -> int:
         for line, what, remedy in findings(path.read_text(), name, errors):
             print(f"{name}:{line}: {what}; {remedy}")
             count += 1
-        if source_words.FOLDERS.match(name) and not source_words.NOT_YET.match(name):
-            for line, what, remedy in source_words.word_findings(ast.parse(path.read_text()), name):
+        if source_words.FOLDERS.match(name):
+            tree = ast.parse(path.read_text())
+            modules.append((name, tree))
+            words = source_words.word_findings(tree, name)
+            for line, what, remedy in (*words, *source_words.comment_findings(path.read_text())):
                 print(f"{name}:{line}: {what}; {remedy}")
                 count += 1
+    for name, (line, what, remedy) in source_words.class_findings(modules):
+        print(f"{name}:{line}: {what}; {remedy}")
+        count += 1
     print(f"source: {len(files)} files, {count} findings")
     return 1 if count else 0
 

@@ -59,7 +59,7 @@ network_backend = "netavark"
 
 
 def environment() -> dict[str, str]:
-    """What podman and podman-compose are to be started with."""
+    """The environment that podman and podman-compose are started with."""
     if not CONFIGURATION.is_file():
         STATE.mkdir(parents=True, exist_ok=True)
         limits = ", ".join(f'"{limit}"' for limit in ulimits())
@@ -68,12 +68,12 @@ def environment() -> dict[str, str]:
 
 
 def ulimits() -> list[str]:
-    found = []
-    for name, (kind, wanted) in LIMITS.items():
+    options = []
+    for name, (kind, needed) in LIMITS.items():
         hard = resource.getrlimit(kind)[1]
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        found.append(f"{name}={most}:{most}")
-    return found
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        options.append(f"{name}={most}:{most}")
+    return options
 
 
 def podman(*arguments: str, check: bool = True, **options) -> subprocess.CompletedProcess:
@@ -81,7 +81,7 @@ def podman(*arguments: str, check: bool = True, **options) -> subprocess.Complet
 
 
 def missing() -> list[str]:
-    """What stands in the way of `build`, each with its remedy."""
+    """What `build` lacks on this machine, each with its remedy."""
     if os.geteuid() != 0:
         return ["this user is not root: containers with networks of their own need it here"]
     lacking = sorted({package for command, package in COMMANDS.items() if shutil.which(command) is None})
@@ -95,7 +95,7 @@ def missing() -> list[str]:
 
 
 def setup() -> int:
-    """Installs packages and makes the base image; what is there is left as it is."""
+    """Installs packages and makes the base image; what exists is left as it is."""
     if os.geteuid() != 0:
         print("containers: run it as root")
         return 2
@@ -132,9 +132,9 @@ def lent() -> list[str]:
         key, _, value = line.partition("=")
         settings[key.rpartition(".")[2]] = value.strip().strip("'\"").replace("\\n", " ")
     STATE.mkdir(parents=True, exist_ok=True)
-    told = STATE / "pip.conf"
-    told.write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
-    paths = {told: "/etc/pip.conf"}
+    pip_conf = STATE / "pip.conf"
+    pip_conf.write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
+    paths = {pip_conf: "/etc/pip.conf"}
     for word in " ".join(settings.values()).split():
         url = urlparse(word)
         path = Path(unquote(url.path)) if url.scheme == "file" else Path(word)
@@ -147,7 +147,7 @@ def lent() -> list[str]:
 
 def build() -> int:
     if wrong := missing():
-        print("\n".join(f"containers: {one}" for one in wrong))
+        print("\n".join(f"containers: {problem}" for problem in wrong))
         return 1
     done = podman(
         "build", "--format", "docker", "--layers", "--network", "host", *lent(),
@@ -164,7 +164,9 @@ def main(arguments: Sequence[str]) -> int:
             return setup()
         case ["check"]:
             wrong = missing()
-            print("\n".join(f"containers: {one}" for one in wrong) or "containers: nothing is missing")
+            print(
+                "\n".join(f"containers: {problem}" for problem in wrong) or "containers: nothing is missing"
+            )
             return 1 if wrong else 0
         case ["build"]:
             return build()

@@ -15,7 +15,9 @@ from playwright.async_api import async_playwright
 from earl.config.run import RunConfig
 from earl.dashboard.serve import serve
 
-WIDTH, HEIGHT = 1280, 1560
+WIDTH, HEIGHT = 1280, 800
+# What learning, the lengths and the switches do not need.
+LEFT_OUT = ["training", "explorer", "decisions", "ledger", "fleet", "system", "trajectories", "details"]
 # The page is filled by then, or will not be.
 FILL_MS = 15_000
 
@@ -43,13 +45,14 @@ async def picture(directory: Path, out: Path, scheme: str) -> None:
             page = await browser.new_page(
                 viewport={"width": WIDTH, "height": HEIGHT},
                 color_scheme="dark" if scheme == "dark" else "light",
+                reduced_motion="reduce",
             )
             await page.goto(links[-1])
             await page.wait_for_selector("body:not(.waiting) .detail .turn", timeout=FILL_MS)
-            mark = page.locator(".mark").first
-            if await mark.count():
-                await mark.hover()
-            await page.screenshot(path=str(out))
+            await page.evaluate(
+                "names => names.forEach((name) => document.getElementById(name).remove())", LEFT_OUT
+            )
+            await page.screenshot(path=str(out), full_page=True)
             await browser.close()
     finally:
         waiting.cancel()

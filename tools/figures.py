@@ -47,9 +47,9 @@ from benchmarks.record.run_log import unfinished
 from tools.results import (
     RESULTS,
     ROOT,
+    BenchmarkResult,
     FigureError,
     Record,
-    Result,
     evaluate,
     has,
     record,
@@ -114,7 +114,7 @@ def line_of(text: str, position: int) -> int:
 
 
 def difference(stated: str, measured: str) -> str:
-    """What a page states beside what the record has: of a table the first line that differs."""
+    """A page's text and the record's, side by side: for a table the first line that differs."""
     pairs = list(zip(stated.split("\n"), measured.split("\n"), strict=False))
     first = next((pair for pair in pairs if pair[0] != pair[1]), ("fewer or more lines", "a whole table"))
     return (
@@ -190,8 +190,8 @@ def ranged(values: list[Any], form: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """header = expression; format; goal."""
+class TableColumn:
+    """A column of a table marker: `header = expression; format; goal`."""
 
     header: str
     expression: str
@@ -200,7 +200,7 @@ class Column:
     optional: bool
 
     @classmethod
-    def of(cls, line: str) -> Column:
+    def of(cls, line: str) -> TableColumn:
         header, equals, rest = line.partition(" = ")
         parts = [part.strip() for part in rest.split(";")]
         goal = GOAL.fullmatch(parts[2]) if len(parts) == 3 else None
@@ -218,7 +218,7 @@ class Column:
         bound = scalar(value, ".0%") if self.form.endswith("%") else f"{value:,g}"
         return f"{self.header} (goal {SIGNS[self.goal['relation']]} {bound})".replace("  ", " ")
 
-    def cell(self, result: Result, row: Any, row_key: str, page: Path) -> str:
+    def cell(self, result: BenchmarkResult, row: Any, row_key: str, page: Path) -> str:
         if self.expression == "@result":
             return link(result, page)
         try:
@@ -247,7 +247,7 @@ def reached(value: Any, goal: re.Match[str]) -> bool:
     )
 
 
-def link(result: Result, page: Path) -> str:
+def link(result: BenchmarkResult, page: Path) -> str:
     """The result's date, which leads to its file."""
     target = os.path.relpath(RESULTS / f"{result.name}.json", page.parent)
     return f"[{result.date}]({Path(target).as_posix()})"
@@ -265,7 +265,7 @@ def table(spec: str, known: Record, page: Page) -> str:
         elif line.startswith("where "):
             conditions.append(line.removeprefix("where "))
         else:
-            columns.append(Column.of(line))
+            columns.append(TableColumn.of(line))
     selected = [result for result in known.select(source) if all(holds(result, each) for each in conditions)]
     if empty:
         selected = [result for result in selected if walk(result.figures, rows.removesuffix(".*"))[0][0]]
@@ -283,14 +283,14 @@ def table(spec: str, known: Record, page: Page) -> str:
     return "\n" + "".join(f"| {' | '.join(row)} |\n" for row in [*head, *cells]) + "\n"
 
 
-def holds(result: Result, condition: str) -> bool:
+def holds(result: BenchmarkResult, condition: str) -> bool:
     """Whether a result has a key, or the value of it that `key=value` names."""
     key, equals, value = condition.partition("=")
     (present, *_), _ = walk(result.figures, key.strip())
     return str(present) == value.strip() if equals else present is not None
 
 
-def elements(result: Result, rows: str) -> Iterable[tuple[str, Any]]:
+def elements(result: BenchmarkResult, rows: str) -> Iterable[tuple[str, Any]]:
     """The rows of one result: key and value of each element of what `rows` names; one row if it is empty."""
     if not rows:
         return [("", result.figures)]

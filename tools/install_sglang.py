@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from install import ROOT, made, pip, torch_arguments, torch_pin
+from install import ROOT, locked_version, made, pip, torch_arguments
 
 SGLANG = "sglang==0.5.23"
 # Imported while its Engine starts, beside what vLLM brings: on a CPU SGLang uses operators of vLLM's.
@@ -70,10 +70,10 @@ def main() -> int:
         return 2
     target = Path(sys.argv[1])
     python = made(target)
-    version = torch_pin()
+    version = locked_version("torch")
     print(f"install: torch {version}, vLLM, EARL and {SGLANG} into {target} (4 GB)", flush=True)
     steps = (
-        ("install", *torch_arguments(python, version)),
+        ("install", *torch_arguments(python)),
         ("install", f"torch=={version}", "-e", f"{ROOT}[vllm]", *IMPORTED),
         ("uninstall", "--yes", *UNUSABLE),
         ("install", "--no-deps", SGLANG),

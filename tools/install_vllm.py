@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from install import OLDEST, ROOT, made, pip, torch_arguments, torch_pin
+from install import OLDEST, ROOT, locked_version, made, pip, torch_arguments
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 # Imports what the engine process imports; the first import also writes vLLM's byte code.
@@ -31,9 +31,9 @@ def main() -> int:
         return 2
     target = Path(sys.argv[1])
     python = made(target)
-    version = torch_pin()
+    version = locked_version("torch")
     print(f"install: torch {version} into {target}", flush=True)
-    if not pip(python, "install", "--quiet", *torch_arguments(python, version)):
+    if not pip(python, "install", "--quiet", *torch_arguments(python)):
         print(f"install: no build of torch {version} could be installed; see pip's message above")
         return 1
     print("install: vLLM, EARL and its pins (a few minutes, 3.7 GB)", flush=True)

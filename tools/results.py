@@ -46,11 +46,11 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class FigureError(Exception):
-    """A marker or an expression that cannot be filled in from the results; says what is wrong."""
+    """A marker or an expression that cannot be filled in from the results, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BenchmarkResult:
     """One file: name (without .json), figures, and what notes.toml adds about the machine."""
 
     name: str
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def commit(self) -> str:
-        """Short, with "+changes" where the tree differed from it; "" if none is known."""
+        """The short commit, with "+changes" where the tree differed from it; "" if none is known."""
         head, plus, changes = str(self.figures["commit"] or "").partition("+")
         return head[:COMMIT_DIGITS] + plus + changes
 
@@ -89,20 +89,20 @@ class Record:
 
     def __init__(self, results: Path = RESULTS, notes: Path = NOTES) -> None:
         machines = tomllib.loads(notes.read_text(encoding="utf-8"))["machines"]
-        self.results: dict[str, Result] = {}
+        self.results: dict[str, BenchmarkResult] = {}
         for path in sorted(results.glob("*.json")):
             if NAMED.fullmatch(path.stem):
                 figures = json.loads(path.read_text(encoding="utf-8"))
-                self.results[path.stem] = Result(path.stem, figures, _machine(figures, machines))
+                self.results[path.stem] = BenchmarkResult(path.stem, figures, _machine(figures, machines))
 
-    def series(self, benchmark: str) -> list[Result]:
+    def series(self, benchmark: str) -> list[BenchmarkResult]:
         """Every result of a benchmark, oldest first."""
         named = [result for result in self.results.values() if result.benchmark == benchmark]
         return sorted(named, key=lambda result: result.order)
 
-    def select(self, source: str) -> list[Result]:
+    def select(self, source: str) -> list[BenchmarkResult]:
         """The results that a source names, oldest first; of a benchmark's name alone all of its series."""
-        selected: list[Result] = []
+        selected: list[BenchmarkResult] = []
         for name in (part.strip() for part in source.split(",")):
             if name in self.results:
                 selected.append(self.results[name])
@@ -112,7 +112,7 @@ class Record:
                 raise FigureError(f"there is no result {name}")
         return selected
 
-    def newest(self, source: str, expression: str) -> Result:
+    def newest(self, source: str, expression: str) -> BenchmarkResult:
         """The newest of the named results that has what the expression asks for."""
         selected = self.select(source)
         for result in reversed(selected):
@@ -123,14 +123,15 @@ class Record:
 
 def _machine(figures: Mapping[str, Any], machines: Mapping[str, Any]) -> str:
     if "instruction_sets" in figures["machine"]:
-        return str(figures["machine"]["processor"])
+        machine = figures["machine"]
+        return f"{machine['processor']}, {machine['cores']} cores"
     return machines["second"] if figures["commit"] in machines["second_commits"] else machines["first"]
 
 
 # --- expressions ----------------------------------------------------------------------------
 
 
-def evaluate(result: Result, expression: str, row: Any = None, row_key: str = "") -> Any:
+def evaluate(result: BenchmarkResult, expression: str, row: Any = None, row_key: str = "") -> Any:
     """The value of an expression; a path that begins with "." is within `row`. Raises FigureError."""
     expression = expression.strip()
     if expression.startswith("@"):
@@ -151,7 +152,7 @@ def evaluate(result: Result, expression: str, row: Any = None, row_key: str = ""
         raise FigureError(f"{result.name}: {expression}: {error}") from error
 
 
-def _about(result: Result, name: str, row_key: str) -> str:
+def _about(result: BenchmarkResult, name: str, row_key: str) -> str:
     known = {
         "@date": result.date, "@commit": result.commit, "@result": result.name, "@machine": result.machine,
         "@key": row_key,
@@ -161,7 +162,7 @@ def _about(result: Result, name: str, row_key: str) -> str:
     return known[name]
 
 
-def _value(result: Result, path: str, row: Any) -> Any:
+def _value(result: BenchmarkResult, path: str, row: Any) -> Any:
     inside = path.startswith(".")
     values, many = walk(row if inside else result.figures, path.removeprefix("."))
     if not values or any(value is None for value in values):
@@ -170,7 +171,7 @@ def _value(result: Result, path: str, row: Any) -> Any:
 
 
 def walk(value: Any, path: str) -> tuple[list[Any], bool]:
-    """What is at a dotted path, and whether it has a "*". None stands for what is not there."""
+    """The value at a dotted path, and whether the path has a "*". None stands for a missing value."""
     values, many = [value], False
     for step in path.split(".") if path else ():
         if step == "*":
@@ -232,7 +233,7 @@ def paths(expression: str) -> Iterator[str]:
             yield path
 
 
-def lacking(result: Result, expression: str) -> list[str]:
+def lacking(result: BenchmarkResult, expression: str) -> list[str]:
     def present(path: str) -> bool:
         values, _ = walk(result.figures, path)
         return bool(values) and all(value is not None for value in values)
@@ -240,7 +241,7 @@ def lacking(result: Result, expression: str) -> list[str]:
     return [path for path in paths(expression) if not present(path)]
 
 
-def has(result: Result, expression: str) -> bool:
+def has(result: BenchmarkResult, expression: str) -> bool:
     return not lacking(result, expression)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import os
 import signal
@@ -48,7 +49,11 @@ def is_slow(node: ast.AST) -> bool:
 
 
 def slow_in(source: str) -> list[str]:
-    """Names of the test functions of one module that are slow, or have parameters that are."""
+    """Names of the tests of one module that are slow or have parameters that are.
+
+    A class that is marked stands as CLASS::METHOD for each of its test methods. A class without any
+    inherits unittest's `runTest`, as Hypothesis' state machines do.
+    """
     module = ast.parse(source)
     whole = any(
         isinstance(node, ast.Assign)
@@ -56,17 +61,28 @@ def slow_in(source: str) -> list[str]:
         and is_slow(node.value)
         for node in module.body
     )
-    return [
-        node.name
-        for node in module.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and (whole or any(is_slow(decorator) for decorator in node.decorator_list))
+    names: list[str] = []
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and (
+            whole or any(is_slow(decorator) for decorator in node.decorator_list)
+        ):
+            names += _tests_of(node)
+    return names
+
+
+def _tests_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> list[str]:
+    if not isinstance(node, ast.ClassDef):
+        return [node.name] if node.name.startswith("test_") else []
+    if not node.name.startswith("Test"):
+        return []
+    methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [f"{node.name}::{name}" for name in methods if name.startswith("test_")] or [
+        f"{node.name}::runTest"
     ]
 
 
 def slow_tests(root: Path = ROOT) -> list[str]:
-    """Node ids of all slow test functions, without parameters, sorted."""
+    """Node ids of all slow tests, without parameters, sorted."""
     return sorted(
         f"{file.relative_to(root).as_posix()}::{name}"
         for file in (root / "tests").rglob("test_*.py")
@@ -86,7 +102,7 @@ def write(landing: int, entries: Mapping[str, Mapping[str, Any]], file: Path = R
 
 
 def faults(landing: int, entries: Mapping[str, Mapping[str, Any]], tests: Iterable[str]) -> Iterator[str]:
-    """What is wrong with the record: tests without an entry, entries without a test, entries too old."""
+    """The faults of the record: tests without an entry, entries without a test, entries too old."""
     tests = set(tests)
     for name in sorted(tests - entries.keys()):
         yield f"{name} has no entry; run it with: python tools/slow_tests.py run --only {name}"
@@ -98,13 +114,15 @@ def faults(landing: int, entries: Mapping[str, Mapping[str, Any]], tests: Iterab
             yield f"{name} ran {age} landings ago, at most {LANDINGS} are allowed; run make test-slow"
 
 
-def oldest(entries: Mapping[str, Mapping[str, Any]], tests: Iterable[str], seconds: float) -> list[str]:
+def oldest(
+    entries: Mapping[str, Mapping[str, Any]], tests: Iterable[str], seconds: float, seed: str = ""
+) -> list[str]:
     """The tests that ran longest ago, as many as fit into `seconds` by what each took last time; at least
-    one."""
+    one. seed: orders tests of the same landing, so that another commit gets others of them."""
 
-    def age(name: str) -> tuple[int, str, str]:
-        entry = entries.get(name, {})
-        return int(entry.get("landing", -1)), str(entry.get("date") or ""), name
+    def age(name: str) -> tuple[int, str]:
+        landing = int(entries.get(name, {}).get("landing", -1))
+        return landing, hashlib.sha256(f"{seed} {name}".encode()).hexdigest()
 
     chosen: list[str] = []
     for name in sorted(tests, key=age):
@@ -170,7 +188,7 @@ def run(only: list[str], minutes: float, keep: bool) -> int:
     tests = only or slow_tests()
     limit_s = None
     if minutes:
-        tests = oldest(entries, tests, minutes * 60)
+        tests = oldest(entries, tests, minutes * 60, git("rev-parse", "HEAD"))
         limit_s = minutes * 60 * SLACK
         print(f"slow tests: the {len(tests)} that ran longest ago", flush=True)
     clean = not git("status", "--porcelain", "--untracked-files=no")

@@ -81,7 +81,7 @@ def git(root: Path, *arguments: str) -> str:
 
 
 class Blobs:
-    """What files did at a time: digests of their code, read from one git process."""
+    """The behaviour of files at a commit: digests of their code, read from one git process."""
 
     def __init__(self, root: Path) -> None:
         self._process = subprocess.Popen(
@@ -110,7 +110,7 @@ class Blobs:
 
 
 def digest(path: str, source: str) -> str:
-    """Equal for two versions of a file that do the same by the rule of this module."""
+    """A digest that is equal for two versions of a file with the same behaviour by this module's rule."""
     if path.endswith(".py"):
         try:
             source = shape(source)
@@ -120,7 +120,7 @@ def digest(path: str, source: str) -> str:
 
 
 def shape(source: str) -> str:
-    """The syntax tree as text, without what does not count."""
+    """The syntax tree as text, without the parts that do not count."""
     tree = ast.parse(source)
     imported: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -139,7 +139,7 @@ def _of_project(node: ast.Import | ast.ImportFrom) -> bool:
 
 
 class _Reduced(ast.NodeTransformer):
-    """Takes out imports and docstrings; what is imported from the project is numbered by its first use."""
+    """Removes imports and docstrings; names imported from the project are numbered by their first use."""
 
     def __init__(self, imported: dict[str, str]) -> None:
         self._imported = imported
@@ -211,7 +211,7 @@ def _counts(change: Change, blobs: Blobs) -> bool:
 
 
 def measured_code(root: Path = ROOT) -> dict[str, tuple[str, ...]]:
-    """By the name of each benchmark: the paths that it measures, as its module has them."""
+    """The paths that each benchmark measures, as its module names them, by the benchmark's name."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     points: Mapping[str, str] = project["entry-points"]["earl.benchmarks"]
     return {name: _declared(root, point.partition(":")[0]) for name, point in points.items()}

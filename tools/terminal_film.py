@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 
 import pyte
 
-# Of what is shown: waits are cut to this, changes within a frame are one, the end stays for a while. What is
+# Waits are shortened to this, changes within a frame are shown as one, the end stays for a while. What is
 # shown faster than it was has longer frames: it is many bytes.
 LONGEST_S, FRAME_S, FAST_FRAME_S, HOLD_S = 1.0, 0.12, 0.3, 6.0
 CELL, ROW, SIZE, BASE, MARGIN = 8.4, 17, 14, 13, 12
@@ -39,7 +39,7 @@ NAMED = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """at_s: since the start. kind: "o", what the terminal was sent; "m", how fast what follows is shown."""
+    """An event. at_s: since the start. kind: "o" for output; "m" for the speed at which the rest is shown."""
 
     at_s: float
     kind: str
@@ -56,7 +56,7 @@ class Cast:
 
     def dumps(self) -> str:
         head = {"version": 2, "width": self.columns, "height": self.lines}
-        rows = [[round(one.at_s, 4), one.kind, one.text] for one in self.events]
+        rows = [[round(event.at_s, 4), event.kind, event.text] for event in self.events]
         return "".join(f"{json.dumps(line)}\n" for line in (head, *rows))
 
     @classmethod
@@ -65,19 +65,21 @@ class Cast:
         return cls(head["width"], head["height"], [Event(*row) for row in rows])
 
     def refuse(self, secrets: Iterable[str]) -> None:
-        """Raises ValueError if any screen shows one of these."""
+        """Raises ValueError if any screen shows one of `secrets`."""
         screen = Screen(self.columns, self.lines)
         for event in self.events:
             if event.kind == "o":
                 screen.feed(event.text)
-                # A line that is full goes on in the next one.
-                seen = f"{screen.text}\n{screen.text.replace(chr(10), '')}"
-                if found := [one for one in secrets if re.search(rf"(?<!\w){re.escape(one)}\b", seen)]:
-                    raise ValueError(f"the terminal shows {found[0]}; run what shows relative paths")
+                # A line that is full continues in the next line.
+                shown = f"{screen.text}\n{screen.text.replace(chr(10), '')}"
+                if leaked := [
+                    secret for secret in secrets if re.search(rf"(?<!\w){re.escape(secret)}\b", shown)
+                ]:
+                    raise ValueError(f"the terminal shows {leaked[0]}; run what shows relative paths")
 
 
 class _Emulated(pyte.Screen):
-    """pyte's, with the second screen that full-screen programs draw on. titles: how many it was given."""
+    """pyte's screen, with the second screen that full-screen programs draw on. titles: how many were set."""
 
     titles = 0
     _first: tuple[Any, Any] | None = None
@@ -110,20 +112,20 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Cells of one style, from column `at` on."""
+class TerminalRun:
+    """Cells of the same style in a row, from `column` on."""
 
-    at: int
+    column: int
     text: str
     style: Style
     cells: int
 
 
-Row = tuple[Run, ...]
+Row = tuple[TerminalRun, ...]
 
 
 class Screen:
-    """What a terminal shows of what it was sent."""
+    """The screen of a terminal after the output that it was sent."""
 
     def __init__(self, columns: int, lines: int) -> None:
         self._screen = _Emulated(columns, lines)
@@ -142,12 +144,12 @@ class Screen:
 
     @property
     def titles(self) -> int:
-        """How many it was given so far."""
+        """How many titles were set so far."""
         return self._screen.titles
 
     @property
     def cursor(self) -> tuple[int, int] | None:
-        """Column and line, None while it is hidden."""
+        """The cursor's column and line, None while it is hidden."""
         cursor = self._screen.cursor
         return None if cursor.hidden else (min(cursor.x, self._screen.columns - 1), cursor.y)
 
@@ -156,13 +158,13 @@ class Screen:
 
     def _row(self, number: int) -> Row:
         line, runs = self._screen.buffer[number], []
-        at = 0
-        while at < self._screen.columns:
-            style, begin, text = styled(line[at]), at, ""
-            while at < self._screen.columns and styled(line[at]) == style:
-                text += line[at].data  # "" right of a wide one
-                at += 1
-            runs.append(Run(begin, text, style, at - begin))
+        column = 0
+        while column < self._screen.columns:
+            style, begin, text = styled(line[column]), column, ""
+            while column < self._screen.columns and styled(line[column]) == style:
+                text += line[column].data  # "" right of a wide one
+                column += 1
+            runs.append(TerminalRun(begin, text, style, column - begin))
         return tuple(run for run in runs if run.text.strip() or run.style.ground != GROUND)
 
 
@@ -176,8 +178,8 @@ def colour(name: str, default: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """at_s: when it is shown. real_s: when it was. cursor: column, line."""
+class FilmFrame:
+    """A screen of the film. at_s: when it is shown. real_s: when it was recorded. cursor: column, line."""
 
     at_s: float
     real_s: float
@@ -185,16 +187,16 @@ class Frame:
     cursor: tuple[int, int] | None
 
 
-def frames(cast: Cast) -> list[Frame]:
-    """The screens of a recording, in their order, each other than the one before."""
-    screen, found = Screen(cast.columns, cast.lines), []
+def frames(cast: Cast) -> list[FilmFrame]:
+    """The screens of a recording in order; each differs from the screen before."""
+    screen, shown = Screen(cast.columns, cast.lines), []
     shown_s = last_s = 0.0
     speed, pending_s = 1.0, None
 
     def take(at_s: float, real_s: float) -> None:
-        frame = Frame(at_s, real_s, screen.rows(), screen.cursor)
-        if not found or (found[-1].rows, found[-1].cursor) != (frame.rows, frame.cursor):
-            found.append(frame)
+        frame = FilmFrame(at_s, real_s, screen.rows(), screen.cursor)
+        if not shown or (shown[-1].rows, shown[-1].cursor) != (frame.rows, frame.cursor):
+            shown.append(frame)
 
     for event in cast.events:
         shown_s += min((event.at_s - last_s) / speed, LONGEST_S)
@@ -209,7 +211,7 @@ def frames(cast: Cast) -> list[Frame]:
         screen.feed(event.text)
     if pending_s is not None:
         take(pending_s, last_s)
-    return found
+    return shown
 
 
 def speed_of(mark: str) -> tuple[float, str]:
@@ -219,12 +221,12 @@ def speed_of(mark: str) -> tuple[float, str]:
 
 
 def caption(cast: Cast) -> str:
-    """What was done to the times."""
-    said = f"A real run. Waits are cut to {LONGEST_S:g} s"
+    """The film's caption, which tells how its times were changed."""
+    text = f"A real run. Waits are shortened to {LONGEST_S:g} s"
     for event in cast.events:
         if event.kind == "m" and (mark := speed_of(event.text))[0] > 1:
-            said += f"; {mark[1]} is shown {mark[0]:g} times as fast"
-    return f"{said}."
+            text += f"; {mark[1]} is shown {mark[0]:g} times as fast"
+    return f"{text}."
 
 
 def drawn(cast: Cast) -> str:
@@ -234,9 +236,9 @@ def drawn(cast: Cast) -> str:
 
 
 class Film:
-    """Frames on their way to an SVG."""
+    """Draws frames as an SVG."""
 
-    def __init__(self, cast: Cast, shown: Sequence[Frame]) -> None:
+    def __init__(self, cast: Cast, shown: Sequence[FilmFrame]) -> None:
         self._cast, self._shown = cast, shown
         self._length_s = shown[-1].at_s + HOLD_S
         self._classes: dict[str, str] = {}
@@ -249,7 +251,7 @@ class Film:
         inside = [self._row(number) for number in range(self._cast.lines)]
         inside.append(self._cursor())
         inside.append(self._caption())
-        said = escape(f"{caption(self._cast)} {clock(self._shown[-1].real_s)}")
+        title = escape(f"{caption(self._cast)} {clock(self._shown[-1].real_s)}")
         style = (
             f"text{{fill:#{INK}}}"
             f"svg svg>g,.c{{animation:{self._length_s:.2f}s step-end infinite}}"
@@ -258,7 +260,7 @@ class Film:
         font = "ui-monospace,SFMono-Regular,Menlo,Consolas,&quot;DejaVu Sans Mono&quot;,monospace"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
-            f'font-family="{font}" font-size="{SIZE}"><title>{said}</title>'
+            f'font-family="{font}" font-size="{SIZE}"><title>{title}</title>'
             f"<style>{style}{''.join(self._css)}</style>\n"
             f'<rect x=".5" y=".5" width="{width - 1:g}" height="{height - 1:g}" rx="8" fill="#{GROUND}" '
             f'stroke="#{EDGE}"/><g transform="translate({MARGIN} {MARGIN})">\n'
@@ -271,7 +273,7 @@ class Film:
         return self._film(number * ROW, rows, self._picture)
 
     def _film(self, y: float, contents: Sequence[Any], picture: Any) -> str:
-        """A window of one row on what it shows in each frame, moved by keyframes of its own."""
+        """One row of the film: a window that keyframes move over what the row shows in each frame."""
         places: dict[Any, int] = {}
         stops: list[tuple[float, int]] = []
         for frame, content in zip(self._shown, contents, strict=True):
@@ -301,19 +303,19 @@ class Film:
         return name
 
     def _picture(self, row: Row, top: float) -> str:
-        """A row's grounds and texts."""
+        """A row's backgrounds and texts."""
         back = "".join(
-            f'<path fill="#{ground}" d="M{short(at * CELL)} {top:g}h{short(cells * CELL)}v{ROW}'
+            f'<path fill="#{ground}" d="M{short(column * CELL)} {top:g}h{short(cells * CELL)}v{ROW}'
             f'h-{short(cells * CELL)}z"/>'
-            for at, cells, ground in grounds(row)
+            for column, cells, ground in grounds(row)
         )
-        words = "".join(self._word(run, at, text) for run in row for at, text in pieces(run))
+        words = "".join(self._word(run, column, text) for run in row for column, text in pieces(run))
         return back + (f'<text y="{top + BASE:g}">{words}</text>' if words else "")
 
-    def _word(self, run: Run, at: int, text: str) -> str:
+    def _word(self, run: TerminalRun, column: int, text: str) -> str:
         name = self._class(run.style)
         held = f' textLength="{short(len(text) * CELL)}"' if len(text) >= HELD else ""
-        return f'<tspan x="{short(at * CELL)}"{name}{held}>{escape(text)}</tspan>'
+        return f'<tspan x="{short(column * CELL)}"{name}{held}>{escape(text)}</tspan>'
 
     def _class(self, style: Style) -> str:
         rule = f"fill:#{style.ink}" if style.ink != INK else ""
@@ -336,35 +338,35 @@ class Film:
         return f'<path class="c {name}" fill="#{INK}" opacity=".6" d="M0 0h{CELL}v{ROW}h-{CELL}z"/>'
 
     def _caption(self) -> str:
-        """What was done to the times, and what a clock on the wall showed."""
+        """The caption, and the time of the recording at each frame."""
         y, right = (self._cast.lines + 1) * ROW, self._cast.columns - len("00:00")
-        said = Run(0, caption(self._cast), Style(DIM), 0)
-        clocks = [(Run(right, f"{clock(frame.real_s):>5}", Style(DIM), 0),) for frame in self._shown]
-        return f'<g transform="translate(0 {y})">{self._picture((said,), 0)}</g>' + self._film(
+        text = TerminalRun(0, caption(self._cast), Style(DIM), 0)
+        clocks = [(TerminalRun(right, f"{clock(frame.real_s):>5}", Style(DIM), 0),) for frame in self._shown]
+        return f'<g transform="translate(0 {y})">{self._picture((text,), 0)}</g>' + self._film(
             y, clocks, self._picture
         )
 
 
 def grounds(row: Row) -> list[tuple[int, int, str]]:
-    """Column, cells and colour of what lies behind the text, where that is not the terminal's own."""
-    found: list[tuple[int, int, str]] = []
+    """Column, cells and colour of each background in a row that is not the terminal's."""
+    spans: list[tuple[int, int, str]] = []
     for run in row:
         if run.style.ground == GROUND:
             continue
-        at, cells, ground = found[-1] if found else (-1, 0, "")
-        if at + cells == run.at and ground == run.style.ground:
-            found[-1] = at, cells + run.cells, ground
+        column, cells, ground = spans[-1] if spans else (-1, 0, "")
+        if column + cells == run.column and ground == run.style.ground:
+            spans[-1] = column, cells + run.cells, ground
         else:
-            found.append((run.at, run.cells, run.style.ground))
-    return found
+            spans.append((run.column, run.cells, run.style.ground))
+    return spans
 
 
-def pieces(run: Run) -> list[tuple[int, str]]:
-    """Its texts with their columns, cut where it has two spaces or more: each stands where it belongs."""
-    found = []
+def pieces(run: TerminalRun) -> list[tuple[int, str]]:
+    """A run's texts with their columns, split at two spaces or more, so that each stands in its column."""
+    texts = []
     for match in re.finditer(r"\S+(?: \S+)*", run.text):
-        found.append((run.at + match.start(), match[0]))
-    return found
+        texts.append((run.column + match.start(), match[0]))
+    return texts
 
 
 def short(value: float) -> str:

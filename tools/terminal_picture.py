@@ -2,7 +2,7 @@
 
 The output is the commands' own, with its colours. They run in the current directory, so run them from where
 `runs/` lies: a path that stands in the picture is then relative, and one of this machine is refused.
-README.md has `earl explain RUN --stage rollout --step 23` of a run of examples/growing_context.toml.
+README.md has `earl explain RUN --stage rollout --step 14` of a run of examples/growing_context.toml.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ TEMPLATE = """<svg viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http:
 
 
 def output_of(command: str) -> str:
-    """What a terminal would show of it. Raises SystemExit if it shows a path of this machine."""
+    """A command's output as in a terminal. Raises SystemExit if it shows a path of this machine."""
     env = os.environ | {"COLUMNS": str(WIDTH), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
     done = subprocess.run(
         command, shell=True, env=env, capture_output=True, text=True, timeout=BOUND_S, check=False
     )
-    said = done.stderr + done.stdout
+    output = done.stderr + done.stdout
     for path in (Path.cwd(), Path.home(), Path(sys.prefix)):
-        if str(path) in said:
+        if str(path) in output:
             raise SystemExit(f"{command!r} shows {path}; run it where the paths that it shows are relative")
-    return said
+    return output
 
 
 def picture(commands: list[str]) -> str:
-    """The SVG of a terminal in which they were run, one after the other."""
+    """The SVG of a terminal in which the commands were run one after the other."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False, force_terminal=True)
     for command in commands:
         console.print(Text.assemble(("$ ", "green"), (command, "bold")))
@@ -70,9 +70,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("commands", nargs="+")
-    asked = parser.parse_args()
-    asked.out.write_text(picture(asked.commands), encoding="utf-8")
-    print(f"wrote {asked.out.name}")
+    arguments = parser.parse_args()
+    arguments.out.write_text(picture(arguments.commands), encoding="utf-8")
+    print(f"wrote {arguments.out.name}")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from tools.terminal_film import Cast, Event, Screen, drawn  # noqa: E402
 
 COLUMNS, LINES = 112, 34
 # A person's keys, and a person's look at what a command said.
-KEY_S, LOOK_S = 0.05, 1.2
+KEY_S, SHOWN_S = 0.05, 1.2
 # The title that a prompt sets says how the command ended; nothing of it is seen.
 PROMPT = r"\[\e]2;ended $?\a\]\[\e[32m\]$\[\e[0m\] "
 ENDED = re.compile(r"ended (\d+)")
@@ -62,28 +62,32 @@ class Step:
 STEPS = (
     Step("earl up examples/tictactoe.toml"),
     Step("earl top", until=r" (8[89]|9\d)\.\d%", press="q", speed=10, bound_s=600.0),
-    Step("earl down"),
+    Step("earl stop"),
 )
 BIN = Path(sys.executable).parent
 # Whatever became of the session, nothing of it goes on.
-CLEAN_UP = (str(BIN / "earl"), "down", "--now")
+CLEAN_UP = (str(BIN / "earl"), "stop", "--now")
 
 
 @dataclass(slots=True)
-class Session:
-    """A shell on a pseudo-terminal, which is written down while it is read."""
+class TerminalSession:
+    """A shell on a pseudo-terminal, whose output is recorded while it is read.
+
+    shown_s: how long a command's output is shown, in seconds.
+    """
 
     master: int
     pid: int
     cast: Cast
     screen: Screen
+    shown_s: float = SHOWN_S
     began_s: float = field(default_factory=time.monotonic)
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
 
     def read(self, bound_s: float) -> bool:
-        """What is there within the bound; whether there was anything. Raises EOFError at the shell's end."""
+        """Records output until the bound; whether any came. Raises EOFError when the shell ends."""
         if not select.select([self.master], [], [], bound_s)[0]:
             return False
         try:
@@ -101,7 +105,7 @@ class Session:
             self.screen.feed(text)
 
     def until(self, met: Callable[[], bool], bound_s: float, what: str) -> None:
-        """Reads until it is so. Raises TimeoutError with what the screen shows."""
+        """Reads until the condition holds. Raises TimeoutError with the screen's text."""
         end_s = time.monotonic() + bound_s
         while not met():
             left_s = end_s - time.monotonic()
@@ -118,7 +122,7 @@ class Session:
         os.write(self.master, keys.encode())
 
     def play(self, step: Step) -> None:
-        """Types it and waits for its end. Raises RuntimeError if that is not exit code 0, and as `until`."""
+        """Type a command and wait for its end. Raises RuntimeError unless it exits with 0, and as `until`."""
         for key in step.line:
             self.press(key)
             self.watch(KEY_S)
@@ -129,17 +133,24 @@ class Session:
             pattern = re.compile(step.until)
             self.until(lambda: bool(pattern.search(self.screen.text)), step.bound_s, step.line)
             self.note("m", "1")
-            self.watch(LOOK_S)
+            self.watch(self.shown_s)
             self.press(step.press)
         self.until(lambda: self.screen.titles > before, step.bound_s, step.line)
         self.note("m", "1")
         ended = ENDED.search(self.screen.title)
         if ended is None or ended[1] != "0":
             raise RuntimeError(f"{step.line!r} ended with {self.screen.title!r}:\n{self.screen.text}")
-        self.watch(LOOK_S)
+        self.watch(self.shown_s)
 
 
-def recorded(steps: Sequence[Step], directory: Path, *, columns: int = COLUMNS, lines: int = LINES) -> Cast:
+def recorded(
+    steps: Sequence[Step],
+    directory: Path,
+    *,
+    columns: int = COLUMNS,
+    lines: int = LINES,
+    shown_s: float = SHOWN_S,
+) -> Cast:
     """The session, typed into a shell in this directory, and everything that its terminal was sent.
 
     Raises as Session.play; the shell, and what runs in it then, has ended in any case.
@@ -155,10 +166,10 @@ def recorded(steps: Sequence[Step], directory: Path, *, columns: int = COLUMNS, 
         os.chdir(directory)
         os.execve(shell, [shell, "--norc", "--noprofile", "-i"], environment)
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    session = Session(master, pid, Cast(columns, lines), Screen(columns, lines))
+    session = TerminalSession(master, pid, Cast(columns, lines), Screen(columns, lines), shown_s)
     try:
         session.until(lambda: session.screen.titles > 0, STOP_S, "the shell")
-        session.watch(LOOK_S)
+        session.watch(shown_s)
         for step in steps:
             session.play(step)
         return session.cast
@@ -166,8 +177,8 @@ def recorded(steps: Sequence[Step], directory: Path, *, columns: int = COLUMNS, 
         end(session)
 
 
-def end(session: Session) -> None:
-    """The terminal hangs up, which ends what runs in it."""
+def end(session: TerminalSession) -> None:
+    """Closes the terminal, which ends the processes that run in it."""
     os.close(session.master)
     descriptor = os.pidfd_open(session.pid)
     try:
@@ -179,13 +190,13 @@ def end(session: Session) -> None:
 
 
 def secrets(directory: Path) -> list[str]:
-    """What must not be seen: names of this machine and of places on it."""
+    """Texts that a recording must not show: names of this machine and of directories on it."""
     paths = {str(path) for path in (directory, directory.resolve(), Path.home(), Path(sys.prefix), ROOT)}
     return sorted({*paths, socket.gethostname()} - {"/", "localhost"})
 
 
 def readme_session(keep: Path | None) -> Cast:
-    """STEPS, in a directory that has nothing but the examples. keep: a file for the cast, refused or not."""
+    """Records STEPS in a directory with the examples alone. keep: a file for the cast, refused or not."""
     with tempfile.TemporaryDirectory(prefix="recording-") as scratch:
         directory = Path(scratch)
         (directory / "examples").symlink_to(ROOT / "examples")
@@ -205,14 +216,14 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="The SVG.")
     parser.add_argument("--keep", type=Path, help="Where the cast goes.")
     parser.add_argument("--from", dest="kept", type=Path, help="Draw this cast; run nothing.")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if asked.kept and asked.keep:
+    if arguments.kept and arguments.keep:
         parser.error("--from runs nothing that --keep could keep")
-    cast = Cast.loads(asked.kept.read_text("utf-8")) if asked.kept else readme_session(asked.keep)
+    cast = Cast.loads(arguments.kept.read_text("utf-8")) if arguments.kept else readme_session(arguments.keep)
     cast.refuse(secrets(Path(tempfile.gettempdir())))
-    asked.out.write_text(drawn(cast), encoding="utf-8")
-    print(f"{asked.out.name}: {asked.out.stat().st_size >> 10} KiB")
+    arguments.out.write_text(drawn(cast), encoding="utf-8")
+    print(f"{arguments.out.name}: {arguments.out.stat().st_size >> 10} KiB")
 
 
 if __name__ == "__main__":

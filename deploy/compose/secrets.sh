@@ -1,15 +1,15 @@
 #!/bin/sh
-# Makes what the containers of a run need to know each other, in DIRECTORY (default: secrets beside this file):
+# Creates the secrets of a run's containers in DIRECTORY (default: the folder secrets next to this file):
 #
 #   deploy/compose/secrets.sh [DIRECTORY] [HOST ...]         with `earl` installed; or in the image:
 #   docker run --rm --user 0:0 --volume "$PWD/deploy/compose:/out" earl:cpu /out/secrets.sh /out/secrets
 #
-# tokens/tokens.toml of every role, for the services; the token of env hosts and of viewers alone, each in a directory
-# of its own; a certificate authority with one certificate for all services (HOST: more names by which this machine is
-# reached) and one for the dashboard alone; passwords of Valkey and of Grafana's user admin. Containers run as user and
-# group 10001, which must be able to read them and nobody else may: run it as root.
+# tokens/tokens.toml with the tokens of every role, for the services; the tokens of env hosts and of viewers, each in a
+# separate directory; a certificate authority with one certificate for all services (HOST: further names of this
+# machine) and one for the dashboard only; passwords of Valkey and of Grafana's user admin. Only root and
+# group 10001, in which the containers run, may read these files: run this script as root.
 #
-# What is there is kept, but for the tokens that are taken from tokens.toml: run it again after `earl tokens rotate`.
+# Existing files are kept, except the tokens that are copied from tokens.toml: run it again after `earl tokens rotate`.
 set -eu
 directory=${1:-$(dirname "$0")/secrets}
 [ $# -gt 0 ] && shift
@@ -20,13 +20,13 @@ if [ "$(id -u)" != 0 ]; then
 fi
 umask 077
 
-# shared FILE: the containers' group may read it.
+# shared FILE: lets the containers' group read FILE.
 shared() {
     chgrp "$group" "$1"
     chmod 0640 "$1"
 }
 
-# taken ROLE: its tokens are written beside their place and moved there, so that nobody reads half of it.
+# taken ROLE: copies the role's tokens to a temporary file and renames it, so that no reader gets a partial file.
 taken() {
     earl tokens show "$1" --file "$directory/tokens/tokens.toml" > /dev/null 2>&1 ||
         earl tokens new --role "$1" --file "$directory/tokens/tokens.toml"
@@ -61,14 +61,14 @@ if [ ! -e "$directory/dashboard.pem" ]; then
     rm -f "$directory/dashboard.key" # of one that was interrupted
     earl certs add "$directory" dashboard # for localhost
 fi
-# password FILE: 32 random bytes, but for the signs that a URL would not take.
+# password FILE: writes 32 random bytes in base64, without characters that a URL does not allow.
 password() {
     head -c 32 /dev/urandom | base64 | tr -d '=+/\n' > "$1"
 }
 
 if [ ! -e "$directory/redis_password" ]; then
     password "$directory/redis_password"
-    # Without TLS: nobody but the services is on their network (docs/security.md).
+    # Without TLS, because only the services are on their network (docs/security.md).
     printf 'redis://:%s@valkey:6379/0\n' "$(cat "$directory/redis_password")" > "$directory/redis_url"
 fi
 if [ ! -e "$directory/grafana_password" ]; then

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes the secrets of an overlay: deploy/k8s/secrets.sh deploy/k8s/overlays/cpu-demo [HOST ...]
+# Creates the secrets of an overlay: deploy/k8s/secrets.sh deploy/k8s/overlays/cpu-demo [HOST ...]
 #
-# HOST: names by which env hosts outside the cluster reach the gateway. What is there is kept, but for the tokens that
-# are taken from tokens.toml: run it again after `earl tokens rotate`. Nothing of it belongs into version control
+# HOST: names by which env hosts outside the cluster reach the gateway. Existing files are kept, except the tokens that
+# are copied from tokens.toml: run it again after `earl tokens rotate`. Keep the secrets out of version control
 # (deploy/.gitignore).
 #
 # With `earl` installed, or in the image: docker run --rm --user "$(id -u)" --volume "$PWD/deploy/k8s:/k8s" earl:cpu \
@@ -38,6 +38,6 @@ if [ ! -e "$directory/dashboard.pem" ]; then
 fi
 if [ ! -e "$directory/redis_password" ]; then
     head -c 32 /dev/urandom | base64 | tr -d '=+/\n' > "$directory/redis_password"
-    # Without TLS: who reaches Valkey says deploy/k8s/base/network-policy.yaml (docs/security.md).
+    # Without TLS: deploy/k8s/base/network-policy.yaml restricts who reaches Valkey (docs/security.md).
     printf 'redis://:%s@valkey.earl.svc:6379/0\n' "$(cat "$directory/redis_password")" > "$directory/redis_url"
 fi
