@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +15,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from earl.cli.compare.figures import Figure, Measured, Value, figures, ratio, steps
+from earl.cli.compare.figures import Figure, MeasuredFigure, Value, figures, ratio, steps
 from earl.cli.compare.panels import rows, side_by_side, together
 from earl.cli.lib import completion
-from earl.cli.report.data import RunRecord, read_run
-from earl.cli.report.page import document
-from earl.cli.report.panels import card, table
+from earl.cli.lib.find_run import directory_of
+from earl.cli.report.data import RecordedRun, read_run
+from earl.cli.report.document import document
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -30,25 +31,27 @@ UNBOUNDED = 10_000
 Compared = Sequence[tuple[Figure, Sequence[Value]]]
 
 
-@app.command(epilog="Example: earl compare runs/first runs/second --html page.html")
+@app.command(epilog="Example: earl compare first second --html page.html")
 def compare(
     run_dirs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN_DIR...", help="Two or more such as runs/demo-seed0.", autocompletion=completion.runs
+            metavar="RUN...",
+            help="Names or directories of two or more runs.",
+            autocompletion=completion.runs,
         ),
     ],
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a page with their charts on the same axes, too."),
+        typer.Option(metavar="FILE", help="Also write a page with their charts on the same axes."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
 ) -> None:
     """Compare runs: time, tokens/s, reward, contexts, episodes that failed, switches, side by side.
 
-    Ratios are to the first of them. Reads their directories alone, also while a run goes on.
+    Ratios are to the first run. Reads the runs' directories only, also while a run is running.
     """
-    names, runs = read_all(run_dirs)
+    names, runs = read_all([directory_of(run) for run in run_dirs])
     compared = [(figure, [figure.of(run) for run in runs]) for figure in figures()]
     if html is not None:
         write(html, page(names, runs, compared))
@@ -58,15 +61,13 @@ def compare(
         show(names, compared)
 
 
-def read_all(directories: Sequence[Path]) -> tuple[list[str], list[RunRecord]]:
+def read_all(directories: Sequence[Path]) -> tuple[list[str], list[RecordedRun]]:
     """Names that tell the runs apart, and their records.
 
     Raises ConfigError: fewer than two runs, one of them twice, or one that is none or has no step yet.
     """
     if len(directories) < 2:
-        raise ConfigError(
-            f"{directories[0]} is one run alone", "name two or more, the one to compare with first"
-        )
+        raise ConfigError(f"{directories[0]} is only one run", "name two or more, the baseline first")
     whole = [directory.resolve() for directory in directories]
     twice = [given for given, path in zip(directories, whole, strict=True) if whole.count(path) > 1]
     if twice:
@@ -76,7 +77,7 @@ def read_all(directories: Sequence[Path]) -> tuple[list[str], list[RunRecord]]:
         runs.append(read_run(directory))
         if not steps(runs[-1]):
             raise ConfigError(
-                f"{directory} has no training step yet (metrics.jsonl)", "compare it once it has made one"
+                f"{directory} has no training step yet (metrics.jsonl)", "compare it after its first step"
             )
     names = [path.name for path in whole]
     alike = len(set(names)) < len(names)
@@ -96,18 +97,18 @@ def heads(names: Sequence[str]) -> list[str]:
 
 def cells(figure: Figure, values: Sequence[Value]) -> list[str]:
     first, *others = values
-    found = [figure.title, figure.text(first)]
+    row = [figure.title, figure.text(first)]
     for value in others:
         times = ratio(value, first)
-        found += [figure.text(value), f"{times:.2f}" if times is not None else ""]
-    return found
+        row += [figure.text(value), f"{times:.2f}" if times is not None else ""]
+    return row
 
 
 def show(names: Sequence[str], compared: Compared) -> None:
     """The table, on standard output: as wide as the terminal, or as it needs where there is none."""
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for at, head in enumerate(heads(names)):
-        drawn.add_column(Text(head), justify="right" if at else "left")
+    for index, head in enumerate(heads(names)):
+        drawn.add_column(Text(head), justify="right" if index else "left")
     for figure, values in shown(compared):
         drawn.add_row(*(Text(cell) for cell in cells(figure, values)))
     console = Console()
@@ -117,59 +118,63 @@ def show(names: Sequence[str], compared: Compared) -> None:
     console.print(drawn)
 
 
-def as_object(names: Sequence[str], runs: Sequence[RunRecord], compared: Compared) -> dict[str, Any]:
+def as_object(names: Sequence[str], runs: Sequence[RecordedRun], compared: Compared) -> dict[str, Any]:
     """{"runs": [name, directory, figures, ratios to the first run, evaluations, switches,
     failure]}.
 
     Intervals are figures of their own, key_low and key_high; null is what was not recorded.
     """
-    found = []
-    for at, (name, run) in enumerate(zip(names, runs, strict=True)):
+    listed = []
+    for index, (name, run) in enumerate(zip(names, runs, strict=True)):
         numbers: dict[str, Any] = {}
         for figure, values in compared:
-            numbers |= plain(figure.key, values[at])
-        found.append(
+            numbers |= plain(figure.key, values[index])
+        listed.append(
             {
                 "name": name,
                 "directory": str(run.directory),
                 "figures": numbers,
-                "ratios": {figure.key: ratio(values[at], values[0]) for figure, values in compared if at},
+                "ratios": {
+                    figure.key: ratio(values[index], values[0]) for figure, values in compared if index
+                },
                 "evaluations": [
-                    {key: value for key, value in one.items() if key not in ("rewards", "wins")}
-                    for one in run.evaluations
+                    {key: value for key, value in evaluation.items() if key not in ("rewards", "wins")}
+                    for evaluation in run.evaluations
                 ],
                 "switches": list(run.switches),
                 "failure": run.failure or None,
             }
         )
-    return {"runs": found}
+    return {"runs": listed}
 
 
 def plain(key: str, value: Value) -> dict[str, Any]:
-    if not isinstance(value, Measured):
+    if not isinstance(value, MeasuredFigure):
         return {key: value}
     bounds = {f"{key}_low": value.low, f"{key}_high": value.high} if value.low is not None else {}
     return {key: value.value, **bounds}
 
 
-def page(names: Sequence[str], runs: Sequence[RunRecord], compared: Compared) -> str:
-    """The figures, one chart for all runs, and their own charts side by side."""
-    listed = table(heads(names), [cells(figure, values) for figure, values in shown(compared)])
-    note = "÷: how many times the first run's. First and last steps: the mean of up to 8, of fewer than half."
-    sections = [
-        card("Figures", listed, wide=True, note=note),
-        f'<div class="charts">{"".join(together(runs, names))}</div>',
-        *(side_by_side(row, names) for row in rows(runs)),
-    ]
-    return document(" and ".join(names), "the same axes in every row", "".join(sections))
+def page(names: Sequence[str], runs: Sequence[RecordedRun], compared: Compared) -> str:
+    """The figures, charts of all runs together, and their own charts side by side, as one file."""
+    drawn = [side_by_side(row, names) for row in rows(runs)]
+    data = {
+        "title": " and ".join(names),
+        "heads": heads(names),
+        "figures": [cells(figure, values) for figure, values in shown(compared)],
+        "together": list(together(runs, names)),
+        "rows": [row for row in drawn if row is not None],
+    }
+    replaced = [('<h1 id="name">Compare</h1>', f'<h1 id="name">{escape(data["title"])}</h1>')]
+    return document("comparison.html", "comparison", data["title"], data, replaced)
 
 
 def write(path: Path, text: str) -> None:
-    """Raises ConfigError if it cannot."""
+    """Writes the text to the path. Raises ConfigError if it cannot."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"--html {path} cannot be written: {error.strerror}", "name a file in a directory that is there"
+            f"--html {path} cannot be written: {error.strerror}", "name a file in an existing directory"
         ) from error
     sys.stderr.write(f"page: {path}\n")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from earl.cli.compare.figures import ENDINGS, FAILURES, STAGES, cuts, steps
-from earl.cli.report.charts import Band, Mark, Series, line_chart, smooth
-from earl.cli.report.data import RunRecord
-from earl.cli.report.layouts import bands, tints_of
-from earl.cli.report.panels import SMOOTHING_STEPS, STEP, TRAIN, card, evaluated
+from earl.cli.compare.figures import ENDINGS, FAILURES, STAGES, layouts, steps
+from earl.cli.report.curves import SMOOTHING_STEPS, STEP, TRAIN, smooth
+from earl.cli.report.data import Record, RecordedRun
+from earl.cli.report.sections.layouts import bands
+from earl.cli.report.sections.series import thinned
 
 SECONDS = "seconds"
 # As in the report's throughput.
@@ -25,59 +24,89 @@ COLOURS = {"truncated": 3, "env_error": 2, "infra_error": 7, "timeout": 5, "out_
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """What one cell shows."""
+class Series:
+    """One line, or with `dots` one set of marks. points: (x, y), in order of x; bounds: (x, low, high)."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: int = 0
+    dots: bool = False
+    faint: bool = False
+    bounds: Sequence[tuple[float, float, float]] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "points": thinned(self.points)}
+
+
+@dataclass(frozen=True, slots=True)
+class ChartCell:
+    """The contents of one cell: the chart of one figure of one run.
+
+    bands: layouts as in sections.layouts; marks: (x, what happened there).
+    """
 
     series: Sequence[Series]
-    bands: Sequence[Band] = ()
-    marks: Sequence[Mark] = ()
+    bands: Sequence[Mapping[str, Any]] = ()
+    marks: Sequence[tuple[float, str]] = ()
 
     @property
     def corners(self) -> list[tuple[float, float]]:
         """Two points between which all of it lies; none if there is nothing."""
         points = [point for line in self.series for point in line.points]
-        points += [(x, y) for line in self.series for x, *ends in line.bars for y in ends]
+        points += [(x, y) for line in self.series for x, *ends in line.bounds for y in ends]
         if not points:
             return []
-        xs = [x for x, _ in points] + [end for band in self.bands for end in (band.start, band.end)]
+        xs = [x for x, _ in points] + [end for band in self.bands for end in (band["start"], band["end"])]
         ys = [y for _, y in points]
         return [(min(xs), min(ys)), (max(xs), max(ys))]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One figure of all runs; how: further arguments of its charts."""
+class ChartRow:
+    """One figure of all runs. layouts: in the order of their colours; zero: 0 is on the vertical axis."""
 
     title: str
     note: str
     x_label: str
-    plots: Sequence[Plot]
-    how: Mapping[str, Any] = field(default_factory=dict)
+    plots: Sequence[ChartCell]
+    layouts: Sequence[str] = ()
+    zero: bool = False
+    percent: bool = False
+    doubling: bool = False
 
 
-def side_by_side(row: Row, names: Sequence[str]) -> str:
-    """A card; empty if no run recorded anything of it."""
-    reach = within([corner for plot in row.plots for corner in plot.corners], row.x_label)
-    if not reach:
-        return ""
-    cells = (
-        f'<div><p class="note"><b>{escape(name)}</b></p>'
-        + line_chart(
-            plot.series, x_label=row.x_label, reach=reach, bands=plot.bands, marks=plot.marks, **row.how
-        )
-        + "</div>"
-        for name, plot in zip(names, row.plots, strict=True)
-    )
-    return card(row.title, f'<div class="charts">{"".join(cells)}</div>', wide=True, note=row.note)
+def side_by_side(row: ChartRow, names: Sequence[str]) -> dict[str, Any] | None:
+    """The row as the page draws it; None if no run recorded anything of it.
+
+    reach, within: what the horizontal and the vertical axis of every cell reach.
+    """
+    corners = [corner for plot in row.plots for corner in plot.corners]
+    if not corners:
+        return None
+    xs, ys = [x for x, _ in corners], [y for _, y in corners]
+    return {
+        "title": row.title, "note": row.note, "x": row.x_label, "layouts": row.layouts,
+        "percent": row.percent, "log": 2 if row.doubling else 0, "zero": row.zero,
+        "reach": reached(xs, row.x_label), "within": [min(ys), max(ys)],
+        "cells": [
+            {
+                "name": name,
+                "series": [line.as_json() for line in plot.series],
+                "bands": plot.bands,
+                "marks": [{"x": x, "lines": [text]} for x, text in plot.marks],
+            }
+            for name, plot in zip(names, row.plots, strict=True)
+        ],
+    }  # fmt: skip
 
 
-def within(points: Sequence[tuple[float, float]], x_label: str) -> list[tuple[float, float]]:
-    """What the axes of a row reach: its points, and for an axis of time the run's start."""
-    return [*points, *((0.0, y) for _, y in points[:1] if x_label == SECONDS)]
+def reached(xs: Sequence[float], x_label: str) -> list[float] | None:
+    """The ends of a horizontal axis, for one of time from the run's start on; None if there is no point."""
+    return [0.0 if x_label == SECONDS else min(xs), max(xs)] if xs else None
 
 
-def together(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
-    """Cards of one chart for all runs: a line a run."""
+def together(runs: Sequence[RecordedRun], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Charts of all runs: a line a run."""
     for title, key, over, window, x_label in (
         ("Reward over time", "reward_mean", "time_s", SMOOTHING_STEPS, SECONDS),
         ("Reward over steps", "reward_mean", "step", SMOOTHING_STEPS, STEP),
@@ -85,92 +114,121 @@ def together(runs: Sequence[RunRecord], names: Sequence[str]) -> Iterator[str]:
         ("Mean context over time", "length_mean", "time_s", SMOOTHING_RATE, SECONDS),
     ):
         lines = [
-            Series(name, smooth(run.points(key, phase=TRAIN, over=over), window), at)
-            for at, (run, name) in enumerate(zip(runs, names, strict=True))
+            Series(name, smooth(run.points(key, phase=TRAIN, over=over), window), index)
+            for index, (run, name) in enumerate(zip(runs, names, strict=True))
         ]
-        reach = within([point for line in lines for point in line.points], x_label)
-        yield card(
-            title, line_chart(lines, x_label=x_label, reach=reach), note=f"Mean of up to {window} steps."
-        )
+        yield {
+            "title": title, "note": f"Mean of up to {window} steps.", "x": x_label,
+            "reach": reached([x for line in lines for x, _ in line.points], x_label),
+            "series": [line.as_json() for line in lines],
+        }  # fmt: skip
 
 
-def rows(runs: Sequence[RunRecord]) -> Iterator[Row]:
-    """In order of what a reader asks first."""
+def rows(runs: Sequence[RecordedRun]) -> Iterator[ChartRow]:
+    """All rows of the page, in the order in which a reader asks for them."""
     yield from (lengths(runs, stage) for stage in STAGES if stage == "rollout" or changed(runs, stage))
-    yield Row("Reward", "Of the batches, and of evaluations with their 95 % intervals.", STEP,
-              [reward(run) for run in runs])  # fmt: skip
-    yield Row("Throughput", "Tokens of the trained episodes a second.", SECONDS,
-              [throughput(run) for run in runs], {"zero": True})  # fmt: skip
-    yield Row("Memory", "Of the fullest device of a stage, and the KV in use, at the highest of each step.",
-              SECONDS, [memory(run) for run in runs], {"zero": True, "percent": True})  # fmt: skip
+    note = "Of the batches, and of evaluations with their 95 % intervals."
+    yield ChartRow("Reward", note, STEP, [reward(run) for run in runs])
+    note = "Tokens of the trained episodes a second."
+    yield ChartRow("Throughput", note, SECONDS, [throughput(run) for run in runs], zero=True)
+    note = "Of the fullest device of a stage, and the KV in use, at the highest of each step."
+    yield ChartRow("Memory", note, SECONDS, [memory(run) for run in runs], zero=True, percent=True)
     names = [name for name in FAILURES if any(line.get(name) for run in runs for line in run.endings)]
-    yield Row(
-        "Episodes that were cut short or failed",
+    yield ChartRow(
+        "Truncated and failed episodes",
         "Share of those that ended in some seconds, those included that were tried again; out of memory: "
         "their engine was lost to it, which is an infra error.",
         SECONDS,
         [endings(run, names or ["truncated"]) for run in runs],
-        {"zero": True, "percent": True},
+        zero=True,
+        percent=True,
     )
 
 
-def changed(runs: Sequence[RunRecord], stage: str) -> bool:
-    """Whether the stage was cut in more than one way, in one run or between them."""
-    return len({cut for run in runs for _, cut in cuts(run, stage)}) > 1
+def changed(runs: Sequence[RecordedRun], stage: str) -> bool:
+    """Whether the stage had more than one parallelism, in one run or between them."""
+    return len({degrees for run in runs for _, degrees in layouts(run, stage)}) > 1
 
 
-def lengths(runs: Sequence[RunRecord], stage: str) -> Row:
-    tints = tints_of(cut for run in runs for _, cut in cuts(run, stage))
-    note = f"Tokens of what each step trained on. Tint: how {stage} was cut; lines: switches of it."
+def lengths(runs: Sequence[RecordedRun], stage: str) -> ChartRow:
+    known = dict.fromkeys(str(degrees) for run in runs for _, degrees in layouts(run, stage))
+    note = f"Tokens of what each step trained on. Tint: parallelism of {stage}; marks: its switches."
     plots = []
     for run in runs:
         series = [Series(name, run.points(key, phase=TRAIN), colour) for name, key, colour in LENGTHS]
-        layouts = bands(cuts(run, stage), tints, floor=False)
-        plots.append(Plot(series, layouts, switches(run, stage)))
-    return Row(f"Context and parallelism of {stage}", note, STEP, plots, {"doubling": True})
+        tinted = bands([(step, str(degrees)) for step, degrees in layouts(run, stage)])
+        plots.append(ChartCell(series, tinted, switches(run, stage)))
+    title = f"Context and parallelism of {stage}"
+    return ChartRow(title, note, STEP, plots, list(known), doubling=True)
 
 
-def switches(run: RunRecord, stage: str) -> list[Mark]:
+def switches(run: RecordedRun, stage: str) -> list[tuple[float, str]]:
     """Where a stage was switched, or could not be: in the step that went on then, or after the last."""
     ends = [(int(record["step"]), float(record.get("time_s", 0.0))) for record in steps(run)]
     marks = []
-    for one in run.switches:
-        if one.get("stage") != stage:
+    for switch in run.switches:
+        if switch.get("stage") != stage:
             continue
-        at = next((step for step, end_s in ends if end_s >= one["time_s"]), ends[-1][0])
-        how = f"rolled back: {one.get('message')}" if one.get("rolled_back") else str(one.get("reason", ""))
-        marks.append(Mark(f"step {at}: {how}; stalled {float(one.get('stall_s') or 0.0):.2f} s", float(at)))
+        during = next((step for step, end_s in ends if end_s >= switch["time_s"]), ends[-1][0])
+        how = (
+            f"rolled back: {switch.get('message')}"
+            if switch.get("rolled_back")
+            else str(switch.get("reason", ""))
+        )
+        stalled = float(switch.get("stall_s") or 0.0)
+        marks.append((float(during), f"step {during}: {how}; stalled {stalled:.2f} s"))
     return marks
 
 
-def reward(run: RunRecord) -> Plot:
-    rewards = run.points("reward_mean", phase=TRAIN)
-    return Plot(
+def reward(run: RecordedRun) -> ChartCell:
+    """The batches, their running mean, and the evaluations with their intervals."""
+    points = run.points("reward_mean", phase=TRAIN)
+    judged = [
+        (step_of(run, record), [record.get(f"mean_reward{end}") for end in ("", "_low", "_high")])
+        for record in run.evaluations
+        if isinstance(record.get("mean_reward"), (int, float))
+    ]
+    return ChartCell(
         [
-            Series("mean of the batch", rewards, 1, faint=True),
-            Series(f"mean of {SMOOTHING_STEPS} steps", smooth(rewards, SMOOTHING_STEPS), 1),
-            evaluated(run, "evaluation", "mean_reward"),
+            Series("mean of the batch", points, 1, faint=True),
+            Series(f"mean of {SMOOTHING_STEPS} steps", smooth(points, SMOOTHING_STEPS), 1),
+            Series(
+                "evaluation",
+                [(step, float(value or 0.0)) for step, (value, _, _) in judged],
+                2,
+                dots=True,
+                bounds=[
+                    (step, low, high)
+                    for step, (_, low, high) in judged
+                    if low is not None and high is not None
+                ],
+            ),
         ]
     )
 
 
-def throughput(run: RunRecord) -> Plot:
+def step_of(run: RecordedRun, evaluation: Record) -> float:
+    """Training steps in the parameters that were evaluated: every step makes one version."""
+    return float(max(0, int(evaluation.get("version", 1)) - 1 - run.config.warmup.batches))
+
+
+def throughput(run: RecordedRun) -> ChartCell:
     rates = run.points("tokens_per_s", phase=TRAIN, over="time_s")
-    return Plot([Series("tokens/s", smooth(rates, SMOOTHING_RATE), 4)])
+    return ChartCell([Series("tokens/s", smooth(rates, SMOOTHING_RATE), 4)])
 
 
-def memory(run: RunRecord) -> Plot:
+def memory(run: RecordedRun) -> ChartCell:
     shown = [
-        *((stage, f"load.{stage}.memory_fraction", at) for at, stage in enumerate(STAGES)),
+        *((stage, f"load.{stage}.memory_fraction", colour) for colour, stage in enumerate(STAGES)),
         ("KV in use", "load.rollout.kv.used_fraction", 4),
     ]
-    return Plot([Series(name, run.points(key, over="time_s"), colour) for name, key, colour in shown])
+    return ChartCell([Series(name, run.points(key, over="time_s"), colour) for name, key, colour in shown])
 
 
-def endings(run: RunRecord, names: Sequence[str]) -> Plot:
-    """names: keys of endings.jsonl."""
+def endings(run: RecordedRun, names: Sequence[str]) -> ChartCell:
+    """The share of episodes with each of these endings over time. names: keys of endings.jsonl."""
     totals = [(line, sum(line.get(name, 0) for name in ENDINGS)) for line in run.endings]
-    return Plot(
+    return ChartCell(
         [
             Series(
                 name.replace("_", " "),

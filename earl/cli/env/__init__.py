@@ -1,4 +1,4 @@
-"""Environments: begin one, prove it right, serve it, play it, see what a gateway has."""
+"""Environments: create, test, serve and play them, and list those of a gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from earl.cli.env import examination, listing, play, project, serving
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Environments: begin one, prove it right, serve it, play it, see what a gateway has.",
+    help="Environments: create, test, serve and play them, and list those of a gateway.",
     epilog="Example: earl env new word-guess. docs/environments.md goes from nothing to a training run.",
 )
 ADAPTER = "earl.env.adapters.calculator:environments"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GATEWAY = "The gateway's host:port; else EARL_GATEWAY."
 Gateway = Annotated[str, typer.Option("--gateway", metavar="HOST:PORT", help=GATEWAY)]
-Task = Annotated[str, typer.Option("--task", metavar="JSON", help="Given to every reset, an object.")]
+Task = Annotated[str, typer.Option("--task", metavar="JSON", help="Task of every reset, a JSON object.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -28,7 +28,7 @@ def task_of(text: str) -> dict[str, Any]:
             f"--task {text!r} is not JSON: {error}", "give an object, like '{\"level\": 2}'"
         ) from None
     if not isinstance(task, dict):
-        raise ConfigError(f"--task {text!r} is no JSON object", "give one, like '{\"level\": 2}'")
+        raise ConfigError(f"--task {text!r} is not a JSON object", "give one, like '{\"level\": 2}'")
     return task
 
 
@@ -36,7 +36,7 @@ def gateway_of(given: str) -> str:
     """The gateway's address. Raises ConfigError if none is given."""
     address = given or os.environ.get("EARL_GATEWAY", "")
     if not address:
-        raise ConfigError("no gateway is named", "give --gateway HOST:PORT or set EARL_GATEWAY")
+        raise ConfigError("no gateway is given", "give --gateway HOST:PORT or set EARL_GATEWAY")
     return address
 
 

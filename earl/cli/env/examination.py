@@ -33,7 +33,7 @@ Who = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[MODULE:CLASS] [NAME...]",
-        help="What to test; NAME: of its environments only these. With --listen or --dial names alone.",
+        help="What to test; NAME limits it to these environments. With --listen or --dial: names only.",
         autocompletion=completion.targets_and_names,
     ),
 ]
@@ -63,12 +63,12 @@ def test(
     task: Task = "",
     script: Script = None,
     only: Only = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Of the leak check.")] = DEFAULT.episodes,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of the leak check.")] = DEFAULT.episodes,
     seeds: Annotated[int, typer.Option(min=2, help="Episodes that are compared.")] = DEFAULT.seeds,
     max_steps: Annotated[
-        int, typer.Option(min=1, help="Steps after which an episode is left.")
+        int, typer.Option(min=1, help="Steps after which an episode is closed.")
     ] = DEFAULT.max_steps,
-    sessions: Annotated[int, typer.Option(min=1, help="Played at once.")] = DEFAULT.sessions,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions played at once.")] = DEFAULT.sessions,
     reset_s: Annotated[float, typer.Option(min=0.01, help="Longest reset, in seconds.")] = DEFAULT.reset_s,
     step_s: Annotated[float, typer.Option(min=0.01, help="Longest step, in seconds.")] = DEFAULT.step_s,
     leak_s: Annotated[float, typer.Option(min=1, help="Longest leak check, in seconds.")] = DEFAULT.leak_s,
@@ -77,19 +77,21 @@ def test(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Prove an environment right: a report card of its behaviour and of what its host says.
+    """Check an environment: a report card of its behaviour and of its host's messages.
 
-    The host runs in a process of its own and every message of it is judged. Each check passes, warns, fails
-    or is skipped, with what was seen and what to do. Exit code 1 if any fails.
+    The host runs in a process of its own and all its messages are checked. Each check passes, warns, fails
+    or is skipped, and prints its observation and a remedy. Exit code 1 if any fails.
     """
     names = list(who or [])
     if listen and dial:
         raise ConfigError(f"--listen {listen} and --dial {dial} are two hosts", "give one of them")
     target = "" if listen or dial or not names else names.pop(0)
     if not target and not listen and not dial:
-        raise ConfigError("nothing to test is named", "give module:Class, --listen or --dial HOST:PORT")
+        raise ConfigError(
+            "no environment to test is given", "give module:Class, --listen or --dial HOST:PORT"
+        )
     if target and ":" not in target:
-        raise ConfigError(f"{target!r} names no object", 'give "package.module:Class"')
+        raise ConfigError(f"{target!r} does not name an object", 'give "package.module:Class"')
     plan = ExamPlan(
         task=task_of(task),
         seeds=seeds,
@@ -151,10 +153,10 @@ async def _examined(
 def lines(check: Check) -> list[Text]:
     """A check as a person reads it: a line, and its remedy below."""
     mark = Text(f"{check.verdict.value:4}  ", style=STYLES[check.verdict])
-    found = [mark + Text(visible(f"{check.name:13} {check.seen}"), style="")]
+    texts = [mark + Text(visible(f"{check.name:13} {check.seen}"), style="")]
     if check.remedy and check.verdict in (CheckVerdict.WARN, CheckVerdict.FAIL):
-        found.append(Text(f"{'':20}-> {check.remedy}", style="dim"))
-    return found
+        texts.append(Text(f"{'':20}-> {check.remedy}", style="dim"))
+    return texts
 
 
 def closing(card: Card) -> Text:

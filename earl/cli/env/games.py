@@ -5,20 +5,20 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from earl.cli.env.arguments import access
 from earl.cli.lib.gateway_codec import CALL_S, listed
 from earl.env import Action, Ending, GatewayClient, Limits, Observation
 from earl.env.codec import observation
-from earl.env.conformance.acts import Act, Call, tools_of
+from earl.env.conformance.offered_tools import tools_of
 from earl.env.conformance.plan import ExamPlan
 from earl.env.conformance.servicer import examining
 from earl.env.conformance.spawned import spawned
 from earl.env.session import Session
-from earl.env.tool_calls import to_json
 from earl.errors import UnknownEnvironment
+from earl.message_fields import from_message
 
 # A person thinks for as long as it takes; what the environment does is bounded.
 LIMITS = Limits(queue_s=30.0, reset_s=120.0, step_s=120.0, episode_s=86_400.0)
@@ -26,7 +26,7 @@ LIMITS = Limits(queue_s=30.0, reset_s=120.0, step_s=120.0, episode_s=86_400.0)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the player sees."""
+    """What the player sees of one observation."""
 
     observation: Observation
     reward: float = 0.0
@@ -37,7 +37,7 @@ class Shown:
 
 
 class Game(Protocol):
-    """name: of the environment. tools: JSON schemas of its functions."""
+    """A game to be played by hand. name: of the environment. tools: JSON schemas of its functions."""
 
     name: str
     tools: Sequence[Mapping[str, Any]]
@@ -48,7 +48,7 @@ class Game(Protocol):
 
 
 class HostGame:
-    """In a host of its own process, over the real stream."""
+    """A game in a host process of its own, over the real protocol."""
 
     def __init__(self, link: Any, name: str) -> None:
         self.name = name
@@ -59,23 +59,16 @@ class HostGame:
         return _shown(await self._episode.reset(seed, task))
 
     async def act(self, action: Action) -> Shown:
-        calls = [Call(call.name, to_json(call.arguments)) for call in action.tool_calls]
-        return _shown(await self._episode.step(Act(str(action), calls)))
+        return _shown(await self._episode.step(action))
 
 
 def _shown(result: Any) -> Shown:
-    return Shown(
-        observation(result.observation),
-        result.reward,
-        result.done,
-        Ending(result.ending),
-        dict(result.metrics),
-        result.message,
-    )
+    shown = observation(result.observation)
+    return from_message(Shown, result, observation=shown, ending=Ending(result.ending))
 
 
 class GatewayGame:
-    """At a gateway, on whichever host has room."""
+    """A game at a gateway, on whichever host has room."""
 
     def __init__(self, client: GatewayClient, name: str, tools: Sequence[Mapping[str, Any]]) -> None:
         self.name = name
@@ -90,19 +83,15 @@ class GatewayGame:
     async def act(self, action: Action) -> Shown:
         assert self._session is not None
         outcome = await self._session.step(action)
-        return Shown(
-            outcome.observation,
-            outcome.reward,
-            outcome.done,
-            outcome.ending,
-            outcome.metrics,
-            outcome.message,
-        )
+        return Shown(**{field.name: getattr(outcome, field.name) for field in fields(Shown)})
 
 
 @asynccontextmanager
 async def at_host(target: str, name: str) -> AsyncIterator[Game]:
-    """Of "module:Class"; name may be "" if it serves one environment. Raises UnknownEnvironment."""
+    """Opens an environment of "module:Class"; name may be "" if it serves only one.
+
+    Raises UnknownEnvironment.
+    """
     secret = secrets.token_hex(16)
     async with (
         examining("127.0.0.1:0", secret) as examiner,
@@ -113,19 +102,19 @@ async def at_host(target: str, name: str) -> AsyncIterator[Game]:
 
 @asynccontextmanager
 async def at_gateway(address: str, name: str) -> AsyncIterator[Game]:
-    """At host:port. Raises UnknownEnvironment, ServiceUnavailable."""
+    """Opens an environment at the gateway host:port. Raises UnknownEnvironment, ServiceUnavailable."""
     allowed = access("operator")
-    found = {one.name: one for one in await listed(address, allowed, CALL_S)}
-    name = chosen(name, list(found), f"the gateway at {address}")
+    served = {environment.name: environment for environment in await listed(address, allowed, CALL_S)}
+    name = chosen(name, list(served), f"the gateway at {address}")
     client = GatewayClient(address, token=allowed.token, tls=allowed.tls)
     try:
-        yield GatewayGame(client, name, found[name].tools)
+        yield GatewayGame(client, name, served[name].tools)
     finally:
         await client.close()
 
 
 def chosen(name: str, served: Sequence[str], who: str) -> str:
-    """The environment that is meant. Raises UnknownEnvironment."""
+    """The name of the environment to play. Raises UnknownEnvironment."""
     if name in served:
         return name
     if not name and len(served) == 1:

@@ -11,31 +11,39 @@ from rich.table import Table
 from rich.text import Text
 
 from earl.cli.env.arguments import AsJson, Gateway, access, gateway_of
-from earl.cli.lib.gateway_codec import CALL_S, Listed, listed, signature
-from earl.rpc.token_file import LOOKS
+from earl.cli.lib.gateway_codec import CALL_S, GatewayEnvironment, listed, signature
+from earl.rpc.token_file import READERS
 from earl.visible import visible
 
 
 def list_(gateway: Gateway = "", as_json: AsJson = False) -> None:
-    """Show the environments at a gateway: hosts, capacity, open and waiting sessions, quarantine, tools."""
+    """List the environments at a gateway: hosts, capacity, open and waiting sessions, quarantine, tools."""
     address = gateway_of(gateway)
-    found = asyncio.run(listed(address, access(*LOOKS), CALL_S))
+    environments = asyncio.run(listed(address, access(*READERS), CALL_S))
     if as_json:
-        print(json.dumps({"gateway": address, "environments": [asdict(one) for one in found]}))
-    elif not found:
+        print(
+            json.dumps(
+                {"gateway": address, "environments": [asdict(environment) for environment in environments]}
+            )
+        )
+    elif not environments:
         print(f"no host is attached to {address}")
     else:
-        Console(highlight=False, soft_wrap=True).print(table(found))
+        Console(highlight=False, soft_wrap=True).print(table(environments))
 
 
-def table(found: list[Listed]) -> Table:
+# Figures of an environment, each a column.
+COUNTS = ("hosts", "capacity", "open", "queued", "quarantined")
+
+
+def table(environments: list[GatewayEnvironment]) -> Table:
     shown = Table(box=None, pad_edge=False)
     shown.add_column("environment", no_wrap=True)
-    for name in ("hosts", "capacity", "open", "queued", "quarantined"):
+    for name in COUNTS:
         shown.add_column(name, justify="right")
     shown.add_column("tools")
-    for one in found:
-        counts = (one.hosts, one.capacity, one.open, one.queued, one.quarantined)
-        tools = ", ".join(signature(tool) for tool in one.tools)
-        shown.add_row(*(Text(visible(cell)) for cell in (one.name, *map(str, counts), tools)))
+    for environment in environments:
+        counts = (getattr(environment, name) for name in COUNTS)
+        tools = ", ".join(signature(tool) for tool in environment.tools)
+        shown.add_row(*(Text(visible(cell)) for cell in (environment.name, *map(str, counts), tools)))
     return shown

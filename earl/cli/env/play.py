@@ -23,18 +23,18 @@ from earl.env.tool_calls import render
 from earl.errors import ConfigError
 from earl.visible import visible
 
-HELP = "A line is an action, as it stands. /3: the third legal action · /call TOOL {JSON} · /quit"
+HELP = "A line is an action, as it is typed. /3: the third legal action · /call TOOL {JSON} · /quit"
 
 Who = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[MODULE:CLASS] [NAME]",
-        help="What to play; with --gateway the NAME alone.",
+        help="What to play; with --gateway only the NAME.",
         autocompletion=completion.targets_and_names,
     ),
 ]
 Gateway = Annotated[
-    str, typer.Option("--gateway", metavar="HOST:PORT", help="Play what is attached there instead.")
+    str, typer.Option("--gateway", metavar="HOST:PORT", help="Play an environment of this gateway instead.")
 ]
 Record = Annotated[
     Path | None, typer.Option("--record", metavar="FILE", help="Add the episode to this file, for --script.")
@@ -44,18 +44,18 @@ Record = Annotated[
 def play(
     who: Who = None,
     gateway: Gateway = "",
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the episode; else a random one.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the episode; else a random one.")] = None,
     task: Task = "",
     record: Record = None,
 ) -> None:
-    """Play an episode: what the agent would see is shown, and every line that is typed is an action.
+    """Play an episode: shows the agent's observations, and takes every typed line as an action.
 
-    Legal actions and tools are shown where there are any. The end of the input ends the episode.
+    Legal actions and tools are listed if there are any. The end of the input ends the episode.
     """
     given = list(who or [])
     target = "" if gateway or not given else given.pop(0)
     if not target and not gateway:
-        raise ConfigError("nothing to play is named", "give module:Class, or --gateway HOST:PORT NAME")
+        raise ConfigError("no environment to play is given", "give module:Class, or --gateway HOST:PORT NAME")
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} cannot be played at once", "name one")
     name = given[0] if given else ""
@@ -130,16 +130,16 @@ def action_of(line: str, shown: Shown) -> Action:
         if name and isinstance(arguments, dict):
             call = ToolCall(name, arguments, "call-0")
             return Action(render(call), [call])
-    raise ConfigError(f"{line!r} is no command", HELP)
+    raise ConfigError(f"{line!r} is not a command", HELP)
 
 
 def show(shown: Shown, console: Console) -> None:
-    seen = shown.observation
-    said = shown.message if shown.message and not seen.text else seen.text
-    title = "tool" if seen.role == "tool" else None
-    console.print(Panel(Text(visible(said)), title=title, title_align="left"))
-    if seen.legal_actions and not shown.done:
-        legal = "  ".join(f"/{number} {action}" for number, action in enumerate(seen.legal_actions, 1))
+    observation = shown.observation
+    text = shown.message if shown.message and not observation.text else observation.text
+    title = "tool" if observation.role == "tool" else None
+    console.print(Panel(Text(visible(text)), title=title, title_align="left"))
+    if observation.legal_actions and not shown.done:
+        legal = "  ".join(f"/{number} {action}" for number, action in enumerate(observation.legal_actions, 1))
         console.print(Text(visible(legal), style="cyan"))
     if shown.reward:
         console.print(f"reward {shown.reward:g}")

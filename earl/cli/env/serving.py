@@ -27,39 +27,30 @@ from earl.stack.process import ready_address
 
 RESTARTS = 5
 FIRST_PAUSE_S = 0.5
-# A replica that served for this long begins to count anew.
+# A replica that served for this long begins to count again.
 HEALTHY_S = 60.0
 # Beyond drain_s, for the last words of each.
 MARGIN_S = 5.0
 
+TARGET = "An environment, or a function that returns environments."
 Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODULE:CLASS",
-        help="Or a function that returns environments.",
-        autocompletion=completion.targets,
-    ),
+    str, typer.Argument(metavar="MODULE:CLASS", help=TARGET, autocompletion=completion.targets)
 ]
+LISTEN = "Where a gateway dials instead; replicas listen at ports in a row."
 
 
 def serve(
     target: Target,
     gateway: Gateway = "",
-    listen: Annotated[
-        str,
-        typer.Option(
-            "--listen",
-            metavar="HOST:PORT",
-            help="Where a gateway dials instead; replicas in a row.",
-        ),
-    ] = "",
-    replicas: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 1,
-    capacity: Annotated[int, typer.Option(min=1, max=65_536, help="Sessions open at once in each.")] = 64,
+    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help=LISTEN)] = "",
+    replicas: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
+    capacity: Annotated[int, typer.Option(min=1, max=65_536, help="Open sessions per process.")] = 64,
     isolation: Annotated[
-        str, typer.Option(metavar="thread|process", help="Where episodes run; else as each environment says.")
+        str,
+        typer.Option(metavar="thread|process", help="Where episodes run; else as each environment declares."),
     ] = "",
-    name: Annotated[str, typer.Option(help="Of the host; replicas add their number.")] = "",
-    drain_s: Annotated[float, typer.Option(min=0.0, help="How long open episodes may go on.")] = 10.0,
+    name: Annotated[str, typer.Option(help="Name of the host; replicas add their number.")] = "",
+    drain_s: Annotated[float, typer.Option(min=0.0, help="How long open episodes may continue.")] = 10.0,
 ) -> None:
     """Serve environments through a gateway, in as many processes as there are replicas.
 
@@ -69,7 +60,7 @@ def serve(
     if listen and gateway:
         raise ConfigError(f"--gateway {gateway} and --listen {listen} exclude each other", "give one of them")
     if ":" not in target:
-        raise ConfigError(f"{target!r} names no object", 'give "package.module:Class"')
+        raise ConfigError(f"{target!r} does not name an object", 'give "package.module:Class"')
     if isolation not in ("", *ISOLATIONS):
         raise ConfigError(f"--isolation {isolation!r} is not known", f"use {' or '.join(ISOLATIONS)}")
     name = name or f"{socket.gethostname().partition('.')[0]}-{os.getpid()}"
@@ -91,7 +82,10 @@ def places(listen: str, replicas: int) -> list[list[str]]:
 
 
 class Replica:
-    """One process. ready: it is attached to the gateway, or listens. address: where, or the gateway's."""
+    """One host process.
+
+    ready: it is attached to the gateway, or listens. address: its own, or the gateway's.
+    """
 
     def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
@@ -102,7 +96,7 @@ class Replica:
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep(self, stop: asyncio.Event) -> int:
-        """Run it until `stop`, again after a crash; 0, or the exit code of what trying again cannot mend.
+        """Runs it until `stop`, again after a crash; 0, or the exit code of a permanent error.
 
         Raises ProcessFailed after RESTARTS crashes in a row.
         """
@@ -117,7 +111,7 @@ class Replica:
             crashes = 1 if time.monotonic() - began > HEALTHY_S else crashes + 1
             if crashes > RESTARTS:
                 text = f"{self.name} ended {crashes} times in a row, the last time with exit code {code}"
-                raise ProcessFailed(text, "see what it said on standard error")
+                raise ProcessFailed(text, "see its output on standard error")
             try:
                 async with asyncio.timeout(FIRST_PAUSE_S * 2 ** (crashes - 1)):
                     await stop.wait()
@@ -144,7 +138,7 @@ class Replica:
         return await self._process.wait()
 
     def signal(self, number: int) -> None:
-        """To the process alone, SIGKILL to all that it started."""
+        """Sends a signal to the process alone; SIGKILL also to all processes that it started."""
         if self._process is None or self._process.returncode is not None:
             return
         if number == signal.SIGKILL:
@@ -154,8 +148,8 @@ class Replica:
 
 
 async def supervise(replicas: list[Replica], stop: asyncio.Event, name: str, drain_s: float) -> None:
-    """Keep all until `stop` or until one cannot be kept."""
-    keepers = [asyncio.create_task(one.keep(stop)) for one in replicas]
+    """Keeps all until `stop` or until one cannot be kept."""
+    keepers = [asyncio.create_task(replica.keep(stop)) for replica in replicas]
     others = [asyncio.create_task(stop.wait()), asyncio.create_task(_announced(replicas, name))]
     try:
         done, _ = await asyncio.wait({others[0], *keepers}, return_when=asyncio.FIRST_COMPLETED)
@@ -164,15 +158,15 @@ async def supervise(replicas: list[Replica], stop: asyncio.Event, name: str, dra
         for task in others:
             task.cancel()
         for number, bound_s in ((signal.SIGTERM, drain_s + MARGIN_S), (signal.SIGKILL, MARGIN_S)):
-            for one in replicas:
-                one.signal(number)
+            for replica in replicas:
+                replica.signal(number)
             await asyncio.wait({*others, *keepers}, timeout=bound_s)
     code = max((task.result() for task in keepers if task in done), default=0)
-    if code:  # it has said why itself, on standard error
+    if code:  # its own message is on standard error
         raise SystemExit(code)
 
 
 async def _announced(replicas: list[Replica], name: str) -> None:
-    for one in replicas:
-        await one.ready.wait()
-    announce(name, ",".join(dict.fromkeys(one.address for one in replicas)))
+    for replica in replicas:
+        await replica.ready.wait()
+    announce(name, ",".join(dict.fromkeys(replica.address for replica in replicas)))

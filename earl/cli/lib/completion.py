@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from earl.errors import EarlError
-from earl.stack.rundir import LOGS
+from earl.stack.run_files import LOGS
 
 RUNS = Path("runs")
 # Directories there, the newest first.
-LOOKED_AT = 64
+MOST_RUNS = 64
 
 
-def newest() -> list[Path]:
-    """Directories of runs below RUNS, those first that were launched last."""
-    run_files = sorted(RUNS.glob("*/run.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [path.parent for path in run_files[:LOOKED_AT]]
+def newest(folder: Path | None = None) -> list[Path]:
+    """Directories of runs in a folder, RUNS if none is given, those first that were launched last."""
+    run_files = (folder or RUNS).glob("*/run.json")
+    run_files = sorted(run_files, key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path.parent for path in run_files[:MOST_RUNS]]
 
 
 def runs(incomplete: str) -> list[str]:
-    """Runs' directories."""
+    """Directories of runs that complete the word."""
     return [str(path) for path in newest() if str(path).startswith(incomplete)]
 
 
@@ -32,7 +33,7 @@ def runs_and_processes(incomplete: str) -> list[str]:
 
 
 def targets(incomplete: str) -> list[str]:
-    """Environments as "module:environments": adapters that come with EARL."""
+    """Adapters that come with EARL, as "module:environments", that complete the word."""
     from earl.env import adapters
 
     modules = sorted(Path(path).stem for path in Path(str(adapters.__file__)).parent.glob("*.py"))

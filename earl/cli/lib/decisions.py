@@ -19,7 +19,7 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Load(_Value):
+class DecisionWorkload(_Value):
     """Lengths in tokens, sequences at once in the whole pool."""
 
     mean_tokens: float
@@ -28,8 +28,8 @@ class Load(_Value):
     concurrency: float
 
 
-class Kv(_Value):
-    """At its fullest; in all engines."""
+class KvUsage(_Value):
+    """The KV of all engines together, when it was fullest."""
 
     used_tokens: float
     committed_tokens: float
@@ -37,17 +37,17 @@ class Kv(_Value):
     used_fraction: float
 
 
-class Seen(Load):
-    """What the step before the decision was; None where nobody said."""
+class MeasuredWorkload(DecisionWorkload):
+    """The workload of the step before the decision; None where it was not measured."""
 
     concurrency_most: float
     tokens_per_device_s: float | None = None
     memory_fraction: float | None = None
-    kv: Kv | None = None
+    kv: KvUsage | None = None
 
 
-class Candidate(_Value):
-    """As it was weighed. step_s: None where there is no throughput."""
+class RecordedCandidate(_Value):
+    """A candidate as the selector weighed it. step_s: None where there is no throughput."""
 
     parallelism: Parallelism
     tokens_per_device_s: float
@@ -58,8 +58,8 @@ class Candidate(_Value):
     source: str = ""
 
 
-class Verdict(_Value):
-    """before, after: of the selector's own course. None for a number without a bound."""
+class RecordedVerdict(_Value):
+    """A verdict. before, after: what the selector had chosen. None stands for a number without a bound."""
 
     before: Parallelism | None = None
     after: Parallelism
@@ -71,39 +71,42 @@ class Verdict(_Value):
     reason: str
 
 
-class Line(_Value):
-    """One decision, for `step`, after the step before it. running: what the stage had in truth."""
+class DecisionRecord(_Value):
+    """One decision, for `step`, made after the step before it. running: the stage's actual parallelism."""
 
     step: int
     stage: str
     policy: str
     devices: int
     running: Parallelism
-    seen: Seen
+    seen: MeasuredWorkload
     growth: float
     # What the predictions are multiplied by, where the stage is now, for what the run observed.
     correction: float = 1.0
-    expected: Load | None = None
-    candidates: tuple[Candidate, ...] = ()
-    verdict: Verdict
+    expected: DecisionWorkload | None = None
+    candidates: tuple[RecordedCandidate, ...] = ()
+    verdict: RecordedVerdict
     sentence: str
-    # Of the switch that carries it out, 0 if none does; held: why none does.
+    # Epoch of the switch that carries it out, 0 if none does; held: why none does.
     epoch: int = 0
     held: str = ""
     decision_ms: float
 
 
-def read_decisions(directory: Path) -> dict[str, list[Line]]:
+def read_decisions(directory: Path) -> dict[str, list[DecisionRecord]]:
     """The run's decisions by stage, in order of their steps; without what was rolled back."""
     return surviving(read_lines(directory / FILE))
 
 
-def surviving(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Line]]:
-    """By stage; a line takes back every earlier one for its step or a later one. No line: left out."""
-    by_stage: dict[str, list[Line]] = {}
+def surviving(records: Iterable[Mapping[str, Any]]) -> dict[str, list[DecisionRecord]]:
+    """Decisions by stage.
+
+    A later line replaces all earlier ones for its step and later steps; malformed lines are skipped.
+    """
+    by_stage: dict[str, list[DecisionRecord]] = {}
     for record in records:
         try:
-            line = Line.model_validate(record)
+            line = DecisionRecord.model_validate(record)
         except (ValidationError, IllegalParallelism):
             continue
         lines = by_stage.setdefault(line.stage, [])
@@ -113,6 +116,6 @@ def surviving(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Line]]:
     return by_stage
 
 
-def changes(lines: Sequence[Line]) -> list[Line]:
-    """Those of one stage that chose otherwise than the one before."""
+def changes(lines: Sequence[DecisionRecord]) -> list[DecisionRecord]:
+    """The decisions of one stage that chose another parallelism than the decision before."""
     return [line for line in lines if line.verdict.switched]

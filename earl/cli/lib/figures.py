@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from earl.stack.launcher import LaunchOutcome
 from earl.stack.status import ConfidenceBounds, EvaluationStatus, RunStatus
+
+if TYPE_CHECKING:
+    from earl.stack.launcher import LaunchOutcome
 
 
 def figures(outcome: LaunchOutcome, seed: int) -> dict[str, Any]:
@@ -27,11 +29,8 @@ def figures(outcome: LaunchOutcome, seed: int) -> dict[str, Any]:
         "start_win_rate": start.win_rate if start and start.done else None,
         "start_mean_reward": start.mean_reward if start and start.done else None,
         "best_version": outcome.status.best_version or None,
-        "issued": ledger.issued,
-        "trained": ledger.trained,
-        "evaluated": ledger.evaluated,
+        **{name: getattr(ledger, name) for name in ("issued", "trained", "evaluated", "live")},
         "dropped": ledger.dropped_total,
-        "live": ledger.live,
         "seed": seed,
     }
 
@@ -50,17 +49,18 @@ def closing_lines(status: RunStatus) -> Iterator[str]:
     for name in dict.fromkeys((first.name, best.name, last.name)):
         shown = next(item for item in evaluations if item.name == name)
         mark = " (best)" if shown is best and len(evaluations) > 1 else ""
-        yield f"evaluation {shown.name}, version {shown.version}{mark}: {evaluation_text(shown, first.name)}"
+        text = evaluation_text(shown, first.name, winners=status.has_winners)
+        yield f"evaluation {shown.name}, version {shown.version}{mark}: {text}"
     if len(evaluations) > 3:
         yield f"{len(evaluations)} evaluations in all; the report shows every one"
 
 
-def evaluation_text(evaluation: EvaluationStatus, first: str) -> str:
-    """One evaluation in a line; first: name of the one that its gain is over."""
-    parts = [
-        f"win rate {interval(evaluation.win_rate, evaluation.win_bounds)}",
-        f"reward {interval(evaluation.mean_reward, evaluation.reward_bounds)}",
-    ]
+def evaluation_text(evaluation: EvaluationStatus, first: str, *, winners: bool) -> str:
+    """One evaluation in a line. first: name of the one that its gain is over; winners: of a game."""
+    reward = interval(evaluation.mean_reward, evaluation.reward_bounds)
+    parts = [f"score {reward}"]
+    if winners:
+        parts = [f"win rate {interval(evaluation.win_rate, evaluation.win_bounds)}", f"reward {reward}"]
     if evaluation.gain is not None:
         gained = interval(evaluation.gain.value, evaluation.gain.bounds, signed=True)
         parts.append(f"gain {gained} in reward over the {first} on the same {evaluation.gain.episodes} tasks")
@@ -74,6 +74,6 @@ def evaluation_text(evaluation: EvaluationStatus, first: str) -> str:
 
 
 def interval(value: float, of: ConfidenceBounds | None, *, signed: bool = False) -> str:
-    """For example "+0.21 [+0.14, +0.28]"; the value alone without bounds."""
+    """A value with its interval, for example "+0.21 [+0.14, +0.28]"; the value alone without bounds."""
     form = "+.2f" if signed else ".2f"
     return f"{value:{form}} [{of.low:{form}}, {of.high:{form}}]" if of else f"{value:{form}}"

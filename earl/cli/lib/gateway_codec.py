@@ -1,4 +1,4 @@
-"""What a gateway's listing says, as plain values."""
+"""A gateway's listing of its environments, as plain values."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from earl.env.conformance.acts import tools_of
+from earl.env.conformance.offered_tools import tools_of
 from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.v1 import env_pb2, env_pb2_grpc
 
 CALL_S = 10.0
+# Somebody waits for the answer: a gateway that is only starting is told as one that is not there.
+RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class HostLatency:
     """Quantiles in seconds of what hosts answered since the gateway began, at most twice too long; else 0.
 
-    counts: by size, as `Histogram` has them; empty of a gateway that does not say.
+    counts: by size, as `Histogram` has them; empty for a gateway that does not report them.
     """
 
     count: int = 0
@@ -29,10 +31,11 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class GatewayEnvironment:
     """One environment at a gateway. queued: sessions that wait for a host; quarantined: hosts that get none
     for a while. reward_range: [least, most], None if unbounded. tools: JSON schemas of its functions.
-    reset, step: how long they take."""
+    reset, step: how long they take. faults: of all its hosts since the gateway began; commonest_count: of
+    those that say what commonest_fault says. quarantines: a sentence for each host that is in one."""
 
     name: str
     description: str
@@ -44,40 +47,50 @@ class Listed:
     open: int
     queued: int
     quarantined: int
-    reset: Latency = Latency()
-    step: Latency = Latency()
+    reset: HostLatency = HostLatency()
+    step: HostLatency = HostLatency()
+    faults: int = 0
+    last_fault: str = ""
+    commonest_fault: str = ""
+    commonest_count: int = 0
+    quarantines: tuple[str, ...] = ()
 
 
-class Gateway:
+class GatewayViewer:
     """A viewer's side of EnvGatewayService."""
 
     def __init__(self, address: str, access: Access) -> None:
         stub = env_pb2_grpc.EnvGatewayServiceStub
         self._client = Client(address, stub, token=access.token, tls=access.tls)
 
-    async def listed(self, deadline_s: float) -> list[Listed]:
-        """What attached hosts serve. Raises ServiceUnavailable, Unauthenticated, DeadlineExceeded."""
+    async def listed(self, deadline_s: float, retry_s: float | None = None) -> list[GatewayEnvironment]:
+        """The environments that attached hosts serve. retry_s: as of Client.call.
+
+        Raises ServiceUnavailable, Unauthenticated, DeadlineExceeded.
+        """
         request = env_pb2.ListEnvironmentsRequest()
-        response = await self._client.call("ListEnvironments", request, deadline_s=deadline_s)
+        response = await self._client.call(
+            "ListEnvironments", request, deadline_s=deadline_s, retry_s=retry_s
+        )
         return [_listed(entry) for entry in response.entries]
 
     async def close(self) -> None:
         await self._client.close()
 
 
-async def listed(gateway: str, access: Access, deadline_s: float) -> list[Listed]:
-    """The same in one call."""
-    client = Gateway(gateway, access)
+async def listed(gateway: str, access: Access, deadline_s: float) -> list[GatewayEnvironment]:
+    """The same in one call, for a command: where no gateway can be reached, after RETRY_S."""
+    client = GatewayViewer(gateway, access)
     try:
-        return await client.listed(deadline_s)
+        return await client.listed(deadline_s, RETRY_S)
     finally:
         await client.close()
 
 
-def _listed(entry: Any) -> Listed:
+def _listed(entry: Any) -> GatewayEnvironment:
     info = entry.environment
     bounded = info.HasField("min_reward") and info.HasField("max_reward")
-    return Listed(
+    return GatewayEnvironment(
         info.name,
         info.description,
         info.schema_hash,
@@ -90,11 +103,16 @@ def _listed(entry: Any) -> Listed:
         entry.quarantined,
         _latency(entry.reset),
         _latency(entry.step),
+        entry.faults.count,
+        entry.faults.last,
+        entry.faults.commonest,
+        entry.faults.commonest_count,
+        tuple(entry.quarantines),
     )
 
 
-def _latency(sent: Any) -> Latency:
-    return Latency(sent.count, sent.p50_s, sent.p99_s, tuple(sent.counts), sent.longest_s)
+def _latency(sent: Any) -> HostLatency:
+    return HostLatency(sent.count, sent.p50_s, sent.p99_s, tuple(sent.counts), sent.longest_s)
 
 
 def signature(tool: Any) -> str:

@@ -1,15 +1,17 @@
 """A command group whose subcommands are entry points, imported only when called.
 
 `earl --help` stays fast and imports no torch however heavy a subcommand is: its one line of help is
-the first line of its module's docstring, read from the source.
+the first line of its module's docstring, read from the source, and the page is written by
+`earl.cli.lib.help_page`, since typer's own imports all of rich.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
+import re
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache, cached_property
+from importlib.metadata import EntryPoint, distribution
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,48 +19,79 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from earl.cli.lib.help_page import Panel, help_page
 from earl.errors import ConfigError
 
 MORE = "More"
+# The distribution whose entry points are commands. Those of others are not looked for: that takes as long as
+# the rest of `earl --help`.
+DISTRIBUTION = "earl"
+# The first line of a module's docstring, after comments.
+FIRST_LINE = re.compile(r'(?:\s|#.*\n)*"""(?P<line>[^\n]*?)(?:"""|\n)')
 
 
 class EntryPointGroup(TyperGroup):
     """Subclasses name the entry-point group; each entry point names a typer.Typer.
 
-    panels: headings of the help and the commands below each, in this order; others are below MORE.
+    panels: headings of the help and the commands below each, in this order; others are below MORE. aliases:
+    former names of commands, which the help does not list.
     """
 
     entry_point_group = ""
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    aliases: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        # Stand-ins that have the name and the help; `resolve_command` brings the real ones.
+        # Stand-ins that have the name; `resolve_command` brings the real ones.
+        self.commands = {name: TyperCommand(name) for names in self._headed.values() for name in names}
+
+    @cached_property
+    def _headed(self) -> dict[str, list[str]]:
+        """The names of all commands by their headings."""
         points = commands_of(self.entry_point_group)
-        headed = [(name, panel) for panel, names in self.panels.items() for name in names if name in points]
-        rest = sorted(points.keys() - {name for name, _ in headed})
-        more = MORE if headed else None
-        self.commands = {
-            name: TyperCommand(name, help=first_line(points[name]), rich_help_panel=panel)
-            for name, panel in [*headed, *((name, more) for name in rest)]
-        }
+        headed = {head: [name for name in names if name in points] for head, names in self.panels.items()}
+        rest = points.keys() - {name for names in headed.values() for name in names}
+        return {**headed, MORE if headed else "Commands": sorted(rest)}
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        points = commands_of(self.entry_point_group)
+        records = (param.get_help_record(ctx) for param in self.get_params(ctx))
+        panels = [Panel("Options", [record for record in records if record is not None])]
+        for head, names in self._headed.items():
+            panels.append(Panel(head, [(name, first_line(points[name])) for name in names]))
+        formatter.write(help_page(self.get_usage(ctx), self.help or "", panels, self.epilog or ""))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, _, rest = super().resolve_command(ctx, args)
+        name, _, rest = super().resolve_command(ctx, [self.aliases.get(args[0], args[0]), *args[1:]])
         point = commands_of(self.entry_point_group)[str(name)]
         command = get_command(load(point))
         command.name = name
+        reflow(command)
         return name, command, rest
 
 
 class Commands(EntryPointGroup):
     entry_point_group = "earl.commands"
+    aliases: ClassVar[Mapping[str, str]] = {"down": "stop"}
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Run": ("demo", "train", "up", "down", "parallelism", "export"),
-        "Look": ("status", "top", "dashboard", "logs", "report", "compare", "explain", "trace", "sink"),
+        "Run": ("demo", "init", "train", "up", "stop", "resume", "rm", "parallelism"),
+        "Model": ("eval", "chat", "export"),
+        "Inspect": (
+            "ls",
+            "status",
+            "top",
+            "dashboard",
+            "logs",
+            "report",
+            "compare",
+            "explain",
+            "trace",
+            "sink",
+        ),
         "Environments": ("env",),
         "Measure": ("profile", "replay", "bench"),
-        "Set up": ("doctor", "tokens", "certs", "version"),
+        "Set up": ("config", "doctor", "tokens", "certs", "version"),
     }
 
 
@@ -66,9 +99,22 @@ class Benchmarks(EntryPointGroup):
     entry_point_group = "earl.benchmarks"
 
 
+def reflow(command: Any) -> None:
+    """Joins the lines of each paragraph of the help of a command and of those below it.
+
+    Docstrings are wrapped for the source; a terminal has its own width.
+    """
+    if command.help:
+        paragraphs = command.help.split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for below in getattr(command, "commands", {}).values():
+        reflow(below)
+
+
+@cache
 def commands_of(group: str) -> dict[str, EntryPoint]:
     """Entry points of a group by name."""
-    return {point.name: point for point in entry_points(group=group)}
+    return {point.name: point for point in distribution(DISTRIBUTION).entry_points.select(group=group)}
 
 
 def load(point: EntryPoint) -> typer.Typer:
@@ -81,17 +127,26 @@ def load(point: EntryPoint) -> typer.Typer:
             'install what it needs: pip install "earl[stack]"',
         ) from error
     if not isinstance(app, typer.Typer):
-        raise ConfigError(f'command "{point.name}" ({point.value}) is no typer.Typer', "mend its entry point")
+        raise ConfigError(
+            f'command "{point.name}" ({point.value}) is no typer.Typer', "correct its entry point"
+        )
     return app
 
 
 def first_line(point: EntryPoint) -> str:
     """First line of the docstring of the module that an entry point names, without importing it."""
-    try:
-        spec = importlib.util.find_spec(point.module)
-    except ImportError:
-        spec = None
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        return "(not installed)"
-    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
-    return text.partition("\n")[0]
+    package, *names = point.module.split(".")
+    for folder in _folders(package):
+        path = Path(folder, *names)
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+            if file.is_file():
+                match = FIRST_LINE.match(file.read_text(encoding="utf-8"))
+                return match["line"].strip() if match else ""
+    return "(not installed)"
+
+
+@cache
+def _folders(package: str) -> list[str]:
+    """Where the modules of a top-level package lie; none if it is not installed."""
+    spec = importlib.util.find_spec(package)
+    return list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -1,4 +1,4 @@
-"""What the processes of a run said, merged by time, and followed as they go on saying it.
+"""The logs of a run's processes, merged by time, and followed as they grow.
 
     logs/NAME.log ─ one reader each: rotation, a line that is not ended yet ─► Line ─┐
     logs/NAME.log ──────────────────────────────────────────────────────────► Line ─┴─► by time
@@ -29,17 +29,17 @@ BEGINNING_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One line of one process. at: Unix seconds. record: None for what is no record."""
+class LogLine:
+    """One line of one process's log. time_s: Unix seconds. record: None for a line that is no JSON record."""
 
-    at: float
+    time_s: float
     process: str
     text: str
     record: Mapping[str, Any] | None = None
 
     @property
     def level(self) -> int:
-        """As logging counts; what is no record is part of whatever came before it."""
+        """The line's level, a number of `logging`; a line without a record takes the level before it."""
         if self.record is None:
             return logging.NOTSET
         names = logging.getLevelNamesMapping()
@@ -49,7 +49,7 @@ class Line:
         """The record, or time, process and message of what is none."""
         if self.record is not None:
             return dict(self.record)
-        time = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
+        time = datetime.fromtimestamp(self.time_s, UTC).isoformat(timespec="milliseconds")
         return {"time": time.replace("+00:00", "Z"), "process": self.process, "message": self.text}
 
     def words(self) -> list[str]:
@@ -74,11 +74,11 @@ class LogFile:
         self.process = path.stem
         self._path = path
         self._file: IO[bytes] | None = None
-        self._at = 0.0
+        self._time_s = 0.0
         self._rest = b""
 
-    def lines(self) -> Iterator[Line]:
-        """What is new."""
+    def lines(self) -> Iterator[LogLine]:
+        """Lines that were added since the last call."""
         while self._open():
             assert self._file is not None
             for raw in self._file:
@@ -102,7 +102,7 @@ class LogFile:
             except OSError:
                 return False
             self._rest = b""
-            self._at = self._at or self._first_time(self._file)
+            self._time_s = self._time_s or self._first_time(self._file)
         return True
 
     def _first_time(self, file: IO[bytes]) -> float:
@@ -124,11 +124,11 @@ class LogFile:
         here = os.fstat(self._file.fileno())
         return not os.path.samestat(now, here) or here.st_size < self._file.tell()
 
-    def _line(self, text: str) -> Line:
+    def _line(self, text: str) -> LogLine:
         record = record_of(text)
         if record is not None:
-            self._at = time_of(record) or self._at
-        return Line(self._at, self.process, text, record)
+            self._time_s = time_of(record) or self._time_s
+        return LogLine(self._time_s, self.process, text, record)
 
     def close(self) -> None:
         if self._file is not None:
@@ -137,7 +137,7 @@ class LogFile:
 
 
 def record_of(text: str) -> Mapping[str, Any] | None:
-    """A line of `earl.obs.log`; None for anything else."""
+    """The record of a line that `earl.obs.log` wrote; None for any other line."""
     if not text.startswith("{"):
         return None
     try:
@@ -148,7 +148,7 @@ def record_of(text: str) -> Mapping[str, Any] | None:
 
 
 def time_of(record: Mapping[str, Any]) -> float:
-    """Unix seconds; 0 if it says none."""
+    """The record's time in Unix seconds; 0 if it has none."""
     try:
         return datetime.fromisoformat(str(record.get("time", ""))).timestamp()
     except ValueError:
@@ -156,8 +156,8 @@ def time_of(record: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which lines: at least of this level and not before `since` (Unix seconds)."""
+class LineFilter:
+    """Lets through lines at least of this level and not before `since` (Unix seconds)."""
 
     level: int = logging.NOTSET
     since: float = 0.0
@@ -166,28 +166,28 @@ class Wanted:
 class Logs:
     """The logs of a run's processes: all of them, also those that come later, or the named ones."""
 
-    def __init__(self, directory: Path, processes: Sequence[str], wanted: Wanted) -> None:
+    def __init__(self, directory: Path, processes: Sequence[str], chosen: LineFilter) -> None:
         self._directory = directory
         self._processes = frozenset(processes)
-        self._wanted = wanted
+        self._filter = chosen
         self._files: dict[str, LogFile] = {}
-        # Whether the last record of each was wanted: what follows it goes with it.
-        self._goes: dict[str, bool] = {}
+        # Whether the last record of each passed: what follows it goes with it.
+        self._shown: dict[str, bool] = {}
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[LogLine]:
         """What is new, by time."""
         for path in sorted(self._directory.glob("*.log")):
             if path.stem not in self._files and (not self._processes or path.stem in self._processes):
                 self._files[path.stem] = LogFile(path)
         files = self._files.values()
-        yield from heapq.merge(*(self._of(file) for file in files), key=lambda line: line.at)
+        yield from heapq.merge(*(self._of(file) for file in files), key=lambda line: line.time_s)
 
-    def _of(self, file: LogFile) -> Iterator[Line]:
+    def _of(self, file: LogFile) -> Iterator[LogLine]:
         for line in file.lines():
-            if line.record is not None or file.process not in self._goes:
-                self._goes[file.process] = self._is_wanted(line)
-            if self._goes[file.process] and line.text.strip():
+            if line.record is not None or file.process not in self._shown:
+                self._shown[file.process] = self._passes(line)
+            if self._shown[file.process] and line.text.strip():
                 yield line
 
-    def _is_wanted(self, line: Line) -> bool:
-        return line.at >= self._wanted.since and (line.level >= self._wanted.level or line.record is None)
+    def _passes(self, line: LogLine) -> bool:
+        return line.time_s >= self._filter.since and (line.level >= self._filter.level or line.record is None)

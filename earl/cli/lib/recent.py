@@ -1,6 +1,6 @@
-"""Latencies of the last minute, out of counts since the beginning, from look to look. Pure.
+"""Latencies of the last minute, from the counts since the beginning in successive snapshots. Pure.
 
-counts of a look ─► kept for WINDOW_S ─► counts now - counts then ─► quantiles of what lies between
+counts of a snapshot ─► kept for WINDOW_S ─► counts now - counts then ─► quantiles of what lies between
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from earl.cli.lib.gateway_codec import Latency, Listed
+from earl.cli.lib.gateway_codec import GatewayEnvironment, HostLatency
 from earl.obs.histogram import Histogram
 
 WINDOW_S = 60.0
 
-# When a look was taken, and the counts that it found.
-_Seen = deque[tuple[float, tuple[int, ...]]]
+# When a snapshot was taken, and the counts in it.
+_Counted = deque[tuple[float, tuple[int, ...]]]
 
 
 class Recent:
-    """Remembers the looks of the last WINDOW_S at each environment."""
+    """Remembers the snapshots of the last WINDOW_S at each environment."""
 
     def __init__(self) -> None:
-        self._answered: dict[tuple[str, str], _Seen] = {}
+        self._answered: dict[tuple[str, str], _Counted] = {}
 
-    def of(self, listed: Sequence[Listed], now_s: float) -> tuple[Listed, ...]:
-        """The same with latencies of what was answered in the last WINDOW_S, or since the first look if that
-        was later. now_s: of this look, on a clock that only goes forward.
+    def of(self, listed: Sequence[GatewayEnvironment], now_s: float) -> tuple[GatewayEnvironment, ...]:
+        """The same environments, with the latencies of answers in the last WINDOW_S, or since the first
+        snapshot if that was later. now_s: time of this snapshot, on a monotonic clock.
 
-        At the first look, and of a gateway that gives no counts, they are those since the gateway began.
+        In the first snapshot, and for a gateway that gives no counts, they are those since the gateway began.
         """
         return tuple(
             replace(
@@ -39,7 +39,7 @@ class Recent:
             for environment in listed
         )
 
-    def _of(self, key: tuple[str, str], latency: Latency, now_s: float) -> Latency:
+    def _of(self, key: tuple[str, str], latency: HostLatency, now_s: float) -> HostLatency:
         total = Histogram()
         if len(latency.counts) != len(total.counts):
             return latency

@@ -1,12 +1,12 @@
-"""One look at a run, from outside: its launcher's record, its scheduler, its gateway, its directory.
+"""A snapshot of a run, taken from outside: its launcher's record, its scheduler, its gateway, its directory.
 
     launch.json ─► state, processes ┐
-    scheduler (GetStatus, tickets) ─┼─► Look ─► earl status, earl top
+    scheduler (GetStatus, tickets) ─┼─► RunSnapshot ─► earl status, earl top
     gateway (ListEnvironments) ─────┤
     failure.json, endpoints.json ───┘
 
-What does not answer is said in `silent`, and what was known of it last stays: a look never fails because
-a service does.
+A service that does not answer is listed in `silent` with the reason, and what was last known of it stays: a
+snapshot never fails because a service does.
 """
 
 from __future__ import annotations
@@ -19,105 +19,120 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from earl.cli.lib.find_run import chosen, config_of, metrics_of
-from earl.cli.lib.gateway_codec import Gateway, Listed
+from earl.cli.lib.find_run import metrics_of, pick_run
+from earl.cli.lib.gateway_codec import GatewayEnvironment, GatewayViewer
+from earl.cli.lib.run_services import services_of
 from earl.errors import EarlError
 from earl.obs.metrics import plain
 from earl.rpc.access import Access
 from earl.rpc.auth import check_call, split_address
-from earl.rpc.token_file import LOOKS, Role
+from earl.rpc.token_file import READERS, Role
 from earl.stack.codec import OperatorClient
+from earl.stack.ending import why_ended
 from earl.stack.record import LaunchRecord, is_held, read_record
-from earl.stack.rundir import FAILURE
+from earl.stack.run_files import FAILURE
 from earl.stack.status import ProcessState, RunStatus, TicketLease
 
-LOOK_S = 2.0
+SNAPSHOT_S = 2.0
 # The oldest leases that are shown.
 LEASES = 5
 # The directory of a run that is another machine's.
 NOWHERE = Path(os.devnull)
 
 
-class State(StrEnum):
-    """Where a run stands."""
+class RunState(StrEnum):
+    """The state of a run."""
 
     STARTING = "starting"
     RUNNING = "running"
     COMPLETE = "complete"
     STOPPED = "stopped"
     FAILED = "failed"
-    # Its launcher is gone without a word: killed, or the machine was started anew.
+    # Its launcher ended without recording an outcome: it was killed, or the machine was rebooted.
     LOST = "lost"
 
     @property
-    def goes_on(self) -> bool:
-        return self in (State.STARTING, State.RUNNING)
+    def is_active(self) -> bool:
+        return self in (RunState.STARTING, RunState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is known of a run now. silent: why, by name, of services that did not answer.
+class RunSnapshot:
+    """What is known of a run now. silent: for each service that did not answer, by name, the reason.
 
     elapsed_s: since the launch began, or that it took. failure: error, message and exit_code of the last
     launch. endpoints: addresses by name. leases: the oldest, at most LEASES.
     """
 
     directory: Path
-    state: State
+    state: RunState
     status: RunStatus = field(default_factory=RunStatus)
     processes: tuple[ProcessState, ...] = ()
-    environments: tuple[Listed, ...] = ()
+    environments: tuple[GatewayEnvironment, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
     silent: Mapping[str, str] = field(default_factory=dict)
     failure: Mapping[str, Any] = field(default_factory=dict)
     elapsed_s: float = 0.0
     leases: tuple[TicketLease, ...] = ()
 
+    @property
+    def why_ended(self) -> str:
+        """Why the run ended, in one sentence; "" while it is running, and for a fleet's."""
+        if self.state.is_active or self.directory == NOWHERE:
+            return ""
+        return why_ended(self.state.value, self.status, self.failure)
+
     def as_object(self) -> dict[str, Any]:
-        """All of it, by the names of its values; live and dropped_total of the ledger too; null for NaN."""
+        """The snapshot for JSON, by field names.
+
+        The ledger also gets live and dropped_total; NaN becomes null.
+        """
         shown = asdict(self)
         shown["directory"] = str(self.directory)
         shown["state"] = self.state.value
+        shown["why_ended"] = self.why_ended
         ledger = self.status.ledger
         shown["status"]["ledger"] |= {"live": ledger.live, "dropped_total": ledger.dropped_total}
         return plain(shown)
 
 
-class Looker:
-    """Looks at one run again and again over the same connections; `close` when done."""
+class RunMonitor:
+    """Takes snapshots of one run over the same connections; `close` when done."""
 
-    def __init__(self, directory: Path) -> None:
-        """Of a run on this machine. Raises ConfigError if this is no run's directory."""
-        config = config_of(directory)
-        self._set(directory, config.name, config.scheduler.bind, config.gateway.bind)
-
-    @classmethod
-    def at(cls, scheduler: str, gateway: str) -> Looker:
-        """Of the run of a fleet, by the addresses of its services; "" for no gateway. Raises ConfigError,
-        InsecureCall."""
-        looker = cls.__new__(cls)
-        looker._set(NOWHERE, "", scheduler, gateway)
-        if looker._access.token:
-            for address in filter(None, (scheduler, gateway)):
-                check_call(address, looker._access.tls)
-        return looker
-
-    def _set(self, directory: Path, name: str, scheduler: str, gateway: str) -> None:
+    def __init__(self, directory: Path, name: str, scheduler: str, gateway: str) -> None:
+        """directory: the run's, or NOWHERE. name: "" if unknown. gateway: "" for none. Raises ConfigError."""
         for address in filter(None, (scheduler, gateway)):
             split_address(address)
         self.directory = directory
         self._name = name
         self._addresses = scheduler, gateway
-        self._access = Access.of(*LOOKS)
-        self._scheduler: OperatorClient | None = None
-        self._gateway: Gateway | None = None
-        self._last = Look(directory, State.LOST, RunStatus(run=name or scheduler))
+        self._access = Access.of(*READERS)
+        self._last = RunSnapshot(directory, RunState.LOST, RunStatus(run=name or scheduler))
+
+    @classmethod
+    def of_run(cls, directory: Path) -> RunMonitor:
+        """Follows a run on this machine. Raises ConfigError if the directory is no run's."""
+        run = services_of(directory)
+        return cls(directory, run.name, run.scheduler, run.gateway)
+
+    @classmethod
+    def of_fleet(cls, scheduler: str, gateway: str) -> RunMonitor:
+        """Follows a fleet's run by the addresses of its services; "" for no gateway.
+
+        Raises ConfigError, InsecureCall.
+        """
+        monitor = cls(NOWHERE, "", scheduler, gateway)
+        if monitor._access.token:
+            for address in filter(None, (scheduler, gateway)):
+                check_call(address, monitor._access.tls)
+        return monitor
 
     async def pin(self, stage: str, *, pin: bool, deadline_s: float) -> None:
-        """Pins a stage in the parallelism that it has, or unpins it: as an operator; looks are a viewer's.
+        """Pins a stage in the parallelism that it has, or unpins it, with the operator's token.
 
         Raises what the scheduler refuses it with.
         """
@@ -127,21 +142,17 @@ class Looker:
         finally:
             await client.close()
 
-    # Connections belong to the loop that they are made on: at the first look.
+    # Connections belong to the loop that they are made on, that of the first snapshot.
 
-    @property
+    @cached_property
     def scheduler(self) -> OperatorClient:
-        if self._scheduler is None:
-            self._scheduler = OperatorClient(self._addresses[0], self._access)
-        return self._scheduler
+        return OperatorClient(self._addresses[0], self._access)
 
-    @property
-    def gateway(self) -> Gateway | None:
-        if self._gateway is None and self._addresses[1]:
-            self._gateway = Gateway(self._addresses[1], self._access)
-        return self._gateway
+    @cached_property
+    def gateway(self) -> GatewayViewer | None:
+        return GatewayViewer(self._addresses[1], self._access) if self._addresses[1] else None
 
-    async def look(self, timeout_s: float = LOOK_S) -> Look:
+    async def snapshot(self, timeout_s: float = SNAPSHOT_S) -> RunSnapshot:
         """What is known now, within about timeout_s."""
         record, held = read_record(self.directory), is_held(self.directory)
         silent: dict[str, str] = {}
@@ -154,15 +165,15 @@ class Looker:
         if status is None:
             status = record.status if record is not None and record.outcome else self._last.status
         if environments is None:
-            environments = self._last.environments if state.goes_on else ()
-        self._last = Look(
+            environments = self._last.environments if state.is_active else ()
+        self._last = RunSnapshot(
             self.directory,
             state,
             status if status.run else replace(status, run=self._last.status.run),
             aged(record) if record is not None else (),
             environments,
-            metrics_of(self.directory) if state.goes_on else {},
-            silent if state.goes_on or self.directory == NOWHERE else {},
+            metrics_of(self.directory) if state.is_active else {},
+            silent if state.is_active or self.directory == NOWHERE else {},
             failure_of(self.directory),
             elapsed_s(record, status),
             leases,
@@ -191,31 +202,36 @@ class Looker:
             return None, ()
         return status, leases
 
-    async def _environments(self, timeout_s: float, silent: dict[str, str]) -> tuple[Listed, ...] | None:
-        gateway = self.gateway
-        if gateway is None:
+    async def _environments(
+        self, timeout_s: float, silent: dict[str, str]
+    ) -> tuple[GatewayEnvironment, ...] | None:
+        if self.gateway is None:
             return ()
         try:
-            return tuple(await gateway.listed(timeout_s))
+            return tuple(await self.gateway.listed(timeout_s))
         except EarlError as error:
             silent["gateway"] = error.message
             return None
 
     async def close(self) -> None:
-        for client in (self._scheduler, self._gateway):
+        for name in ("scheduler", "gateway"):
+            client: OperatorClient | GatewayViewer | None = self.__dict__.pop(name, None)
             if client is not None:
                 await client.close()
 
 
-def state_of(record: LaunchRecord | None, held: bool, answers: bool, *, failed: bool) -> State:
-    """answers: its scheduler does. A run that never had a launcher on this machine goes on while it does."""
+def state_of(record: LaunchRecord | None, held: bool, answers: bool, *, failed: bool) -> RunState:
+    """The state of a run.
+
+    answers: whether its scheduler answers, which decides where no launcher is on this machine.
+    """
     if held:
-        return State.RUNNING if record is not None and record.ready_s else State.STARTING
+        return RunState.RUNNING if record is not None and record.ready_s else RunState.STARTING
     if record is not None:
-        return State(record.outcome) if record.outcome else State.LOST
+        return RunState(record.outcome) if record.outcome else RunState.LOST
     if answers:
-        return State.RUNNING
-    return State.FAILED if failed else State.LOST
+        return RunState.RUNNING
+    return RunState.FAILED if failed else RunState.LOST
 
 
 def aged(record: LaunchRecord) -> tuple[ProcessState, ...]:
@@ -240,9 +256,10 @@ def failure_of(directory: Path) -> Mapping[str, Any]:
     return {}
 
 
-def looker_of(run: Path | None, scheduler: str, gateway: str) -> Looker:
-    """Of a fleet where its scheduler is named, otherwise of a run of this machine: the named one, the one
-    that goes on, or the newest. Raises ConfigError."""
+def monitor_of(run: Path | None, scheduler: str, gateway: str) -> RunMonitor:
+    """A monitor at a fleet where its scheduler is named, else at a run of this machine: the named one, the
+    one that is running, or the newest. Raises ConfigError.
+    """
     if scheduler:
-        return Looker.at(scheduler, gateway)
-    return Looker(chosen(run, ended=True))
+        return RunMonitor.of_fleet(scheduler, gateway)
+    return RunMonitor.of_run(pick_run(run, ended=True))

@@ -17,6 +17,8 @@ from earl.reparallelize import StageSwitch, SwitchFigures
 from earl.stack.status import StageState
 
 FILE = "switches.jsonl"
+# The parallelism of a stage whose workers have different ones.
+UNEVEN = "mixed parallelism"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class RecordedSwitch(StageSwitch[Parallelism]):
     end_ns: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields as strict JSON holds them: a number that is none is null."""
+        """The fields for strict JSON: a number that is not finite becomes null."""
         return plain(asdict(self))
 
 
@@ -57,16 +59,21 @@ def record_of(line: Mapping[str, Any]) -> RecordedSwitch | None:
 
 
 def parallelism_text(stage: StageState) -> str:
-    """For example "rollout dp2 (pinned)"."""
-    return f"{stage.name} {stage.running or 'cut unevenly'}{' (pinned)' if stage.pinned else ''}"
+    """A stage's parallelism as text, for example "rollout dp2 (pinned)"."""
+    return f"{stage.name} {stage.running or UNEVEN}{' (pinned)' if stage.pinned else ''}"
 
 
 def switch_text(switch: StageSwitch[Any], *, runs: bool = False) -> str:
-    """A switch as a predicate, for example "went from dp2 to tp2 in 4.20 s, stalled 0.31 s (epoch 3)"."""
+    """A switch as a predicate, for example "switched from dp2 to tp2 in 4.20 s, stalled 0.31 s (epoch 3)"."""
     change = f"from {switch.before} to {switch.after}"
     if runs:
-        return f"goes {change} (epoch {switch.epoch}): {switch.reason}"
+        return f"is switching {change} (epoch {switch.epoch}): {switch.reason}"
     if switch.rolled_back:
-        return f"stays {switch.before}, not {switch.after} (epoch {switch.epoch}): {switch.message}"
-    took = [f"went {change} in {switch.seconds:.2f} s", f"stalled {switch.stall_s:.2f} s", *switch.words()]
+        back = f"stayed {switch.before}, rolled back from {switch.after}"
+        return f"{back} (epoch {switch.epoch}): {switch.message}"
+    took = [
+        f"switched {change} in {switch.seconds:.2f} s",
+        f"stalled {switch.stall_s:.2f} s",
+        *switch.words(),
+    ]
     return f"{', '.join(took)} (epoch {switch.epoch})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,11 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="Certificates for services off loopback: a certificate authority of your own.",
-    epilog="Example: earl certs new certs --host earl.example.org. docs/security.md says where they go.",
+    epilog="Example: earl certs new certs --host earl.example.org. docs/security.md lists where they go.",
 )
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Where the files are.")]
+HOST = "DNS name, *.name or IP address of servers; may be given again."
+Host = typer.Option("--host", metavar="NAME", help=HOST)
 
 
 @app.callback()
@@ -28,14 +30,7 @@ def certs() -> None:
 @app.command(epilog="Example: earl certs new certs --host earl.example.org --days 30")
 def new(
     directory: Directory,
-    host: Annotated[
-        list[str],
-        typer.Option(
-            "--host",
-            metavar="NAME",
-            help="DNS name, *.name or IP address of servers; may be given again.",
-        ),
-    ],
+    host: Annotated[list[str], Host],
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long the server's is good.")] = 90,
     authority_days: Annotated[int, typer.Option(min=1, max=3650, help="How long the authority's is.")] = 365,
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
@@ -44,8 +39,7 @@ def new(
     from earl.rpc.certificates import make
 
     made = make(directory, host, days=days, authority_days=authority_days, force=force)
-    print(f"for {', '.join(made.names)}")
-    print(f"{made.path('server.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
+    print_made(made, "server")
     print(f"{made.path('ca.pem')} is good until {made.authority_ends:%Y-%m-%d %H:%M %Z}")
     print("services that listen:")
     print(f"  export EARL_TLS_CERT={made.path('server.pem')} EARL_TLS_KEY={made.path('server.key')}")
@@ -58,42 +52,37 @@ def new(
 def add(
     directory: Directory,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of its files: NAME.pem and NAME.key.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="NAME",
-            help="DNS name, *.name or IP address of the server; may be given again.",
-        ),
-    ] = None,
+    host: Annotated[list[str] | None, Host] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long it is good.")] = 90,
 ) -> None:
     """Make a certificate for one server alone, by the same authority: its key is nobody else's."""
     from earl.rpc.certificates import add
 
     made = add(directory, name, host or (), days=days)
-    print(f"for {', '.join(made.names)}")
-    print(f"{made.path(f'{name}.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
+    print_made(made, name)
 
 
 @app.command(epilog="Example: earl certs renew certs --days 90")
 def renew(
     directory: Directory,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host", metavar="NAME", help="Of all servers, besides the names there; may be given again."
-        ),
-    ] = None,
+    host: Annotated[list[str] | None, Host] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are good.")] = 90,
 ) -> None:
-    """Make the certificates of servers anew, by the same authority; what runs shows them from then on."""
+    """Renew the servers' certificates with the same authority; running services load them.
+
+    The certificate of all servers keeps its names and gets those of --host, too.
+    """
     from earl.rpc.certificates import SERVER, own_certificates, renew
 
     for name in (SERVER, *own_certificates(directory)):
         made = renew(directory, (host or ()) if name == SERVER else (), days=days, name=name)
-        print(f"for {', '.join(made.names)}")
-        print(f"{made.path(f'{name}.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
+        print_made(made, name)
+
+
+def print_made(made: Any, name: str) -> None:
+    """Prints the names of a server's certificate, its file and its expiry."""
+    print(f"for {', '.join(made.names)}")
+    print(f"{made.path(f'{name}.pem')} is good until {made.server_ends:%Y-%m-%d %H:%M %Z}")
 
 
 @app.command(epilog="Example: earl certs show certs --json")

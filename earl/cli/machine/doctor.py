@@ -39,14 +39,14 @@ PROBE_S = 60.0
 @app.command(epilog="Example: earl doctor examples/tictactoe.toml")
 def doctor(
     run_file: Annotated[
-        Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file that is meant.")
+        Path | None, typer.Argument(metavar="[RUN.toml]", help="Run file to check for.")
     ] = None,
     gateway: Annotated[
-        str, typer.Option("--gateway", metavar="HOST:PORT", help="Look at the env hosts there, too.")
+        str, typer.Option("--gateway", metavar="HOST:PORT", help="Check the env hosts there, too.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
 ) -> None:
-    """Say what works on this machine, each thing tried out, and what to do about the rest.
+    """Test what works on this machine, and say what to do about the rest.
 
     Cores, memory, open files, clock, bfloat16; Redis, or the embedded Valkey where none is named; shared
     memory, UCX and NIXL, which each move 16 MiB from an arena. With a run file its dtypes, its ports, its
@@ -66,7 +66,7 @@ def doctor(
 
 
 async def examined(config: RunConfig | None, gateway: str) -> list[Finding]:
-    """Every finding, in the order in which they are read."""
+    """All findings, in the order in which they are printed."""
     plane = config.data_plane if config is not None else DataPlaneConfig()
     findings = [*machine.of_machine(machine.machine()), machine.of_bfloat16(flags(), config)]
     probed = await probe_all(plane)
@@ -104,10 +104,10 @@ async def redis(configured: str) -> dict[str, Any]:
 async def at_gateway(address: str, name: str) -> Finding:
     from earl.cli.env.arguments import access
     from earl.cli.lib.gateway_codec import CALL_S, listed
-    from earl.rpc.token_file import LOOKS
+    from earl.rpc.token_file import READERS
 
     try:
-        environments = await listed(address, access(*LOOKS), CALL_S)
+        environments = await listed(address, access(*READERS), CALL_S)
     except EarlError as error:
         return machine.of_gateway(address, name, None, error)
     return machine.of_gateway(
@@ -123,7 +123,7 @@ def lines(findings: Sequence[Finding], who: str) -> Iterable[str]:
         if finding.remedy:
             yield f"{'':<21}-> {finding.remedy}"
     fatal = ", ".join(finding.name for finding in findings if finding.fatal)
-    yield f"{who} cannot work here: {fatal}" if fatal else f"{who} works here"
+    yield f"{who} does not work here: {fatal}" if fatal else f"{who} works here"
 
 
 async def probe_all(config: DataPlaneConfig) -> dict[str, dict[str, Any]]:
@@ -167,7 +167,7 @@ async def probed_by(
         async with asyncio.timeout(timeout_s):
             out, err = await process.communicate(given.encode())
     except TimeoutError:
-        return _failed(f"its probe did not end within {timeout_s:g} s", f"look why: {by_hand}")
+        return _failed(f"its probe did not end within {timeout_s:g} s", f"run it yourself: {by_hand}")
     finally:
         if process.returncode is None:
             # With what it started: a serving process of its own may be stuck too.
@@ -175,11 +175,11 @@ async def probed_by(
             await process.wait()
     with suppress(ValueError, IndexError):
         return json.loads(out.decode().splitlines()[-1])  # libraries may talk before it
-    last = (err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+    last = (err.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     failure = f"its probe ended with {process.returncode}: {last}"
     if last.startswith("ModuleNotFoundError"):
         return _failed(failure, 'pip install "earl[stack]", or what is missing alone')
-    return _failed(failure, f"see all of it: {by_hand}")
+    return _failed(failure, f"run it yourself: {by_hand}")
 
 
 def _failed(message: str, remedy: str) -> dict[str, Any]:

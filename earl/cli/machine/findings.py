@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from earl.config.data_plane import DataPlaneConfig
@@ -16,7 +17,7 @@ IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that works here or does not. needed: the data plane that was asked about uses it.
+    """One capability of this machine. needed: the data plane that was examined uses it. said: what was found.
 
     remedy: what to do about it, "" if nothing; also of what works, where it could do better.
     """
@@ -92,44 +93,29 @@ def _moved(facts: Mapping[str, Any]) -> str:
 
 
 def _rdma(probed: Mapping[str, Mapping[str, Any]], config: DataPlaneConfig) -> Finding:
-    """Here means: a port is up, and NIXL moved bytes over it."""
+    """Works: a port is up, and NIXL moved bytes over it."""
     facts, error = probed["rdma"]["facts"], probed["rdma"]["error"]
-    nixl = probed["nixl"]
-    needed = config.require == "rdma"
+    nixl, failure = probed["nixl"], probed["nixl"]["error"]
+    finding = partial(Finding, "rdma", needed=config.require == "rdma", facts=facts)
     if error is not None:
-        return Finding("rdma", False, needed, error["message"], error["remedy"], facts)
+        return finding(False, said=error["message"], remedy=error["remedy"])
     devices, ports = ", ".join(facts["devices"]), ", ".join(facts["ports_up"])
     without = ""
     if probed["ucx"]["facts"].get("verbs") is False:
         without = "; the UCX of ucxx's wheels is built without verbs"
     if not devices:
-        return Finding(
-            "rdma",
-            False,
-            needed,
-            f"not there: no device in /sys/class/infiniband{without}. Other machines are read over TCP",
-            "where there is such a card: load its driver, and give containers /dev/infiniband",
-            facts,
-        )
+        text = f"not there: no device in /sys/class/infiniband{without}. Other machines are read over TCP"
+        remedy = "where there is such a card: load its driver, and give containers /dev/infiniband"
+        return finding(False, said=text, remedy=remedy)
     if not ports:
-        return Finding(
-            "rdma",
-            False,
-            needed,
-            f"not there: no port of {devices} is up{without}",
-            "look at /sys/class/infiniband/*/ports/*/state: cable, switch, subnet manager?",
-            facts,
-        )
-    if nixl["error"] is not None or nixl["facts"].get("path") != "nixl-rdma":
-        reason = nixl["error"]["message"] if nixl["error"] is not None else "NIXL moved bytes over TCP"
-        remedy = nixl["error"]["remedy"] if nixl["error"] is not None else "unset what forces NIXL's wire"
-        return Finding(
-            "rdma", False, needed, f"not usable: {ports} is up, but {reason}{without}", remedy, facts
-        )
+        remedy = "check /sys/class/infiniband/*/ports/*/state: cable, switch, subnet manager"
+        return finding(False, said=f"not there: no port of {devices} is up{without}", remedy=remedy)
+    if failure is not None or nixl["facts"].get("path") != "nixl-rdma":
+        reason = failure["message"] if failure is not None else "NIXL moved bytes over TCP"
+        remedy = failure["remedy"] if failure is not None else "unset what forces NIXL's wire"
+        return finding(False, said=f"not usable: {ports} is up, but {reason}{without}", remedy=remedy)
     remedy = "" if config.wire == "nixl" else 'set data_plane.transport = "nixl" to use it'
-    return Finding(
-        "rdma", True, needed, f"there: {ports} is up, and NIXL read over it{without}", remedy, facts
-    )
+    return finding(True, said=f"there: {ports} is up, and NIXL read over it{without}", remedy=remedy)
 
 
 def _gpu(device: Mapping[str, Any], needed: bool) -> Finding:

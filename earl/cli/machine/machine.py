@@ -52,7 +52,7 @@ class Machine:
 
 
 def machine() -> Machine:
-    """This one, as it is now."""
+    """This machine's properties at this moment."""
     return Machine(
         len(os.sched_getaffinity(0)),
         quota(_CGROUP_CPU.read_text(encoding="ascii") if _CGROUP_CPU.is_file() else "max 100000"),
@@ -78,9 +78,9 @@ def quota(text: str) -> float:
 
 
 def of_machine(here: Machine) -> Iterator[Finding]:
-    """What is always said."""
+    """Cores, memory, open files and clock, which every run needs."""
     usable = min(here.cores, here.quota) if here.quota else here.cores
-    text = f"{here.cores} to use" + (f", bounded to {here.quota:g} by the cgroup" if here.quota else "")
+    text = f"{here.cores} usable" + (f", bounded to {here.quota:g} by the cgroup" if here.quota else "")
     few = "give it two or more: rollout and trainer take turns on one" if usable < 2 else ""
     yield Finding("cores", usable > 0, True, text, few, {"cores": here.cores, "quota": here.quota})
     text = f"{here.available_bytes / GIB:.1f} of {here.memory_bytes / GIB:.1f} GiB are free"
@@ -100,7 +100,7 @@ def of_machine(here: Machine) -> Iterator[Finding]:
 
 
 def of_bfloat16(flags: Collection[str], config: RunConfig | None) -> Finding:
-    """Whether the processor computes bfloat16, and whether the run, its dtypes resolved, asks for it in vain.
+    """Whether the processor computes bfloat16, and whether the run, its dtypes resolved, would emulate it.
 
     flags: the processor's instruction sets.
     """
@@ -124,7 +124,7 @@ def of_ports(config: RunConfig) -> Finding:
     except EarlError as error:
         return Finding("ports", False, True, error.message, error.remedy, addresses)
     chosen = sum(bind.endswith(":0") for bind in addresses.values())
-    text = f"{len(addresses) - chosen} are asked for and free, {chosen} are chosen at the start"
+    text = f"{len(addresses) - chosen} are configured and free, {chosen} are chosen at the start"
     return Finding("ports", True, True, text, "", addresses)
 
 
@@ -179,12 +179,12 @@ def of_redis(probed: Mapping[str, Any]) -> Iterator[Finding]:
         return
     text = f"{facts['server']} {facts['version']} at {facts['url']}"
     if facts["evicts"]:
-        remedy = "set maxmemory-policy noeviction: the ledger must not be thrown away"
+        remedy = "set maxmemory-policy noeviction: the ledger must not be evicted"
         yield Finding("redis", False, True, f"{text} evicts ({facts['maxmemory_policy']})", remedy, facts)
         return
-    kept = "keeps what it is told" if facts["appendonly"] else "forgets all when it ends"
+    kept = "persists what is written" if facts["appendonly"] else "loses everything when it ends"
     remedy = (
-        "" if facts["appendonly"] else "set appendonly yes and appendfsync always, to resume after its end"
+        "" if facts["appendonly"] else "set appendonly yes and appendfsync always, to resume after it ended"
     )
     yield Finding("redis", True, True, f"{text}, {kept}", remedy, facts)
     near = abs(facts["skew_s"]) <= MOST_SKEW_S
@@ -195,7 +195,10 @@ def of_redis(probed: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def of_gateway(address: str, name: str, listed: Mapping[str, int] | None, error: EarlError | None) -> Finding:
-    """listed: hosts by environment. name: that the run file asks for, "" for any."""
+    """The finding about a gateway.
+
+    listed: hosts by environment. name: the environment of the run file, "" for any.
+    """
     if error is not None or listed is None:
         text = error.message if error is not None else "no answer"
         remedy = error.remedy if error is not None else ""

@@ -23,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     help="Tokens by which services know their callers: make, rotate and list them.",
-    epilog="Example: earl tokens new --expires 30d. docs/security.md says who may do what.",
+    epilog="Example: earl tokens new --expires 30d. docs/security.md lists what each role may do.",
 )
 FILE = "The token file; else EARL_TOKENS, else ~/.config/earl/tokens.toml."
 File = Annotated[
@@ -34,13 +34,13 @@ Which = Annotated[
     str, typer.Option("--role", metavar="R", help="operator, worker, environment or viewer; else all four.")
 ]
 Expires = Annotated[
-    str, typer.Option("--expires", metavar="TIME", help="Until when they are good, like 30d or 12h.")
+    str, typer.Option("--expires", metavar="TIME", help="Lifetime of the tokens, like 30d or 12h.")
 ]
 
 
 @app.command(epilog="Example: earl tokens new --role environment --expires 30d")
 def new(role: Which = "", expires: Expires = "", file: File = None) -> None:
-    """Add a token of each role, or of one, to the token file, which is made if need be.
+    """Add a token of each role, or of one, to the token file, which is created if missing.
 
     No token is printed: `earl tokens show` does that.
     """
@@ -50,7 +50,7 @@ def new(role: Which = "", expires: Expires = "", file: File = None) -> None:
     token_file.write(path, entries + made)
     for entry in made:
         print(line(entry))
-    print(f"in {path}; services take them from: export EARL_TOKENS={path}")
+    print(f"in {path}; for services: export EARL_TOKENS={path}")
 
 
 @app.command(epilog="Example: earl tokens rotate --keep 12h")
@@ -58,13 +58,13 @@ def rotate(
     role: Which = "",
     expires: Expires = "",
     keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", help="How long the former tokens stay good.")
+        str, typer.Option("--keep", metavar="TIME", help="How long the former tokens stay valid.")
     ] = "1d",
     file: File = None,
 ) -> None:
-    """Add new tokens, let the former ones expire soon, and drop those that have.
+    """Add new tokens, let the former ones expire soon, and remove those that have expired.
 
-    Services take the change over within seconds; nothing has to be restarted.
+    Services load the change within seconds; nothing has to be restarted.
     """
     path, until, ends = place(file), moment(keep), moment(expires)
     chosen, now = roles(role), datetime.datetime.now(datetime.UTC)
@@ -74,7 +74,7 @@ def rotate(
     token_file.write(path, [entry for entry in former if entry.good_for_s(now) > 0] + made)
     for entry in made:
         print(line(entry))
-    print(f"in {path}; the former ones are good for {keep} more")
+    print(f"in {path}; the former ones stay valid for {keep}")
 
 
 @app.command("list", epilog="Example: earl tokens list --json")
@@ -95,11 +95,11 @@ def list_(
 def show(
     role: Annotated[str, typer.Argument(metavar="ROLE", help="operator, worker, environment or viewer.")],
     file: File = None,
-    every: Annotated[bool, typer.Option("--all", help="Each that is good, one a line.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every valid token, one per line.")] = False,
 ) -> None:
-    """Print the token of a role that is good for longest, for EARL_TOKEN of whoever has that role.
+    """Print the token of a role that expires last, for EARL_TOKEN of its holder.
 
-    With --all it is the last one: what EARL_TOKEN_FILE of an env host needs while tokens are rotated.
+    With --all it is the last line: what EARL_TOKEN_FILE of an env host needs while tokens are rotated.
     """
     (role_name,) = roles(role)
     path, now = place(file), datetime.datetime.now(datetime.UTC)
@@ -114,37 +114,42 @@ def show(
 
 
 def place(file: Path | None) -> Path:
-    """The token file that is meant."""
+    """The token file: as given, else EARL_TOKENS, else below the user's configuration directory."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return file or Path(os.environ.get("EARL_TOKENS") or home / "earl" / "tokens.toml")
 
 
 def roles(name: str) -> list[Role]:
-    """Those that are meant; all for "". Raises ConfigError."""
+    """The role of this name, or all for "". Raises ConfigError."""
     if name and name not in tuple(Role):
         raise ConfigError(f"there is no role {name!r}", f"name one of {', '.join(Role)}")
     return [Role(name)] if name else list(Role)
 
 
 def moment(lasts: str) -> datetime.datetime | None:
-    """So long from now, rounded to seconds; None for "". Raises ConfigError."""
+    """The time at which a duration such as "30d" ends, rounded to seconds; None for "".
+
+    Raises ConfigError.
+    """
     if not lasts:
         return None
     match = re.fullmatch(r"(\d{1,9})([smhd])", lasts)
     span = datetime.timedelta(seconds=int(match[1]) * UNITS_S[match[2]]) if match else datetime.timedelta()
     if not datetime.timedelta() < span <= LONGEST:
-        raise ConfigError(f"{lasts!r} is no span of time up to ten years", "write it like 30d, 12h or 90m")
+        raise ConfigError(
+            f"{lasts!r} is not a duration of at most ten years", "write it like 30d, 12h or 90m"
+        )
     return (datetime.datetime.now(datetime.UTC) + span).replace(microsecond=0)
 
 
 def shortened(entry: Entry, until: datetime.datetime | None) -> Entry:
-    """Good until then at the latest."""
+    """The same token, valid until then at the latest."""
     ends = [time for time in (entry.expires, until) if time]
     return Entry(entry.role, entry.token, min(ends, default=None))
 
 
 def line(entry: Entry) -> str:
-    """What may be seen of a token."""
+    """A token's role, identifier and expiry, never the token."""
     left_s = entry.good_for_s(datetime.datetime.now(datetime.UTC))
     ends = f"expires {entry.expires:%Y-%m-%d %H:%M:%S %Z}" if entry.expires else "does not expire"
     if left_s <= 0:
@@ -153,7 +158,7 @@ def line(entry: Entry) -> str:
 
 
 def as_object(entry: Entry) -> dict[str, object]:
-    """The same for programs."""
+    """A token's role, identifier and expiry for JSON, never the token."""
     return {
         "role": str(entry.role),
         "id": token_id(entry.token),

@@ -6,17 +6,17 @@ import json
 
 import typer
 
-from earl.cli.lib.find_run import AsJson, NamedRun
+from earl.cli.lib.find_run import AsJson, RunDir, pick_run
 from earl.cli.report.page import write_report
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: earl report runs/tictactoe")
+@app.command(epilog="Example: earl report tictactoe")
 def report(
-    run_dir: NamedRun,
+    run: RunDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's HTML report again, from what its directory holds; prints its path."""
-    path = write_report(run_dir)
+    path = write_report(pick_run(run, ended=True))
     print(json.dumps({"report": str(path)}) if as_json else path)

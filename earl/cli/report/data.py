@@ -9,20 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from earl.cli.lib.decisions import Line, read_decisions
+from earl.cli.lib.decisions import DecisionRecord, read_decisions
+from earl.cli.lib.run_directory import config_of
 from earl.config.run import RunConfig
-from earl.errors import ConfigError
 from earl.obs.metrics import flat, read_lines
+from earl.obs.outcomes import has_winners
 
 Record = Mapping[str, Any]
 Spans = dict[str, list[tuple[str, float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class RunRecord:
-    """Everything that the report shows. spans: who → (what, start, end) in seconds of the run."""
+class RecordedRun:
+    """What a comparison and a trace are made of. spans: who → (what, start, end) in seconds of the run."""
 
     directory: Path
     config: RunConfig
@@ -30,9 +29,8 @@ class RunRecord:
     evaluations: Sequence[Record]
     spans: Spans
     result: Record
-    samples: Sequence[Record] = ()
-    # Of the selector, by stage.
-    decisions: Mapping[str, Sequence[Line]] = field(default_factory=dict)
+    # The selector's decisions by stage.
+    decisions: Mapping[str, Sequence[DecisionRecord]] = field(default_factory=dict)
     # How episodes ended, over time.
     endings: Sequence[Record] = ()
     # Changes of parallelism that were executed, well or not; time_s: at which they ended, about.
@@ -50,44 +48,21 @@ class RunRecord:
             and over in record
         ]
 
-    @property
-    def end_s(self) -> float:
-        """Seconds from the run's start to the last thing recorded."""
-        ends = [end for spans in self.spans.values() for _, _, end in spans]
-        ends += [
-            float(record["time_s"]) for record in (*self.metrics, *self.evaluations) if "time_s" in record
-        ]
-        return max(ends, default=0.0)
 
-
-def read_run(directory: Path) -> RunRecord:
+def read_run(directory: Path) -> RecordedRun:
     """Reads a run's directory; ConfigError if it is none."""
-    run_json = directory / "run.json"
-    if not run_json.is_file():
-        raise ConfigError(
-            f"{directory} is no run directory: it has no run.json", "give one like runs/demo-seed0"
-        )
-    try:
-        config = RunConfig.model_validate_json(run_json.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        what = error.errors()[0]
-        key = ".".join(map(str, what["loc"]))
-        raise ConfigError(
-            f"{run_json} was not written by this version of EARL: {key}: {what['msg']}",
-            "use the version that made the run",
-        ) from error
+    config = config_of(directory)
     metrics = surviving(flat(record) for record in read_lines(directory / "metrics.jsonl"))
     newest = max((int(record.get("version", 0)) for record in metrics), default=None)
     spans = list(read_lines(directory / "timeline.jsonl"))
     origin_ns = start_ns(metrics, spans)
-    return RunRecord(
+    return RecordedRun(
         directory=directory,
         config=config,
         metrics=metrics,
         evaluations=judged(read_lines(directory / "evaluations.jsonl"), newest),
         spans=in_seconds(spans, origin_ns),
         result=read_object(directory / "result.json"),
-        samples=heard(read_lines(directory / "samples.jsonl"), newest),
         decisions=read_decisions(directory),
         endings=list(read_lines(directory / "endings.jsonl")),
         switches=timed(read_lines(directory / "switches.jsonl"), origin_ns),
@@ -98,6 +73,12 @@ def read_run(directory: Path) -> RunRecord:
 def read_object(path: Path) -> Record:
     """A JSON object; an empty one where there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def winners_in(metrics: Sequence[Record], evaluations: Iterable[Record]) -> bool:
+    """`has_winners` of a run's records, flat."""
+    given = {key.removeprefix("metrics.") for record in evaluations for key in record if "metrics." in key}
+    return has_winners(metrics[-1] if metrics else (), given)
 
 
 def surviving(metrics: Iterable[Record]) -> list[Record]:
@@ -155,6 +136,19 @@ def start_ns(metrics: Sequence[Record], spans: Sequence[Record]) -> int:
     if not ends or not metrics:
         return min(int(span["start_ns"]) for span in spans)
     return max(ends) - int(float(metrics[-1].get("time_s", 0.0)) * 1e9)
+
+
+def phase_starts(metrics: Sequence[Record], evaluations: Sequence[Record]) -> list[tuple[str, float]]:
+    """(phase, second it began): a phase begins where the one before it recorded its end."""
+    ends: dict[str, float] = {}
+    for record in metrics:
+        if "time_s" in record:
+            ends[str(record.get("phase"))] = float(record["time_s"])
+    for record in evaluations:
+        if record.get("name") in ("start", "final") and "time_s" in record:
+            ends[f"evaluate:{record['name']}"] = float(record["time_s"])
+    order = sorted(ends, key=lambda phase: ends[phase])
+    return list(zip(order, [0.0, *(ends[phase] for phase in order)], strict=False))
 
 
 def timed(records: Iterable[Record], origin_ns: int) -> list[Record]:

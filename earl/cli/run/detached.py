@@ -1,12 +1,12 @@
-"""A launcher that nobody looks at: `python -m earl.cli.run.detached`, as `earl up` starts it.
+"""A launcher without a terminal: `python -m earl.cli.run.detached`, as `earl up` starts it.
 
     earl up ── what to run, a line of JSON on standard input ──► detached launcher, in a session of its own
        ▲ ◄── how far it is, lines of JSON on standard output ────┘        │
-       └ leaves once everything is ready                                  └ stays until the run is over
+       └ returns once everything is ready                                └ runs until the run has ended
 
-Until then the two belong together: standard input that ends says that `earl up` is gone, and the launch
-ends at once. What the launcher says goes to standard error, until it has the run's directory, and from
-then on to its logs/earl.log.
+Until then the end of standard input means that `earl up` is gone, and the launch ends at once. The
+launcher's output goes to standard error until it has the run's directory, and from then on to its
+logs/earl.log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import IO, Any, Literal
 
 from pydantic import BaseModel
 
-from earl.cli.run.launch import INTERRUPTED, handled, last_words, write_results
+from earl.cli.lib.exit_code import INTERRUPTED
+from earl.cli.run.launch import handled, last_words, write_results
 from earl.cli.run.plain_view import LoggedView
 from earl.config.run import RunConfig
 from earl.errors import EarlError
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 NAME = "earl"
 
 
-class Order(BaseModel):
+class LaunchOrder(BaseModel):
     """What `earl up` asks for. waited_s: that it had taken before this process began. notes: for the log."""
 
     config: RunConfig
@@ -44,11 +45,11 @@ class Order(BaseModel):
     notes: list[str] = []
 
 
-class News(BaseModel):
-    """One line of what the launcher says to `earl up`.
+class LaunchNews(BaseModel):
+    """One line from the launcher to `earl up`.
 
     "taken": the run's directory is this launch's. "processes": their states. "ready": all of them are, but
-    for those that failed and that the run goes on without.
+    for those that failed and that the run continues without.
     "failed": nothing is left running; error is the catalogue's name.
     """
 
@@ -63,8 +64,8 @@ class News(BaseModel):
     notes: list[str] = []
 
 
-class Channel:
-    """To `earl up`, until everything is ready; what is said later is for nobody."""
+class LaunchChannel:
+    """Sends lines to `earl up` until everything is ready; later ones are dropped."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file: IO[str] | None = file
@@ -73,13 +74,13 @@ class Channel:
     def open(self) -> bool:
         return self._file is not None
 
-    def say(self, news: News) -> None:
+    def send(self, news: LaunchNews) -> None:
         if self._file is not None:
             try:
                 self._file.write(news.model_dump_json(exclude_defaults=True) + "\n")
                 self._file.flush()
             except BrokenPipeError:
-                self.close()  # its standard input tells, too
+                self.close()  # the end of standard input ends the launch
 
     def close(self) -> None:
         if self._file is not None:
@@ -88,8 +89,8 @@ class Channel:
             self._file = None
 
 
-async def follow(order: Order, channel: Channel, started_at: float) -> LaunchOutcome:
-    """The whole run. Raises what the launch raises."""
+async def follow(order: LaunchOrder, channel: LaunchChannel, started_at: float) -> LaunchOutcome:
+    """Runs a whole launch and reports it to the channel. Raises what the launch raises."""
     signals = handled()
     view = LoggedView()
     loop = asyncio.get_running_loop()
@@ -102,17 +103,17 @@ async def follow(order: Order, channel: Channel, started_at: float) -> LaunchOut
         if not channel.open or states == reported:
             return
         reported.update(states)
-        channel.say(News(kind="processes", states=states))
+        channel.send(LaunchNews(kind="processes", states=states))
         if all(process.is_settled for process in processes) and not signals.stop.is_set():
             loop.remove_reader(sys.stdin.fileno())
-            channel.say(News(kind="ready", seconds=time.monotonic() - started_at))
+            channel.send(LaunchNews(kind="ready", seconds=time.monotonic() - started_at))
             channel.close()
 
     def taken(directory: RunDirectory) -> None:
-        keep_words(directory)
+        log_to(directory)
         for note in order.notes:
             logger.warning("%s", note)
-        channel.say(News(kind="taken", directory=str(directory.path)))
+        channel.send(LaunchNews(kind="taken", directory=str(directory.path)))
 
     return await launch(
         order.config,
@@ -125,23 +126,23 @@ async def follow(order: Order, channel: Channel, started_at: float) -> LaunchOut
 
 
 def left_alone(signals: Signals) -> None:
-    """Standard input has ended: whoever waited for this run is gone."""
+    """Stops the launch at once: standard input has ended, so the process that waited for it is gone."""
     asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
     signals.rush()
 
 
-def keep_words(directory: RunDirectory) -> None:
-    """From now on standard output and error are the run's log of this process."""
+def log_to(directory: RunDirectory) -> None:
+    """Sends standard output and error to the run's log of this process from now on."""
     with open(directory.log(NAME), "ab") as kept:
         for descriptor in (1, 2):
             os.dup2(kept.fileno(), descriptor)
     log.setup(NAME)
-    # Of every call that this process makes: nothing that a person wants.
+    # Its debug records of every call are of no use in the log.
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
-def failed(error: EarlError) -> News:
-    return News(
+def failed(error: EarlError) -> LaunchNews:
+    return LaunchNews(
         kind="failed",
         error=type(error).__name__,
         message=error.message,
@@ -152,17 +153,17 @@ def failed(error: EarlError) -> News:
 
 
 def main() -> int:
-    channel = Channel(os.fdopen(os.dup(1), "w"))
+    channel = LaunchChannel(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
     logging.getLogger().addHandler(logging.NullHandler())  # until there is a log
-    order = Order.model_validate_json(sys.stdin.readline())
+    order = LaunchOrder.model_validate_json(sys.stdin.readline())
     started_at = time.monotonic() - order.waited_s
     try:
         outcome = asyncio.run(follow(order, channel, started_at))
     except EarlError as error:
         extra: dict[str, Any] = {"fields": {"error": type(error).__name__, "exit_code": error.exit_code}}
         logger.error("%s", error, extra=extra)
-        channel.say(failed(error))
+        channel.send(failed(error))
         return error.exit_code
     if outcome.begun:
         write_results(outcome, order.config)

@@ -10,25 +10,35 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import typer
 from typer.core import TyperCommand
 
+from earl.cli.lib.exit_code import INTERRUPTED
 from earl.cli.lib.figures import closing_lines, figures
+from earl.cli.lib.usage import is_unknown_option
 from earl.cli.report.page import write_report
 from earl.cli.run.view import open_view
+from earl.config import keys
 from earl.config.load import Override, split_overrides
 from earl.config.run import RunConfig
+from earl.errors import ConfigError
 from earl.obs.processor import flags
 from earl.stack import auto_dtype
+from earl.stack.ending import why_ended
 from earl.stack.launcher import LaunchOutcome, Signals, launch
-from earl.stack.rundir import run_path
+from earl.stack.rundir import check_directory, run_path
 
-INTERRUPTED = 130
 # The figures, in the run's directory.
 RESULT = "result.json"
 OVERRIDES = "earl.overrides"
+# Signals that stop a run, and what is then said to have stopped it.
+STOPPED_BY = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "earl stop (SIGTERM)",
+    signal.SIGHUP: "its terminal, which was closed",
+}
 
 
 class OverridableCommand(TyperCommand):
@@ -39,7 +49,15 @@ class OverridableCommand(TyperCommand):
             return super().parse_args(ctx, [arg for arg in args if not ("." in arg and arg.startswith("--"))])
         rest, overrides = split_overrides(args)
         ctx.meta[OVERRIDES] = overrides
-        return super().parse_args(ctx, rest)
+        try:
+            return super().parse_args(ctx, rest)
+        except typer.TyperException as error:
+            option = getattr(error, "option_name", "")
+            candidates = keys.with_last_word(option.lstrip("-").replace("-", "_")) if option else []
+            if not candidates or not is_unknown_option(error):
+                raise
+            remedy = f"did you mean {' or '.join(f'--{key}' for key in candidates)}?"
+            raise ConfigError(f"there is no option {option}", remedy) from None
 
 
 def overrides_of(ctx: Any, **top_level: object) -> list[Override]:
@@ -60,13 +78,20 @@ def run_to_end(config: RunConfig, *, resume: bool, plain: bool, started_at: floa
             config, resume=resume, started_at=started_at, signals=signals, on_update=view.update
         )
 
+    check_directory(config, resume=resume)  # before a screen is drawn
     config, notes = settled_dtypes(config, resume=resume)
     sys.stderr.writelines(f"earl: {note}\n" for note in notes)
-    with open_view(plain=plain) as view:
+    with open_view(plain=plain, hint=hint(config)) as view:
         outcome = asyncio.run(launched())
     if outcome.begun:
         sys.stderr.write(f"report: {write_results(outcome, config)}\n")
     return outcome
+
+
+def hint(config: RunConfig) -> str:
+    """What one can do while the run is on the screen."""
+    page = f" · web page: earl dashboard {config.name}" if config.dashboard.bind else ""
+    return f"Ctrl-C saves and stops{page}"
 
 
 def settled_dtypes(config: RunConfig, *, resume: bool) -> tuple[RunConfig, list[str]]:
@@ -79,24 +104,27 @@ def settled_dtypes(config: RunConfig, *, resume: bool) -> tuple[RunConfig, list[
 
 
 def handled() -> Signals:
-    """What this process is told by Ctrl-C and its like, and by `earl down --now`, on the running loop."""
+    """Handles Ctrl-C, SIGTERM, SIGHUP and the SIGUSR1 of `earl stop --now` on the running loop."""
     signals = Signals()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, signals.ask)
+    for number, by in STOPPED_BY.items():
+        loop.add_signal_handler(number, signals.ask, by)
     loop.add_signal_handler(signal.SIGUSR1, signals.rush)
     return signals
 
 
-def write_results(outcome: LaunchOutcome, config: RunConfig) -> Path:
-    """The run's figures and its report; the report's path."""
+def write_results(outcome: LaunchOutcome, config: RunConfig) -> str:
+    """Writes the run's figures and its report; the report's path, or why there is none: the run counts."""
     result = json.dumps(figures(outcome, config.seed), indent=1)
     (outcome.directory / RESULT).write_text(result + "\n", encoding="utf-8")
-    return write_report(outcome.directory)
+    try:
+        return str(write_report(outcome.directory))
+    except (ConfigError, OSError) as error:
+        return f"not written: {error}"
 
 
 def resume_hint(outcome: LaunchOutcome) -> str:
-    return f"resume with: earl train {outcome.directory}/run.toml --resume"
+    return f"resume with: earl resume {outcome.directory}"
 
 
 def last_words(outcome: LaunchOutcome) -> Iterator[str]:
@@ -105,7 +133,9 @@ def last_words(outcome: LaunchOutcome) -> Iterator[str]:
     if not outcome.begun:
         yield f"earl: stopped before it began; {outcome.directory} has its logs"
     elif not outcome.complete:
-        yield f"earl: {outcome.status.message or 'stopped'}; {resume_hint(outcome)}"
+        yield f"earl: {why_ended('stopped', outcome.status, {})}; {resume_hint(outcome)}"
+    else:
+        yield f"earl: {why_ended('complete', outcome.status, {})}"
 
 
 def finish(outcome: LaunchOutcome, config: RunConfig, *, as_json: bool) -> int:

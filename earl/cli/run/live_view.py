@@ -1,10 +1,12 @@
-"""What the person sees on a terminal while a run goes on: a live screen of the last snapshot."""
+"""The live view of a running run on a terminal: one screen of the last status."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +17,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from earl.cli.lib.concerns import concerns
 from earl.cli.lib.figures import interval
+from earl.cli.lib.status_table import StatusTable
 from earl.cli.lib.switches import parallelism_text, switch_text
 from earl.stack.status import (
     EvaluationStatus,
@@ -30,7 +34,9 @@ from earl.stack.status import (
 
 REFRESH_PER_S = 4
 HISTORY_STEPS = 22
-BAR_CELLS = 44
+BAR_CELLS, LEAST_BAR_CELLS = 44, 6
+# A screen as wide as this has two panels side by side; what a panel's frame takes.
+WIDE_CELLS, PANEL_CELLS = 120, 4
 
 # Ledger states in the order that a ticket goes through them, with their colours.
 STATES = (
@@ -53,10 +59,21 @@ PHASES = {
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
-class LiveView:
-    """Redraws one screen of panels several times a second, so that spinners and clocks move."""
+class RunView(AbstractContextManager["RunView"], ABC):
+    """A place to show a run's status; open as a context manager."""
 
-    def __init__(self, console: Console) -> None:
+    @abstractmethod
+    def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None: ...
+
+
+class LiveView(RunView):
+    """Redraws one screen of panels several times a second, so that spinners and clocks move.
+
+    hint: the second line of the screen while the run continues.
+    """
+
+    def __init__(self, console: Console, hint: str = "") -> None:
+        self._hint = hint
         self._started = time.monotonic()
         self._processes: Sequence[ProcessState] = ()
         self._status = RunStatus()
@@ -87,37 +104,41 @@ class LiveView:
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = [self._head()]
+        if self._hint and not self._status.done:
+            parts.append(Text(self._hint, style="grey50"))
         if not self._status.phase or any(state.state in ("waiting", "starting") for state in self._processes):
             parts.append(
                 Panel(self._start_up(), title="processes", title_align="left", border_style="grey50")
             )
         elif troubled := [state for state in self._processes if state.state in ("restarting", "failed")]:
             parts += [Text(f"{state.name} is {state.state}", style="red") for state in troubled]
+        parts += [Text(concern, style="yellow") for concern in concerns(self._status.workers)]
         if self._status.phase:
-            parts.append(phase_line(self._status))
-            middle = Table.grid(expand=True, padding=(0, 1))
-            middle.add_column(ratio=1)
-            middle.add_column(ratio=1)
-            middle.add_row(
+            cells = self._live.console.width
+            parts.append(phase_line(self._status, cells))
+            panels = (
                 Panel(self._learning(), title="learning", title_align="left", border_style="grey50"),
                 Panel(self._running(), title="running", title_align="left", border_style="grey50"),
             )
-            parts.append(middle)
-            trajectories = ledger_table(self._status.ledger)
+            parts += [side_by_side(*panels)] if cells >= WIDE_CELLS else panels
+            trajectories = ledger_table(self._status.ledger, cells - PANEL_CELLS)
             if self._status.roles:
                 trajectories = Group(trajectories, Text(), roles_table(self._status.roles))
-            parts.append(
-                Panel(
-                    trajectories, title="where each trajectory is", title_align="left", border_style="grey50"
-                )
-            )
+            parts.append(Panel(trajectories, title="trajectories", title_align="left", border_style="grey50"))
             if self._status.stages:
                 parts.append(stage_lines(self._status.stages))
             if self._status.evaluations:
-                parts.append(evaluation_table(self._status.evaluations, self._status.best_version))
+                parts.append(
+                    evaluation_table(
+                        self._status.evaluations,
+                        self._status.best_version,
+                        winners=self._status.has_winners,
+                        cells=cells,
+                    )
+                )
             if self._status.done:
-                what = self._status.message or "the run is over"
-                parts.append(Spinner("dots", f"{what}: the workers save and leave"))
+                what = self._status.message or "the run has ended"
+                parts.append(Spinner("dots", f"{what}: the workers save and exit"))
         return Group(*parts)
 
     def _head(self) -> RenderableType:
@@ -141,12 +162,10 @@ class LiveView:
         return Group(table, bar)
 
     def _learning(self) -> RenderableType:
-        table = Table.grid(padding=(0, 2))
-        for name, label, form in LEARNING:
-            value = self._status.metrics.get(name)
-            if value is not None:
-                trend = sparkline(self._history.get(name, ()))
-                table.add_row(label, Text(form.format(value), style="bold"), Text(trend, style="cyan"))
+        table = figures_grid()
+        for name, label, text in learning_figures(self._status):
+            trend = sparkline(self._history.get(name, ()))
+            table.add_row(label, Text(text, style="bold"), Text(trend, style="cyan"))
         for label, lengths in (
             ("episode tokens", self._status.episode_tokens),
             ("turn tokens", self._status.turn_tokens),
@@ -159,13 +178,30 @@ class LiveView:
         return table
 
     def _running(self) -> RenderableType:
-        table = Table.grid(padding=(0, 2))
+        table = figures_grid()
         table.add_row("policy version", Text(str(self._status.version), style="bold"), "")
         for worker in self._status.workers:
             silent = self._status.silent(worker)
             rates = Text(worker_rates(worker, silent=silent), style="grey50")
             table.add_row(worker.name, worker_load(worker, silent=silent), rates)
         return table
+
+
+def side_by_side(*panels: Panel) -> RenderableType:
+    grid = Table.grid(expand=True, padding=(0, 1))
+    for _ in panels:
+        grid.add_column(ratio=1)
+    grid.add_row(*panels)
+    return grid
+
+
+def figures_grid() -> Table:
+    """Rows of a name, a value and what else there is, which may take several lines."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    return grid
 
 
 LEARNING = (
@@ -183,42 +219,58 @@ LEARNING = (
 )
 
 
-def phase_line(status: RunStatus) -> RenderableType:
-    """What the run is at, as a bar: steps of a training phase, episodes of an evaluation."""
+def phase_line(status: RunStatus, cells: int) -> RenderableType:
+    """The phase's progress as a bar: steps of a training phase, episodes of an evaluation."""
     done, total = progress_of(status)
-    grid = Table.grid(padding=(0, 2))
     label = PHASES.get(status.phase, status.phase)
-    grid.add_row(
-        Text(label, style="bold"),
-        ProgressBar(total=max(1, total), completed=done, width=BAR_CELLS),
-        f"{done}/{total}" if total else "",
-    )
+    progress = f"{done}/{total}{time_left(status)}" if total else ""
+    room = min(BAR_CELLS, cells - len(label) - len(progress) - 4)
+    if room < LEAST_BAR_CELLS:
+        return Text.assemble((label, "bold"), f"  {progress}")
+    grid = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=max(1, total), completed=done, width=room)
+    grid.add_row(Text(label, style="bold"), bar, progress)
     return grid
+
+
+def time_left(status: RunStatus) -> str:
+    """About how long the phase will still take, ", about 3:10 left"; "" while nobody knows."""
+    left_s = status.metrics.get("phase_left_s")
+    return f", about {clock(left_s)} left" if left_s is not None else ""
 
 
 def progress_of(status: RunStatus) -> tuple[int, int]:
     """(done, total) of the phase."""
     if status.phase.startswith("evaluate:"):
-        under_way = status.evaluation(status.phase.removeprefix("evaluate:"))
-        if under_way:
-            return under_way.done, under_way.episodes
+        current = status.evaluation(status.phase.removeprefix("evaluate:"))
+        if current:
+            return current.done, current.episodes
     return status.step, status.steps
 
 
-def ledger_table(ledger: LedgerStatus) -> RenderableType:
-    """Counts by state; issued is their sum."""
+def ledger_table(ledger: LedgerStatus, cells: int) -> RenderableType:
+    """Tickets by state; issued is their sum. cells: the screen's width, which may take several rows."""
     counts = {name: getattr(ledger, name) for name, _ in STATES if name != "dropped"}
     counts["dropped"] = ledger.dropped_total
+    columns = [(STATE_WORDS.get(name, name), f"{counts[name]:,}", style) for name, style in STATES]
+    columns.append(("issued", f"{ledger.issued:,}", ""))
+    widest = max(len(text) for word, count, _ in columns for text in (word, count))
+    fits = all_in_line(columns) <= cells
+    each = len(columns) if fits else max(1, cells // (widest + 3))
     table = Table.grid(padding=(0, 3))
-    table.add_row(*(Text(STATE_WORDS.get(name, name), style=style) for name, style in STATES), Text("issued"))
-    table.add_row(
-        *(Text(f"{counts[name]:,}", style=f"bold {style}") for name, style in STATES),
-        Text(f"{ledger.issued:,}", style="bold"),
-    )
+    for i in range(0, len(columns), each):
+        part = columns[i : i + each]
+        table.add_row(*(Text(word, style=style, no_wrap=True) for word, _, style in part))
+        table.add_row(*(Text(count, style=f"bold {style}", no_wrap=True) for _, count, style in part))
     if ledger.dropped:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(ledger.dropped.items()))
         return Group(table, Text(f"dropped: {reasons}", style="red"))
     return table
+
+
+def all_in_line(columns: Sequence[tuple[str, str, str]]) -> int:
+    """The characters that columns of (word, count, style) take beside each other."""
+    return sum(max(len(word), len(count)) + 3 for word, count, _ in columns)
 
 
 def roles_table(roles: Sequence[RoleState]) -> RenderableType:
@@ -232,7 +284,7 @@ def roles_table(roles: Sequence[RoleState]) -> RenderableType:
 
 
 def stage_lines(stages: Sequence[StageState]) -> RenderableType:
-    """How each stage is cut; where the selector decides for it, what it said last; switches."""
+    """Each stage's parallelism, or the selector's last verdict where it decides; switches."""
     undecided = " · ".join(parallelism_text(stage) for stage in stages if not stage.chosen)
     lines = [Text(f"parallelism  {undecided}", style="grey50")] if undecided else []
     for stage in stages:
@@ -249,33 +301,60 @@ def stage_lines(stages: Sequence[StageState]) -> RenderableType:
 
 
 def role_figures(role: RoleState) -> list[tuple[str, int, str]]:
-    """(word, trajectories, colour)"""
+    """(label, number of trajectories, colour) of each state of a role."""
     colours = (("waiting", "yellow"), ("leased", "cyan"), ("done", "green"))
     return [(word, getattr(role, word), colour) for word, colour in colours]
 
 
-def evaluation_table(evaluations: Sequence[EvaluationStatus], best_version: int) -> RenderableType:
-    """The last evaluations with their 95 % intervals; the gain is over the run's first one, paired."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="grey50")
+def learning_figures(status: RunStatus) -> Iterator[tuple[str, str, str]]:
+    """(metric, label, value) of the last batch's figures; rewards are scores where nothing is won or lost."""
+    for name, label, form in LEARNING:
+        if name not in status.metrics or (name == "win_rate" and not status.has_winners):
+            continue
+        is_score = name == "reward_mean" and not status.has_winners
+        yield name, "score" if is_score else label, form.format(status.metrics[name])
+
+
+def evaluation_table(
+    evaluations: Sequence[EvaluationStatus], best_version: int, *, winners: bool, cells: int
+) -> RenderableType:
+    """The last evaluations with their 95 % intervals; the gain is over the run's first one, paired.
+
+    winners: of a game; elsewhere a reward is a score. cells: the screen's width, which decides the columns.
+    """
     shown = evaluations[-5:]
-    illegal = any("illegal" in item.metrics for item in shown)
-    for name in ("evaluation", "version", "episodes", "win rate", "reward", "gain", *["illegal"] * illegal):
-        table.add_column(name)
-    for item in shown:
-        gain = item.gain
-        best = " (best)" if item.version == best_version else ""
-        cells = [
-            item.name,
-            f"{item.version}{best}",
-            f"{item.done}/{item.episodes}",
-            Text(interval(item.win_rate, item.win_bounds) if item.done else "", style="bold green"),
-            interval(item.mean_reward, item.reward_bounds, signed=True) if item.done else "",
-            interval(gain.value, gain.bounds, signed=True) if gain else "",
-        ]
-        if illegal:
-            cells.append(f"{item.metrics['illegal']:.2%}" if "illegal" in item.metrics else "")
-        table.add_row(*cells)
+    rows = tuple(evaluation_cells(item, best_version) for item in shown)
+    result = "reward" if winners else "score"
+    columns = ("evaluation", "version", "episodes", "win rate", result, "gain", "illegal")
+    hidden = {"win rate"} if not winners else set[str]()
+    hidden |= {"illegal"} if not any("illegal" in item.metrics for item in shown) else set()
+    kept = [i for i, name in enumerate(columns) if name not in hidden]
+    fitted = StatusTable(
+        "evaluations",
+        tuple(columns[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+        least=("illegal", "episodes", *(["reward"] if winners else []), "version"),
+    ).fitted(cells)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="grey50")
+    for name in fitted.columns:
+        table.add_column(name, no_wrap=True)
+    best = "win rate" if winners else result
+    for row in fitted.rows:
+        styles = ("bold green" if name == best else "" for name in fitted.columns)
+        table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
     return table
+
+
+def evaluation_cells(item: EvaluationStatus, best_version: int) -> tuple[str, ...]:
+    return (
+        item.name,
+        f"{item.version}{' (best)' if item.version == best_version else ''}",
+        f"{item.done}/{item.episodes}",
+        interval(item.win_rate, item.win_bounds) if item.done else "",
+        interval(item.mean_reward, item.reward_bounds, signed=True) if item.done else "",
+        interval(item.gain.value, item.gain.bounds, signed=True) if item.gain else "",
+        f"{item.metrics['illegal']:.2%}" if "illegal" in item.metrics else "",
+    )
 
 
 def worker_load(worker: WorkerState, *, silent: bool) -> Text:
@@ -294,12 +373,12 @@ def worker_rates(worker: WorkerState, *, silent: bool) -> str:
         parts.append(f"{rate:,.0f} tokens/s")
     parts += [transfer(path, moved) for path, moved in worker.transfers.items()]
     if silent:
-        parts.append(f"silent for {worker.silent_s:.0f} s")
+        parts.append(f"last seen {worker.silent_s:.0f} s ago")
     return " · ".join(parts)
 
 
 def transfer(path: str, moved: Transfers) -> str:
-    """For example "shm 1.2 GiB at 3.4 GB/s"; requests that were sent again are named."""
+    """A path's transfers as text, for example "shm 1.2 GiB at 3.4 GB/s"; repeated requests are counted."""
     retries = f", {moved.retries} retries" if moved.retries else ""
     return f"{path} {size(moved.size_bytes)} at {moved.gb_per_s:.2f} GB/s{retries}"
 
@@ -313,7 +392,9 @@ def sparkline(values: Sequence[float] | deque[float]) -> str:
 
 
 def clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    """A duration as minutes:seconds, from an hour on as hours:minutes:seconds."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def size(count_bytes: float) -> str:

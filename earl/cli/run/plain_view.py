@@ -1,27 +1,31 @@
-"""What the person sees of a run where there is no terminal: plain lines."""
+"""The view of a running run where there is no terminal: plain lines."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import IO
 
+from earl.cli.lib.concerns import concerns
 from earl.cli.lib.figures import interval
+from earl.cli.lib.notices import NOTICE_S
 from earl.cli.lib.switches import switch_text
-from earl.cli.run.live_view import LEARNING, clock, progress_of, role_figures
+from earl.cli.run.live_view import RunView, clock, learning_figures, progress_of, role_figures, time_left
 from earl.stack.status import ProcessState, RunStatus
 
 log = logging.getLogger(__name__)
 
 PLAIN_EVERY_S = 2.0
 LOGGED_EVERY_S = 30.0
+# States of a process that has begun and is not ready.
+BEGUN = ("starting", "restarting")
 
 
-class PlainView:
-    """A line when something began or ended, and every few seconds in between."""
+class PlainView(RunView):
+    """A line when something began or ended, and in between, every few seconds, if the line has changed."""
 
     def __init__(self, file: IO[str], every_s: float = PLAIN_EVERY_S) -> None:
         self._file = file
@@ -29,14 +33,10 @@ class PlainView:
         self._started = time.monotonic()
         self._reported: dict[str, str] = {}
         self._phase = ""
-        self._last_line_at = 0.0
+        self._line = ""
+        self._last_line_at = self._started
 
-    def __enter__(self) -> PlainView:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def update(self, processes: Sequence[ProcessState], status: RunStatus) -> None:
@@ -53,11 +53,21 @@ class PlainView:
                 if switch is not None and self._reported.get(key) != str(switch.epoch):
                     self._reported[key] = str(switch.epoch)
                     self._say(f"{stage.name} {switch_text(switch, runs=runs)}")
+        for concern in concerns(status.workers):
+            key = re.sub(r"\d+", "0", concern)  # said once, whatever the figures in it
+            if key not in self._reported:
+                self._reported[key] = concern
+                self._say(concern)
         now = time.monotonic()
         if status.phase and (status.phase != self._phase or now - self._last_line_at >= self._every_s):
             self._phase = status.phase
-            self._last_line_at = now
-            self._say(status_line(status))
+            line = waiting_line(processes) or status_line(status)
+            if line != self._line:
+                self._line, self._last_line_at = line, now
+                self._say(line)
+        elif now - self._last_line_at >= max(self._every_s, NOTICE_S) and (line := waiting_line(processes)):
+            self._last_line_at = now  # before the scheduler answers
+            self._say(line)
 
     def _say(self, text: str) -> None:
         self._file.write(f"[{clock(time.monotonic() - self._started)}] {text}\n")
@@ -65,7 +75,7 @@ class PlainView:
 
 
 class LoggedView(PlainView):
-    """The same as records of the process's log, for a launcher that nobody looks at."""
+    """The same lines as records of the process's log, for a launcher without a terminal."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr, LOGGED_EVERY_S)
@@ -74,22 +84,34 @@ class LoggedView(PlainView):
         log.info("%s", text)
 
 
+def waiting_line(processes: Sequence[ProcessState]) -> str:
+    """What the run waits for until every process is ready; "" from then on."""
+    begun = [
+        f"{process.name} ({process.state} {process.seconds:.0f} s)"
+        for process in processes
+        if process.state in BEGUN
+    ]
+    return f"waiting for {', '.join(begun)}" if begun else ""
+
+
 def status_line(status: RunStatus) -> str:
     """The run in one line."""
     done, total = progress_of(status)
     ledger = status.ledger
-    parts = [f"{status.phase} {done}/{total}" if total else status.phase, f"version {status.version}"]
+    progress = f"{status.phase} {done}/{total}{time_left(status)}" if total else status.phase
+    parts = [progress, f"version {status.version}"]
     parts += [
-        f"{label} {form.format(status.metrics[name])}"
-        for name, label, form in LEARNING
-        if name in ("reward_mean", "win_rate", "tokens_per_s") and name in status.metrics
+        f"{label} {text}"
+        for name, label, text in learning_figures(status)
+        if name in ("reward_mean", "win_rate", "tokens_per_s")
     ]
     if status.evaluations and status.evaluations[-1].done:
         last = status.evaluations[-1]
         gained = f", gain {interval(last.gain.value, last.gain.bounds, signed=True)}" if last.gain else ""
-        parts.append(
-            f"{last.name} evaluation {interval(last.win_rate, last.win_bounds)} of {last.done}{gained}"
-        )
+        result = interval(last.mean_reward, last.reward_bounds)
+        if status.has_winners:
+            result = interval(last.win_rate, last.win_bounds)
+        parts.append(f"{last.name} evaluation {result} of {last.done}{gained}")
     # What the trainer has done is part of the ledger's line.
     parts += [
         f"{role.name} " + " ".join(f"{count} {word}" for word, count, _ in role_figures(role))

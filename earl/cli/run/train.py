@@ -31,7 +31,7 @@ def train(
     """Train an agent from a run file, with every service on this machine.
 
     The run's directory, runs/NAME, gets logs, metrics, checkpoints and a report. Ctrl-C stops
-    everything cleanly, saves, and says how to resume; a second one does not wait. Any key of the run
+    everything cleanly, saves, and prints how to resume; a second one does not wait. Any key of the run
     file: --section.key VALUE.
     """
     config = load_run(run_file, overrides_of(ctx, name=name, seed=seed, runs_dir=runs_dir))

@@ -1,4 +1,4 @@
-"""Start a run in the background; it goes on when this terminal is closed."""
+"""Start a run in the background; it keeps running when this terminal is closed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ import typer
 from rich.console import Console
 
 from earl.cli import STARTED_AT
+from earl.cli.lib.exit_code import INTERRUPTED
 from earl.cli.lib.find_run import addresses_of
-from earl.cli.run.detached import News, Order
-from earl.cli.run.launch import INTERRUPTED, OverridableCommand, overrides_of, settled_dtypes
+from earl.cli.lib.notices import NOTICE_S, notice
+from earl.cli.run.detached import LaunchNews, LaunchOrder
+from earl.cli.run.launch import OverridableCommand, overrides_of, settled_dtypes
 from earl.config.load import load_run
 from earl.config.run import RunConfig
 from earl.errors import EarlError, ProcessFailed
 from earl.rpc.errors import catalogue
 from earl.stack.process import readable
 from earl.stack.record import read_record
-from earl.stack.rundir import DASHBOARD_LINK, LOGS, run_path
+from earl.stack.run_files import DASHBOARD_LINK, LOGS
+from earl.stack.rundir import run_path
 
 app = typer.Typer(add_completion=False)
 
-# A launch that was given up ends what it had started, hurriedly.
+# Bound on an abandoned launch that ends what it had started.
 GIVEN_UP_S = 20.0
 # Beyond what bounds every step of a launch: imports, and the end of what is left.
 SLACK_S = 60.0
@@ -50,11 +53,11 @@ def up(
     runs_dir: Annotated[str, typer.Option(help="Directory of runs, instead of the file's.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Start a run in the background; it goes on when this terminal is closed.
+    """Start a run in the background; it keeps running when this terminal is closed.
 
-    The same processes as earl train starts. Returns once all of them are ready; a mistake ends with its
-    exit code, as there, and nothing is left running. earl status, top and logs look at it, earl down ends
-    it. Any key of the run file: --section.key VALUE.
+    Starts the same processes as earl train. Returns once all of them are ready; an error ends with the
+    same exit code, and nothing is left running. earl status, top and logs show it, earl stop ends it. Any
+    key of the run file: --section.key VALUE.
     """
     config = load_run(run_file, overrides_of(ctx, name=name, seed=seed, runs_dir=runs_dir))
     config, notes = settled_dtypes(config, resume=resume)
@@ -67,7 +70,7 @@ def up(
 
 
 @dataclass(slots=True)
-class Begun:
+class StartedRun:
     """A run that is up. seconds: from the command's start until every process was ready."""
 
     directory: Path
@@ -75,6 +78,8 @@ class Begun:
     seconds: float
     processes: list[str]
     addresses: Mapping[str, str] = field(default_factory=dict)
+    # The environment that the run starts no host of.
+    awaited: str = ""
 
     def as_object(self) -> dict[str, Any]:
         return {
@@ -87,22 +92,29 @@ class Begun:
         }
 
     def lines(self) -> list[str]:
-        where = self.directory
-        width = max((len(name) for name in self.addresses), default=0)
+        where, page = self.directory, self.addresses.get("dashboard")
         return [
             f"{where.name} is up after {self.seconds:.1f} s: {where}, {len(self.processes)} processes",
-            *(f"  {name:{width}}  {address}" for name, address in self.addresses.items()),
-            f"look: earl status {where} · earl top {where} · earl logs {where} -f · earl dashboard {where}",
-            f"end:  earl down {where}",
+            *([f"page: {page}"] if page else []),
+            *self._hosts(),
+            f"show: earl status {where} · earl top {where} · earl logs {where} -f · earl dashboard {where}",
+            f"end:  earl stop {where}",
         ]
 
+    def _hosts(self) -> list[str]:
+        if not self.awaited:
+            return []
+        gateway = self.addresses.get("gateway", "ADDRESS")
+        return [f"hosts of {self.awaited} connect with: earl env serve MODULE:CLASS --gateway {gateway}"]
 
-Show = Callable[[Mapping[str, str]], None]
+
+# Shows the processes' states; seconds since one of them changed.
+Show = Callable[[Mapping[str, str], float], None]
 
 
 async def start(
     config: RunConfig, notes: list[str], *, resume: bool, started_at: float, show: Show
-) -> Begun | None:
+) -> StartedRun | None:
     """Starts a detached launcher and waits until its processes are ready; None if it was interrupted.
 
     notes: for the launcher's log. started_at: time.monotonic() at the command's start. Raises what the
@@ -121,7 +133,7 @@ async def start(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, interrupted.set)
-    order = Order(config=config, resume=resume, waited_s=time.monotonic() - started_at, notes=notes)
+    order = LaunchOrder(config=config, resume=resume, waited_s=time.monotonic() - started_at, notes=notes)
     process.stdin.write(order.model_dump_json().encode() + b"\n")
     heard = asyncio.create_task(hear(process.stdout, show, silence_s(config)))
     stopped = asyncio.create_task(interrupted.wait())
@@ -144,34 +156,46 @@ async def start(
 
 
 def silence_s(config: RunConfig) -> float:
-    """For how long a launcher may say nothing: a process is ready within start_s, stopped within stop_s."""
+    """The longest pause between reports: a process is ready within start_s, stopped within stop_s."""
     return config.stack.start_s + 2 * config.stack.stop_s + SLACK_S
 
 
-async def hear(stream: asyncio.StreamReader, show: Show, silence_s: float) -> News:
-    """The last news: ready, failed, or what came before the launcher ended without a word.
+async def hear(
+    stream: asyncio.StreamReader, show: Show, silence_s: float, notice_s: float = NOTICE_S
+) -> LaunchNews:
+    """The last news: ready, failed, or what came before the launcher ended without reporting.
 
-    Raises ProcessFailed if it says nothing new for silence_s.
+    notice_s: after so long without any, what is known is shown again. Raises ProcessFailed if it says nothing
+    new for silence_s.
     """
-    last = News(kind="processes")
+    last, heard = LaunchNews(kind="processes"), time.monotonic()
     while True:
         try:
-            async with asyncio.timeout(silence_s):
+            async with asyncio.timeout(notice_s):
                 line = await stream.readline()
         except TimeoutError:
-            waits = [name for name, state in last.states.items() if state not in ("ready", "done")]
-            raise ProcessFailed(
-                f"the launcher has said nothing new for {silence_s:g} s"
-                + (f", waiting for {', '.join(waits)}" if waits else ""),
-                "see logs/ in the run's directory",
-            ) from None
+            quiet_s = time.monotonic() - heard
+            if quiet_s >= silence_s:
+                waits = waited_for(last.states)
+                raise ProcessFailed(
+                    f"the launcher has reported nothing new for {silence_s:g} s"
+                    + (f", waiting for {waits}" if waits else ""),
+                    "see logs/ in the run's directory",
+                ) from None
+            show(last.states, quiet_s)
+            continue
         if not line:
             return last
-        last = News.model_validate_json(line)
+        last, heard = LaunchNews.model_validate_json(line), time.monotonic()
         if last.kind in ("ready", "failed"):
             return last
         if last.states:
-            show(last.states)
+            show(last.states, 0.0)
+
+
+def waited_for(states: Mapping[str, str]) -> str:
+    """The processes that are not ready yet, in words."""
+    return ", ".join(name for name, state in states.items() if state not in ("ready", "done"))
 
 
 async def ended(process: asyncio.subprocess.Process) -> int:
@@ -183,18 +207,19 @@ async def ended(process: asyncio.subprocess.Process) -> int:
     return await process.wait()
 
 
-def begun(config: RunConfig, news: News, pid: int) -> Begun:
+def begun(config: RunConfig, news: LaunchNews, pid: int) -> StartedRun:
     directory = run_path(config)
     record = read_record(directory)
     names = [process.name for process in record.processes] if record is not None else []
     addresses = addresses_of(directory)
     with suppress(OSError):
         addresses["dashboard"] = (directory / DASHBOARD_LINK).read_text(encoding="utf-8").strip()
-    return Begun(directory, pid, news.seconds, names, addresses)
+    awaited = "" if config.environment.serve else config.environment.name
+    return StartedRun(directory, pid, news.seconds, names, addresses, awaited)
 
 
-def reason(news: News, directory: Path, code: int) -> EarlError:
-    """Why a launch failed, as the error that it was there."""
+def reason(news: LaunchNews, directory: Path, code: int) -> EarlError:
+    """The error with which a launch failed, as the launcher raised it."""
     if news.kind == "failed":
         error = catalogue().get(news.error, ProcessFailed)(news.message, news.remedy)
         for note in news.notes:
@@ -205,7 +230,7 @@ def reason(news: News, directory: Path, code: int) -> EarlError:
     error = ProcessFailed(
         f"the launcher ended with exit code {code} before the run was ready"
         + (f": {last[-1].strip()}" if last else ""),
-        f"see {log}" if last else "see what it said above",
+        f"see {log}" if last else "see its output above",
     )
     if last:
         error.add_note("\n".join(last))
@@ -224,18 +249,21 @@ def shown_on(console: Console) -> Show:
     """On a terminal one line that is written over; elsewhere a line when a process's state changes."""
     reported: dict[str, str] = {}
 
-    def show(states: Mapping[str, str]) -> None:
+    def show(states: Mapping[str, str], quiet_s: float) -> None:
+        waits = waited_for(states)
         changed = [f"{name} {state}" for name, state in states.items() if reported.get(name) != state]
         reported.update(states)
         if not console.is_terminal:
             for text in changed:
                 if not text.endswith("waiting"):
                     console.print(text, highlight=False)
+            if not changed:
+                console.print(notice(f"waiting for {waits or 'the launcher'}", quiet_s), highlight=False)
             return
-        waits = [name for name, state in states.items() if state not in ("ready", "done")]
-        text = (
-            f"{len(states) - len(waits)}/{len(states)} ready, waiting for {', '.join(waits)}" if waits else ""
-        )
+        ready = sum(state in ("ready", "done") for state in states.values())
+        text = f"{ready}/{len(states)} ready, waiting for {waits}" if waits else ""
+        if text and quiet_s:
+            text += f" ({quiet_s:.0f} s)"
         console.file.write(f"\r\x1b[K{text[: console.width - 1]}")
         console.file.flush()
 

@@ -1,4 +1,4 @@
-"""Say why a run's selector decided as it did: workload, candidates, verdict."""
+"""Explain the decisions of a run's selector: workload, candidates, verdict."""
 
 from __future__ import annotations
 
@@ -9,48 +9,57 @@ from typing import Annotated
 
 import typer
 
-from earl.cli.lib.decisions import FILE, Candidate, Line, changes, read_decisions
-from earl.cli.lib.find_run import NamedRun
+from earl.cli.lib.decisions import FILE, DecisionRecord, RecordedCandidate, changes, read_decisions
+from earl.cli.lib.find_run import RunDir, pick_run
+from earl.cli.lib.run_services import run_json_of
 from earl.cli.lib.switches import RecordedSwitch, read_switches, switch_text
+from earl.cli.show.unexplained import measured, reason_for_none, unexplained_lines
 from earl.errors import ConfigError
+from earl.parallelism import Parallelism
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: earl explain runs/growing-context --stage rollout --step 12")
+@app.command(epilog="Example: earl explain growing-context --stage rollout --step 12")
 def explain(
-    run_dir: NamedRun,
+    run: RunDir = None,
     step: Annotated[int | None, typer.Option(help="Training step decided for; else the last.")] = None,
     stage: Annotated[str, typer.Option(help="rollout, reference or trainer; else all.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as one JSON object.")] = False,
 ) -> None:
-    """Say why a run's selector decided as it did: workload, candidates, verdict.
+    """Explain the decisions of a run's selector: workload, candidates, verdict.
 
-    A decision for a step is taken after the step before it, from what that one was. Without --step the
-    last decision is told, and the steps at which the verdict changed. Works while the run goes on.
+    A decision for a step is taken after the step before it, from that step's workload. Without --step:
+    the last decision, and the steps at which the verdict changed. Without decisions: the reason, and what
+    was measured. Works while the run is running.
     """
+    run_dir = pick_run(run, ended=True)
+    run_json = run_json_of(run_dir)
+    if not read_decisions(run_dir) and step is None:
+        if as_json:
+            workloads = {name: _plain(of) for name, of in measured(run_dir).items() if stage in ("", name)}
+            print(json.dumps({"decisions": [], "reason": reason_for_none(run_json), "measured": workloads}))
+        else:
+            print("\n".join(unexplained_lines(run_dir, run_json, stage)))
+        return
     decided = chosen(run_dir, stage)
-    told = [at(lines, step, run_dir) for lines in decided.values()]
+    shown = [decision_at(lines, step, run_dir) for lines in decided.values()]
     ended = {(switch.stage, switch.epoch): switch for switch in read_switches(run_dir)}
     if as_json:
-        print(json.dumps(as_object(told, decided if step is None else {}, ended)))
+        print(json.dumps(as_object(shown, decided if step is None else {}, ended)))
         return
-    print("\n\n".join("\n".join(decision_lines(line, ended.get((line.stage, line.epoch)))) for line in told))
+    print("\n\n".join("\n".join(decision_lines(line, ended.get((line.stage, line.epoch)))) for line in shown))
     if step is None:
         print("\n" + "\n".join(change_lines(decided)))
         print("".join(f"\n{text}" for text in switch_lines(ended.values(), stage)), end="\n" if ended else "")
 
 
-def chosen(run_dir: Path, stage: str) -> dict[str, list[Line]]:
-    """The decisions to tell of, by stage. Raises ConfigError: no run, or none were taken."""
-    run_json = run_dir / "run.json"
-    if not run_json.is_file():
-        raise ConfigError(
-            f"{run_dir} is no run directory: it has no run.json", "give one like runs/demo-seed0"
-        )
+def chosen(run_dir: Path, stage: str) -> dict[str, list[DecisionRecord]]:
+    """The decisions to explain, by stage. Raises ConfigError: no run, or none were taken."""
     decided = read_decisions(run_dir)
     if not decided:
-        raise ConfigError(f"{run_dir} has no decisions ({FILE}): {none_because(run_json)}", HOW)
+        reason = reason_for_none(run_json_of(run_dir))
+        raise ConfigError(f"{run_dir} has no decisions ({FILE}): {reason}", "leave --step out")
     if not stage:
         return decided
     if stage not in decided:
@@ -60,24 +69,11 @@ def chosen(run_dir: Path, stage: str) -> dict[str, list[Line]]:
     return {stage: decided[stage]}
 
 
-HOW = (
-    "measure the stages with `earl profile`, name the file in scheduler.profile, and start or resume the run "
-    'with scheduler.selector = "on" or "observe"'
-)
+def _plain(workload: Mapping[str, object]) -> dict[str, object]:
+    return {key: str(value) if isinstance(value, Parallelism) else value for key, value in workload.items()}
 
 
-def none_because(run_json: Path) -> str:
-    """Why a run decided nothing, as far as its run file tells."""
-    try:
-        scheduler = json.loads(run_json.read_text(encoding="utf-8"))["scheduler"]
-        if scheduler["selector"] == "static":
-            return 'scheduler.selector is "static"'
-        return "no training step is done yet" if scheduler["profile"] else "it had no profile"
-    except (ValueError, KeyError, TypeError):
-        return "it is a run of before the selector"
-
-
-def at(lines: Sequence[Line], step: int | None, run_dir: Path) -> Line:
+def decision_at(lines: Sequence[DecisionRecord], step: int | None, run_dir: Path) -> DecisionRecord:
     """The decision for a step, the last one for None. Raises ConfigError naming the steps that there are."""
     if step is None:
         return lines[-1]
@@ -91,19 +87,19 @@ def at(lines: Sequence[Line], step: int | None, run_dir: Path) -> Line:
 
 
 def as_object(
-    told: Sequence[Line],
-    decided: Mapping[str, Sequence[Line]],
+    shown: Sequence[DecisionRecord],
+    decided: Mapping[str, Sequence[DecisionRecord]],
     ended: Mapping[tuple[str, int], RecordedSwitch],
 ) -> dict[str, object]:
     """{"decisions": lines as in decisions.jsonl, each with the switch that carried it out or null, "changes":
     where verdicts changed, by stage}."""
 
-    def became(line: Line) -> dict[str, object] | None:
+    def became(line: DecisionRecord) -> dict[str, object] | None:
         switch = ended.get((line.stage, line.epoch))
         return switch.as_json() if switch is not None else None
 
     return {
-        "decisions": [{**line.model_dump(mode="json"), "switch": became(line)} for line in told],
+        "decisions": [{**line.model_dump(mode="json"), "switch": became(line)} for line in shown],
         "changes": {
             stage: [{"step": line.step, **line.verdict.model_dump(mode="json")} for line in changes(lines)]
             for stage, lines in decided.items()
@@ -114,7 +110,7 @@ def as_object(
 # --- as text --------------------------------------------------------------------------------
 
 
-def decision_lines(line: Line, switch: RecordedSwitch | None = None) -> Iterable[str]:
+def decision_lines(line: DecisionRecord, switch: RecordedSwitch | None = None) -> Iterable[str]:
     """One decision as an engineer reads it. switch: that carried it out, if it has ended."""
     yield f"{line.stage}, step {line.step} (decided after step {line.step - 1}, {_devices(line.devices)})"
     yield f"  {line.sentence}"
@@ -134,7 +130,7 @@ def decision_lines(line: Line, switch: RecordedSwitch | None = None) -> Iterable
     yield f"  {'; '.join(grounds(line))}"
 
 
-def outcome(line: Line, switch: RecordedSwitch | None) -> str:
+def outcome(line: DecisionRecord, switch: RecordedSwitch | None) -> str:
     """What became of a decision, in a sentence; "" where there was nothing to do."""
     if switch is not None:
         return f"{line.stage} {switch_text(switch)}"
@@ -143,7 +139,7 @@ def outcome(line: Line, switch: RecordedSwitch | None) -> str:
     return f"not carried out: {line.held}" if line.held else ""
 
 
-def workload_rows(line: Line) -> list[tuple[str, ...]]:
+def workload_rows(line: DecisionRecord) -> list[tuple[str, ...]]:
     measured, expected = line.seen, line.expected
     most = (
         f" (most {measured.concurrency_most:.4g})"
@@ -160,30 +156,30 @@ def workload_rows(line: Line) -> list[tuple[str, ...]]:
             expected and f"{expected.concurrency:.4g}",
         ),
     ]
-    head = ("workload", "seen", "expected" if expected else "")
+    head = ("workload", "measured", "expected" if expected else "")
     return [head, *((name, value, other or "") for name, value, other in rows)]
 
 
-def beside(line: Line) -> Iterable[str]:
+def beside(line: DecisionRecord) -> Iterable[str]:
     """What was measured beside the workload."""
     measured = line.seen
-    yield f"growth {line.growth:+.1%} a step"
+    yield f"growth {line.growth:+.1%} per step"
     if measured.tokens_per_device_s is not None:
-        yield f"{measured.tokens_per_device_s:,.0f} tokens/s a device measured"
+        yield f"{measured.tokens_per_device_s:,.0f} tokens/s per device measured"
     if measured.memory_fraction is not None:
         yield f"{measured.memory_fraction:.0%} of the fullest device's memory"
     if measured.kv is not None:
         yield f"KV {measured.kv.used_fraction:.0%} of {measured.kv.total_tokens:,.0f} tokens"
 
 
-def candidate_row(candidate: Candidate, line: Line) -> tuple[str, ...]:
+def candidate_row(candidate: RecordedCandidate, line: DecisionRecord) -> tuple[str, ...]:
     marks = [] if candidate.fits else [f"does not fit: {candidate.why}" if candidate.why else "does not fit"]
     if candidate.source == "extrapolated":
-        marks.append("beyond the profile")
+        marks.append("extrapolated beyond the profile")
     if candidate.parallelism.replica == line.verdict.after.replica:
         marks.insert(0, "chosen")
     if candidate.parallelism.replica == line.running.replica:
-        marks.insert(0, "runs")
+        marks.insert(0, "running")
     return (
         str(candidate.parallelism),
         _number(candidate.tokens_per_device_s) if candidate.tokens_per_device_s else "unknown",
@@ -193,22 +189,22 @@ def candidate_row(candidate: Candidate, line: Line) -> tuple[str, ...]:
     )
 
 
-def grounds(line: Line) -> Iterable[str]:
+def grounds(line: DecisionRecord) -> Iterable[str]:
     """What the verdict was weighed by."""
     verdict = line.verdict
     if verdict.urgent:
-        yield "urgent: no payback was asked for"
+        yield "urgent: switched without a payback"
     elif verdict.saving_s:
         steps = f", over {verdict.horizon_steps:.3g} steps" if verdict.horizon_steps else ""
-        yield f"{verdict.saving_s:.3g} s a step to gain{steps}"
+        yield f"{verdict.saving_s:.3g} s saved per step{steps}"
     if abs(line.correction - 1.0) > 0.005:
-        yield f"the profile is corrected by x {line.correction:.3g} here, for what was measured"
+        yield f"the profile is corrected by x {line.correction:.3g} to match what was measured"
     if verdict.cost_s is not None:
         yield f"a switch costs {verdict.cost_s:.3g} s"
     yield f"policy {line.policy}, decided in {line.decision_ms:.2f} ms"
 
 
-def change_lines(decided: Mapping[str, Sequence[Line]]) -> Iterable[str]:
+def change_lines(decided: Mapping[str, Sequence[DecisionRecord]]) -> Iterable[str]:
     """The steps at which verdicts changed."""
     for stage, lines in decided.items():
         changed = changes(lines)
@@ -221,7 +217,7 @@ def change_lines(decided: Mapping[str, Sequence[Line]]) -> Iterable[str]:
 
 
 def switch_lines(ended: Iterable[RecordedSwitch], stage: str) -> Iterable[str]:
-    """What was switched in all, whoever asked for it."""
+    """One line for each switch of the run, by the selector or an operator."""
     for switch in ended:
         if stage in ("", switch.stage):
             yield f"{switch.stage} {switch_text(switch)}; {switch.by}: {switch.reason}"
@@ -236,7 +232,7 @@ def aligned(rows: Sequence[Sequence[str]], sides: str) -> Iterable[str]:
 
 
 def _number(value: float) -> str:
-    """Three digits or more."""
+    """A number with three digits or more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -1,13 +1,14 @@
-"""A look at a run as tables of text, for `earl status` and `earl top`. Pure."""
+"""A snapshot of a run as tables of text, for `earl status` and `earl top`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from earl.cli.lib.gateway_codec import Latency
-from earl.cli.lib.snapshot import NOWHERE, Look, State
-from earl.cli.lib.switches import switch_text
+from earl.cli.lib.concerns import concerns
+from earl.cli.lib.gateway_codec import GatewayEnvironment, HostLatency
+from earl.cli.lib.snapshot import NOWHERE, RunSnapshot, RunState
+from earl.cli.lib.status_table import StatusTable, numbers
+from earl.cli.lib.switches import UNEVEN, switch_text
 from earl.cli.run.live_view import (
     PHASES,
     STATE_WORDS,
@@ -15,84 +16,110 @@ from earl.cli.run.live_view import (
     clock,
     progress_of,
     role_figures,
+    time_left,
     transfer,
 )
 from earl.stack.status import RunStatus, StageState, WorkerState
+from earl.visible import visible
 
 NONE = "–"
+# Environments without a session that are listed by name.
+MOST_IDLE = 3
+# Style of the headline by the run's state.
+STYLES = {
+    RunState.STARTING: "yellow",
+    RunState.RUNNING: "green",
+    RunState.COMPLETE: "bold green",
+    RunState.STOPPED: "yellow",
+    RunState.FAILED: "bold red",
+    RunState.LOST: "bold red",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table. keys: of its rows, for who selects one. numbers: columns that are right-aligned."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    keys: tuple[str, ...] = ()
-    numbers: frozenset[str] = frozenset()
-
-
-def headline(look: Look) -> str:
-    """The run in one line: name, state, how far it is."""
-    status = look.status
-    parts = [f"{status.run}  {look.state}"]
+def headline(snapshot: RunSnapshot) -> str:
+    """The run in one line: name, state, progress."""
+    status = snapshot.status
+    parts = [f"{status.run}  {snapshot.state}"]
     if status.phase:
         done, total = progress_of(status)
-        parts.append(f"{PHASES.get(status.phase, status.phase)} {done}/{total}" if total else status.phase)
+        left = time_left(status) if snapshot.state is RunState.RUNNING else ""
+        parts.append(
+            f"{PHASES.get(status.phase, status.phase)} {done}/{total}{left}" if total else status.phase
+        )
     if status.version:
         parts.append(f"version {status.version}")
-    if look.elapsed_s:
-        parts.append(clock(look.elapsed_s))
+    if snapshot.elapsed_s:
+        parts.append(clock(snapshot.elapsed_s))
     return ", ".join(parts)
 
 
-def remarks(look: Look) -> Iterator[str]:
-    """What is not as it should be, a line each."""
-    for name, reason in look.silent.items():
-        if look.state is State.RUNNING or look.directory == NOWHERE:
+def remarks(snapshot: RunSnapshot) -> Iterator[str]:
+    """Problems of the run, a line each."""
+    for name, reason in snapshot.silent.items():
+        if snapshot.state is RunState.RUNNING or snapshot.directory == NOWHERE:
             yield f"{name} does not answer: {reason}"
-    if look.failure and not look.state.goes_on:
-        yield f"{look.failure.get('error')}: {look.failure.get('message')}"
-    if look.state is State.LOST and look.directory != NOWHERE:
-        yield f"its launcher is gone without a word; clean up with: earl down {look.directory}"
-    if look.status.message and not look.failure:
-        yield look.status.message
+    if snapshot.why_ended:
+        yield snapshot.why_ended
+    elif snapshot.status.message:
+        yield snapshot.status.message
+    served = sorted(env.name for env in snapshot.environments if env.hosts)
+    yield from concerns(snapshot.status.workers, served)
+    for env in snapshot.environments:
+        yield from faults(env)
+    if snapshot.state is RunState.LOST and snapshot.directory != NOWHERE:
+        yield f"clean up what may be left with: earl stop {snapshot.directory}"
 
 
-def tables(look: Look) -> Iterator[Table]:
-    """Those that have rows."""
+def faults(environment: GatewayEnvironment) -> Iterator[str]:
+    """What went wrong in an environment, and which of its hosts get no session for a while."""
+    for quarantine in environment.quarantines:
+        yield visible(f"{environment.name}: {quarantine}")
+    if environment.faults:
+        last, commonest = environment.last_fault, environment.commonest_fault
+        count = f"{environment.faults:,} fault{'s' if environment.faults > 1 else ''}"
+        often = f"; {environment.commonest_count:,} times: {commonest}" if commonest != last else ""
+        yield visible(f"{environment.name}: {count}, the last: {last}{often}")
+
+
+def tables(snapshot: RunSnapshot) -> Iterator[StatusTable]:
+    """Every table that has rows."""
     for table in (
-        stages(look.status),
-        workers(look.status),
-        ledger(look.status),
-        queues(look),
-        leases(look),
-        environments(look),
-        learning(look.status),
-        switches(look.status.stages),
-        processes(look),
-        endpoints(look),
+        learning(snapshot.status),
+        stages(snapshot.status),
+        workers(snapshot.status),
+        environments(snapshot),
+        queues(snapshot),
+        ledger(snapshot.status),
+        leases(snapshot),
+        switches(snapshot.status.stages),
+        processes(snapshot),
+        endpoints(snapshot),
     ):
         if table.rows:
             yield table
 
 
-def stages(status: RunStatus) -> Table:
-    """Every stage: how it is cut, its tokens/s, and what the selector says."""
+def stages(status: RunStatus) -> StatusTable:
+    """Every stage: its parallelism, tokens/s and memory, and the selector's verdict."""
     rows = tuple(
         (
             stage.name,
-            f"{stage.running or 'cut unevenly'}{' (pinned)' if stage.pinned else ''}",
+            f"{stage.running or UNEVEN}{' (pinned)' if stage.pinned else ''}",
             tokens_per_s(status, stage.name),
             f"{memory:.0%}" if (memory := fullest(status, stage.name)) else NONE,
-            stage.sentence or ("it is pinned" if stage.pinned else NONE),
+            stage.sentence or ("pinned" if stage.pinned else NONE),
         )
         for stage in status.stages
     )
     columns = ("stage", "layout", "tokens/s", "memory", "selector")
-    return Table(
-        "stages", columns, rows, tuple(stage.name for stage in status.stages), numbers("tokens/s", "memory")
+    return StatusTable(
+        "stages",
+        columns,
+        rows,
+        tuple(stage.name for stage in status.stages),
+        numbers("tokens/s", "memory"),
+        prose=frozenset({"selector"}),
+        least=("memory", "tokens/s"),
     )
 
 
@@ -113,11 +140,18 @@ def fullest(status: RunStatus, stage: str) -> float:
     )
 
 
-def workers(status: RunStatus) -> Table:
-    columns = ("worker", "stage", "layout", "version", "busy", "KV used", "heard", "read")
+def workers(status: RunStatus) -> StatusTable:
+    columns = ("worker", "stage", "layout", "version", "busy", "KV used", "last seen", "read")
     rows = tuple(worker(state, silent=status.silent(state)) for state in status.workers)
     keys = tuple(state.name for state in status.workers)
-    return Table("workers", columns, rows, keys, numbers("version", "busy", "KV used", "heard"))
+    return StatusTable(
+        "workers",
+        columns,
+        rows,
+        keys,
+        numbers("version", "busy", "KV used", "last seen"),
+        least=("read", "KV used", "version", "stage", "layout"),
+    )
 
 
 def worker(state: WorkerState, *, silent: bool) -> tuple[str, ...]:
@@ -125,58 +159,67 @@ def worker(state: WorkerState, *, silent: bool) -> tuple[str, ...]:
     if state.stage == "rollout":
         busy = f"{state.running}/{state.capacity}"
     kv = f"{state.gauges['kv_used_fraction']:.0%}" if state.gauges.get("kv_tokens") else NONE
-    heard = f"silent for {state.silent_s:.0f} s" if silent else f"{state.silent_s:.1f} s ago"
+    last_seen = f"{state.silent_s:.0f} s ago{' (late)' if silent else ''}"
     read = " · ".join(transfer(path, moved) for path, moved in state.transfers.items()) or NONE
-    return state.name, state.stage, state.parallelism, str(state.version or NONE), busy, kv, heard, read
+    return state.name, state.stage, state.parallelism, str(state.version or NONE), busy, kv, last_seen, read
 
 
-def ledger(status: RunStatus) -> Table:
+def ledger(status: RunStatus) -> StatusTable:
     """Every ticket by its state; leases are those that are being played."""
     counts = status.ledger
     if not counts.issued:
-        return Table("tickets", (), ())
+        return StatusTable("tickets", (), ())
     names = [name for name, _ in STATES]
     values = [counts.dropped_total if name == "dropped" else getattr(counts, name) for name in names]
     row = (*(f"{value:,}" for value in values), f"{counts.issued:,}")
     columns = (*(STATE_WORDS.get(name, name) for name in names), "issued")
-    return Table("tickets", columns, (row,), numbers=frozenset(columns))
+    return StatusTable("tickets", columns, (row,), numbers=frozenset(columns))
 
 
-def queues(look: Look) -> Table:
+def queues(snapshot: RunSnapshot) -> StatusTable:
     """What waits: tickets, episodes for a host, sequences for an engine, trajectories for a stage."""
-    status, counts = look.status, look.status.ledger
+    status, counts = snapshot.status, snapshot.status.ledger
     rows: list[tuple[str, str, str]] = []
     if counts.issued:
-        oldest = look.leases[0] if look.leases else None
+        oldest = snapshot.leases[0] if snapshot.leases else None
         held = f", oldest {clock(oldest.age_s)} {oldest.worker}" if oldest is not None else ""
         rows.append(("tickets", f"{counts.pending:,}", f"{counts.leased:,} leased{held}"))
-    if look.environments:
-        opened = sum(environment.open for environment in look.environments)
-        room = sum(environment.capacity for environment in look.environments)
-        queued = sum(environment.queued for environment in look.environments)
+    if snapshot.environments:
+        opened = sum(environment.open for environment in snapshot.environments)
+        room = sum(environment.capacity for environment in snapshot.environments)
+        queued = sum(environment.queued for environment in snapshot.environments)
         rows.append(("sessions for a host", f"{queued:,}", f"{opened:,} of {room:,} open"))
     waiting = sum(worker.gauges.get("engine_waiting", 0.0) for worker in status.workers)
     running = sum(worker.gauges.get("engine_running", 0.0) for worker in status.workers)
-    if running or waiting:
-        rows.append(("sequences for an engine", f"{waiting:,.0f}", f"{running:,.0f} computed"))
+    if any("engine_running" in worker.gauges for worker in status.workers):
+        rows.append(("sequences for an engine", f"{waiting:,.0f}", f"{running:,.0f} running"))
     for role in status.roles:
         figures = ", ".join(f"{count:,} {word}" for word, count, _ in role_figures(role)[1:])
         rows.append((f"trajectories for the {role.name}", f"{role.waiting:,}", figures))
-    return Table("queues", ("queue", "waiting", "beyond"), tuple(rows), numbers=numbers("waiting"))
+    columns = ("queue", "waiting", "in progress")
+    return StatusTable(
+        "queues", columns, tuple(rows), numbers=numbers("waiting"), prose=frozenset({"in progress"})
+    )
 
 
-def leases(look: Look) -> Table:
-    """Those that are being played for longest, and by whom."""
+def leases(snapshot: RunSnapshot) -> StatusTable:
+    """The tickets that have been played for longest, and by which workers."""
     rows = tuple(
         (lease.worker, clock(lease.age_s), f"{lease.ticket:,}", str(lease.attempt), lease.purpose)
-        for lease in look.leases
+        for lease in snapshot.leases
     )
     columns = ("oldest leases", "for", "ticket", "attempt", "purpose")
-    return Table("leases", columns, rows, numbers=numbers("for", "ticket", "attempt"))
+    return StatusTable(
+        "leases", columns, rows, numbers=numbers("for", "ticket", "attempt"), least=("purpose", "attempt")
+    )
 
 
-def environments(look: Look) -> Table:
+def environments(snapshot: RunSnapshot) -> StatusTable:
+    """Environments with sessions or faults first; of the others a few, and how many more there are."""
     columns = ("environment", "hosts", "open", "queued", "quarantined", "reset p50 / p99", "step p50 / p99")
+    busy = [host for host in snapshot.environments if host.open or host.queued or host.quarantined]
+    idle = [host for host in snapshot.environments if host not in busy]
+    listed = idle if len(idle) <= MOST_IDLE else []
     rows = tuple(
         (
             environment.name,
@@ -187,13 +230,21 @@ def environments(look: Look) -> Table:
             latency(environment.reset),
             latency(environment.step),
         )
-        for environment in look.environments
+        for environment in (*busy, *listed)
     )
-    return Table("environments", columns, rows, numbers=frozenset(columns[1:]))
+    if len(listed) < len(idle):
+        rows = (*rows, (f"{'and ' if rows else ''}{len(idle)} idle", *(NONE for _ in columns[1:])))
+    return StatusTable(
+        "environments",
+        columns,
+        rows,
+        numbers=frozenset(columns[1:]),
+        least=("reset p50 / p99", "quarantined", "hosts", "step p50 / p99"),
+    )
 
 
-def latency(latency_s: Latency) -> str:
-    """For example "0.4 / 2.1 ms"."""
+def latency(latency_s: HostLatency) -> str:
+    """Two latencies as text, for example "0.4 / 2.1 ms"."""
     return f"{latency_s.p50_s * 1e3:.1f} / {latency_s.p99_s * 1e3:.1f} ms" if latency_s.count else NONE
 
 
@@ -207,10 +258,19 @@ LEARNING = (
 )
 
 
-def learning(status: RunStatus) -> Table:
+def named(metric: str, label: str, status: RunStatus) -> str:
+    """The label of a metric: rewards are scores where nothing is won or lost."""
+    return "score" if metric == "reward_mean" and not status.has_winners else label
+
+
+def learning(status: RunStatus) -> StatusTable:
     """The last step's figures, in one row; staleness is of its trajectories, in versions."""
     metrics = status.metrics
-    figures = [(label, form.format(metrics[name])) for name, label, form in LEARNING if name in metrics]
+    figures = [
+        (named(name, label, status), form.format(metrics[name]))
+        for name, label, form in LEARNING
+        if name in metrics and (name != "win_rate" or status.has_winners)
+    ]
     if "staleness_mean" in metrics:
         stale = f"{metrics['staleness_mean']:.2f} (max {metrics.get('staleness_max', 0.0):.0f})"
         figures.append(("staleness", stale))
@@ -221,32 +281,32 @@ def learning(status: RunStatus) -> Table:
         )
     columns = tuple(name for name, _ in figures)
     row = tuple(text for _, text in figures)
-    return Table("learning", columns, (row,) if row else (), numbers=frozenset(columns))
+    return StatusTable("learning", columns, (row,) if row else (), numbers=frozenset(columns))
 
 
-def switches(stages: Sequence[StageState]) -> Table:
-    """The one that runs and the last that ended of each stage, with their reasons."""
+def switches(stages: Sequence[StageState]) -> StatusTable:
+    """The running switch and the last one that ended of each stage, with their reasons."""
     rows = []
     for stage in stages:
         if stage.switching is not None:
             rows.append((stage.name, switch_text(stage.switching, runs=True), stage.switching.reason or NONE))
         if stage.last is not None:
             rows.append((stage.name, switch_text(stage.last), stage.last.reason or NONE))
-    return Table("switches", ("stage", "switch", "because"), tuple(rows))
+    return StatusTable(
+        "switches", ("stage", "switch", "reason"), tuple(rows), prose=frozenset({"switch", "reason"})
+    )
 
 
-def processes(look: Look) -> Table:
+def processes(snapshot: RunSnapshot) -> StatusTable:
     rows = tuple(
         (process.name, process.state, clock(process.seconds), str(process.pid or NONE), str(process.restarts))
-        for process in look.processes
+        for process in snapshot.processes
     )
     columns = ("process", "state", "for", "pid", "restarts")
-    return Table("processes", columns, rows, numbers=numbers("for", "pid", "restarts"))
+    return StatusTable(
+        "processes", columns, rows, numbers=numbers("for", "pid", "restarts"), least=("restarts", "pid")
+    )
 
 
-def endpoints(look: Look) -> Table:
-    return Table("endpoints", ("of", "address"), tuple(look.endpoints.items()))
-
-
-def numbers(*columns: str) -> frozenset[str]:
-    return frozenset(columns)
+def endpoints(snapshot: RunSnapshot) -> StatusTable:
+    return StatusTable("endpoints", ("service", "address"), tuple(snapshot.endpoints.items()))

@@ -1,4 +1,4 @@
-"""Show and change how the stages of a running run are cut: parallelism, pins, switches."""
+"""Show and change the parallelism of a running run's stages: layouts, pins, switches."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from typing import Annotated, Any
 import typer
 
 from earl.cli.lib import completion
-from earl.cli.lib.find_run import CALL_S, with_run
-from earl.cli.lib.switches import switch_text
+from earl.cli.lib.find_run import CALL_S, WHICH, with_run
+from earl.cli.lib.switches import UNEVEN, switch_text
 from earl.errors import ConfigError, IllegalParallelism, ReshapeRefused
-from earl.parallelism import Parallelism
+from earl.parallelism import STAGES, Parallelism
 from earl.reparallelize import StageSwitch
-from earl.rpc.token_file import LOOKS
+from earl.rpc.token_file import READERS
 from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus, StageState
 
-STAGES = ("rollout", "reference", "trainer")
-# Of one call, after which the status tells when a switch has ended.
+# Longest wait in one call; afterwards the status tells when a switch has ended.
 WAIT_S = 15.0
 POLL_S = 0.25
 
 app = typer.Typer(add_completion=False, no_args_is_help=False)
-WHICH = "A run's directory; else the one in runs/ that goes on."
 Run = Annotated[
-    Path | None, typer.Option("--run", metavar="RUN_DIR", help=WHICH, autocompletion=completion.runs)
+    Path | None,
+    typer.Option("--run", metavar="RUN", help=WHICH, autocompletion=completion.runs),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Stage = Annotated[str, typer.Argument(metavar="STAGE", help="rollout, reference or trainer.")]
@@ -36,13 +35,13 @@ Stage = Annotated[str, typer.Argument(metavar="STAGE", help="rollout, reference 
 
 @app.callback(invoke_without_command=True, epilog="Example: earl parallelism --run runs/tictactoe --json")
 def parallelism(ctx: typer.Context, run: Run = None, as_json: AsJson = False) -> None:
-    """Show and change how the stages of a running run are cut.
+    """Show and change the parallelism of a running run's stages.
 
-    Without a command: every stage, its parallelism, what the selector said of it last, its last switch.
+    Without a command: every stage, its parallelism, the selector's last verdict, its last switch.
     """
     ctx.obj = run
     if ctx.invoked_subcommand is None:
-        status = with_run(run, lambda client: client.status(CALL_S), LOOKS)
+        status = with_run(run, lambda client: client.status(CALL_S), READERS)
         print(json.dumps(as_object(status)) if as_json else "\n".join(shown(status)))
 
 
@@ -56,18 +55,18 @@ def set_(
     ],
     pin: Annotated[bool, typer.Option("--pin", help="Keep it: the selector leaves the stage alone.")] = False,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Do not wait until the switch has ended.")
+        bool, typer.Option("--no-wait", help="Return without waiting for the switch to end.")
     ] = False,
     run: Run = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cut a stage otherwise while its run goes on; without --pin it is unpinned.
+    """Change a stage's parallelism while its run is running; without --pin it is unpinned.
 
-    Ends with code 1 if the stage had to go back to how it was.
+    Ends with code 1 if the switch was rolled back.
     """
-    stage, wanted = known(stage), given(degrees)
+    stage, requested = known(stage), given(degrees)
     epoch, switch, state = with_run(
-        run or ctx.obj, lambda client: change(client, stage, wanted, pin, 0.0 if no_wait else WAIT_S)
+        run or ctx.obj, lambda client: change(client, stage, requested, pin, 0.0 if no_wait else WAIT_S)
     )
     if as_json:
         ended = asdict(switch) if switch is not None else None
@@ -75,18 +74,19 @@ def set_(
     elif switch is None and state.switching is not None:
         print(f"{stage} {switch_text(state.switching, runs=True)}")
     elif switch is None:
-        print(f"{stage} is cut into {state.running} already")
+        print(f"{stage} has {state.running} already")
     elif not switch.rolled_back:
         print(f"{stage} {switch_text(switch)}")
     if switch is not None and switch.rolled_back:
         raise ReshapeRefused(
-            f"{stage} stays {switch.before}, not {switch.after}: {switch.message}", "see the scheduler's log"
+            f"{stage} stayed {switch.before}, rolled back from {switch.after}: {switch.message}",
+            "see the scheduler's log",
         )
 
 
 @app.command(epilog="Example: earl parallelism pin trainer")
 def pin(ctx: typer.Context, stage: Stage, run: Run = None, as_json: AsJson = False) -> None:
-    """Keep a stage as it is cut: the selector leaves it alone, also after a restart."""
+    """Keep a stage's parallelism: the selector does not change it, also after a restart."""
     pinned(run or ctx.obj, stage, True, as_json)
 
 
@@ -102,14 +102,14 @@ def pinned(run: Path | None, stage: str, pin: bool, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"stage": asdict(state)}))
         return
-    print(f"{stage} is {'pinned' if pin else 'not pinned'}: {state.running or 'cut unevenly'}")
+    print(f"{stage} is {'pinned' if pin else 'not pinned'}: {state.running or UNEVEN}")
 
 
 # --- arguments ------------------------------------------------------------------------------
 
 
 def known(stage: str) -> str:
-    """Raises ConfigError for a stage that there is not."""
+    """The stage's name. Raises ConfigError if there is no such stage."""
     if stage not in STAGES:
         raise ConfigError(f"there is no stage {stage!r}", f"name one of {', '.join(STAGES)}")
     return stage
@@ -119,27 +119,28 @@ def given(degrees: list[str]) -> dict[str, int]:
     """The degrees that were named, those of 1 included. Raises IllegalParallelism."""
     text = ",".join(degrees)
     named = Parallelism.parse(text).as_dict()
-    found = {name: degree for name, degree in named.items() if name in text}
-    if not found.keys() - {"dp"}:
+    requested = {name: degree for name, degree in named.items() if name in text}
+    if not requested.keys() - {"dp"}:
         raise IllegalParallelism(
-            f"{text!r} does not say how a replica is cut", "name its tp (and cp), like tp=2; tp=1 is uncut"
+            f"{text!r} does not name the parallelism of a replica",
+            "name its tp (and cp), like tp=2; tp=1 means no sharding",
         )
-    return found
+    return requested
 
 
 # --- calls ----------------------------------------------------------------------------------
 
 
 async def change(
-    client: OperatorClient, stage: str, wanted: dict[str, int] | None, pin: bool, wait_s: float
+    client: OperatorClient, stage: str, requested: dict[str, int] | None, pin: bool, wait_s: float
 ) -> tuple[int, StageSwitch[str] | None, StageState]:
-    """(epoch, how the switch ended, the stage then); no such end if it was cut so already or still runs.
+    """(epoch, the switch's outcome, the stage then); no outcome without a switch or while it is running.
 
     Waits for the switch if wait_s > 0: the scheduler bounds every switch, and each call is bounded here.
     """
     before = state_of(await client.status(CALL_S), stage)
     epoch, ended = await client.set_parallelism(
-        stage, wanted, pin=pin, wait_s=wait_s, deadline_s=wait_s + CALL_S
+        stage, requested, pin=pin, wait_s=wait_s, deadline_s=wait_s + CALL_S
     )
     while True:
         state = state_of(await client.status(CALL_S), stage)
@@ -154,8 +155,7 @@ async def change(
 
 
 def state_of(status: RunStatus, stage: str) -> StageState:
-    found = next((one for one in status.stages if one.name == stage), None)
-    return found or StageState(stage, "")
+    return next((state for state in status.stages if state.name == stage), StageState(stage, ""))
 
 
 # --- as text --------------------------------------------------------------------------------
@@ -167,20 +167,20 @@ def as_object(status: RunStatus) -> dict[str, Any]:
         "run": status.run,
         "phase": status.phase,
         "step": status.step,
-        "stages": [asdict(one) for one in status.stages],
+        "stages": [asdict(stage) for stage in status.stages],
     }
 
 
 def shown(status: RunStatus) -> list[str]:
     """The run's stages, a paragraph each."""
-    found = [f"{status.run}, {status.phase} {status.step}/{status.steps}"]
+    lines = [f"{status.run}, {status.phase} {status.step}/{status.steps}"]
     for stage in status.stages:
         pinned = ", pinned" if stage.pinned else ""
-        found.append(f"{stage.name:10} {stage.running or 'cut unevenly'}{pinned}")
+        lines.append(f"{stage.name:10} {stage.running or UNEVEN}{pinned}")
         if stage.sentence:
-            found.append(f"{'':10} {stage.sentence}")
+            lines.append(f"{'':10} {stage.sentence}")
         if stage.switching is not None:
-            found.append(f"{'':10} {switch_text(stage.switching, runs=True)}")
+            lines.append(f"{'':10} {switch_text(stage.switching, runs=True)}")
         if stage.last is not None:
-            found.append(f"{'':10} {switch_text(stage.last)}")
-    return found
+            lines.append(f"{'':10} {switch_text(stage.last)}")
+    return lines

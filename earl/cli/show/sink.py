@@ -1,33 +1,35 @@
-"""Give a run's figures to TensorBoard or Weights & Biases, while it goes on or afterwards."""
+"""Give a run's figures to TensorBoard or Weights & Biases, while it is running or afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import signal
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from earl.cli.lib.find_run import RunDir, pick_run
+
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: earl sink runs/tictactoe --to tensorboard")
+@app.command(epilog="Example: earl sink tictactoe --to tensorboard")
 def sink(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo-seed0.")],
     to: Annotated[str, typer.Option(help="tensorboard or wandb.")],
-    follow: Annotated[bool, typer.Option(help="Go on until Ctrl-C.")] = False,
+    run: RunDir = None,
+    follow: Annotated[bool, typer.Option(help="Follow the run until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was given as a JSON object.")] = False,
 ) -> None:
-    """Give a run's figures to TensorBoard or Weights & Biases, while it goes on or afterwards.
+    """Give a run's figures to TensorBoard or Weights & Biases, while it is running or afterwards.
 
-    TensorBoard's files go to RUN_DIR/tensorboard, W&B's to RUN_DIR/wandb: offline, unless WANDB_MODE or
-    WANDB_API_KEY say otherwise. A second call gives what is new since the first.
+    TensorBoard's files go to tensorboard/ in the run's directory, W&B's to wandb/: offline, unless
+    WANDB_MODE or WANDB_API_KEY say otherwise. A second call writes only what is new.
     """
-    from earl.cli.lib.find_run import config_of
+    from earl.cli.lib.run_directory import config_of
     from earl.stack import sink as following
 
+    run_dir = pick_run(run, ended=True)
     config = config_of(run_dir)
 
     async def work() -> int:

@@ -9,14 +9,15 @@ from typing import Annotated
 
 import typer
 
+from earl.cli.lib.find_run import RunDir, pick_run
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: earl trace runs/tictactoe --out trace.json.gz")
+@app.command(epilog="Example: earl trace tictactoe --out trace.json.gz")
 def trace(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory such as runs/demo-seed0.")],
+    run: RunDir = None,
     out: Annotated[Path, typer.Option(help="The trace's file; .gz at its end compresses it.")] = Path(
         "trace.json"
     ),
@@ -25,12 +26,12 @@ def trace(
     """Write a run's timeline as a trace that Perfetto (ui.perfetto.dev) and Chrome open.
 
     Processes are tracks: who generated, trained, published when; steps, switches with their reasons,
-    evaluations; counters of throughput, lengths, queues, memory. Works while the run goes on.
+    evaluations; counters of throughput, lengths, queues, memory. Works while the run is running.
     """
     from earl.cli.report.data import read_run
     from earl.cli.show.trace_events import trace_of
 
-    made = trace_of(read_run(run_dir))
+    made = trace_of(read_run(pick_run(run, ended=True)))
     text = json.dumps(made, separators=(",", ":")).encode()
     try:
         out.write_bytes(gzip.compress(text) if out.suffix == ".gz" else text)

@@ -1,1 +1,1 @@
-"""`earl top`: one screen of a run that goes on."""
+"""`earl top`: one screen of a running run."""

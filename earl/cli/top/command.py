@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from earl.cli.lib.find_run import Gateway, RunDir, Scheduler
-from earl.cli.lib.snapshot import looker_of
+from earl.cli.lib.snapshot import monitor_of
 from earl.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -19,17 +19,17 @@ def top(
     scheduler: Scheduler = "",
     gateway: Gateway = "",
     every_s: Annotated[
-        float, typer.Option("--every", min=0.1, max=60.0, metavar="SECONDS", help="Between two looks.")
+        float, typer.Option("--every", min=0.1, max=60.0, metavar="SECONDS", help="Between two refreshes.")
     ] = 1.0,
 ) -> None:
     """Watch a run on one screen: tokens/s, queues, staleness, environments, layouts, switches.
 
-    Space pauses, Tab goes to the next table, Enter on a worker shows all that it measures, p pins or unpins
-    the selected stage, q leaves; the run goes on. What programs read is earl status --json.
+    Space pauses, Tab goes to the next table, PgUp and PgDn scroll, Enter on a worker shows all its metrics,
+    p pins or unpins the selected stage, q quits and the run continues. Programs read earl status --json.
     """
-    looker = looker_of(run, scheduler, gateway)
+    monitor = monitor_of(run, scheduler, gateway)
     try:
         from earl.cli.top.screen import Top  # of the extra `stack`
     except ImportError as error:
         raise ConfigError(f"earl top cannot be shown: {error}", 'pip install "earl[stack]"') from error
-    Top(looker, every_s).run()
+    Top(monitor, every_s).run()

@@ -1,12 +1,14 @@
 """The screen of `earl top`: the tables of `earl.cli.show.panels`, brought up to date in place.
 
-    every_s ─► Looker.look ─► Look ─► headline, remarks, tables: only cells that changed are written
+    every_s ─► RunMonitor.snapshot ─► headline, remarks, tables: only lines that changed are drawn
 
-Looks are taken one at a time, each bounded; whatever does not answer is a remark, and what was known stays.
+Snapshots are taken one at a time, each bounded; a service that does not answer is a remark, and what was last
+known of it stays.
 """
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import deque
 from dataclasses import replace
@@ -18,20 +20,20 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
-from textual.widgets import DataTable, Footer, Static
+from textual.widgets import Footer, Static
 
 from earl.cli.lib.find_run import CALL_S
 from earl.cli.lib.recent import Recent
-from earl.cli.lib.snapshot import Look, State
+from earl.cli.lib.snapshot import RunSnapshot
 from earl.cli.run.live_view import sparkline
 from earl.cli.show import panels
-from earl.cli.show.panels import Table
+from earl.cli.top.section import TableSection
 from earl.errors import EarlError
 from earl.stack.status import RunStatus, WorkerState
 
 # Points of the trend that is drawn.
 HISTORY = 48
-# Of one screen, the most important first.
+# Parts of the screen, the most important first.
 ORDER = (
     "stages",
     "learning",
@@ -44,83 +46,35 @@ ORDER = (
     "processes",
     "endpoints",
 )
-STYLES = {
-    State.STARTING: "yellow",
-    State.RUNNING: "green",
-    State.COMPLETE: "green",
-    State.STOPPED: "yellow",
-    State.FAILED: "red",
-    State.LOST: "red",
-}
 
 
-class Looks(Protocol):
-    """Where looks come from."""
+class SnapshotSource(Protocol):
+    """Takes snapshots of a run: a RunMonitor."""
 
     async def pin(self, stage: str, *, pin: bool, deadline_s: float) -> None: ...
 
-    async def look(self) -> Look: ...
+    async def snapshot(self) -> RunSnapshot: ...
 
     async def close(self) -> None: ...
 
 
-class Section(Static):
-    """One table under its title; not there while it has no rows."""
+class Tables(VerticalScroll, can_focus=False):
+    """The tables, one below the other. What has the focus is always one of them."""
 
-    DEFAULT_CSS = """
-    Section { height: auto; margin-bottom: 1; }
-    Section > .title { text-style: bold; color: $text-muted; }
-    Section DataTable { height: auto; max-height: 12; }
-    """
-
-    def __init__(self, title: str) -> None:
-        super().__init__(id=f"section-{title}")
-        self.name_of_it = title
-        self._shown = Table(title, (), ())
-        self.display = False
-
-    def compose(self) -> ComposeResult:
-        yield Static(self.name_of_it, classes="title")
-        yield DataTable(id=self.name_of_it, cursor_type="row", zebra_stripes=False)
-
-    def show(self, table: Table | None) -> None:
-        """Brings it up to date; only what changed is drawn anew."""
-        self.display = table is not None
-        if table is None or table == self._shown:
-            return
-        grid = self.query_one(DataTable)
-        before, self._shown = self._shown, table
-        if (before.columns, len(before.rows), before.keys) != (table.columns, len(table.rows), table.keys):
-            row = grid.cursor_row
-            grid.clear(columns=True)
-            for column in table.columns:
-                grid.add_column(_cell(column, column in table.numbers), key=column)
-            for index, cells in enumerate(table.rows):
-                key = table.keys[index] if table.keys else str(index)
-                shown = zip(table.columns, cells, strict=True)
-                grid.add_row(*(_cell(cell, name in table.numbers) for name, cell in shown), key=key)
-            grid.move_cursor(row=min(row, max(0, len(table.rows) - 1)))
-            return
-        for index, (old, new) in enumerate(zip(before.rows, table.rows, strict=True)):
-            key = table.keys[index] if table.keys else str(index)
-            for name, was, cell in zip(table.columns, old, new, strict=True):
-                if was != cell:
-                    grid.update_cell(key, name, _cell(cell, name in table.numbers), update_width=True)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("pagedown", "page_down", "Scroll", key_display="PgUp/PgDn"),
+    ]
 
 
-def _cell(text: str, number: bool) -> Text:
-    return Text(text, justify="right" if number else "left", no_wrap=True)
-
-
-class Details(ModalScreen[None]):
-    """All that a worker measures."""
+class WorkerDetails(ModalScreen[None]):
+    """Everything that one worker measures."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,q", "dismiss", "Back"),
     ]
     DEFAULT_CSS = """
-    Details { align: center middle; }
-    Details VerticalScroll { width: 80%; height: 80%; border: round $primary; padding: 0 1; }
+    WorkerDetails { align: center middle; }
+    WorkerDetails VerticalScroll { width: 80%; height: 80%; border: round $primary; padding: 0 1; }
     """
 
     def __init__(self, worker: WorkerState) -> None:
@@ -144,84 +98,101 @@ def details(worker: WorkerState) -> list[str]:
     ]
 
 
+def write(place: Static, text: Text) -> None:
+    """Shows a text; one that stands there already is not drawn again, one as high moves nothing.
+
+    Without a text, the place takes no line.
+    """
+    before = place.content
+    if before == text:
+        return
+    if place.display != bool(text):
+        place.display = bool(text)
+    width = max(1, place.content_size.width)
+    former = before if isinstance(before, Text) else Text(str(before))
+    place.update(text, layout=height(former, width) != height(text, width))
+
+
+def height(text: Text, width: int) -> int:
+    return sum(max(1, len(textwrap.wrap(line, width))) for line in text.plain.splitlines())
+
+
 class Top(App[None]):
-    """A run, looked at every `every_s` seconds."""
+    """The screen of a run, refreshed every `every_s` seconds."""
 
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "quit", "Leave"),
+        Binding("q", "quit", "Quit"),
+        Binding("tab", "focus_next", "Table", key_display="Tab", priority=True),
         Binding("space", "pause", "Pause"),
         Binding("r", "now", "Refresh"),
-        Binding("p", "pin", "Pin/unpin stage"),
-        Binding("tab", "focus_next", "Next table", show=False),
+        Binding("p", "pin", "Pin/unpin"),
     ]
     CSS = """
-    #headline { height: 1; padding: 0 1; text-style: bold; }
+    #headline { height: auto; padding: 0 1; text-style: bold; }
     #trend { height: 1; padding: 0 1; color: $text-muted; }
     #remarks { height: auto; max-height: 4; padding: 0 1; color: $error; }
     #tables { padding: 0 1; }
     """
 
-    def __init__(self, looks: Looks, every_s: float = 1.0) -> None:
+    def __init__(self, source: SnapshotSource, every_s: float = 1.0) -> None:
         super().__init__()
         self.paused = False
-        self.last: Look | None = None
-        self._looks = looks
+        self.last: RunSnapshot | None = None
+        self._source = source
         self._every_s = every_s
-        self._said = ""
+        self._remark = ""
         self._rates: deque[float] = deque(maxlen=HISTORY)
         self._step = (0, "")
         self._recent = Recent()
 
     def compose(self) -> ComposeResult:
-        yield Static("looking …", id="headline", markup=False)
+        yield Static("connecting …", id="headline", markup=False)
         yield Static("", id="trend", markup=False)
         yield Static("", id="remarks", markup=False)
-        with VerticalScroll(id="tables"):
+        with Tables(id="tables"):
             for title in ORDER:
-                yield Section(title)
+                yield TableSection(title)
         yield Footer()
 
     def on_mount(self) -> None:
         self.title = "earl top"
         self.set_interval(self._every_s, self._tick)
-        self.look()
+        self.refresh_snapshot()
 
     async def on_unmount(self) -> None:
-        await self._looks.close()
+        await self._source.close()
 
     def _tick(self) -> None:
         if not self.paused and not any(
-            worker.group == "look" for worker in self.workers if worker.is_running
+            worker.group == "snapshot" for worker in self.workers if worker.is_running
         ):
-            self.look()
+            self.refresh_snapshot()
 
-    @work(group="look")
-    async def look(self) -> None:
-        self.show(self._of_late(await self._looks.look()))
+    @work(group="snapshot")
+    async def refresh_snapshot(self) -> None:
+        self.show(self._of_late(await self._source.snapshot()))
 
-    def _of_late(self, look: Look) -> Look:
-        """With the latencies of the last minute."""
-        return replace(look, environments=self._recent.of(look.environments, time.monotonic()))
+    def _of_late(self, snapshot: RunSnapshot) -> RunSnapshot:
+        """The snapshot with the latencies of the last minute."""
+        return replace(snapshot, environments=self._recent.of(snapshot.environments, time.monotonic()))
 
-    def show(self, look: Look) -> None:
-        """Draws what a look has found."""
+    def show(self, snapshot: RunSnapshot) -> None:
+        """Draws a snapshot."""
         if not self.screen_stack or not (base := self.screen_stack[0]).query("#headline"):
             return  # it is being left
-        if self.last is None and look.status.stages:
-            self.call_after_refresh(base.query_one("#stages", DataTable).focus)
-        self.last = look
+        if self.last is None and snapshot.status.stages:
+            self.call_after_refresh(base.query_one("#stages", TableSection).focus)
+        self.last = snapshot
         paused = "  (paused)" if self.paused else ""
-        headline = Text(panels.headline(look) + paused, style=STYLES[look.state], no_wrap=True)
-        base.query_one("#headline", Static).update(headline)
-        self._trend(base, look.status)
-        remarks = [*panels.remarks(look), *([self._said] if self._said else [])]
-        line = base.query_one("#remarks", Static)
-        line.display = bool(remarks)
-        line.update("\n".join(remarks))
-        found = {table.title: table for table in panels.tables(look)}
-        for section in base.query(Section):
-            section.show(found.get(section.name_of_it))
+        headline = Text(panels.headline(snapshot) + paused, style=panels.STYLES[snapshot.state])
+        write(base.query_one("#headline", Static), headline)
+        self._trend(base, snapshot.status)
+        remarks = [*panels.remarks(snapshot), *([self._remark] if self._remark else [])]
+        write(base.query_one("#remarks", Static), Text("\n".join(remarks)))
+        tables = {table.title: table for table in panels.tables(snapshot)}
+        for section in base.query(TableSection):
+            section.show(tables.get(section.id or ""), keep_place=snapshot.state.is_active)
 
     def _trend(self, base: Screen, status: RunStatus) -> None:
         """Tokens/s end to end, a point a step."""
@@ -229,10 +200,8 @@ class Top(App[None]):
         if rate is not None and (status.step, status.phase) != self._step:
             self._step = (status.step, status.phase)
             self._rates.append(rate)
-        line = base.query_one("#trend", Static)
-        line.display = bool(self._rates)
-        if self._rates:
-            line.update(f"tokens/s {self._rates[-1]:,.0f}  {sparkline(self._rates)}")
+        text = f"tokens/s {self._rates[-1]:,.0f}  {sparkline(self._rates)}" if self._rates else ""
+        write(base.query_one("#trend", Static), Text(text))
 
     # --- keys -------------------------------------------------------------------------------
 
@@ -242,27 +211,26 @@ class Top(App[None]):
             self.show(self.last)
 
     def action_now(self) -> None:
-        self.look()
+        self.refresh_snapshot()
 
-    @on(DataTable.RowSelected, "#workers")
-    def selected(self, event: DataTable.RowSelected) -> None:
-        name = event.row_key.value
+    @on(TableSection.RowSelected, "#workers")
+    def selected(self, event: TableSection.RowSelected) -> None:
         workers = self.last.status.workers if self.last is not None else ()
-        found = next((one for one in workers if one.name == name), None)
-        if found is not None:
-            self.push_screen(Details(found))
+        worker = next((worker for worker in workers if worker.name == event.key), None)
+        if worker is not None:
+            self.push_screen(WorkerDetails(worker))
 
     @work(group="pin", exclusive=True)
     async def action_pin(self) -> None:
         """Pins the stage under the cursor, or unpins it; says what came of it."""
         stages = self.last.status.stages if self.last is not None else ()
-        row = self.screen_stack[0].query_one("#stages", DataTable).cursor_row
-        if self.last is None or not self.last.state.goes_on or not 0 <= row < len(stages):
+        row = self.screen_stack[0].query_one("#stages", TableSection).cursor
+        if self.last is None or not self.last.state.is_active or not 0 <= row < len(stages):
             return
         stage = stages[row]
         try:
-            await self._looks.pin(stage.name, pin=not stage.pinned, deadline_s=CALL_S)
-            self._said = ""
+            await self._source.pin(stage.name, pin=not stage.pinned, deadline_s=CALL_S)
+            self._remark = ""
         except EarlError as error:
-            self._said = f"{stage.name} stays {'pinned' if stage.pinned else 'unpinned'}: {error}"
-        self.show(self._of_late(await self._looks.look()))
+            self._remark = f"{stage.name} stays {'pinned' if stage.pinned else 'unpinned'}: {error}"
+        self.show(self._of_late(await self._source.snapshot()))

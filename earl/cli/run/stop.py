@@ -14,7 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from earl.cli.lib.find_run import AsJson, RunDir, chosen, config_of, newest
+from earl.cli.lib.find_run import AsJson, RunDir, newest, pick_run
+from earl.cli.lib.notices import waiting
+from earl.cli.lib.run_directory import config_of
 from earl.config.run import RunConfig
 from earl.errors import ConfigError, ProcessFailed
 from earl.stack import leftovers
@@ -23,7 +25,7 @@ from earl.stack.record import is_held, read_record
 
 app = typer.Typer(add_completion=False)
 
-# Of a launcher that has just taken the directory: its record comes at once.
+# Longest wait for the record of a launcher that has just taken the directory.
 RECORD_S = 5.0
 # Beyond stack.stop_s, which bounds the workers' end and that of all others: the last status, the report.
 SLACK_S = 60.0
@@ -33,8 +35,8 @@ WARDEN_S = 15.0
 POLL_S = 0.05
 
 
-@app.command(epilog="Example: earl down runs/tictactoe")
-def down(
+@app.command(epilog="Example: earl stop tictactoe")
+def stop(
     run: RunDir = None,
     now: Annotated[
         bool, typer.Option("--now", help="Do not wait for a checkpoint: end everything at once.")
@@ -43,9 +45,9 @@ def down(
 ) -> None:
     """End a run as Ctrl-C would, and wait until nothing of it is left.
 
-    The trainer saves a checkpoint and leaves, the report is written, every process is told to stop.
-    Of a run whose launcher was killed, what is left is ended and removed. Ends with code 13 if anything
-    could not be, and with 2 for services that no launcher started, which it does not touch.
+    The trainer saves a checkpoint, the report is written, every process is stopped. What is left of a run
+    whose launcher was killed is ended and removed. Ends with code 13 if something could not be, and with
+    2 for services that no launcher started, which it does not touch.
     """
     ended = end(to_end(run), now=now)
     if as_json:
@@ -54,13 +56,15 @@ def down(
         for line in ended.lines():
             sys.stderr.write(f"{line}\n")
     if ended.remains:
-        raise ProcessFailed(f"of {ended.directory} there still is {ended.remains}", "end it yourself")
+        raise ProcessFailed(
+            f"{ended.remains} of {ended.directory} could not be cleaned up", "end it yourself"
+        )
 
 
 def to_end(run: Path | None) -> Path:
-    """The run that goes on, or else the newest one of which something is left. Raises ConfigError."""
+    """The running run, or else the newest one of which something is left. Raises ConfigError."""
     try:
-        return chosen(run)
+        return pick_run(run)
     except ConfigError:
         if run is None and not any(is_held(directory) for directory in newest()):
             for directory in newest():
@@ -71,8 +75,11 @@ def to_end(run: Path | None) -> Path:
 
 
 @dataclass(slots=True)
-class Ended:
-    """How it went. was_running: False for a run that had no launcher. left: what had to be cleaned up."""
+class EndedRun:
+    """The outcome of `earl stop`.
+
+    was_running: False for a run that had no launcher. left: what had to be cleaned up.
+    """
 
     directory: Path
     was_running: bool
@@ -95,18 +102,18 @@ class Ended:
 
     @property
     def resume(self) -> str:
-        """The command that goes on with it, "" if there is nothing to go on with."""
-        toml = self.directory / "run.toml"
-        return f"earl up {toml} --resume" if self.outcome != "complete" and toml.is_file() else ""
+        """The command that resumes the run, "" if there is nothing to resume."""
+        there = (self.directory / "run.toml").is_file()
+        return f"earl resume {self.directory}" if self.outcome != "complete" and there else ""
 
     def lines(self) -> list[str]:
         name = str(self.directory)
         if self.was_running:
             words = [
-                f"{name} is down after {self.seconds:.1f} s: {self.outcome or 'its launcher was killed'}"
+                f"{name} has ended, after {self.seconds:.1f} s: {self.outcome or 'its launcher was killed'}"
             ]
         else:
-            words = [f"{name} did not run{'' if self.left else ', and nothing of it was left'}"]
+            words = [f"{name} was not running{'' if self.left else ', and nothing of it was left'}"]
         if self.left:
             words.append(f"cleaned up: {self.left}")
         if (report := self.directory / "report.html").is_file():
@@ -114,27 +121,27 @@ class Ended:
         return [*words, *([f"resume with: {self.resume}"] if self.resume else [])]
 
 
-def end(directory: Path, *, now: bool) -> Ended:
+def end(directory: Path, *, now: bool) -> EndedRun:
     """Ends a run and cleans up after it; raises ConfigError for what is none, or was not launched here."""
     config = config_of(directory)
     began = time.monotonic()
     was_running = is_held(directory)
     if was_running:
-        stop(directory, config, now=now)
+        stop_launcher(directory, config, now=now)
         until_ended(directory)
     record = read_record(directory)
     if record is None and not was_running:
         raise ConfigError(
-            f"{directory} has no launch of `earl` that could be ended: nothing was touched",
-            "if it is of a fleet, end its services where they were started",
+            f"{directory} was not launched by `earl` on this machine: nothing was touched",
+            "if it belongs to a fleet, end its services where they were started",
         )
     left = leftovers.clean(directory, record)
     remains = leftovers.find(directory, record)
     outcome = record.outcome if record is not None else ""
-    return Ended(directory, was_running, outcome, time.monotonic() - began, left, remains)
+    return EndedRun(directory, was_running, outcome, time.monotonic() - began, left, remains)
 
 
-def stop(directory: Path, config: RunConfig, *, now: bool) -> None:
+def stop_launcher(directory: Path, config: RunConfig, *, now: bool) -> None:
     """Tells the launcher to end, more and more firmly; returns when it has ended."""
     launcher = opened(directory)
     if launcher is None:
@@ -145,9 +152,11 @@ def stop(directory: Path, config: RunConfig, *, now: bool) -> None:
     try:
         for number, bound_s in bounds:
             send(launcher, number)
-            if wait(launcher, bound_s):
-                return
-            sys.stderr.write(f"{directory} has not ended within {bound_s:g} s: told again\n")
+            doing = "ends" if number is signal.SIGUSR1 else "ends its step and saves a checkpoint"
+            with waiting(f"{directory} {doing}", bound_s):
+                if wait(launcher, bound_s):
+                    return
+            sys.stderr.write(f"{directory} has not ended within {bound_s:g} s: signalled again\n")
         send(launcher, signal.SIGKILL)
         wait(launcher, WARDEN_S)
     finally:
@@ -171,7 +180,7 @@ def opened(directory: Path) -> int | None:
                 os.close(descriptor)
         if time.monotonic() > until:
             raise ProcessFailed(
-                f"{directory} is held by a process that does not say which it is", "end that `earl` yourself"
+                f"{directory} is held by a process without a launch record", "end that `earl` yourself"
             )
         time.sleep(POLL_S)
     return None

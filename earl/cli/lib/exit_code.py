@@ -1,0 +1,3 @@
+"""Exit codes of commands that are not an error's (docs/cli.md)."""
+
+INTERRUPTED = 130

@@ -1,0 +1,142 @@
+"""Show and check run files: every key, a file with its defaults, its mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic_core import PydanticUndefined
+from rich.console import Console
+from rich.text import Text
+
+from earl.cli.run.launch import OverridableCommand, overrides_of, settled_dtypes
+from earl.config import keys
+from earl.config.descriptions import description
+from earl.config.load import expected, load_run
+from earl.config.run import RunConfig
+from earl.errors import ConfigError
+from earl.stack.plan import plan
+from earl.stack.ports import resolve_all
+from earl.stack.rundir import check_directory, run_path, to_toml
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Show and check run files: every key, a file with its defaults, its mistakes.",
+    epilog="Example: earl config keys trainer.lr",
+)
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file; examples/ has some.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDescription:
+    """One key of a run file. takes: type and bounds in words. default: None if the key is required."""
+
+    key: str
+    takes: str
+    default: Any
+    required: bool
+    description: str
+
+    def lines(self) -> Iterator[Text]:
+        default = "required" if self.required else f"default {json.dumps(self.default)}"
+        yield Text.assemble((self.key, "bold"), f"  {self.takes}; {default}")
+        yield Text(f"    {self.description}", style="dim")
+
+
+def described(words: str) -> list[KeyDescription]:
+    """The keys whose names contain `words`, or all. Raises ConfigError if there is none."""
+    descriptions = [
+        KeyDescription(
+            key,
+            expected(key),
+            None if field.default is PydanticUndefined else field.default,
+            field.default is PydanticUndefined,
+            description(key),
+        )
+        for key, field in keys.fields()
+        if not keys.is_section(field) and words in key
+    ]
+    if not descriptions:
+        near = keys.closest(words)
+        raise ConfigError(
+            f"no key has {words!r} in its name",
+            f"did you mean {near}?" if near else "leave it out to see all",
+        )
+    return descriptions
+
+
+@app.command("keys", epilog="Example: earl config keys trainer.lr")
+def keys_(
+    words: Annotated[str, typer.Argument(metavar="[WORDS]", help="A part of the keys' names.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the keys of a run file: what each takes, its default, what it means and when to change it."""
+    descriptions = described(words)
+    if as_json:
+        print(json.dumps([asdict(description) for description in descriptions]))
+        return
+    console = Console(highlight=False, soft_wrap=False)
+    for key_description in descriptions:
+        for line in key_description.lines():
+            console.print(line)
+
+
+@app.command(
+    cls=OverridableCommand, epilog="Example: earl config show examples/tictactoe.toml --trainer.lr 1e-4"
+)
+def show(ctx: typer.Context, run_file: RunFile, as_json: AsJson = False) -> None:
+    """Print a run file with all of its defaults, as the run would use it on this machine.
+
+    Overrides of the command line and dtype "auto" are resolved. The output is a run file.
+    """
+    config, _ = settled_dtypes(load_run(run_file, overrides_of(ctx)), resume=False)
+    table = config.model_dump(mode="json")
+    print(json.dumps(table) if as_json else to_toml(table), end="\n" if as_json else "")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRun:
+    """What a launch of a run file would start. processes: by name, in the order in which they start."""
+
+    directory: str
+    processes: list[str]
+    notes: list[str]
+    summary: str
+
+    def lines(self) -> list[str]:
+        return [*self.notes, f"{self.directory}: {', '.join(self.processes)}", self.summary]
+
+
+@app.command(cls=OverridableCommand, epilog="Example: earl config check examples/tictactoe.toml")
+def check(ctx: typer.Context, run_file: RunFile, as_json: AsJson = False) -> None:
+    """Check a run file as a launch would, and say what it would start. Nothing is started.
+
+    A mistake ends with the line and the exit code with which the launch would end. `earl doctor RUN.toml`
+    also tests what the machine can do.
+    """
+    config, notes = settled_dtypes(load_run(run_file, overrides_of(ctx)), resume=False)
+    checked = would_start(config, notes)
+    print(json.dumps(asdict(checked)) if as_json else "\n".join(checked.lines()))
+
+
+def would_start(config: RunConfig, notes: list[str]) -> CheckedRun:
+    """What a launch would start. Raises ConfigError for a run that exists, PortInUse."""
+    directory = run_path(config)
+    check_directory(config, resume=False)
+    resolve_all(config)
+    rollout, scheduler = config.rollout, config.scheduler
+    return CheckedRun(
+        str(directory),
+        [spec.name for spec in plan(config, directory / "run.json")],
+        notes,
+        f"rollout {rollout.workers} x {rollout.engines} engines of tp {rollout.tp}, trainer "
+        f"{config.trainer.parallelism}, {scheduler.steps} steps of {scheduler.batch_groups} x "
+        f"{scheduler.group_size} episodes",
+    )

@@ -1,0 +1,103 @@
+"""The outline of a run and its ledger, as far as its files and its last known status tell them.
+
+state: "live", "silent" or "ended", as in earl.dashboard.live; "running" for a run that was read without
+asking its services.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from earl.config.run import RunConfig
+from earl.stack.ending import why_ended
+from earl.stack.record import read_record
+from earl.stack.run_files import FAILURE
+from earl.stack.status import RunStatus
+
+RESULT = "result.json"
+TILES = ("win_rate", "reward_mean", "tokens_per_s", "staleness_mean", "staleness_max", "length_mean",
+         "phase_left_s")  # fmt: skip
+
+
+def run_section(
+    directory: Path, config: RunConfig, status: RunStatus, state: str, last_step: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the head of the page shows. last_step: the last record of the metrics."""
+    result = read_object(directory / RESULT) if state == "ended" else {}
+    elapsed_s = result.get("seconds") or status.elapsed_s or last_step.get("time_s", 0.0)
+    shown: dict[str, Any] = {
+        "name": config.name,
+        "environment": config.environment.name,
+        "model": model_text(config),
+        "seed": config.seed,
+        "state": state,
+        "phase": status.phase,
+        "step": status.step,
+        "steps": status.steps or config.scheduler.steps,
+        "warmup_batches": config.warmup.batches,
+        "version": status.version or last_step.get("version", 0),
+        "best_version": status.best_version or result.get("best_version") or 0,
+        "elapsed_s": elapsed_s,
+        "message": status.message,
+        "done": status.done,
+        "metrics": {name: status.metrics[name] for name in TILES if name in status.metrics},
+        "stages": [asdict(stage) for stage in status.stages],
+        "evaluating": evaluating(status),
+    }
+    if not status.phase and last_step:
+        shown |= {"phase": last_step.get("phase", ""), "step": last_step.get("step", 0)}
+    if state == "ended":
+        failure, record = read_object(directory / FAILURE), read_record(directory)
+        reason = why_ended(record.outcome, record.status, failure) if record is not None else ""
+        shown |= {"why": reason, "failure": failure}
+    return shown
+
+
+def has_result(directory: Path, state: str) -> bool:
+    """Whether the run has ended and recorded its final ledger."""
+    return state == "ended" and "issued" in read_object(directory / RESULT)
+
+
+def recorded_ledger(directory: Path, state: str, last_step: Mapping[str, Any]) -> dict[str, Any]:
+    """The ledger as the result of a run that has ended says; else as of the last step."""
+    if has_result(directory, state):
+        result = read_object(directory / RESULT)
+        counts = {name: result.get(name, 0) for name in ("issued", "trained", "evaluated", "live")}
+        in_progress = {"pending": result.get("live", 0), "leased": 0, "ready": 0, "planned": 0}
+        dropped = {"in all": result["dropped"]} if result.get("dropped") else {}
+        return {"state": state, **counts, **in_progress, "dropped": dropped, "roles": [], "final": True}
+    counts = {
+        key.removeprefix("ledger."): value for key, value in last_step.items() if key.startswith("ledger.")
+    }
+    names = ("issued", "trained", "evaluated", "pending", "leased", "ready", "planned")
+    shown: dict[str, Any] = {name: counts.get(name, 0) for name in names}
+    shown["dropped"] = {key.partition(":")[2]: value for key, value in counts.items() if ":" in key}
+    shown["live"] = sum(shown[name] for name in names[3:])
+    return {"state": state, **shown, "roles": [], "step": last_step.get("step", 0)}
+
+
+def evaluating(status: RunStatus) -> dict[str, Any] | None:
+    """The evaluation in progress; None if there is none."""
+    in_progress = [latest for latest in status.evaluations if latest.done + latest.failed < latest.episodes]
+    if not in_progress:
+        return None
+    latest = in_progress[-1]
+    return {"name": latest.name, "done": latest.done + latest.failed, "episodes": latest.episodes}
+
+
+def model_text(config: RunConfig) -> str:
+    scratch = config.model.scratch
+    return config.model.path or f"{scratch.family} from scratch, {scratch.layers} × {scratch.hidden_size}"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

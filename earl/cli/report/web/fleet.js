@@ -1,0 +1,100 @@
+// Workers with their gauges, what moved by which path, and the hosts of the environments.
+
+import { at, empty, h, head, put, s, table } from "./dom.js";
+import { bytes, clock, count, duration, number, percent } from "./text.js";
+
+const PATH_TINTS = [0, 1, 4, 6, 5, 7];
+
+export class Fleet {
+  constructor() {
+    this.open = new Set();
+    this.moved = [];
+    this.workers({ state: "ended", rows: [] });
+    this.hosts({ state: "ended", rows: [], environments: [] });
+    this.transfers();
+  }
+
+  workers({ state, rows, heard }) {
+    this.rows = rows;
+    this.transfers();
+    const note = state === "live" || !rows.length ? "" : `Last answer of the scheduler: ${clock(heard)}.`;
+    at("workers").classList.toggle("without", !rows.length && state === "ended");
+    put(at("workers"), head("Workers", note), rows.length ? table("Workers",
+      ["worker", "stage", "parallelism", "#version", "#running", "memory", "KV in use", "#last seen", "gauges"],
+      rows.map((one) => [one.name, one.stage, one.parallelism, count(one.version), one.capacity ? `${count(one.running)} / ${count(one.capacity)}` : count(one.running),
+        meter(one.gauges.memory_fraction, "memory"), meter(one.gauges.kv_used_tokens / one.gauges.kv_tokens, "KV"), `${duration(one.silent_s)} ago`, this.gauges(one)]))
+      : empty("No worker has joined yet."));
+  }
+
+  gauges(one) {
+    const found = Object.entries(one.gauges).sort();
+    return h("details", { open: this.open.has(one.name), ontoggle: (event) => this.open[event.target.open ? "add" : "delete"](one.name) },
+      h("summary", {}, String(found.length)),
+      h("dl", { class: "gauges" }, found.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(value, 4))))));
+  }
+
+  /** moved: by path, over the whole run. */
+  paths(moved) {
+    this.moved = moved;
+    this.transfers();
+  }
+
+  transfers() {
+    const live = (this.rows ?? []).flatMap((one) => one.transfers.map((path) => ({ worker: one.name, ...path })));
+    at("transfers").classList.toggle("without", !this.moved.length && !live.length);
+    put(at("transfers"), head("Transfers by path", "What readers read from the owners’ memory. GB/s: during reads."),
+      this.moved.length > 0 && [bars(this.moved), table("Bytes by path", ["path", "#bytes", "#reads", "#GB/s", "#sent again"], this.moved.map((one) =>
+        [one.path, bytes(one.size_bytes), count(one.transfers), number(one.size_bytes / one.seconds / 1e9), count(one.retries)]))],
+      live.length > 0 && h("details", {}, h("summary", {}, "by worker, now"), table("Bytes by worker", ["worker", "path", "#bytes", "#GB/s", "#sent again"],
+        live.map((one) => [one.worker, one.path, bytes(one.size_bytes), number(one.gb_per_s), count(one.retries)]))));
+  }
+
+  hosts({ state, rows, environments, since, error, waits }) {
+    at("hosts").classList.toggle("without", state === "ended" && !environments.length);
+    if (state === "silent") {
+      put(at("hosts"), head("Environment hosts"), h("p", { class: "empty bad" }, `The gateway has not answered since ${clock(since)}: ${error}`));
+      return;
+    }
+    put(at("hosts"), head("Environment hosts", waits?.count ? `Waits for a host: median ${duration(waits.p50)}, 99 % ${duration(waits.p99)}, longest ${duration(waits.longest)}.` : ""),
+      !environments.length && empty("No host is attached to the gateway yet."),
+      rows.length > 0 && table("Hosts", ["host", "busy", "#sessions", "#faults", "state"], rows.map((one) =>
+        [one.name, meter(one.open / one.capacity, "sessions"), `${count(one.open)} / ${count(one.capacity)}`, count(one.faults), standing(one)])),
+      environments.length > 0 && table("Environments", ["environment", "#hosts", "#open", "#capacity", "#queue", "#quarantined"], environments.map((one) =>
+        [one.name, count(one.hosts), count(one.open), count(one.capacity), count(one.queued), h("span", { class: one.quarantined && "bad" }, count(one.quarantined))])));
+  }
+}
+
+function standing(host) {
+  if (host.quarantined.length) return h("span", { class: "bad" }, `quarantine: ${host.quarantined.join(", ")}`);
+  return host.draining ? "draining" : host.attached ? "attached" : h("span", { class: "bad" }, "stream lost");
+}
+
+/** A share as a bar with its number; "–" for what is not known. */
+function meter(part, what) {
+  if (typeof part !== "number" || !Number.isFinite(part)) return "–";
+  return h("span", { class: "meter" },
+    s("svg", { viewBox: "0 0 60 8", "aria-hidden": true },
+      s("rect", { class: "idle", width: 60, height: 8, rx: 4 }),
+      s("rect", { class: part > 0.92 ? "c7" : "c0", width: Math.max(2, Math.min(60, part * 60)), height: 8, rx: 4 })),
+    h("span", { class: "hidden" }, what), percent(part, 0));
+}
+
+/** Bytes a step by path, stacked: a small picture with its greatest value. */
+function bars(moved) {
+  const steps = new Map();
+  moved.forEach((one, path) => one.a_step.forEach(([step, size]) => steps.set(step, { ...steps.get(step), [path]: size })));
+  if (steps.size < 2) return null;
+  const totals = [...steps.values()].map((one) => Object.values(one).reduce((sum, size) => sum + size, 0));
+  const most = Math.max(...totals) || 1;
+  const wide = 100 / steps.size;
+  const boxes = [...steps.values()].flatMap((one, at) => {
+    let top = 40;
+    return moved.map((_, path) => {
+      const tall = ((one[path] ?? 0) / most) * 40;
+      top -= tall;
+      return s("rect", { class: `c${PATH_TINTS[path % PATH_TINTS.length]}`, x: at * wide, y: top, width: wide * 0.86, height: tall });
+    });
+  });
+  return [s("svg", { class: "bars", viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": `Bytes a step, at most ${bytes(most)}` }, boxes),
+    h("p", { class: "legend" }, moved.map((one, at) => h("span", {}, h("i", { class: `c${PATH_TINTS[at % PATH_TINTS.length]}` }), one.path)), h("span", {}, `bytes a step, at most ${bytes(most)}`))];
+}

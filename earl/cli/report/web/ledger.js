@@ -1,0 +1,101 @@
+// Where every trajectory is: counts that add up to what was issued, and the tickets in progress.
+
+import { at, empty, h, head, put, s, table } from "./dom.js";
+import { count, duration } from "./text.js";
+
+const STATES = [
+  ["pending", "waits for a worker", 6],
+  ["leased", "is being played", 0],
+  ["ready", "waits for a batch", 1],
+  ["planned", "is being trained", 4],
+  ["trained", "trained on, once", 5],
+  ["evaluated", "counted in an evaluation", 2],
+  ["dropped", "given up, with a reason", 7],
+];
+const UNDER_WAY = ["pending", "leased", "ready", "planned"];
+const ENDINGS = { ok: "ok", truncated: "truncated", env_error: "environment’s error", infra_error: "infrastructure’s error", timeout: "timeout", out_of_memory: "of those out of memory" };
+
+export class Ledger {
+  constructor() {
+    this.endings = {};
+    this.chosen = "";
+    at("counts").classList.add("without");
+    this.body = h("div", { class: "rows" });
+    this.chips = h("div", { class: "chips", role: "group", "aria-label": "State of the tickets" });
+    put(at("tickets"), head("Tickets in progress", "The oldest first."), this.chips, this.body);
+    this.listing({ state: "ended", rows: [] });
+  }
+
+  update(ledger) {
+    this.ledger = ledger;
+    this.counts();
+  }
+
+  ended(endings) {
+    this.endings = endings;
+    if (this.ledger) this.counts();
+  }
+
+  counts() {
+    const { ledger } = this;
+    at("counts").classList.toggle("without", !ledger.issued);
+    if (!ledger.issued) return;
+    const dropped = Object.values(ledger.dropped).reduce((sum, one) => sum + one, 0);
+    const values = { ...ledger, dropped };
+    const note = ledger.state === "live" ? "issued = trained + evaluated + dropped + in progress, at every moment."
+      : ledger.final ? "At the end of the run."
+      : ledger.step ? `As of training step ${count(ledger.step)}.` : "Last answer of the scheduler.";
+    const endings = Object.entries(this.endings).filter(([, many]) => many);
+    put(at("counts"), head("Ledger", note),
+      this.bar(values),
+      h("dl", { class: "facts states" }, h("div", {}, h("dt", {}, "issued"), h("dd", {}, count(ledger.issued))),
+        STATES.map(([name, what, colour]) => h("div", { title: what }, h("dt", {}, h("i", { class: `c${colour}` }), name), h("dd", {}, count(values[name]))))),
+      Object.keys(ledger.dropped).length > 0 && h("p", { class: "note" }, "Dropped: ",
+        Object.entries(ledger.dropped).map(([reason, many]) => `${reason.replaceAll("_", " ")} ${count(many)}`).join(", "), "."),
+      endings.length > 0 && h("p", { class: "note" }, "Episodes ended: ",
+        endings.map(([kind, many]) => `${ENDINGS[kind] ?? kind} ${count(many)}`).join(", "), ", those tried again included."),
+      ledger.roles.length > 0 && table("Stages of a batch", ["stage", "#waiting", "#leased", "#done"],
+        ledger.roles.map((one) => [one.name, count(one.waiting), count(one.leased), count(one.done)])));
+  }
+
+  bar(values) {
+    let from = 0;
+    const total = STATES.reduce((sum, [name]) => sum + (values[name] || 0), 0) || 1;
+    const boxes = STATES.map(([name, , colour]) => {
+      const wide = ((values[name] || 0) / total) * 100;
+      const box = wide > 0 && s("rect", { class: `c${colour}`, x: from, y: 0, width: Math.max(0.25, wide - 0.15), height: 14 });
+      from += wide;
+      return box;
+    });
+    const label = STATES.map(([name]) => `${name} ${count(values[name])}`).join(", ");
+    return s("svg", { class: "stack", viewBox: "0 0 100 14", preserveAspectRatio: "none", role: "img", "aria-label": label }, boxes.filter(Boolean));
+  }
+
+  listing(tickets) {
+    this.tickets = tickets;
+    const rows = tickets.rows ?? [];
+    const live = tickets.state === "live" && this.ledger;
+    // A run that has ended has none in progress.
+    at("tickets").classList.toggle("without", tickets.state === "ended");
+    // Until the reader chooses, a state that has tickets.
+    const shown = this.chosen || ["leased", "ready", "planned", "pending"].find((state) => rows.some((one) => one.state === state)) || "leased";
+    put(this.chips, UNDER_WAY.map((state) =>
+      h("button", { type: "button", "aria-pressed": state === shown, onclick: () => this.choose(state) }, live ? `${state} ${count(this.ledger[state])}` : state)));
+    const found = rows.filter((one) => one.state === shown);
+    if (!found.length) {
+      put(this.body, empty(tickets.state === "live" ? `No ticket is ${shown} now.`
+        : "The scheduler does not answer; the list is shown again when it does."));
+      return;
+    }
+    put(this.body, table(`Tickets that are ${shown}`, ["#ticket", "#group", "for", "#try", "worker", "#tokens", "#age"],
+      found.map((one) => [String(one.ticket), String(one.group), one.evaluation || one.purpose, String(one.attempt || "–"),
+        one.worker || "–", one.tokens ? count(one.tokens) : "–", duration(one.age_s)])),
+      live && this.ledger[shown] > found.length && h("p", { class: "note" }, `The oldest ${count(found.length)} of ${count(this.ledger[shown])}.`));
+  }
+
+  choose(state) {
+    this.chosen = state;
+    this.listing(this.tickets);
+    this.chips.querySelector("[aria-pressed=true]").focus();
+  }
+}

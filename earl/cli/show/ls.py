@@ -1,0 +1,132 @@
+"""List the runs of a folder: state, progress, reward, when they started."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from earl.cli.lib.completion import RUNS, newest
+from earl.cli.lib.snapshot import RunMonitor, RunSnapshot
+from earl.cli.lib.status_table import StatusTable
+from earl.errors import ConfigError, EarlError
+from earl.obs.metrics import plain
+from earl.stack.record import read_record
+
+app = typer.Typer(add_completion=False)
+
+# How long a running run's scheduler may take to answer.
+ANSWER_S = 1.0
+COLUMNS = ("run", "state", "progress", "reward", "win rate", "started", "took")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """One run of a folder. steps: those trained, of total_steps. started_s: Unix time, 0 if unknown."""
+
+    name: str
+    directory: str
+    state: str
+    phase: str = ""
+    steps: int = 0
+    total_steps: int = 0
+    reward: float | None = None
+    win_rate: float | None = None
+    started_s: float = 0.0
+    elapsed_s: float = 0.0
+    fault: str = ""
+
+    def cells(self, now_s: float) -> Iterator[str]:
+        yield self.name
+        yield self.fault or self.state
+        yield f"{self.phase} {self.steps}/{self.total_steps}" if self.total_steps else ""
+        yield f"{self.reward:+.3f}" if self.reward is not None else ""
+        yield f"{self.win_rate:.1%}" if self.win_rate is not None else ""
+        yield f"{rough(now_s - self.started_s)} ago" if self.started_s else ""
+        yield rough(self.elapsed_s) if self.elapsed_s else ""
+
+
+@app.command(epilog="Example: earl ls --json | jq '.[].state'")
+def ls(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder of runs.")] = RUNS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the runs of a folder: state, progress, reward, when they started.
+
+    The run that was started last comes first.
+    """
+    if folder != RUNS and not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}", "name one, or leave it out for ./runs")
+    runs = asyncio.run(listed(folder))
+    if as_json:
+        print(json.dumps(plain([asdict(run) for run in runs])))
+        return
+    if not runs:
+        print(f"{folder} has no runs; start one with: earl demo")
+        return
+    console = Console(highlight=False)
+    shown = table_of(runs, time.time()).fitted(console.width)
+    table = Table(box=None, pad_edge=False)
+    for name in shown.columns:
+        table.add_column(name, no_wrap=True)
+    for cells in shown.rows:
+        table.add_row(*map(Text, cells))
+    console.print(table)
+
+
+def table_of(runs: Sequence[ListedRun], now_s: float) -> StatusTable:
+    rows = tuple(tuple(run.cells(now_s)) for run in runs)
+    return StatusTable("runs", COLUMNS, rows, least=("took", "started", "win rate", "progress"))
+
+
+async def listed(folder: Path) -> list[ListedRun]:
+    """The runs of a folder, those first that were launched last."""
+    return list(await asyncio.gather(*map(listed_run, newest(folder))))
+
+
+async def listed_run(directory: Path) -> ListedRun:
+    """One run: from its scheduler if it is running, else from its files."""
+    try:
+        monitor = RunMonitor.of_run(directory)
+        try:
+            snapshot = await monitor.snapshot(ANSWER_S)
+        finally:
+            await monitor.close()
+    except EarlError as error:  # a directory of another version, or one that this user cannot read
+        return ListedRun(directory.name, str(directory), "unknown", fault=error.message)
+    return shown(snapshot)
+
+
+def shown(snapshot: RunSnapshot) -> ListedRun:
+    """The line of a snapshot."""
+    status, record = snapshot.status, read_record(snapshot.directory)
+    metrics: dict[str, Any] = dict(status.metrics)
+    return ListedRun(
+        name=status.run or snapshot.directory.name,
+        directory=str(snapshot.directory),
+        state=snapshot.state.value,
+        phase=status.phase,
+        steps=status.step,
+        total_steps=status.steps,
+        reward=metrics.get("reward_mean"),
+        win_rate=metrics.get("win_rate") if status.has_winners else None,
+        started_s=record.started_ns / 1e9 if record is not None else 0.0,
+        elapsed_s=snapshot.elapsed_s,
+    )
+
+
+def rough(seconds: float) -> str:
+    """A duration in its largest unit: "40 s", "12 min", "5 h", "3 d"."""
+    for size_s, unit in ((86_400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{max(seconds, 0.0):.0f} s"

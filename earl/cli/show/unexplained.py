@@ -1,0 +1,93 @@
+"""What `earl explain` shows of a run whose selector decided nothing: why, what was measured, what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from earl.cli.report.data import Record
+from earl.errors import EarlError
+from earl.models.spec import load_spec
+from earl.models.tp import legal_parallelisms
+from earl.obs.metrics import read_lines
+from earl.parallelism import Parallelism
+
+
+def reason_for_none(run_json: bytes) -> str:
+    """The reason why a run has no decisions, as far as its run file shows."""
+    try:
+        scheduler = json.loads(run_json)["scheduler"]
+        if scheduler["selector"] == "static":
+            return 'scheduler.selector is "static"'
+        return "no training step is complete yet" if scheduler["profile"] else "it has no profile"
+    except (ValueError, KeyError, TypeError):
+        return "it was made before the selector existed"
+
+
+def measured(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """By stage: its layout, and what was measured of its workload at the first and at the last step."""
+    records = [record for record in read_lines(run_dir / "metrics.jsonl") if "load" in record]
+    if not records:
+        return {}
+    last = records[-1]
+    return {
+        stage: {
+            "parallelism": _parallelism(last, stage),
+            "first_step": _load(records[0], stage),
+            "last_step": load,
+            "step": last.get("step"),
+        }
+        for stage, load in sorted(last["load"].items())
+    }
+
+
+def unexplained_lines(run_dir: Path, run_json: bytes, stage: str) -> Iterator[str]:
+    """The reason, what was measured of each stage, and which layouts a profile would compare."""
+    yield f"The selector decided nothing in {run_dir}: {reason_for_none(run_json)}."
+    stages = {name: workload for name, workload in measured(run_dir).items() if stage in ("", name)}
+    for name, workload in stages.items():
+        layout = workload["parallelism"]
+        first, last = workload["first_step"], workload["last_step"]
+        yield f"\n{name}, {layout or 'parallelism unknown'}, step {workload['step']}"
+        yield (
+            f"  mean tokens {_number(first.get('mean_tokens'))} at the first step, "
+            f"{_number(last.get('mean_tokens'))} at the last; longest {_number(last.get('max_tokens'))}"
+        )
+        if last.get("memory_fraction") is not None:
+            yield f"  {last['memory_fraction']:.0%} of the fullest device's memory"
+        if layout is not None:
+            yield f"  {_choice(run_dir, name, layout)}"
+    yield ""
+    if json.loads(run_json).get("scheduler", {}).get("selector") == "static":
+        yield 'To let it decide, resume with: --scheduler.selector on, or "observe" to be told alone.'
+    yield f"To measure the layouts of this machine: earl profile {run_dir / 'run.toml'}"
+
+
+def _choice(run_dir: Path, stage: str, running: Parallelism) -> str:
+    """What a profile would let the selector choose among."""
+    if running.devices == 1:
+        return "one device: there is nothing to choose; more engines or ranks would give a choice"
+    try:
+        legal = legal_parallelisms(load_spec(run_dir / "model"), running.devices)
+    except EarlError as error:
+        return f"which layouts are legal is not known: {error}"
+    # Engines have no context parallelism.
+    others = [str(layout) for layout in legal if layout != running and (stage != "rollout" or layout.cp == 1)]
+    if not others:
+        return f"{running.devices} devices: the model's heads allow this layout alone"
+    return f"{running.devices} devices: a profile would compare it with {', '.join(others)}"
+
+
+def _parallelism(record: Record, stage: str) -> Parallelism | None:
+    degrees = record.get("parallelism", {}).get(stage)
+    return Parallelism(**degrees) if degrees else None
+
+
+def _load(record: Record, stage: str) -> Mapping[str, Any]:
+    return record["load"].get(stage, {})
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}"
