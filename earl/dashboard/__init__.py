@@ -1,4 +1,4 @@
-"""The dashboard: one web page that shows a run while it goes on, and after.
+"""The dashboard: one web page that shows a run while it runs, and afterwards.
 
     run's directory ──► history ──┐
     scheduler, gateway ─► live ───┴─► watch ─► feed ─► server-sent events ─► page/*.js

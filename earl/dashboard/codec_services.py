@@ -1,4 +1,4 @@
-"""What the dashboard asks of a run's services, and their answers as plain values."""
+"""The dashboard's requests to a run's services, and their answers as plain values."""
 
 from __future__ import annotations
 
@@ -8,31 +8,29 @@ from earl.rpc.access import Access
 from earl.rpc.client import Client
 from earl.stack.codec import OperatorClient
 from earl.stack.status import RunStatus
-from earl.v1 import common_pb2, env_pb2, env_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from earl.v1 import common_pb2, env_pb2, env_pb2_grpc, scheduler_pb2
 
-# Tickets of each state that are asked for.
+# Tickets of each state that are requested.
 TICKETS = 100
 
 
 class Services:
-    """Addresses: host:port. A viewer's side of scheduler and gateway."""
+    """A viewer's clients of scheduler and gateway, each at a host:port."""
 
     def __init__(self, scheduler: str, gateway: str, access: Access) -> None:
         self.scheduler = scheduler
         self._scheduler = OperatorClient(scheduler, access)
-        token, tls = access.token, access.tls
-        self._ledger = Client(scheduler, scheduler_pb2_grpc.SchedulerServiceStub, token=token, tls=tls)
-        self._gateway = Client(gateway, env_pb2_grpc.EnvGatewayServiceStub, token=token, tls=tls)
+        stub = env_pb2_grpc.EnvGatewayServiceStub
+        self._gateway = Client(gateway, stub, token=access.token, tls=access.tls)
 
     async def status(self, deadline_s: float) -> RunStatus:
-        """Raises EarlError, as all of these do."""
+        """The run's status. Raises EarlError, as all methods do."""
         return await self._scheduler.status(deadline_s)
 
     async def tickets(self, deadline_s: float) -> dict[str, Any]:
-        """Those that are under way, the longest in their state first."""
-        request = scheduler_pb2.ListTicketsRequest(limit=TICKETS)
-        answer = await self._ledger.call("ListTickets", request, deadline_s=deadline_s)
-        return {"rows": [ticket(state) for state in answer.tickets]}
+        """The tickets in progress, those longest in their state first."""
+        tickets = await self._scheduler.tickets(TICKETS, deadline_s)
+        return {"rows": [ticket(state) for state in tickets]}
 
     async def gateway(self, deadline_s: float) -> dict[str, Any]:
         """Environments and the hosts that serve them."""
@@ -53,26 +51,22 @@ class Services:
         }
 
     async def close(self) -> None:
-        for client in (self._scheduler, self._ledger, self._gateway):
+        for client in (self._scheduler, self._gateway):
             await client.close()
 
 
 def ticket(state: Any) -> dict[str, Any]:
-    return {
+    return values(state, "evaluation", "attempt", "worker", "tokens") | {
         "ticket": state.ticket_id,
         "group": state.group_id,
         "purpose": name_of(common_pb2.Purpose, state.purpose, "PURPOSE_"),
-        "evaluation": state.evaluation,
         "state": name_of(scheduler_pb2.TicketState, state.state, "TICKET_STATE_"),
-        "attempt": state.attempt,
-        "worker": state.worker,
-        "tokens": state.tokens,
         "age_s": round(state.age_s, 1),
     }
 
 
 def name_of(kind: Any, number: int, prefix: str) -> str:
-    """For example "leased"; a number that this version does not know stays one."""
+    """The name of an enum's number, for example "leased"; an unknown number stays a number."""
     try:
         return kind.Name(number).removeprefix(prefix).lower()
     except ValueError:
@@ -80,23 +74,15 @@ def name_of(kind: Any, number: int, prefix: str) -> str:
 
 
 def environment(entry: Any) -> dict[str, Any]:
-    return {
-        "name": entry.environment.name,
-        "hosts": entry.hosts,
-        "capacity": entry.capacity,
-        "open": entry.open_sessions,
-        "queued": entry.queued,
-        "quarantined": entry.quarantined,
-    }
+    named = {"name": entry.environment.name, "open": entry.open_sessions}
+    return named | values(entry, "hosts", "capacity", "queued", "quarantined")
 
 
 def host(state: Any) -> dict[str, Any]:
-    return {
-        "name": state.host,
-        "capacity": state.capacity,
-        "open": state.open_sessions,
-        "faults": state.faults,
-        "quarantined": list(state.quarantined),
-        "draining": state.draining,
-        "attached": state.attached,
-    }
+    named = {"name": state.host, "open": state.open_sessions, "quarantined": list(state.quarantined)}
+    return named | values(state, "capacity", "faults", "draining", "attached")
+
+
+def values(message: Any, *names: str) -> dict[str, Any]:
+    """The fields of a message by their names."""
+    return {name: getattr(message, name) for name in names}

@@ -1,4 +1,4 @@
-"""Show a run on a web page, while it goes on or after it."""
+"""Show a run on a web page, while it runs or afterwards."""
 
 from __future__ import annotations
 
@@ -11,42 +11,34 @@ from urllib.parse import urlsplit
 
 import typer
 
-from earl.cli.lib import completion
-from earl.cli.lib.find_run import RUNS, config_of, newest
-from earl.errors import ConfigError
-from earl.stack.rundir import DASHBOARD_LINK
+from earl.cli.lib.find_run import RunDir, pick_run
+from earl.cli.lib.run_directory import config_of
+from earl.stack.run_files import DASHBOARD_LINK
 
 app = typer.Typer(add_completion=False)
 
 PROBE_S = 0.5
 
 
-@app.command(epilog="Example: earl dashboard runs/demo-seed0 --open")
+@app.command(epilog="Example: earl dashboard demo-seed0 --open")
 def dashboard(
-    run_dir: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[RUN_DIR]",
-            help="A directory such as runs/demo-seed0; else the newest.",
-            autocompletion=completion.runs,
-        ),
-    ] = None,
+    run: RunDir = None,
     bind: Annotated[str, typer.Option(help="Serve it here, even if the run has a page of its own.")] = "",
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Show a run on a web page, while it goes on or after it.
+    """Show a run on a web page, while it runs or afterwards.
 
-    Prints a link that works once. A run that goes on has a page of its own, whose link is printed; for any
+    Prints a link that works once. A running run has a page of its own, whose link is printed; for any
     other one the page is served until Ctrl-C, and each link that was used is followed by the next one.
     Nothing on the page changes the run.
     """
-    directory = run_dir if run_dir is not None else last_run()
+    directory = pick_run(run, ended=True)
     config = config_of(directory)
     if not bind and (link := served(directory)):
         show(link, open_)
         return
     from earl.dashboard.serve import serve
-    from earl.rpc.main import run
+    from earl.rpc.main import run as serve_until_stopped
 
     first = True
 
@@ -55,21 +47,15 @@ def dashboard(
         show(link, open_ and first)
         first = False
 
-    run(lambda stop: serve(directory, config, bind=bind or "127.0.0.1:0", stop=stop, on_link=on_link))
+    serve_until_stopped(
+        lambda stop: serve(directory, config, bind=bind or "127.0.0.1:0", stop=stop, on_link=on_link)
+    )
 
 
 def show(link: str, in_browser: bool) -> None:
     print(link, flush=True)
     if in_browser and not webbrowser.open(link):
         sys.stderr.write("no browser could be opened; open the link by hand\n")
-
-
-def last_run() -> Path:
-    """Raises ConfigError."""
-    runs = newest()
-    if not runs:
-        raise ConfigError(f"there is no run in ./{RUNS}", "name the directory of one: earl dashboard RUN_DIR")
-    return runs[0]
 
 
 def served(directory: Path) -> str:

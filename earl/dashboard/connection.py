@@ -1,4 +1,4 @@
-"""How the page's connections share the little room that there is: those that ask nothing give way."""
+"""Connections to the page, limited in number: an idle one is closed for a new one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 class IdleClosingConnection(H11Protocol):
     """HTTP/1.1. From `limit_concurrency` connections on, the oldest on which nothing is being answered is
-    closed for a new one; uvicorn, which closes none that has not asked yet, would refuse the new one.
+    closed for a new one; uvicorn, which closes none without a request, would refuse the new one.
 
-    Such a one may have asked nothing, or not have asked to the end, or wait for more to ask.
+    An idle connection has sent no request, or part of one, or is kept alive for the next.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:

@@ -1,6 +1,6 @@
-"""Who may look: a link that works once becomes a cookie, and the cookie opens everything else.
+"""Access to the page: a link that works once is exchanged for a cookie, which gives access to the rest.
 
-Whoever can read the run's directory can get a link: the newest one stands there, and one that was used
+Whoever can read the run's directory can get a link: the newest is in a file there, and a used link
 is replaced at once. The cookie is signed with a key that lies there too, so that tabs stay open when the
 server is started again; nothing else is remembered.
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from earl.stack.rundir import replace
+from earl.stack.run_files import replace
 
 KEY_FILE = "dashboard.key"
 KEY_BYTES = 32
@@ -23,12 +23,12 @@ STAY_S = 7 * 24 * 3600
 
 
 class Door:
-    """publish: told every new link's token, the first one before anybody asks. secure: TLS is spoken."""
+    """publish: called with every new link's token, first by the constructor. secure: TLS is used."""
 
     def __init__(self, key: bytes, publish: Callable[[str], None], *, secure: bool = False) -> None:
         self._key = key
         self._publish = publish
-        # Cookies do not tell ports apart: runs on one host need names of their own.
+        # Cookies are shared by all ports of a host: runs on one host need names of their own.
         name = f"earl-{hashlib.sha256(key).hexdigest()[:8]}"
         self.cookie_name = f"__Host-{name}" if secure else name
         self._attributes = "; Path=/; HttpOnly; SameSite=Strict" + "; Secure" * secure
@@ -36,12 +36,12 @@ class Door:
         self.renew()
 
     def renew(self) -> None:
-        """A new link; the one before is worth nothing any more."""
+        """Makes a new link; the previous one is no longer valid."""
         self._token = secrets.token_urlsafe(24)
         self._publish(self._token)
 
     def redeem(self, token: str) -> str | None:
-        """The Set-Cookie header that a link's token is worth, once; None for any other text."""
+        """The Set-Cookie header for a link's token, which is valid once; None for any other text."""
         if not hmac.compare_digest(token.encode(), self._token.encode()):
             return None
         self.renew()

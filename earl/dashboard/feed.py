@@ -8,23 +8,22 @@ nothing else, so nothing is ever queued for it.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from earl.obs.metrics import plain
+from earl.cli.report.sections.encoding import encoded
+from earl.waiting import until_first
 
-# A line is said that often, so that both ends notice when the other is gone.
+# A line is sent this often, so that both ends notice when the other is gone.
 PULSE_S = 15.0
 # Followers at once.
 FOLLOWERS = 64
 RETRY_MS = 2000
-DIGITS = 6
 
 
 class Feed:
-    """Sections by name. Ids of events are "<boot>.<revision>": another server's mean nothing here."""
+    """Sections by name. An event's id is "<boot>.<revision>": ids of another server are ignored."""
 
     def __init__(self) -> None:
         self._boot = secrets.token_hex(4)
@@ -50,7 +49,7 @@ class Feed:
         self._wake()
 
     def close(self) -> None:
-        """Every follower's stream ends."""
+        """Ends the streams of all followers."""
         self._closed = True
         self._wake()
 
@@ -71,10 +70,8 @@ class Feed:
                     if revision > sent:
                         sent = revision
                         yield self._event(name, revision, data)
-                try:
-                    async with asyncio.timeout(PULSE_S):
-                        await news.wait()
-                except TimeoutError:
+                (new,) = await until_first(news.wait(), timeout_s=PULSE_S)
+                if not new:
                     yield b": still here\n\n"
         finally:
             self.followers -= 1
@@ -89,10 +86,3 @@ class Feed:
         if boot != self._boot or not revision.isdecimal() or len(revision) > 18:
             return 0
         return min(int(revision), self._revision)
-
-
-def encoded(value: Any) -> bytes:
-    """Strict JSON on one line, numbers as exact as a page can show them."""
-    return json.dumps(
-        plain(value, DIGITS), allow_nan=False, separators=(",", ":"), ensure_ascii=True
-    ).encode()

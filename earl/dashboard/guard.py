@@ -1,8 +1,8 @@
-"""What every request passes: the right host name, the same origin, a way in; and the headers of answers.
+"""Checks of every request: host name, origin, cookie or token; and the headers of answers.
 
     Host ─► method ─► Sec-Fetch-Site ─► cookie, or a link's token at "/" ─► the application
 
-Anything else is answered here, and the application never hears of it. Text that the page shows comes
+Other requests are answered here and do not reach the application. Text that the page shows comes
 from models and environments: it is sent as JSON, and the policy below allows no script but the page's own.
 """
 
@@ -44,8 +44,10 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
+# What a link may lead to; a link's token is taken here alone.
+PAGES = frozenset({"/", "/runs", "/compare"})
 CLOSED = (
-    "This page opens with a link that works once. `earl dashboard RUN_DIR` prints a new one; "
+    "This page opens with a link that works once. `earl dashboard RUN` prints a new one; "
     "so does the file dashboard.url in the run's directory."
 )
 
@@ -81,24 +83,24 @@ class RequestGuard:
             await refuse(answer, *refusal)
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[HTTPStatus, str] | None:
-        """Why nobody may ask so, whoever it is."""
+        """Status and reason for a request that is refused from every sender; None for others."""
         if host_name(headers.get("host", "")) not in self._hosts:
             # A foreign name that was made to resolve to this machine must not read as this origin.
             return HTTPStatus.MISDIRECTED_REQUEST, "This server is not known by that name."
         if scope["method"] not in ("GET", "HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, "The dashboard only shows."
         site = headers.get("sec-fetch-site", "none")
-        if scope["path"] != "/" and site not in ("same-origin", "none"):
+        if scope["path"] not in PAGES and site not in ("same-origin", "none"):
             return HTTPStatus.FORBIDDEN, "Another site may not read this one."
         return None
 
     def _admitted(self, headers: dict[str, str]) -> bool:
-        """Others' cookies come along, for cookies know no ports, and may be anything."""
+        """Whether a valid cookie was sent. Cookies of other ports' pages are sent along and ignored."""
         pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
         return any(name == self._door.cookie_name and self._door.admits(value) for name, _, value in pairs)
 
     def _redeemed(self, scope: Scope) -> str | None:
-        if scope["path"] != "/" or scope["method"] != "GET":
+        if scope["path"] not in PAGES or scope["method"] != "GET":
             return None
         try:
             query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=8)

@@ -16,23 +16,19 @@ from earl.dashboard.app import application
 from earl.dashboard.codec_services import Services
 from earl.dashboard.connection import IdleClosingConnection
 from earl.dashboard.door import Door, key_of
-from earl.dashboard.feed import Feed
-from earl.dashboard.history import RunHistory
-from earl.dashboard.live import Live
-from earl.dashboard.trajectories import Trajectories
-from earl.dashboard.watch import RunWatch
+from earl.dashboard.runs import RunFolder
 from earl.errors import PortInUse
 from earl.expendable import ExpendableFile
 from earl.loopback import is_loopback
 from earl.rpc import auth
 from earl.rpc.access import Access
 from earl.rpc.peers import advertised, variable_or_file
-from earl.rpc.token_file import LOOKS
+from earl.rpc.token_file import READERS
 from earl.rpc.tokens import accepted
-from earl.stack.rundir import DASHBOARD_LINK, replace
+from earl.stack.run_files import DASHBOARD_LINK, replace
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-# Requests at once, streams included; connections too, of which those that ask nothing give way.
+# Requests at once, streams included; connections too, of which those without a request are closed first.
 REQUESTS = 256
 STOP_S = 3.0
 
@@ -48,39 +44,35 @@ async def serve(
     on_link: OnLink,
     on_ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serves until `stop`. on_link: told every new link, on_ready: host:port once it listens.
+    """Serves until `stop`. on_link: called with every new link; on_ready: with host:port once it listens.
 
     Raises InsecureBind off loopback without TLS and token, PortInUse, ConfigError.
     """
-    access = Access.of(*LOOKS)
+    access = Access.of(*READERS)
     secure = access.tls is not None and access.tls.certificate is not None
     tls = access.tls if secure else None
     auth.check_bind(bind, accepted(), tls)
-    scheduler = variable_or_file("EARL_SCHEDULER") or config.scheduler.bind
-    gateway = variable_or_file("EARL_GATEWAY") or config.gateway.bind
-    services = Services(scheduler, gateway, access)
+
+    def services_of(run: Path, of: RunConfig) -> Services:
+        if run != directory:
+            return Services(of.scheduler.bind, of.gateway.bind, access)
+        scheduler = variable_or_file("EARL_SCHEDULER") or config.scheduler.bind
+        return Services(scheduler, variable_or_file("EARL_GATEWAY") or config.gateway.bind, access)
+
+    folder = RunFolder(directory.parent, services_of)
     with listening(bind) as listener:
         address = shown_address(bind, listener)
         scheme = "https" if secure else "http"
         door = Door(
             key_of(directory), lambda token: on_link(f"{scheme}://{address}/?token={token}"), secure=secure
         )
-        feed, history, trajectories = Feed(), RunHistory(directory, config), Trajectories(directory)
-        watch = RunWatch(history, trajectories, Live(directory, config, services), feed)
-        app = application(door, hosts_of(bind), feed, watch, trajectories)
-        async with serving(app, listener, tls, feed):
-            watching = asyncio.create_task(watch.run())
-            stopping = asyncio.create_task(stop.wait())
+        app = application(door, hosts_of(bind), folder, directory.name)
+        async with serving(app, listener, tls, folder.end_streams):
             try:
                 on_ready(address)
-                await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
-                if watching.done():
-                    watching.result()
+                await stop.wait()
             finally:
-                for task in (watching, stopping):
-                    task.cancel()
-                await asyncio.gather(watching, stopping, return_exceptions=True)
-                await services.close()
+                await folder.close()
 
 
 class _Server(uvicorn.Server):
@@ -101,9 +93,9 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: object, listener: socket.socket, tls: auth.TlsFiles | None, feed: Feed
+    app: object, listener: socket.socket, tls: auth.TlsFiles | None, end_streams: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """HTTP/1.1 on the listener; at the end open streams are closed first."""
+    """HTTP/1.1 on the listener. end_streams: called at the end, before the server stops."""
     context = tls.server_certificate().context() if tls else None
     server = _Server(
         uvicorn.Config(
@@ -130,7 +122,7 @@ async def serving(
         yield
     finally:
         listens.cancel()
-        feed.close()
+        end_streams()
         server.should_exit = True
         await asyncio.wait([task], timeout=STOP_S)
 
@@ -152,7 +144,7 @@ def listening(bind: str) -> Iterator[socket.socket]:
 
 
 def shown_address(bind: str, listener: socket.socket) -> str:
-    """host:port as others reach it."""
+    """The host:port at which others reach the server."""
     host, _ = auth.split_address(bind)
     port = listener.getsockname()[1]
     bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -170,7 +162,7 @@ def hosts_of(bind: str) -> frozenset[str]:
 
 def keep_link(directory: Path) -> OnLink:
     """Writes each new link into the run's directory, where only this user can read it. Where the disk is
-    full, the page goes on for those who are in."""
+    full, browsers that have used a link keep their access."""
     path = directory / DASHBOARD_LINK
     expendable = ExpendableFile(path)
 
